@@ -1,0 +1,81 @@
+//! What an executor is asked to compute, and what it answers.
+
+use crate::ids::{PageId, Room};
+
+/// One forward pass over any mix of prefill chunks and decode steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// Counts up from 1 on each worker.
+    pub id: u64,
+    /// The sequences, each at most once.
+    pub sequences: Vec<Sequence>,
+}
+
+impl Batch {
+    /// Tokens to compute, over all sequences.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.sequences.iter().map(|sequence| sequence.tokens.len()).sum()
+    }
+}
+
+/// One sequence's share of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sequence {
+    /// The request.
+    pub room: Room,
+    /// Tokens to compute now, at least one.
+    pub tokens: Vec<u32>,
+    /// Position of `tokens[0]` in the sequence; KV for everything before it is in `pages`.
+    pub start: u32,
+    /// Pages that hold positions `0 .. start + tokens.len()`, in order; the executor writes the new positions' KV.
+    pub pages: Vec<PageId>,
+    /// Present when the token after the last one is wanted.
+    pub sample: Option<Sampling>,
+}
+
+impl Sequence {
+    /// Positions that have KV once this batch is done.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        self.start as usize + self.tokens.len()
+    }
+}
+
+/// How the next token is drawn. A draw depends on (seed, position) and the logits alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the likeliest token (the lowest id among equals).
+    pub temperature: f32,
+    /// Smallest set of likeliest tokens whose probabilities sum to this; in (0, 1].
+    pub top_p: f32,
+    /// This many likeliest tokens; 0 is all.
+    pub top_k: u32,
+    /// Randomness of the request.
+    pub seed: u64,
+    /// `Some(n)`: report the sampled token's log probability and those of the n likeliest.
+    pub logprobs: Option<u8>,
+}
+
+/// Most entries of [`Sampled::top`].
+pub const MAX_TOP_LOGPROBS: u8 = 20;
+
+/// A drawn token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub token: u32,
+    /// Its log probability (natural logarithm, at temperature 1), when asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens, best first, when asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// What one sequence of a batch came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceOutput {
+    /// The request.
+    pub room: Room,
+    /// Present when the batch asked for a sample.
+    pub sampled: Option<Sampled>,
+}

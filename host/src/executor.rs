@@ -1,0 +1,49 @@
+//! Who computes: the seam between the scheduler's batches and a model.
+
+pub mod memory;
+
+use host_core::{Batch, Dtype, SequenceOutput};
+
+pub use memory::KvMemory;
+
+/// What the host must know of a model before it can size pools and compare workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelShape {
+    /// Transformer layers.
+    pub layers: usize,
+    /// KV heads over all ranks.
+    pub kv_heads: usize,
+    /// Elements of one head.
+    pub head_dim: usize,
+    /// Token ids are below this.
+    pub vocabulary: usize,
+    /// Longest sequence that the model was made for.
+    pub max_positions: usize,
+    /// Element type the model would like for its KV.
+    pub kv_dtype: Dtype,
+    /// Digest of everything that makes this model's KV differ from another's, hex.
+    pub weights: String,
+    /// Name and version of the math ("cpu-1"): KV from other math is close but not equal.
+    pub math: String,
+}
+
+/// A forward pass that could not be done. Fatal to the batch, not to the worker.
+#[derive(Debug, thiserror::Error)]
+#[error("the executor failed: {0}")]
+pub struct ExecutorError(pub String);
+
+/// Computes batches. Lives on one rank thread, which also owns the rank's KV memory.
+///
+/// The result for a sequence depends on its tokens, its KV and its sampling alone: never on what else is in the
+/// batch, how the prompt was cut into chunks, which pages were used, or how many threads computed it.
+pub trait Executor: Send {
+    /// The model.
+    fn shape(&self) -> &ModelShape;
+
+    /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples
+    /// where asked. One output per sequence, in order.
+    ///
+    /// # Errors
+    /// When the batch cannot be computed; the KV of its new positions is then undefined.
+    fn forward(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<Vec<SequenceOutput>, ExecutorError>;
+}

@@ -1,0 +1,134 @@
+//! The KV pool of one rank, as an executor sees it.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use host_core::{KvLayout, PageId};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Anonymous memory with a file descriptor behind it, so that a transfer backend can share it with another process.
+///
+/// Zeroed at creation, unmapped on drop. Reads and writes by several parties (executor, transfer backend, a peer
+/// process) are kept apart by the scheduler, which gives every page one owner at a time.
+pub struct SharedMemory {
+    base: NonNull<u8>,
+    bytes: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping stays valid for the life of the value and is plain bytes; who may touch which page when is the
+// scheduler's page accounting, not the thread.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Maps `bytes` bytes (at least one).
+    ///
+    /// # Errors
+    /// When the system has no memory, or no descriptors, to give.
+    pub fn new(name: &str, bytes: usize) -> std::io::Result<Self> {
+        let bytes = bytes.max(1);
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, bytes as u64)?;
+        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
+        }?;
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| std::io::Error::other("mmap gave address 0"))?;
+        Ok(Self { base, bytes, fd })
+    }
+
+    /// First byte.
+    #[must_use]
+    pub fn address(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The file behind the memory.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of our own mapping, and nothing borrows from it past the value's life.
+        // An error here would mean that the kernel lost the mapping; there is nothing to do about it.
+        let _unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// A rank's KV pool: memory and the layout that gives it meaning.
+#[derive(Clone)]
+pub struct KvMemory {
+    memory: Arc<SharedMemory>,
+    layout: KvLayout,
+}
+
+impl KvMemory {
+    /// A zeroed pool of this layout.
+    ///
+    /// # Errors
+    /// When the system has no memory to give.
+    pub fn new(layout: KvLayout) -> std::io::Result<Self> {
+        Ok(Self { memory: Arc::new(SharedMemory::new("host-kv", layout.bytes())?), layout })
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// The memory, to register with a transfer backend.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// Address of one row of `head_dim` elements; `kv` is 0 for K and 1 for V. Always inside the pool.
+    #[must_use]
+    #[inline]
+    pub fn row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> NonNull<u8> {
+        let offset = self.layout.row(page.0 as usize, head, layer, kv, token);
+        // SAFETY: `KvLayout::row` panics on an index outside the shape, and the mapping covers the whole shape.
+        unsafe { self.memory.base.add(offset) }
+    }
+
+    /// The row's bytes, to read.
+    #[must_use]
+    #[inline]
+    pub fn read_row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> &[u8] {
+        let length = self.layout.shape.head_dim * self.layout.shape.dtype.bytes();
+        // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch reads, except
+        // the batch's own new rows, which this executor writes before it reads them.
+        unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
+    }
+
+    /// The row's bytes, to write.
+    #[must_use]
+    #[inline]
+    pub fn write_row(
+        &mut self,
+        page: PageId,
+        head: usize,
+        layer: usize,
+        kv: usize,
+        token: usize,
+    ) -> &mut [u8] {
+        let length = self.layout.shape.head_dim * self.layout.shape.dtype.bytes();
+        // SAFETY: the row lies inside the mapping, and the scheduler gave this page to the batch being computed.
+        unsafe { std::slice::from_raw_parts_mut(self.row(page, head, layer, kv, token).as_ptr(), length) }
+    }
+}

@@ -1,0 +1,5 @@
+//! `host`: serves large language models with prefill and decode on separate workers.
+
+pub mod executor;
+pub mod net;
+pub mod plugins;

@@ -1,0 +1,5 @@
+//! The binary `host`.
+
+fn main() -> anyhow::Result<()> {
+    anyhow::bail!("no command yet")
+}

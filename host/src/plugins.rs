@@ -1,0 +1,1 @@
+//! Find, read, check and load plugins.

@@ -1,0 +1,1 @@
+//! Copy, gather and scatter of KV pages, and the batch-invariant CPU math.

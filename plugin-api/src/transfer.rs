@@ -1,0 +1,251 @@
+//! The transfer role: one-sided writes of KV pages into another worker's registered memory.
+//!
+//! The life of a transfer: both workers [`register`](TransferBackend::register) their memory and exchange
+//! [`endpoint`](TransferBackend::endpoint) bytes through the host. The sender [`connect`](TransferBackend::connect)s,
+//! then [`submit`](TransferBackend::submit)s batches of [`Write`]s under a tag. The sender sees one [`Completion`] per
+//! accepted submission; the receiver sees the submission's [`Notification`], and only after all of its data.
+//!
+//! Memory is named by region, offset, length and generation, never by a peer's raw address. Bounds are checked where a
+//! write is submitted *and* by the side that owns the memory.
+//!
+//! Threads: every method may be called from any thread. Methods marked **hot** neither block nor allocate.
+
+use crate::error::Result;
+
+/// A registered piece of memory, named by the backend that registered it. Valid until deregistered.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegionId(pub u32);
+
+/// A connected peer, named by the backend that connected. Never reused within one instance.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerId(pub u32);
+
+/// A list of writes prepared once and posted many times. Valid until released or its peer is disconnected.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PreparedId(pub u64);
+
+/// The host's name for one submission: unique among those not yet settled.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag(pub u64);
+
+/// Where memory lives. An open set.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemoryKind(pub u32);
+
+impl MemoryKind {
+    /// Ordinary host memory.
+    pub const DRAM: MemoryKind = MemoryKind(0);
+    /// Memory of an accelerator; `device` says which.
+    pub const VRAM: MemoryKind = MemoryKind(1);
+}
+
+/// Memory offered for registration. The host keeps it mapped until the region is deregistered.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// First byte, in this process.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Where it lives.
+    pub kind: MemoryKind,
+    /// Device ordinal for [`MemoryKind::VRAM`], else 0.
+    pub device: u32,
+    /// A descriptor of a shareable file behind the memory, or -1. The host keeps it open; the plugin may duplicate it.
+    pub fd: i32,
+    /// Written into every [`Write`] that targets this region; a write with another generation lands nowhere.
+    pub generation: u32,
+    /// Offset of the first byte within that file.
+    pub fd_offset: u64,
+}
+
+/// One write: `length` bytes from this worker's region into the peer's. Exactly 32 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Write {
+    /// Region of the submitting instance.
+    pub source_region: u32,
+    /// Region of the peer, by the id the peer was given.
+    pub target_region: u32,
+    /// Bytes from the start of the source region.
+    pub source_offset: u64,
+    /// Bytes from the start of the target region.
+    pub target_offset: u64,
+    /// Bytes, at least 1.
+    pub length: u32,
+    /// Generation of the target region that the host means.
+    pub target_generation: u32,
+}
+
+const _: () = assert!(size_of::<Write>() == 32 && align_of::<Write>() == 8);
+
+/// Most bytes that one notification carries.
+pub const NOTIFICATION_BYTES: usize = 48;
+
+/// What goes with a batch of writes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Submission {
+    /// Whose memory is written.
+    pub peer: PeerId,
+    /// Bytes of `notification` that count; 0 sends none.
+    pub notification_length: u32,
+    /// The host's name for this submission.
+    pub tag: Tag,
+    /// Opaque to the plugin; delivered to the peer after the data.
+    pub notification: [u8; NOTIFICATION_BYTES],
+}
+
+/// How one accepted submission ended on the sending side.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The submission.
+    pub tag: Tag,
+    /// Bytes written; meaningful when `status` is 0.
+    pub bytes: u64,
+    /// 0, or an error code. After either, nothing of the submission is in flight any more when `settled` says so.
+    pub status: i32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a [`Notification`] says.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NotificationKind(pub u32);
+
+impl NotificationKind {
+    /// A submission's data is in our memory.
+    pub const ARRIVED: NotificationKind = NotificationKind(1);
+    /// The peer is proven gone: none of its writes will land any more.
+    pub const PEER_LOST: NotificationKind = NotificationKind(2);
+}
+
+/// Something a peer did to us. 128 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Notification {
+    /// What happened.
+    pub kind: NotificationKind,
+    /// Bytes of `payload` that count.
+    pub length: u32,
+    /// Name under which the peer opened its backend (see [`Opening::name`]), in bytes; at most 64.
+    pub peer_name_length: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The submission's notification.
+    pub payload: [u8; NOTIFICATION_BYTES],
+    /// The peer's name, as far as `peer_name_length` says.
+    pub peer_name: [u8; 64],
+}
+
+const _: () = assert!(size_of::<Notification>() == 128);
+
+/// What an instance can carry at once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferLimits {
+    /// Most writes in one submission.
+    pub max_writes: u32,
+    /// Most submissions accepted and not yet polled as completed.
+    pub max_submissions: u32,
+    /// Zero.
+    pub reserved: [u64; 6],
+}
+
+/// What the host gives an instance when it opens it.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// This worker's name among all peers, at most 64 bytes, different at every process start.
+    pub name: String,
+    /// The plugin's own table of the configuration, as TOML text; empty when there is none.
+    pub config: String,
+}
+
+/// A transfer backend.
+pub trait TransferBackend: Send + Sync + 'static {
+    /// What this instance can carry.
+    fn limits(&self) -> TransferLimits;
+
+    /// Makes memory readable for our own writes and writable for connected peers.
+    ///
+    /// # Errors
+    /// `UNSUPPORTED` for memory of a kind, or without the descriptor, that the backend needs.
+    fn register(&self, memory: &Memory) -> Result<RegionId>;
+
+    /// Takes a region back. When it returns, no peer's write lands in it any more.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for an unknown region.
+    fn deregister(&self, region: RegionId) -> Result<()>;
+
+    /// What a peer needs to connect to this instance: opaque bytes that the host carries. They cover the regions
+    /// registered so far.
+    ///
+    /// # Errors
+    /// When no endpoint can be offered.
+    fn endpoint(&self) -> Result<Vec<u8>>;
+
+    /// Connects to a peer. Connecting again under the same name replaces a connection that was lost.
+    ///
+    /// # Errors
+    /// `PEER_LOST` when nobody answers, `VERSION` when the endpoint is of another kind.
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId>;
+
+    /// Ends the connection in both directions. This is a fence: when it returns, nothing from or to this peer is in
+    /// flight, and its late writes land nowhere. Submissions to it complete with `PEER_LOST`.
+    ///
+    /// # Errors
+    /// `TIMEOUT` when the fence could not be proven; pages the peer may write must then stay quarantined.
+    fn disconnect(&self, peer: PeerId) -> Result<()>;
+
+    /// Checks a list of writes once, for many [`post`](TransferBackend::post)s.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a range outside its region.
+    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId>;
+
+    /// Forgets a prepared list.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for an unknown list.
+    fn release(&self, prepared: PreparedId) -> Result<()>;
+
+    /// **Hot.** Starts a batch of writes. Returns 0, or a code: `WOULD_BLOCK` when full, and then nothing was started.
+    ///
+    /// An accepted submission ends in exactly one [`Completion`]; a refused one in none.
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32;
+
+    /// **Hot.** Like [`submit`](TransferBackend::submit), for the writes of a prepared list that `indices` names, in
+    /// that order.
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32;
+
+    /// **Hot.** Moves finished submissions into `completions`; returns how many, or a code. Drives progress.
+    fn poll(&self, completions: &mut [Completion]) -> i32;
+
+    /// **Hot.** Moves what peers did into `notifications`; returns how many, or a code.
+    fn notifications(&self, notifications: &mut [Notification]) -> i32;
+
+    /// Asks that what has not started of a submission never starts. It still ends in one completion. Returns 0, or
+    /// `INVALID_ARGUMENT` for a tag that is not in flight.
+    fn cancel(&self, tag: Tag) -> i32;
+
+    /// **Hot.** Whether nothing of this tag is in flight any more, also after failure or cancellation: 1 settled,
+    /// 0 not yet, or a code. A tag never seen is settled.
+    fn settled(&self, tag: Tag) -> i32;
+
+    /// A descriptor that is readable while completions or notifications wait, or -1. The plugin owns it.
+    fn event_fd(&self) -> i32;
+
+    /// Stops all threads of the instance, after which every call answers `CLOSED`.
+    ///
+    /// # Errors
+    /// `TIMEOUT` when something still ran at the deadline.
+    fn shutdown(&self, deadline_ms: u64) -> Result<()>;
+}
