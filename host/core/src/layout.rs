@@ -220,6 +220,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "outside the pool")]
     fn a_row_outside_the_pool_is_refused() {
-        let _ = KvLayout::new(SHAPE, KvOrder::PageHeadLayerKvTokenDim).row(3, 0, 0, 0, 0);
+        let layout = KvLayout::new(SHAPE, KvOrder::PageHeadLayerKvTokenDim);
+        assert_eq!(layout.row(3, 0, 0, 0, 0), 0);
     }
 }

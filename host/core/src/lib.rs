@@ -1,14 +1,26 @@
 //! The deciding part of `host`.
 //!
 //! Everything here takes events and the time as input and returns actions. There are no threads, sockets, files,
-//! clocks or randomness in this crate, so the same code runs live and under a virtual clock.
+//! clocks or randomness in this crate, so the same code runs live and under a virtual clock. Start reading at
+//! [`scheduler`].
 
 #![forbid(unsafe_code)]
 
+pub mod aux_row;
 pub mod batch;
 pub mod ids;
+pub mod integrity;
 pub mod layout;
+pub mod message;
+pub mod notice;
+mod outbox;
+pub mod pool;
+mod quarantine;
+pub mod request;
+pub mod scheduler;
+pub mod transfer;
 
 pub use batch::{Batch, Sampled, Sampling, Sequence, SequenceOutput};
 pub use ids::{Instance, PageId, Room, Time};
 pub use layout::{Dtype, KvLayout, KvShape};
+pub use scheduler::{Action, Config, Event, Role, Scheduler};

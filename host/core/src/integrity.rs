@@ -1,0 +1,125 @@
+//! The gate between "arrived" and "may be used".
+//!
+//! A decode worker goes on with transferred pages only through a [`Verified`], and the only way to one is
+//! [`verify`]. A transfer that is partial, late, foreign or damaged has no way to look like a good one.
+
+use crate::aux_row::{AUX_ROW_BYTES, AuxRow};
+use crate::batch::Sampled;
+use crate::ids::Room;
+
+/// What the worker found in its own memory after the last notice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// The aux row's bytes.
+    pub aux_row: [u8; AUX_ROW_BYTES],
+    /// Digest over the digests of the pages, in order, as [`AuxRow::digest`]; `None` when integrity is switched off.
+    pub digest: Option<u64>,
+}
+
+/// What the transfer was supposed to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The room.
+    pub room: Room,
+    /// The try within the room.
+    pub attempt: u32,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Pages of this attempt.
+    pub pages: u32,
+}
+
+/// A transfer whose room, attempt, size and (unless switched off) bytes were checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verified {
+    first: Sampled,
+    cached_tokens: u32,
+}
+
+impl Verified {
+    /// The token after the prompt.
+    #[must_use]
+    pub fn first(&self) -> &Sampled {
+        &self.first
+    }
+
+    /// Prompt tokens that prefill did not have to compute.
+    #[must_use]
+    pub fn cached_tokens(&self) -> u32 {
+        self.cached_tokens
+    }
+}
+
+/// Why arrived pages may not be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Mismatch {
+    /// The row is damaged.
+    #[error("the aux row is not intact")]
+    Row,
+    /// The row speaks of something else.
+    #[error("the aux row belongs to {0}")]
+    Foreign(String),
+    /// The pages' bytes are not those that were sent.
+    #[error("the pages' digest is {found:016x}, prefill sent {sent:016x}")]
+    Pages {
+        /// Digest that prefill computed.
+        sent: u64,
+        /// Digest of what lies in our memory.
+        found: u64,
+    },
+}
+
+/// Checks an arrived transfer.
+///
+/// # Errors
+/// When row or pages are not what was expected; the pages must then be sent again.
+pub fn verify(expected: Expected, found: &Found) -> Result<Verified, Mismatch> {
+    let row = AuxRow::decode(&found.aux_row).map_err(|_damaged| Mismatch::Row)?;
+    let said =
+        Expected { room: row.room, attempt: row.attempt, prompt_tokens: row.prompt_tokens, pages: row.pages };
+    if said != expected {
+        return Err(Mismatch::Foreign(format!("{said:?}, expected {expected:?}")));
+    }
+    match found.digest {
+        Some(digest) if digest != row.digest => Err(Mismatch::Pages { sent: row.digest, found: digest }),
+        _ => Ok(Verified { first: row.first, cached_tokens: row.cached_tokens }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> AuxRow {
+        AuxRow {
+            room: Room(5),
+            attempt: 1,
+            prompt_tokens: 30,
+            cached_tokens: 0,
+            pages: 2,
+            digest: 99,
+            first: Sampled { token: 4, logprob: None, top: Vec::new() },
+        }
+    }
+
+    #[test]
+    fn only_the_expected_row_with_the_right_digest_passes() {
+        let expected = Expected { room: Room(5), attempt: 1, prompt_tokens: 30, pages: 2 };
+        let found = |row: AuxRow, digest| Found { aux_row: row.encode(), digest };
+        assert_eq!(verify(expected, &found(row(), Some(99))).unwrap().first().token, 4);
+        assert!(verify(expected, &found(row(), None)).is_ok(), "integrity switched off");
+        assert_eq!(verify(expected, &found(row(), Some(98))), Err(Mismatch::Pages { sent: 99, found: 98 }));
+        for other in [
+            AuxRow { room: Room(6), ..row() },
+            AuxRow { attempt: 2, ..row() },
+            AuxRow { prompt_tokens: 31, ..row() },
+            AuxRow { pages: 1, ..row() },
+        ] {
+            assert!(matches!(verify(expected, &found(other, Some(99))), Err(Mismatch::Foreign(_))));
+        }
+        assert_eq!(
+            verify(expected, &Found { aux_row: [0; AUX_ROW_BYTES], digest: Some(99) }),
+            Err(Mismatch::Row)
+        );
+    }
+}

@@ -1,0 +1,76 @@
+//! What two workers say to each other about a room.
+//!
+//! | decode says | prefill answers | meaning |
+//! | --- | --- | --- |
+//! | [`Reserve`](Body::Reserve) | [`Reserved`](Body::Reserved) or [`Refused`](Body::Refused) | these pages are yours to write |
+//! | [`Commit`](Body::Commit) | [`Committed`](Body::Committed) | everything arrived and was verified; let go of the room |
+//! | [`Abort`](Body::Abort) | [`Drained`](Body::Drained) | stop; answered only when none of the room's writes is in flight |
+//!
+//! Prefill says [`PrefillFailed`](Body::PrefillFailed), decode answers [`PrefillFailedSeen`](Body::PrefillFailedSeen).
+//!
+//! Everything but answers is repeated until answered, under the same id. Both sides must bear repeats, loss and any
+//! order. A message older than the sender's *floor* (the lowest id that it still repeats) is dropped by the receiver:
+//! that is what keeps a `Reserve` that was held up in the network from reviving a room that was since aborted.
+
+use crate::ids::{PageId, Room};
+
+/// One message. `id` counts up from 1 per sender and receiver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Names the message among all from the same sender.
+    pub id: u64,
+    /// The message that this answers.
+    pub answers: Option<u64>,
+    /// The room.
+    pub room: Room,
+    /// Which try within the room: raised when pages are to be sent again.
+    pub attempt: u32,
+    /// What is said.
+    pub body: Body,
+}
+
+/// What is said about a room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Decode has pages for the room.
+    Reserve(Reserve),
+    /// Prefill will write them.
+    Reserved,
+    /// Prefill will not.
+    Refused {
+        /// Why.
+        message: String,
+        /// Whether another try may succeed.
+        retryable: bool,
+    },
+    /// Decode has verified all pages; prefill may let go of its own.
+    Commit,
+    /// Prefill has let go.
+    Committed,
+    /// Decode gives the room up.
+    Abort,
+    /// Nothing of the room is in flight any more, and nothing will be.
+    Drained,
+    /// Prefill gives the room up.
+    PrefillFailed {
+        /// Why.
+        message: String,
+        /// Whether another try may succeed.
+        retryable: bool,
+    },
+    /// Decode knows.
+    PrefillFailedSeen,
+}
+
+/// Where prefill is to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    /// Decode's pages for the prompt from `decode_prefix_len` on, in order.
+    pub pages: Vec<PageId>,
+    /// Prompt tokens that decode already holds: whole pages.
+    pub decode_prefix_len: u32,
+    /// Tokens of the whole prompt; both sides must mean the same.
+    pub prompt_tokens: u32,
+    /// Decode's aux row for this room.
+    pub aux_slot: u32,
+}

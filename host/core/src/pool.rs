@@ -1,0 +1,217 @@
+//! The pages of a worker, each in exactly one place.
+//!
+//! A page is *free*, *held* by one owner, or *quarantined*: nobody uses it, but somebody may still touch it (a peer's
+//! write, our own transfer reading it, a batch being computed). Pages leave the pool and come back as values that can
+//! be neither copied nor dropped unnoticed, and a quarantined page becomes free only against [`Settled`] evidence.
+//! There is no timer.
+
+use crate::ids::PageId;
+
+/// Where one page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Free,
+    Held,
+    Quarantined,
+}
+
+/// Pages with one owner. Must go back through [`PagePool::release`] or [`PagePool::quarantine`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "pages must go back to the pool"]
+pub struct HeldPages(Vec<PageId>);
+
+impl HeldPages {
+    /// The pages, in the order of the sequence that they hold.
+    #[must_use]
+    pub fn ids(&self) -> &[PageId] {
+        &self.0
+    }
+}
+
+/// Pages that somebody may still touch.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "pages must go back to the pool"]
+pub struct QuarantinedPages(Vec<PageId>);
+
+impl QuarantinedPages {
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Evidence that nobody touches some quarantined pages any more. Only [`crate::quarantine`] makes it, when every
+/// writer has acknowledged or was fenced, every own transfer has settled, and no batch runs.
+#[derive(Debug)]
+pub struct Settled(pub(crate) ());
+
+/// How many pages are where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCounts {
+    /// Ready to be allocated.
+    pub free: usize,
+    /// Owned by a request.
+    pub held: usize,
+    /// Waiting until nobody can touch them.
+    pub quarantined: usize,
+}
+
+/// All pages of a worker.
+#[derive(Debug)]
+pub struct PagePool {
+    places: Vec<Place>,
+    /// Free pages; the next allocation takes from the end.
+    free: Vec<PageId>,
+    counts: PoolCounts,
+}
+
+impl PagePool {
+    /// A pool of `pages` free pages.
+    #[must_use]
+    pub fn new(pages: u32) -> Self {
+        Self {
+            places: vec![Place::Free; pages as usize],
+            free: (0..pages).rev().map(PageId).collect(),
+            counts: PoolCounts { free: pages as usize, held: 0, quarantined: 0 },
+        }
+    }
+
+    /// Pages in the pool, wherever they are.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.places.len()
+    }
+
+    /// How many pages are where.
+    #[must_use]
+    pub fn counts(&self) -> PoolCounts {
+        self.counts
+    }
+
+    /// Takes `count` pages, or none if there are fewer.
+    pub fn allocate(&mut self, count: usize) -> Option<HeldPages> {
+        if count > self.free.len() {
+            return None;
+        }
+        let pages = self.free.split_off(self.free.len() - count);
+        for page in &pages {
+            self.relocate(*page, Place::Free, Place::Held);
+        }
+        self.counts.free -= count;
+        self.counts.held += count;
+        self.check();
+        Some(HeldPages(pages))
+    }
+
+    /// Takes pages back that nobody else can touch.
+    pub fn release(&mut self, pages: HeldPages) {
+        for page in &pages.0 {
+            self.relocate(*page, Place::Held, Place::Free);
+        }
+        self.counts.held -= pages.0.len();
+        self.counts.free += pages.0.len();
+        self.free.extend(pages.0);
+        self.check();
+    }
+
+    /// Sets pages aside that somebody may still touch.
+    pub fn quarantine(&mut self, pages: HeldPages) -> QuarantinedPages {
+        for page in &pages.0 {
+            self.relocate(*page, Place::Held, Place::Quarantined);
+        }
+        self.counts.held -= pages.0.len();
+        self.counts.quarantined += pages.0.len();
+        self.check();
+        QuarantinedPages(pages.0)
+    }
+
+    /// Frees quarantined pages.
+    pub fn clear(&mut self, pages: QuarantinedPages, _evidence: &Settled) {
+        for page in &pages.0 {
+            self.relocate(*page, Place::Quarantined, Place::Free);
+        }
+        self.counts.quarantined -= pages.0.len();
+        self.counts.free += pages.0.len();
+        self.free.extend(pages.0);
+        self.check();
+    }
+
+    fn relocate(&mut self, page: PageId, from: Place, to: Place) {
+        let place = &mut self.places[page.0 as usize];
+        assert_eq!(*place, from, "{page:?} is somewhere else than its owner says");
+        *place = to;
+    }
+
+    /// The invariant: free + held + quarantined = total.
+    fn check(&self) {
+        assert_eq!(self.free.len(), self.counts.free, "the free list and its count differ");
+        assert_eq!(
+            self.counts.free + self.counts.held + self.counts.quarantined,
+            self.places.len(),
+            "free + held + quarantined = total"
+        );
+    }
+
+    /// Counts every page anew; for tests and for a worker that is idle.
+    ///
+    /// # Panics
+    /// When the counts kept along the way are wrong.
+    pub fn audit(&self) {
+        let count = |place| self.places.iter().filter(|other| **other == place).count();
+        let counted = PoolCounts {
+            free: count(Place::Free),
+            held: count(Place::Held),
+            quarantined: count(Place::Quarantined),
+        };
+        assert_eq!(counted, self.counts, "pages counted one by one");
+        let mut free = self.free.clone();
+        free.sort_unstable();
+        free.dedup();
+        assert_eq!(free.len(), self.counts.free, "a page is twice in the free list");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocation_is_all_or_nothing() {
+        let mut pool = PagePool::new(3);
+        assert_eq!(pool.allocate(4), None);
+        assert_eq!(pool.counts().free, 3);
+        let held = pool.allocate(3).unwrap();
+        assert_eq!(pool.allocate(1), None);
+        pool.release(held);
+        pool.audit();
+    }
+
+    #[test]
+    fn quarantined_pages_are_not_handed_out() {
+        let mut pool = PagePool::new(2);
+        let held = pool.allocate(2).unwrap();
+        let quarantined = pool.quarantine(held);
+        assert_eq!(pool.allocate(1), None);
+        assert_eq!(pool.counts(), PoolCounts { free: 0, held: 0, quarantined: 2 });
+        pool.clear(quarantined, &Settled(()));
+        assert_eq!(pool.counts().free, 2);
+        pool.audit();
+    }
+
+    #[test]
+    #[should_panic(expected = "somewhere else")]
+    fn a_page_cannot_be_released_twice() {
+        let mut pool = PagePool::new(2);
+        let held = pool.allocate(1).unwrap();
+        let again = HeldPages(held.0.clone());
+        pool.release(held);
+        pool.release(again);
+    }
+}

@@ -1,0 +1,91 @@
+//! Pages (and aux rows) of ended rooms that somebody may still touch.
+//!
+//! An entry names everything that could: a peer that was told where to write, own transfers still reading the pages,
+//! the batch being computed. It is cleared when the last of them is out, by acknowledgement or by fence, and never by
+//! the passing of time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ids::{Instance, Room};
+use crate::pool::{PagePool, QuarantinedPages, Settled};
+use crate::transfer::Tag;
+
+/// Who may still touch a room's pages.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Touchers {
+    /// A peer that may write them.
+    pub writer: Option<Instance>,
+    /// Our own transfers that read them.
+    pub tags: BTreeSet<Tag>,
+    /// The batch that is being computed uses them.
+    pub batch: bool,
+    /// A check that reads them is under way.
+    pub verification: bool,
+}
+
+impl Touchers {
+    pub(crate) fn nobody(&self) -> bool {
+        self.writer.is_none() && self.tags.is_empty() && !self.batch && !self.verification
+    }
+}
+
+/// One ended room.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub pages: QuarantinedPages,
+    pub aux: Option<u32>,
+    pub touchers: Touchers,
+    /// Peer and message id of aborts to answer once cleared, with their attempt.
+    pub answer: Vec<(Instance, u64, u32)>,
+}
+
+/// What a cleared entry leaves to do.
+#[derive(Debug)]
+pub(crate) struct Cleared {
+    pub room: Room,
+    pub aux: Option<u32>,
+    pub answer: Vec<(Instance, u64, u32)>,
+}
+
+/// All entries.
+#[derive(Debug, Default)]
+pub(crate) struct Quarantine {
+    entries: BTreeMap<Room, Entry>,
+}
+
+impl Quarantine {
+    pub(crate) fn insert(&mut self, room: Room, entry: Entry) {
+        assert!(!entry.touchers.nobody(), "nothing keeps {room:?} in quarantine");
+        let earlier = self.entries.insert(room, entry);
+        assert!(earlier.is_none(), "{room:?} ended twice");
+    }
+
+    pub(crate) fn get_mut(&mut self, room: Room) -> Option<&mut Entry> {
+        self.entries.get_mut(&room)
+    }
+
+    pub(crate) fn contains(&self, room: Room) -> bool {
+        self.entries.contains_key(&room)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Applies `change` to every entry and frees what nobody can touch any more.
+    pub(crate) fn update(
+        &mut self,
+        pool: &mut PagePool,
+        mut change: impl FnMut(Room, &mut Touchers),
+    ) -> Vec<Cleared> {
+        let mut cleared = Vec::new();
+        for (room, entry) in &mut self.entries {
+            change(*room, &mut entry.touchers);
+        }
+        for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touchers.nobody()) {
+            pool.clear(entry.pages, &Settled(()));
+            cleared.push(Cleared { room, aux: entry.aux, answer: entry.answer });
+        }
+        cleared
+    }
+}

@@ -1,0 +1,140 @@
+//! Requests as a worker sees them, and how they end.
+
+use crate::batch::Sampling;
+use crate::ids::{Instance, Room};
+
+/// A prefill worker, as the decode leg of a request names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerRef {
+    /// The process meant.
+    pub instance: Instance,
+    /// Its control address.
+    pub address: String,
+}
+
+/// One request, or one leg of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Names the try on all workers.
+    pub room: Room,
+    /// Token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most, at least one. A prefill leg generates one whatever this says.
+    pub max_new_tokens: u32,
+    /// Tokens that end the answer; they are counted but not sent.
+    pub stop_tokens: Vec<u32>,
+    /// Go on to `max_new_tokens` whatever is drawn.
+    pub ignore_stop: bool,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Where the prompt's KV comes from; set on decode legs only.
+    pub prefill: Option<PeerRef>,
+}
+
+/// Why an answer is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token was drawn.
+    Stop,
+    /// `max_new_tokens` were generated.
+    Length,
+    /// This was the prefill leg, and decode has taken over.
+    Prefill,
+}
+
+impl FinishReason {
+    /// As the control plane writes it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Prefill => "prefill",
+        }
+    }
+}
+
+/// What a finished request used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens drawn, a stop token included.
+    pub output_tokens: u32,
+    /// Prompt tokens whose KV was not computed for this request.
+    pub cached_tokens: u32,
+    /// Pages that came in through a transfer backend.
+    pub transferred_pages: u32,
+}
+
+/// Why a request ended without a complete answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What programs act on.
+    pub code: FailureCode,
+    /// What people act on.
+    pub message: String,
+    /// Whether another try, perhaps on another worker, may succeed.
+    pub retryable: bool,
+}
+
+/// Kinds of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FailureCode {
+    /// The request itself is wrong.
+    Invalid,
+    /// Prompt and answer do not fit this worker.
+    TooLong,
+    /// The queue is full.
+    Busy,
+    /// The client went away, or the router gave the leg up.
+    Cancelled,
+    /// The two workers of the pair do not fit each other.
+    PeerRefused,
+    /// The other worker died, or stopped answering.
+    PeerLost,
+    /// The other leg failed.
+    PeerFailed,
+    /// The KV pages did not arrive, or not intact.
+    Transfer,
+    /// The model could not be computed.
+    Executor,
+    /// A deadline passed.
+    Timeout,
+    /// The worker is shutting down.
+    ShuttingDown,
+}
+
+impl FailureCode {
+    /// As metrics and the control plane write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FailureCode::Invalid => "invalid",
+            FailureCode::TooLong => "too_long",
+            FailureCode::Busy => "busy",
+            FailureCode::Cancelled => "cancelled",
+            FailureCode::PeerRefused => "peer_refused",
+            FailureCode::PeerLost => "peer_lost",
+            FailureCode::PeerFailed => "peer_failed",
+            FailureCode::Transfer => "transfer",
+            FailureCode::Executor => "executor",
+            FailureCode::Timeout => "timeout",
+            FailureCode::ShuttingDown => "shutting_down",
+        }
+    }
+
+    /// Whether another try may succeed, as a rule.
+    #[must_use]
+    pub fn retryable(self) -> bool {
+        !matches!(self, FailureCode::Invalid | FailureCode::TooLong | FailureCode::Cancelled)
+    }
+}
+
+impl Failure {
+    /// A failure that is as retryable as its code is as a rule.
+    #[must_use]
+    pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), retryable: code.retryable() }
+    }
+}

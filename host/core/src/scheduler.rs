@@ -1,0 +1,449 @@
+//! The one scheduler, live and in simulation.
+//!
+//! It takes [`Event`]s and the time, and returns [`Action`]s. A request is a [`job`] that moves through stages:
+//!
+//! ```text
+//! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
+//! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
+//! decode       Queued ─(pages there)─► Transfer ─► Verifying ───► Running ─► finished
+//! ```
+//!
+//! Whatever ends early goes through one door ([`Scheduler::retire`]): its pages are freed if nobody can touch them,
+//! and go into quarantine, with the list of who can, if somebody might.
+
+mod admission;
+mod batching;
+mod decode;
+mod job;
+mod peers;
+mod prefill;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use crate::aux_row::AuxRow;
+use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::ids::{Instance, PageId, Room, Time};
+use crate::integrity::Found;
+use crate::message::Message;
+use crate::notice::Notice;
+use crate::outbox::Outbox;
+use crate::pool::{PagePool, PoolCounts};
+use crate::quarantine::{Cleared, Quarantine};
+use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
+use crate::transfer::Tag;
+
+use job::{Job, Stage};
+use peers::Peers;
+use prefill::Orphan;
+
+/// What a worker does with requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Computes prompts and hands their KV over.
+    Prefill,
+    /// Takes prompts' KV over and generates.
+    Decode,
+    /// Does both, without a transfer. What the other two do together must equal this.
+    Aggregated,
+}
+
+impl Role {
+    /// As flags and the control plane write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Aggregated => "aggregated",
+        }
+    }
+}
+
+/// Limits and policies of one worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What the worker does.
+    pub role: Role,
+    /// Pages in its pool.
+    pub pages: u32,
+    /// Tokens in a page.
+    pub page_tokens: u32,
+    /// Longest prompt + answer, in tokens.
+    pub max_tokens: u32,
+    /// Token ids are below this.
+    pub vocabulary: u32,
+    /// Prompt tokens computed in one batch at most.
+    pub chunk_tokens: u32,
+    /// Sequences in one batch at most.
+    pub max_batch: u32,
+    /// Requests past the queue at most: computing, or with a transfer under way. Each has an aux row.
+    pub max_running: u32,
+    /// Requests in the queue at most; more are refused as busy.
+    pub max_queued: u32,
+    /// Transfers of one room at most, the first included.
+    pub max_attempts: u32,
+    /// How long one leg waits for the other to appear.
+    pub bootstrap_timeout: Duration,
+    /// How long a request may take in all.
+    pub request_timeout: Duration,
+    /// How long a peer may leave a message unanswered before it counts as lost.
+    pub peer_patience: Duration,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The router sent a request.
+    Submit(Request),
+    /// The router no longer wants the answer.
+    Cancel(Room),
+    /// A peer said something.
+    Message {
+        /// Who.
+        from: Instance,
+        /// The lowest id that the sender still repeats to us.
+        floor: u64,
+        /// What.
+        message: Message,
+    },
+    /// The handshake with a peer succeeded; pages can be exchanged from now on. An earlier connection to the same
+    /// peer was fenced before.
+    PeerReady {
+        /// Who.
+        peer: Instance,
+        /// Messages of the peer below this id belong to an earlier connection ([`Action::Connect`] carries it over).
+        floor: u64,
+    },
+    /// The handshake failed.
+    PeerRefused {
+        /// Who.
+        peer: Instance,
+        /// Why.
+        message: String,
+    },
+    /// A peer is gone. `fenced`: it is proven that none of its writes lands any more.
+    PeerLost {
+        /// Who.
+        peer: Instance,
+        /// Whether its late writes are proven to land nowhere.
+        fenced: bool,
+    },
+    /// The fence around a peer could not be proven yet.
+    FenceFailed(Instance),
+    /// The batch was computed.
+    BatchDone(Vec<SequenceOutput>),
+    /// The batch could not be computed.
+    BatchFailed(String),
+    /// A write of ours has settled.
+    Written {
+        /// Which.
+        tag: Tag,
+        /// Its error, if it failed.
+        error: Option<String>,
+    },
+    /// A part of a room's pages is in our memory.
+    Arrived(Notice),
+    /// What [`Action::Verify`] found.
+    Verified {
+        /// The room.
+        room: Room,
+        /// The try within the room.
+        attempt: u32,
+        /// What lies in our memory.
+        found: Box<Found>,
+    },
+    /// No new requests from now on.
+    Drain,
+}
+
+/// Something to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Compute this; answer with [`Event::BatchDone`] or [`Event::BatchFailed`].
+    Run(Batch),
+    /// Say this to a peer; it may get lost.
+    Send {
+        /// To whom.
+        to: Instance,
+        /// The lowest id still repeated to this peer.
+        floor: u64,
+        /// What.
+        message: Message,
+    },
+    /// Fence what is left of an earlier connection and shake hands with a peer; answer with [`Event::PeerReady`] or
+    /// [`Event::PeerRefused`].
+    Connect {
+        /// With whom.
+        peer: PeerRef,
+        /// For the peer's [`Event::PeerReady`].
+        floor: u64,
+    },
+    /// Cut a peer off in both directions; answer with [`Event::PeerLost`] (fenced) or [`Event::FenceFailed`].
+    Fence(Instance),
+    /// Write pages into a peer's memory; answer with [`Event::Written`] once settled.
+    Write(PageWrite),
+    /// Ask that what has not started of a write never starts; it still settles.
+    CancelWrite(Tag),
+    /// Read the aux row and digest the pages; answer with [`Event::Verified`].
+    Verify {
+        /// The room.
+        room: Room,
+        /// The try within the room.
+        attempt: u32,
+        /// The pages that were written, in order.
+        pages: Vec<PageId>,
+        /// The room's aux row.
+        aux_slot: u32,
+    },
+    /// Give the client a token.
+    Emit {
+        /// The request.
+        room: Room,
+        /// The token.
+        token: Sampled,
+    },
+    /// The answer is complete.
+    Finish {
+        /// The request.
+        room: Room,
+        /// Why it is complete.
+        reason: FinishReason,
+        /// What it used.
+        usage: Usage,
+    },
+    /// The request ended without a complete answer.
+    Fail {
+        /// The request.
+        room: Room,
+        /// Why.
+        failure: Failure,
+    },
+    /// A prompt's KV is complete in these pages; for digests and events.
+    PromptReady {
+        /// The request.
+        room: Room,
+        /// Tokens of the prompt.
+        tokens: u32,
+        /// Its pages, in order.
+        pages: Vec<PageId>,
+    },
+}
+
+/// One part of a room on its way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PageWrite {
+    /// Names the write until it has settled.
+    pub tag: Tag,
+    /// Whose memory is written.
+    pub to: Instance,
+    /// Travels behind the data.
+    pub notice: Notice,
+    /// Our pages.
+    pub source: Vec<PageId>,
+    /// The peer's pages, pair by pair.
+    pub target: Vec<PageId>,
+    /// With the last part: the row, our slot for it and the peer's. The digest is filled in by who writes.
+    pub aux: Option<(AuxRow, u32, u32)>,
+}
+
+/// Counters since start, and what is there now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Where the pages are.
+    pub pool: PoolCounts,
+    /// Requests waiting.
+    pub queued: usize,
+    /// Requests past the queue.
+    pub active: usize,
+    /// Rooms whose pages are in quarantine.
+    pub quarantined_rooms: usize,
+    /// Messages repeated until answered.
+    pub unanswered: usize,
+    /// Batches computed.
+    pub batches: u64,
+    /// Prompt tokens computed.
+    pub prefill_tokens: u64,
+    /// Decode steps computed.
+    pub decode_tokens: u64,
+    /// Pages whose arrival was verified.
+    pub pages_received: u64,
+    /// Pages written to peers.
+    pub pages_sent: u64,
+    /// Transfers that were not what prefill sent, and were asked for again.
+    pub integrity_failures: u64,
+    /// Messages repeated because no answer came.
+    pub messages_repeated: u64,
+    /// Messages dropped because their sender had given them up.
+    pub messages_stale: u64,
+    /// Requests finished.
+    pub finished: u64,
+    /// Requests failed.
+    pub failed: u64,
+}
+
+/// The scheduler of one worker.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: Config,
+    pool: PagePool,
+    /// Aux rows not in use.
+    aux_free: Vec<u32>,
+    jobs: BTreeMap<Room, Job>,
+    /// Jobs not yet admitted, oldest first.
+    queue: VecDeque<Room>,
+    /// Jobs that take part in batches, oldest first.
+    running: Vec<Room>,
+    /// Whether a batch is being computed.
+    computing: bool,
+    last_batch: u64,
+    last_tag: u64,
+    quarantine: Quarantine,
+    /// Reserves whose request has not come from the router yet.
+    orphans: BTreeMap<Room, Orphan>,
+    peers: Peers,
+    outbox: Outbox,
+    draining: bool,
+    stats: Stats,
+}
+
+impl Scheduler {
+    /// An idle scheduler.
+    ///
+    /// # Panics
+    /// When a limit that must be positive is zero.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        assert!(
+            config.pages > 0
+                && config.page_tokens > 0
+                && config.chunk_tokens > 0
+                && config.max_batch > 0
+                && config.max_running > 0
+                && config.max_attempts > 0,
+            "limits must be positive: {config:?}"
+        );
+        Self {
+            pool: PagePool::new(config.pages),
+            aux_free: (0..config.max_running).rev().collect(),
+            config,
+            jobs: BTreeMap::new(),
+            queue: VecDeque::new(),
+            running: Vec::new(),
+            computing: false,
+            last_batch: 0,
+            last_tag: 0,
+            quarantine: Quarantine::default(),
+            orphans: BTreeMap::new(),
+            peers: Peers::default(),
+            outbox: Outbox::default(),
+            draining: false,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Takes note of one event.
+    pub fn handle(&mut self, now: Time, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Submit(request) => self.submit(now, request, actions),
+            Event::Cancel(room) => {
+                let failure = Failure::new(FailureCode::Cancelled, "the request was cancelled");
+                self.fail(now, room, failure, actions);
+            }
+            Event::Message { from, floor, message } => self.message(now, from, floor, message, actions),
+            Event::PeerReady { peer, floor } => self.peer_ready(now, peer, floor, actions),
+            Event::PeerRefused { peer, message } => self.peer_refused(now, peer, &message, actions),
+            Event::PeerLost { peer, fenced } => self.peer_lost(now, peer, fenced, actions),
+            Event::FenceFailed(peer) => self.fence_failed(now, peer),
+            Event::BatchDone(outputs) => self.batch_done(now, &outputs, actions),
+            Event::BatchFailed(message) => self.batch_failed(now, &message, actions),
+            Event::Written { tag, error } => self.written(now, tag, error, actions),
+            Event::Arrived(notice) => self.arrived(now, notice, actions),
+            Event::Verified { room, attempt, found } => self.verified(now, room, attempt, &found, actions),
+            Event::Drain => self.draining = true,
+        }
+    }
+
+    /// Decides what follows from all events so far: whom to admit, what to compute, what to repeat.
+    pub fn tick(&mut self, now: Time, actions: &mut Vec<Action>) {
+        self.expire(now, actions);
+        self.repeat(now, actions);
+        self.admit(now, actions);
+        self.build_batch(actions);
+    }
+
+    /// When the next [`tick`](Self::tick) is needed if nothing happens before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        let jobs = self.jobs.values().map(|job| self.job_deadline(job));
+        let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
+        jobs.chain(orphans).chain(self.outbox.next_due()).chain(self.peers.next_fence()).min()
+    }
+
+    /// Counters and what is there now.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats {
+            pool: self.pool.counts(),
+            queued: self.queue.len(),
+            active: self.jobs.len() - self.queue.len(),
+            quarantined_rooms: self.quarantine.len(),
+            unanswered: self.outbox.len(),
+            ..self.stats
+        }
+    }
+
+    /// Whether nothing is queued, computed, transferred or waited for.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && self.quarantine.len() == 0 && self.outbox.len() == 0 && !self.computing
+    }
+
+    /// Recounts everything that is counted along the way.
+    ///
+    /// # Panics
+    /// When an invariant does not hold.
+    pub fn audit(&self) {
+        self.pool.audit();
+        let held: usize = self.jobs.values().map(|job| job.pages.as_ref().map_or(0, |p| p.ids().len())).sum();
+        assert_eq!(held, self.pool.counts().held, "every held page has a job");
+        let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
+        assert!(
+            rows + self.aux_free.len() <= self.config.max_running as usize,
+            "an aux row is in two places"
+        );
+        let queued = self.jobs.values().filter(|job| job.stage == Stage::Queued).count();
+        assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
+        let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
+        assert_eq!(running, self.running.len(), "the running list holds the running jobs");
+    }
+
+    /// Which pages each request holds; for tests and for finding faults.
+    pub fn holdings(&self) -> impl Iterator<Item = (Room, &[PageId])> {
+        self.jobs.iter().filter_map(|(room, job)| Some((*room, job.pages.as_ref()?.ids())))
+    }
+
+    fn send(&self, to: Instance, message: Message, actions: &mut Vec<Action>) {
+        actions.push(Action::Send { to, floor: self.outbox.floor(to), message });
+    }
+
+    fn repeat(&mut self, now: Time, actions: &mut Vec<Action>) {
+        for peer in self.outbox.silent_peers(now, self.config.peer_patience) {
+            self.peer_lost(now, peer, false, actions);
+        }
+        for (to, message) in self.outbox.due(now) {
+            self.stats.messages_repeated += 1;
+            self.send(to, message, actions);
+        }
+        for peer in self.peers.fences_due(now) {
+            actions.push(Action::Fence(peer));
+        }
+    }
+
+    fn finish_clearing(&mut self, cleared: Vec<Cleared>, actions: &mut Vec<Action>) {
+        for entry in cleared {
+            self.aux_free.extend(entry.aux);
+            self.answer_aborts(entry.room, entry.answer, actions);
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The way in and the one way out.
+
+use super::job::{Incoming, Job, Outgoing, Stage};
+use super::peers::PeerState;
+use super::{Action, Role, Scheduler};
+use crate::ids::{Instance, Room, Time};
+use crate::message::{Body, Reserve};
+use crate::quarantine::{Entry, Touchers};
+use crate::request::{Failure, FailureCode, Request};
+
+impl Scheduler {
+    pub(super) fn submit(&mut self, now: Time, request: Request, actions: &mut Vec<Action>) {
+        let room = request.room;
+        if let Err(failure) = self.acceptable(&request) {
+            self.stats.failed += 1;
+            actions.push(Action::Fail { room, failure });
+            return;
+        }
+        if let Some(peer) = request.prefill.clone()
+            && self.peers.wants_connection(peer.instance)
+        {
+            self.peers.connecting(peer.instance);
+            actions.push(Action::Connect { peer, floor: self.outbox.next_floor() });
+        }
+        let mut job = Job::new(request, now);
+        if let Some(orphan) = self.orphans.remove(&room) {
+            if let Some(refusal) = self.misfit(&job, &orphan.reserve) {
+                let refused = Body::Refused { message: refusal.clone(), retryable: false };
+                let answer = self.outbox.answer(orphan.question, room, orphan.attempt, refused);
+                self.send(orphan.peer, answer, actions);
+                let failure = Failure::new(FailureCode::Invalid, refusal);
+                self.stats.failed += 1;
+                actions.push(Action::Fail { room, failure });
+                return;
+            }
+            job.outgoing =
+                Some(Outgoing::new(orphan.peer, orphan.attempt, orphan.reserve, self.config.page_tokens));
+        }
+        self.jobs.insert(room, job);
+        self.queue.push_back(room);
+    }
+
+    fn acceptable(&self, request: &Request) -> Result<(), Failure> {
+        let fail = |code, message: String| Err(Failure::new(code, message));
+        let config = &self.config;
+        if self.draining {
+            return fail(FailureCode::ShuttingDown, "the worker is shutting down".into());
+        }
+        if self.jobs.contains_key(&request.room) || self.quarantine.contains(request.room) {
+            return fail(FailureCode::Invalid, format!("room {} is in use", request.room));
+        }
+        if request.prompt.is_empty() {
+            return fail(FailureCode::Invalid, "the prompt is empty: send at least one token".into());
+        }
+        if let Some(token) = request.prompt.iter().find(|token| **token >= config.vocabulary) {
+            let vocabulary = config.vocabulary;
+            return fail(
+                FailureCode::Invalid,
+                format!(
+                    "the prompt holds token {token}, but the model's token ids end at {}",
+                    vocabulary - 1
+                ),
+            );
+        }
+        if request.max_new_tokens == 0 {
+            return fail(FailureCode::Invalid, "max_new_tokens is 0: ask for at least one token".into());
+        }
+        if config.role == Role::Decode && request.prefill.is_none() {
+            return fail(FailureCode::Invalid, "a decode worker needs to be told the prefill worker".into());
+        }
+        let (prompt, answer) = (request.prompt.len(), self.answer_tokens(request));
+        if prompt + answer > config.max_tokens as usize {
+            return fail(
+                FailureCode::TooLong,
+                format!(
+                    "{prompt} prompt tokens + {answer} to generate exceed the {} of this worker",
+                    config.max_tokens
+                ),
+            );
+        }
+        let pages = self.pages_needed(request);
+        if pages > self.pool.total() {
+            return fail(
+                FailureCode::TooLong,
+                format!(
+                    "{prompt} prompt tokens + {answer} to generate need {pages} pages of KV cache, the pool has {}",
+                    self.pool.total()
+                ),
+            );
+        }
+        if self.queue.len() >= config.max_queued as usize {
+            return fail(FailureCode::Busy, format!("the queue is full ({} requests)", config.max_queued));
+        }
+        Ok(())
+    }
+
+    /// Tokens that this worker generates for the request.
+    fn answer_tokens(&self, request: &Request) -> usize {
+        match self.config.role {
+            Role::Prefill => 1,
+            Role::Decode | Role::Aggregated => request.max_new_tokens as usize,
+        }
+    }
+
+    /// The last token drawn is never computed, so it needs no KV.
+    fn pages_needed(&self, request: &Request) -> usize {
+        let positions = request.prompt.len() + self.answer_tokens(request) - 1;
+        positions.div_ceil(self.config.page_tokens as usize)
+    }
+
+    /// Admits in order of arrival. A request whose other leg is not there yet is passed over; one that lacks pages
+    /// stops the line, so that it is not overtaken for ever.
+    pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
+        let mut passed_over = 0;
+        while let Some(room) = self.queue.get(passed_over).copied() {
+            let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
+            let ready = match self.config.role {
+                Role::Aggregated => true,
+                Role::Prefill => job.outgoing.is_some(),
+                Role::Decode => self.prefill_is_ready(job),
+            };
+            if !ready {
+                passed_over += 1;
+                continue;
+            }
+            let needed = self.pages_needed(&job.request);
+            if self.aux_free.is_empty() || needed > self.pool.counts().free {
+                break;
+            }
+            self.queue.remove(passed_over);
+            self.admit_one(now, room, needed, actions);
+        }
+    }
+
+    fn prefill_is_ready(&self, job: &Job) -> bool {
+        let Some(peer) = &job.request.prefill else { return false };
+        self.peers.state(peer.instance) == Some(&PeerState::Ready)
+    }
+
+    fn admit_one(&mut self, now: Time, room: Room, needed: usize, actions: &mut Vec<Action>) {
+        let (Some(pages), Some(aux)) = (self.pool.allocate(needed), self.aux_free.pop()) else {
+            unreachable!("admission checked pages and aux rows")
+        };
+        let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
+        job.pages = Some(pages);
+        job.aux = Some(aux);
+        match (self.config.role, job.request.prefill.as_ref().map(|peer| peer.instance)) {
+            (Role::Decode, Some(peer)) => {
+                job.stage = Stage::Transfer(Incoming::new(peer, 0));
+                self.reserve(now, room, peer, 1, actions);
+            }
+            _ => {
+                job.stage = Stage::Running;
+                self.running.push(room);
+            }
+        }
+    }
+
+    /// Tells prefill where to write, for the first time or again.
+    pub(super) fn reserve(
+        &mut self,
+        now: Time,
+        room: Room,
+        peer: Instance,
+        attempt: u32,
+        actions: &mut Vec<Action>,
+    ) {
+        let page_tokens = self.config.page_tokens as usize;
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let (Some(pages), Some(aux_slot)) = (&job.pages, job.aux) else { return };
+        job.stage = Stage::Transfer(Incoming::new(peer, attempt));
+        let prompt = job.request.prompt.len();
+        let reserve = Reserve {
+            pages: pages.ids()[..prompt.div_ceil(page_tokens)].to_vec(),
+            decode_prefix_len: 0,
+            prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
+            aux_slot,
+        };
+        let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
+        self.send(peer, message, actions);
+    }
+
+    pub(super) fn job_deadline(&self, job: &Job) -> Time {
+        let whole = job.submitted.after(self.config.request_timeout);
+        let waits_for_leg = job.stage == Stage::Queued
+            && match self.config.role {
+                Role::Prefill => job.outgoing.is_none(),
+                Role::Decode => !self.prefill_is_ready(job),
+                Role::Aggregated => false,
+            };
+        match waits_for_leg {
+            true => whole.min(job.submitted.after(self.config.bootstrap_timeout)),
+            false => whole,
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: Time, actions: &mut Vec<Action>) {
+        let expired: Vec<(Room, bool)> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| self.job_deadline(job) <= now)
+            .map(|(room, job)| (*room, now.since(job.submitted) < self.config.request_timeout))
+            .collect();
+        for (room, bootstrap) in expired {
+            let message = match (bootstrap, self.config.role) {
+                (true, Role::Prefill) => "the decode worker did not ask for this request's KV in time",
+                (true, _) => "the prefill worker could not be reached in time",
+                (false, _) => "the request took longer than the worker's request timeout",
+            };
+            self.fail(now, room, Failure::new(FailureCode::Timeout, message), actions);
+        }
+        self.expire_orphans(now, actions);
+    }
+
+    /// Ends a request without a complete answer, and tells the client and the other leg.
+    pub(super) fn fail(&mut self, now: Time, room: Room, failure: Failure, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.remove(&room) else { return };
+        self.tell_other_leg(now, &job, &failure, actions);
+        self.stats.failed += 1;
+        actions.push(Action::Fail { room, failure });
+        self.retire(room, job, Vec::new(), actions);
+    }
+
+    fn tell_other_leg(&mut self, now: Time, job: &Job, failure: &Failure, actions: &mut Vec<Action>) {
+        let room = job.request.room;
+        let (peer, attempt, body) = match (&job.stage, &job.outgoing) {
+            (Stage::Transfer(incoming) | Stage::Verifying(incoming), _) => {
+                (incoming.peer, incoming.attempt, Body::Abort)
+            }
+            (_, Some(outgoing)) => {
+                let message = failure.message.clone();
+                let body = Body::PrefillFailed { message, retryable: failure.retryable };
+                (outgoing.peer, outgoing.attempt, body)
+            }
+            _ => return,
+        };
+        self.outbox.forget_room(room);
+        if self.peers.state(peer) == Some(&PeerState::Ready) {
+            let message = self.outbox.request(now, peer, room, attempt, body);
+            self.send(peer, message, actions);
+        }
+    }
+
+    /// The one way out: frees what a job holds, or sets it aside for as long as somebody might touch it.
+    ///
+    /// `answer` are aborts to answer once nothing is in flight.
+    pub(super) fn retire(
+        &mut self,
+        room: Room,
+        job: Job,
+        answer: Vec<(Instance, u64, u32)>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.queue.retain(|other| *other != room);
+        self.running.retain(|other| *other != room);
+        let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
+        let touchers = Touchers {
+            writer: match &job.stage {
+                Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
+                    Some(incoming.peer).filter(|peer| self.may_write(*peer))
+                }
+                _ => None,
+            },
+            batch: job.in_batch.is_some(),
+            verification: matches!(job.stage, Stage::Verifying(_)),
+            tags,
+        };
+        for tag in &touchers.tags {
+            actions.push(Action::CancelWrite(*tag));
+        }
+        let Some(pages) = job.pages else {
+            self.answer_aborts(room, answer, actions);
+            return;
+        };
+        if touchers.nobody() {
+            self.pool.release(pages);
+            self.aux_free.extend(job.aux);
+            self.answer_aborts(room, answer, actions);
+        } else {
+            let pages = self.pool.quarantine(pages);
+            self.quarantine.insert(room, Entry { pages, aux: job.aux, touchers, answer });
+        }
+    }
+}

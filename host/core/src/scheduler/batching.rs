@@ -1,0 +1,157 @@
+//! Continuous batching with chunked prefill.
+
+use std::collections::BTreeMap;
+
+use super::job::Stage;
+use super::{Action, Role, Scheduler};
+use crate::batch::{Batch, Sampled, Sequence, SequenceOutput};
+use crate::ids::{Room, Time};
+use crate::request::{Failure, FailureCode, FinishReason, Usage};
+
+impl Scheduler {
+    /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
+    /// arrival while tokens are left.
+    pub(super) fn build_batch(&mut self, actions: &mut Vec<Action>) {
+        if self.computing {
+            return;
+        }
+        let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.known() - job.computed == 1);
+        let order =
+            self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
+        let chosen: Vec<Room> = order.take(self.config.max_batch as usize).copied().collect();
+        let mut chunk_left = self.config.chunk_tokens as usize;
+        let mut sequences = Vec::with_capacity(chosen.len());
+        for room in chosen {
+            let Some(job) = self.jobs.get_mut(&room) else { continue };
+            let missing = job.known() - job.computed;
+            let count = if missing == 1 { 1 } else { missing.min(chunk_left) };
+            if count == 0 {
+                break;
+            }
+            if missing > 1 {
+                chunk_left -= count;
+            }
+            let end = job.computed + count;
+            let Some(pages) = &job.pages else { unreachable!("{room:?} runs without pages") };
+            let covered = end.div_ceil(self.config.page_tokens as usize);
+            sequences.push(Sequence {
+                room,
+                tokens: (job.computed..end).map(|position| job.token(position)).collect(),
+                start: u32::try_from(job.computed).unwrap_or(u32::MAX),
+                pages: pages.ids()[..covered].to_vec(),
+                sample: (end == job.known()).then_some(job.request.sampling),
+            });
+            job.in_batch = Some(end);
+        }
+        if sequences.is_empty() {
+            return;
+        }
+        self.computing = true;
+        self.last_batch += 1;
+        actions.push(Action::Run(Batch { id: self.last_batch, sequences }));
+    }
+
+    pub(super) fn batch_done(&mut self, now: Time, outputs: &[SequenceOutput], actions: &mut Vec<Action>) {
+        self.stats.batches += 1;
+        let mut ends = self.batch_left(actions);
+        for output in outputs {
+            // A room that ended while the batch ran is not among them any more.
+            if let Some(end) = ends.remove(&output.room) {
+                self.sequence_done(now, output, end, actions);
+            }
+        }
+        // An executor that answers fewer sequences than it was given is broken for those.
+        for room in ends.into_keys() {
+            let text = "the executor gave no answer for this sequence";
+            self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
+        }
+    }
+
+    pub(super) fn batch_failed(&mut self, now: Time, message: &str, actions: &mut Vec<Action>) {
+        for room in self.batch_left(actions).into_keys() {
+            let text = format!("the model could not be computed: {message}");
+            self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
+        }
+    }
+
+    /// The batch no longer touches anybody's pages. Returns its rooms that are still there, each with the position up
+    /// to which it was computed.
+    fn batch_left(&mut self, actions: &mut Vec<Action>) -> BTreeMap<Room, usize> {
+        assert!(self.computing, "a batch was answered that nobody asked for");
+        self.computing = false;
+        let cleared = self.quarantine.update(&mut self.pool, |_, touchers| touchers.batch = false);
+        self.finish_clearing(cleared, actions);
+        let jobs = self.jobs.iter_mut();
+        jobs.filter_map(|(room, job)| job.in_batch.take().map(|end| (*room, end))).collect()
+    }
+
+    fn sequence_done(&mut self, now: Time, output: &SequenceOutput, end: usize, actions: &mut Vec<Action>) {
+        let room = output.room;
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let prompt = job.request.prompt.len();
+        let before = std::mem::replace(&mut job.computed, end);
+        if before >= prompt {
+            self.stats.decode_tokens += 1;
+        } else {
+            self.stats.prefill_tokens += (end - before) as u64;
+            if end >= prompt {
+                self.prompt_ready(room, actions);
+            }
+        }
+        match &output.sampled {
+            Some(sampled) => self.drawn(room, sampled, actions),
+            None if end >= prompt => {
+                let text = "the executor drew no token where one was asked for";
+                return self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
+            }
+            None => {}
+        }
+        if self.config.role == Role::Prefill {
+            self.push_pages(room, actions);
+        }
+    }
+
+    pub(super) fn prompt_ready(&self, room: Room, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get(&room) else { return };
+        let prompt = job.request.prompt.len();
+        let covered = prompt.div_ceil(self.config.page_tokens as usize);
+        let pages = job.pages.as_ref().map(|pages| pages.ids()[..covered].to_vec()).unwrap_or_default();
+        let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
+        actions.push(Action::PromptReady { room, tokens, pages });
+    }
+
+    /// Takes over a drawn token: answers the client, and ends the request if it was the last.
+    pub(super) fn drawn(&mut self, room: Room, sampled: &Sampled, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        job.output.push(sampled.token);
+        if self.config.role == Role::Prefill {
+            job.first = Some(sampled.clone());
+            job.stage = Stage::Inflight;
+            self.running.retain(|other| *other != room);
+            return;
+        }
+        let request = &job.request;
+        let stop = !request.ignore_stop && request.stop_tokens.contains(&sampled.token);
+        let full = job.output.len() >= request.max_new_tokens as usize;
+        if !stop {
+            actions.push(Action::Emit { room, token: sampled.clone() });
+        }
+        if stop || full {
+            let reason = if stop { FinishReason::Stop } else { FinishReason::Length };
+            self.finish(room, reason, actions);
+        }
+    }
+
+    pub(super) fn finish(&mut self, room: Room, reason: FinishReason, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.remove(&room) else { return };
+        let usage = Usage {
+            prompt_tokens: u32::try_from(job.request.prompt.len()).unwrap_or(u32::MAX),
+            output_tokens: u32::try_from(job.output.len()).unwrap_or(u32::MAX),
+            cached_tokens: job.cached_tokens,
+            transferred_pages: job.transferred_pages,
+        };
+        self.stats.finished += 1;
+        actions.push(Action::Finish { room, reason, usage });
+        self.retire(room, job, Vec::new(), actions);
+    }
+}

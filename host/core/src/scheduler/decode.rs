@@ -1,0 +1,130 @@
+//! The decode side of a room: what arrives, checking it, going on with it.
+
+use super::job::Stage;
+use super::peers::PeerState;
+use super::{Action, Scheduler};
+use crate::ids::{Instance, Room, Time};
+use crate::integrity::{Expected, Found, verify};
+use crate::message::Body;
+use crate::notice::Notice;
+use crate::request::{Failure, FailureCode};
+
+impl Scheduler {
+    pub(super) fn arrived(&mut self, now: Time, notice: Notice, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get_mut(&notice.room) else { return };
+        let Stage::Transfer(incoming) = &mut job.stage else { return };
+        if incoming.attempt != notice.attempt {
+            return;
+        }
+        let covered = job.request.prompt.len().div_ceil(self.config.page_tokens as usize);
+        let beyond = notice.sequence as usize > covered
+            || incoming
+                .last
+                .is_some_and(|last| notice.sequence > last || (notice.last && notice.sequence != last))
+            || (notice.last && incoming.arrived.last().is_some_and(|highest| *highest > notice.sequence));
+        if beyond {
+            let message = format!("prefill sent part {} of a transfer that cannot have it", notice.sequence);
+            return self.fail(now, notice.room, Failure::new(FailureCode::Transfer, message), actions);
+        }
+        incoming.arrived.insert(notice.sequence);
+        if notice.last {
+            incoming.last = Some(notice.sequence);
+        }
+        if incoming.complete() {
+            let incoming = incoming.clone();
+            let (Some(pages), Some(aux_slot)) = (&job.pages, job.aux) else { return };
+            actions.push(Action::Verify {
+                room: notice.room,
+                attempt: notice.attempt,
+                pages: pages.ids()[..covered].to_vec(),
+                aux_slot,
+            });
+            job.stage = Stage::Verifying(incoming);
+        }
+    }
+
+    pub(super) fn verified(
+        &mut self,
+        now: Time,
+        room: Room,
+        attempt: u32,
+        found: &Found,
+        actions: &mut Vec<Action>,
+    ) {
+        let cleared = self.quarantine.update(&mut self.pool, |other, touchers| {
+            touchers.verification &= other != room;
+        });
+        self.finish_clearing(cleared, actions);
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let Stage::Verifying(incoming) = &job.stage else { return };
+        let peer = incoming.peer;
+        let prompt = job.request.prompt.len();
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let pages = count(prompt.div_ceil(self.config.page_tokens as usize));
+        let expected = Expected { room, attempt, prompt_tokens: count(prompt), pages };
+        match verify(expected, found) {
+            Ok(verified) => {
+                job.stage = Stage::Running;
+                job.computed = prompt;
+                job.cached_tokens = verified.cached_tokens();
+                job.transferred_pages = pages;
+                self.running.push(room);
+                self.stats.pages_received += u64::from(pages);
+                self.outbox.forget_room(room);
+                if self.peers.state(peer) == Some(&PeerState::Ready) {
+                    let commit = self.outbox.request(now, peer, room, attempt, Body::Commit);
+                    self.send(peer, commit, actions);
+                }
+                self.prompt_ready(room, actions);
+                self.drawn(room, verified.first(), actions);
+            }
+            Err(mismatch) => {
+                self.stats.integrity_failures += 1;
+                // Every part of this attempt has arrived, so nothing of it can still be written: the same pages
+                // can be asked for again at once.
+                if self.peers.state(peer) != Some(&PeerState::Ready) {
+                    let message = format!("{mismatch}, and worker {peer} that could send it again is gone");
+                    self.fail(now, room, Failure::new(FailureCode::PeerLost, message), actions);
+                } else if attempt < self.config.max_attempts {
+                    self.outbox.forget_room(room);
+                    self.reserve(now, room, peer, attempt + 1, actions);
+                } else {
+                    let message = format!("KV pages arrived damaged {attempt} times: {mismatch}");
+                    self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
+                }
+            }
+        }
+    }
+
+    /// Prefill refused or gave up. Its pages are asked back like after any failure: only `Drained` proves that no
+    /// repeat of an earlier message makes it write after all.
+    pub(super) fn prefill_gave_up(
+        &mut self,
+        now: Time,
+        from: Instance,
+        room: Room,
+        message: String,
+        retryable: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        let waits = self.jobs.get(&room).is_some_and(|job| match &job.stage {
+            Stage::Transfer(incoming) => incoming.peer == from,
+            Stage::Queued => job.request.prefill.as_ref().is_some_and(|peer| peer.instance == from),
+            _ => false,
+        });
+        if waits {
+            let failure = Failure { code: FailureCode::PeerFailed, message, retryable };
+            self.fail(now, room, failure, actions);
+        }
+    }
+
+    /// Prefill has nothing of the room in flight any more.
+    pub(super) fn drained(&mut self, from: Instance, room: Room, actions: &mut Vec<Action>) {
+        let cleared = self.quarantine.update(&mut self.pool, |other, touchers| {
+            if other == room {
+                touchers.writer = touchers.writer.filter(|writer| *writer != from);
+            }
+        });
+        self.finish_clearing(cleared, actions);
+    }
+}

@@ -1,0 +1,124 @@
+//! One request on its way through a worker.
+
+use std::collections::BTreeSet;
+
+use crate::batch::Sampled;
+use crate::ids::{Instance, Time};
+use crate::message::Reserve;
+use crate::pool::HeldPages;
+use crate::request::Request;
+use crate::transfer::Tag;
+
+/// Where a job is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Waits for pages, an aux row, and (prefill, decode) for the other leg.
+    Queued,
+    /// Decode: prefill was told where to write.
+    Transfer(Incoming),
+    /// Decode: everything arrived; digests are being computed.
+    Verifying(Incoming),
+    /// Takes part in batches.
+    Running,
+    /// Prefill: computed; pages are on their way, or wait for decode's commit.
+    Inflight,
+}
+
+/// What decode knows of a transfer towards it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Incoming {
+    pub peer: Instance,
+    pub attempt: u32,
+    /// Sequence numbers that arrived.
+    pub arrived: BTreeSet<u32>,
+    /// The highest sequence number, once known.
+    pub last: Option<u32>,
+}
+
+impl Incoming {
+    pub(super) fn new(peer: Instance, attempt: u32) -> Self {
+        Self { peer, attempt, arrived: BTreeSet::new(), last: None }
+    }
+
+    pub(super) fn complete(&self) -> bool {
+        self.last.is_some_and(|last| self.arrived.len() == last as usize + 1)
+    }
+}
+
+/// What prefill knows of a transfer away from it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Outgoing {
+    pub peer: Instance,
+    pub attempt: u32,
+    pub reserve: Reserve,
+    /// Pages of the prompt sent so far or held by decode already; never moves back within an attempt.
+    pub cursor: usize,
+    /// Sequence number of the next part.
+    pub sequence: u32,
+    /// Whether the last part was sent.
+    pub complete: bool,
+    /// Parts that have not settled, of all attempts.
+    pub tags: BTreeSet<Tag>,
+}
+
+impl Outgoing {
+    pub(super) fn new(peer: Instance, attempt: u32, reserve: Reserve, page_tokens: u32) -> Self {
+        let cursor = (reserve.decode_prefix_len / page_tokens) as usize;
+        Self { peer, attempt, reserve, cursor, sequence: 0, complete: false, tags: BTreeSet::new() }
+    }
+}
+
+/// A request and everything the worker holds for it.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub request: Request,
+    pub submitted: Time,
+    pub stage: Stage,
+    /// Pages for the prompt and the answer; `None` while queued.
+    pub pages: Option<HeldPages>,
+    pub aux: Option<u32>,
+    /// Positions with KV.
+    pub computed: usize,
+    /// Tokens drawn, a stop token included.
+    pub output: Vec<u32>,
+    /// The first token as it was drawn, for the aux row.
+    pub first: Option<Sampled>,
+    /// The position up to which the batch being computed computes this job.
+    pub in_batch: Option<usize>,
+    /// Prefill: where the pages go, once decode has said so.
+    pub outgoing: Option<Outgoing>,
+    pub cached_tokens: u32,
+    pub transferred_pages: u32,
+}
+
+impl Job {
+    pub(super) fn new(request: Request, submitted: Time) -> Self {
+        Self {
+            request,
+            submitted,
+            stage: Stage::Queued,
+            pages: None,
+            aux: None,
+            computed: 0,
+            output: Vec::new(),
+            first: None,
+            in_batch: None,
+            outgoing: None,
+            cached_tokens: 0,
+            transferred_pages: 0,
+        }
+    }
+
+    /// The token at a position of prompt + output.
+    pub(super) fn token(&self, position: usize) -> u32 {
+        match position.checked_sub(self.request.prompt.len()) {
+            None => self.request.prompt[position],
+            Some(index) => self.output[index],
+        }
+    }
+
+    /// Tokens known so far.
+    pub(super) fn known(&self) -> usize {
+        self.request.prompt.len() + self.output.len()
+    }
+}

@@ -1,0 +1,253 @@
+//! Other workers: who is there, who is gone, and who must be cut off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::job::Stage;
+use super::{Action, Scheduler};
+use crate::ids::{Instance, Room, Time};
+use crate::message::{Body, Message};
+use crate::request::{Failure, FailureCode};
+
+/// Wait between two tries to prove a fence.
+const FENCE_AGAIN: Duration = Duration::from_secs(1);
+/// Peers remembered after they were lost.
+const LOST_PEERS: usize = 1024;
+
+/// What we know of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PeerState {
+    /// A handshake is under way.
+    Connecting,
+    /// Pages can be exchanged.
+    Ready,
+    /// Gone, and nothing of it can land here any more.
+    Fenced,
+    /// Gone, but its late writes might land.
+    Unfenced,
+}
+
+#[derive(Debug)]
+struct Peer {
+    state: PeerState,
+    /// Messages below this were given up by their sender.
+    floor: u64,
+    /// Rooms that the peer aborted, by the abort's id: no earlier message may revive them. Kept until the floor
+    /// passes the abort, when such a message would be dropped anyway.
+    aborted: BTreeMap<u64, Room>,
+    fence_again: Option<Time>,
+}
+
+/// All peers.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    by_instance: BTreeMap<Instance, Peer>,
+}
+
+impl Peers {
+    fn set(&mut self, peer: Instance, state: PeerState) {
+        match self.by_instance.get_mut(&peer) {
+            Some(known) => known.state = state,
+            None => {
+                self.forget_old();
+                let fresh = Peer { state, floor: 0, aborted: BTreeMap::new(), fence_again: None };
+                self.by_instance.insert(peer, fresh);
+            }
+        }
+    }
+
+    fn forget_old(&mut self) {
+        let fenced = |peer: &Peer| peer.state == PeerState::Fenced;
+        if self.by_instance.len() >= LOST_PEERS
+            && let Some(old) = self.by_instance.iter().find(|(_, peer)| fenced(peer)).map(|(id, _)| *id)
+        {
+            self.by_instance.remove(&old);
+        }
+    }
+
+    pub(super) fn state(&self, peer: Instance) -> Option<&PeerState> {
+        self.by_instance.get(&peer).map(|peer| &peer.state)
+    }
+
+    pub(super) fn connecting(&mut self, peer: Instance) {
+        self.set(peer, PeerState::Connecting);
+    }
+
+    /// Whether a request for this peer needs a handshake first.
+    pub(super) fn wants_connection(&self, peer: Instance) -> bool {
+        matches!(self.state(peer), None | Some(PeerState::Fenced | PeerState::Unfenced))
+    }
+
+    /// Applies the sender's floor; false when the message was given up by its sender.
+    fn current(&mut self, from: Instance, floor: u64, message: &Message) -> bool {
+        let Some(peer) = self.by_instance.get_mut(&from) else { return false };
+        peer.floor = peer.floor.max(floor);
+        peer.aborted = peer.aborted.split_off(&peer.floor);
+        let revives = matches!(message.body, Body::Reserve(_))
+            && peer.aborted.iter().any(|(abort, room)| *room == message.room && *abort > message.id);
+        message.answers.is_some() || (message.id >= peer.floor && !revives)
+    }
+
+    fn raise_floor(&mut self, peer: Instance, floor: u64) {
+        if let Some(peer) = self.by_instance.get_mut(&peer) {
+            peer.floor = peer.floor.max(floor);
+        }
+    }
+
+    pub(super) fn remember_abort(&mut self, from: Instance, id: u64, room: Room) {
+        if let Some(peer) = self.by_instance.get_mut(&from)
+            && id >= peer.floor
+        {
+            peer.aborted.insert(id, room);
+        }
+    }
+
+    pub(super) fn next_fence(&self) -> Option<Time> {
+        self.by_instance.values().filter_map(|peer| peer.fence_again).min()
+    }
+
+    pub(super) fn fences_due(&mut self, now: Time) -> Vec<Instance> {
+        let due =
+            self.by_instance.iter_mut().filter(|(_, peer)| peer.fence_again.is_some_and(|at| at <= now));
+        due.map(|(instance, peer)| {
+            peer.fence_again = None;
+            *instance
+        })
+        .collect()
+    }
+}
+
+impl Scheduler {
+    pub(super) fn message(
+        &mut self,
+        now: Time,
+        from: Instance,
+        floor: u64,
+        message: Message,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.peers.state(from) != Some(&PeerState::Ready) || !self.peers.current(from, floor, &message) {
+            self.stats.messages_stale += 1;
+            return;
+        }
+        let Message { id, answers, room, attempt, body } = message;
+        if let Some(question) = answers
+            && !self.outbox.answered(from, question)
+        {
+            return;
+        }
+        match body {
+            Body::Reserve(reserve) => self.reserve_asked(now, from, id, room, attempt, reserve, actions),
+            Body::Commit => self.commit_asked(from, id, room, attempt, actions),
+            Body::Abort => self.abort_asked(from, id, room, attempt, actions),
+            Body::PrefillFailed { message, retryable } => {
+                let seen = self.outbox.answer(id, room, attempt, Body::PrefillFailedSeen);
+                self.send(from, seen, actions);
+                self.prefill_gave_up(now, from, room, message, retryable, actions);
+            }
+            Body::Refused { message, retryable } => {
+                self.prefill_gave_up(now, from, room, message, retryable, actions);
+            }
+            Body::Drained => self.drained(from, room, actions),
+            Body::Reserved | Body::Committed | Body::PrefillFailedSeen => {}
+        }
+    }
+
+    pub(super) fn peer_ready(&mut self, now: Time, peer: Instance, floor: u64, actions: &mut Vec<Action>) {
+        // A second handshake is a new session: whatever the old one was about, the peer has forgotten.
+        if self.peers.state(peer) == Some(&PeerState::Ready) {
+            self.lose(now, peer, actions);
+        }
+        self.peers.set(peer, PeerState::Ready);
+        self.peers.raise_floor(peer, floor);
+        self.writer_gone(peer, actions);
+    }
+
+    pub(super) fn peer_refused(
+        &mut self,
+        now: Time,
+        peer: Instance,
+        message: &str,
+        actions: &mut Vec<Action>,
+    ) {
+        for room in self.rooms_with(peer, |stage| *stage == Stage::Queued) {
+            self.fail(now, room, Failure::new(FailureCode::PeerRefused, message), actions);
+        }
+        if self.peers.state(peer) == Some(&PeerState::Connecting) {
+            self.cut_off(peer, actions);
+        }
+    }
+
+    pub(super) fn peer_lost(&mut self, now: Time, peer: Instance, fenced: bool, actions: &mut Vec<Action>) {
+        self.lose(now, peer, actions);
+        if fenced {
+            self.peers.set(peer, PeerState::Fenced);
+            self.writer_gone(peer, actions);
+        } else if self.peers.state(peer) != Some(&PeerState::Fenced) {
+            self.cut_off(peer, actions);
+        }
+    }
+
+    /// From here on the peer counts as a possible writer until its fence is proven.
+    fn cut_off(&mut self, peer: Instance, actions: &mut Vec<Action>) {
+        self.peers.set(peer, PeerState::Unfenced);
+        actions.push(Action::Fence(peer));
+    }
+
+    /// Ends everything that depends on a peer.
+    fn lose(&mut self, now: Time, peer: Instance, actions: &mut Vec<Action>) {
+        self.outbox.forget_peer(peer);
+        if let Some(known) = self.peers.by_instance.get_mut(&peer) {
+            known.fence_again = None;
+            // Not ready: nothing is said to the peer about the rooms that end now.
+            known.state = PeerState::Unfenced;
+        }
+        self.orphans.retain(|_, orphan| orphan.peer != peer);
+        // What has arrived whole needs the peer no longer.
+        let waiting = |stage: &Stage| !matches!(stage, Stage::Verifying(_));
+        for room in self.rooms_with(peer, waiting) {
+            let failure = Failure::new(FailureCode::PeerLost, format!("worker {peer} is gone"));
+            self.fail(now, room, failure, actions);
+        }
+    }
+
+    fn writer_gone(&mut self, peer: Instance, actions: &mut Vec<Action>) {
+        let cleared = self.quarantine.update(&mut self.pool, |_, touchers| {
+            touchers.writer = touchers.writer.filter(|writer| *writer != peer);
+        });
+        self.finish_clearing(cleared, actions);
+    }
+
+    /// Whether writes of this peer may still land here.
+    pub(super) fn may_write(&self, peer: Instance) -> bool {
+        !matches!(self.peers.state(peer), None | Some(PeerState::Fenced))
+    }
+
+    /// Rooms that depend on a peer and are in one of the stages asked for.
+    fn rooms_with(&self, peer: Instance, wanted: impl Fn(&Stage) -> bool) -> Vec<Room> {
+        let depends = |job: &super::job::Job| match &job.stage {
+            Stage::Transfer(incoming) | Stage::Verifying(incoming) => incoming.peer == peer,
+            Stage::Queued if job.request.prefill.as_ref().is_some_and(|prefill| prefill.instance == peer) => {
+                true
+            }
+            _ => job.outgoing.as_ref().is_some_and(|outgoing| outgoing.peer == peer),
+        };
+        let rooms = self.jobs.iter().filter(|(_, job)| wanted(&job.stage) && depends(job));
+        rooms.map(|(room, _)| *room).collect()
+    }
+
+    pub(super) fn fence_failed(&mut self, now: Time, peer: Instance) {
+        if let Some(known) = self.peers.by_instance.get_mut(&peer)
+            && known.state == PeerState::Unfenced
+        {
+            known.fence_again = Some(now.after(FENCE_AGAIN));
+        }
+    }
+
+    /// Peers cut off without proof so far; their rooms' pages stay in quarantine.
+    #[must_use]
+    pub fn unfenced_peers(&self) -> BTreeSet<Instance> {
+        let unfenced = self.peers.by_instance.iter().filter(|(_, peer)| peer.state == PeerState::Unfenced);
+        unfenced.map(|(instance, _)| *instance).collect()
+    }
+}

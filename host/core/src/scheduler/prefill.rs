@@ -1,0 +1,251 @@
+//! The prefill side of a room: where decode wants its pages, sending them, letting go.
+
+use super::job::{Job, Outgoing, Stage};
+use super::{Action, PageWrite, Role, Scheduler};
+use crate::aux_row::AuxRow;
+use crate::ids::{Instance, Room, Time};
+use crate::message::{Body, Reserve};
+use crate::notice::Notice;
+use crate::request::{Failure, FailureCode, FinishReason};
+use crate::transfer::Tag;
+
+/// A reserve that came before its request.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    pub peer: Instance,
+    pub question: u64,
+    pub attempt: u32,
+    pub reserve: Reserve,
+    pub since: Time,
+}
+
+impl Scheduler {
+    /// Why a reserve does not belong to a job, if it does not.
+    pub(super) fn misfit(&self, job: &Job, reserve: &Reserve) -> Option<String> {
+        let prompt = job.request.prompt.len();
+        let page_tokens = self.config.page_tokens as usize;
+        let prefix = reserve.decode_prefix_len as usize;
+        if reserve.prompt_tokens as usize != prompt {
+            let said = reserve.prompt_tokens;
+            return Some(format!("decode expects a prompt of {said} tokens, prefill has one of {prompt}"));
+        }
+        if prefix > prompt || !prefix.is_multiple_of(page_tokens) {
+            return Some(format!(
+                "decode claims to hold {prefix} tokens of {prompt}: it must be whole pages of {page_tokens}"
+            ));
+        }
+        let expected = prompt.div_ceil(page_tokens) - prefix / page_tokens;
+        (reserve.pages.len() != expected)
+            .then(|| format!("decode offers {} pages where {expected} are to be sent", reserve.pages.len()))
+    }
+
+    #[allow(clippy::too_many_arguments)] // one argument per field of the message
+    pub(super) fn reserve_asked(
+        &mut self,
+        now: Time,
+        from: Instance,
+        question: u64,
+        room: Room,
+        attempt: u32,
+        reserve: Reserve,
+        actions: &mut Vec<Action>,
+    ) {
+        let answer = match self.take_reserve(now, from, question, room, attempt, reserve) {
+            Ok(()) => Body::Reserved,
+            Err((message, retryable)) => Body::Refused { message, retryable },
+        };
+        let answer = self.outbox.answer(question, room, attempt, answer);
+        self.send(from, answer, actions);
+        self.push_pages(room, actions);
+    }
+
+    fn take_reserve(
+        &mut self,
+        now: Time,
+        from: Instance,
+        question: u64,
+        room: Room,
+        attempt: u32,
+        reserve: Reserve,
+    ) -> Result<(), (String, bool)> {
+        if self.config.role != Role::Prefill {
+            return Err(("this worker is not a prefill worker".into(), false));
+        }
+        if self.quarantine.contains(room) {
+            return Err(("the request has ended on the prefill worker".into(), true));
+        }
+        let Some(job) = self.jobs.get(&room) else {
+            if !self.orphans.contains_key(&room) && self.orphans.len() >= self.config.max_queued as usize {
+                return Err((format!("{} rooms wait for their requests already", self.orphans.len()), true));
+            }
+            self.orphans.insert(room, Orphan { peer: from, question, attempt, reserve, since: now });
+            return Ok(());
+        };
+        if let Some(refusal) = self.misfit(job, &reserve) {
+            return Err((refusal, false));
+        }
+        let page_tokens = self.config.page_tokens;
+        let Some(job) = self.jobs.get_mut(&room) else { return Ok(()) };
+        match &mut job.outgoing {
+            Some(outgoing) if outgoing.peer != from => {
+                Err((format!("room {room} is being sent to worker {}", outgoing.peer), false))
+            }
+            // A repeat.
+            Some(outgoing) if outgoing.attempt >= attempt => Ok(()),
+            Some(outgoing) => {
+                let tags = std::mem::take(&mut outgoing.tags);
+                *outgoing = Outgoing { tags, ..Outgoing::new(from, attempt, reserve, page_tokens) };
+                Ok(())
+            }
+            None => {
+                job.outgoing = Some(Outgoing::new(from, attempt, reserve, page_tokens));
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends what is computed and not sent: whole pages while computing, and everything with the aux row at the end.
+    ///
+    /// The cursor starts at what decode holds and never moves back within an attempt; a part without pages is sent
+    /// only if it is the last.
+    pub(super) fn push_pages(&mut self, room: Room, actions: &mut Vec<Action>) {
+        let page_tokens = self.config.page_tokens as usize;
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let (Some(pages), Some(aux), Some(outgoing)) = (&job.pages, job.aux, &mut job.outgoing) else {
+            return;
+        };
+        let last = job.stage == Stage::Inflight;
+        let prompt = job.request.prompt.len();
+        let end = if last { prompt.div_ceil(page_tokens) } else { job.computed.min(prompt) / page_tokens };
+        if outgoing.complete || (end <= outgoing.cursor && !last) {
+            return;
+        }
+        // Another attempt's writes read the same aux row and write the same pages: they settle first.
+        if outgoing.attempt > 1 && outgoing.sequence == 0 && !outgoing.tags.is_empty() {
+            return;
+        }
+        let prefix_pages = outgoing.reserve.decode_prefix_len as usize / page_tokens;
+        let span = outgoing.cursor..end.max(outgoing.cursor);
+        let source = pages.ids()[span.clone()].to_vec();
+        let target = outgoing.reserve.pages[span.start - prefix_pages..span.end - prefix_pages].to_vec();
+        self.last_tag += 1;
+        let tag = Tag(self.last_tag);
+        let aux = last.then(|| job.first.clone()).flatten().map(|first| {
+            let row = AuxRow {
+                room,
+                attempt: outgoing.attempt,
+                prompt_tokens: outgoing.reserve.prompt_tokens,
+                cached_tokens: job.cached_tokens,
+                pages: u32::try_from(outgoing.reserve.pages.len()).unwrap_or(u32::MAX),
+                digest: 0,
+                first,
+            };
+            (row, aux, outgoing.reserve.aux_slot)
+        });
+        let count = u32::try_from(source.len()).unwrap_or(u32::MAX);
+        let notice =
+            Notice { room, attempt: outgoing.attempt, sequence: outgoing.sequence, pages: count, last };
+        outgoing.cursor = span.end;
+        outgoing.sequence += 1;
+        outgoing.complete = last;
+        outgoing.tags.insert(tag);
+        self.stats.pages_sent += u64::from(count);
+        actions.push(Action::Write(PageWrite { tag, to: outgoing.peer, notice, source, target, aux }));
+    }
+
+    pub(super) fn written(&mut self, now: Time, tag: Tag, error: Option<String>, actions: &mut Vec<Action>) {
+        let owner = self.jobs.iter_mut().find_map(|(room, job)| {
+            let outgoing = job.outgoing.as_mut()?;
+            outgoing.tags.remove(&tag).then_some(*room)
+        });
+        match (owner, error) {
+            (Some(room), Some(error)) => {
+                let message = format!("KV pages could not be written to the decode worker: {error}");
+                self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
+            }
+            (Some(room), None) => self.push_pages(room, actions),
+            (None, _) => {
+                let cleared = self.quarantine.update(&mut self.pool, |_, touchers| {
+                    touchers.tags.remove(&tag);
+                });
+                self.finish_clearing(cleared, actions);
+            }
+        }
+    }
+
+    pub(super) fn commit_asked(
+        &mut self,
+        from: Instance,
+        question: u64,
+        room: Room,
+        attempt: u32,
+        actions: &mut Vec<Action>,
+    ) {
+        let answer = self.outbox.answer(question, room, attempt, Body::Committed);
+        self.send(from, answer, actions);
+        let committed = self.jobs.get(&room).and_then(|job| job.outgoing.as_ref());
+        if committed.is_some_and(|outgoing| outgoing.peer == from && outgoing.attempt == attempt) {
+            self.finish(room, FinishReason::Prefill, actions);
+        }
+    }
+
+    /// Decode gives a room up: answered when nothing of it is in flight, and from then on nothing will be.
+    pub(super) fn abort_asked(
+        &mut self,
+        from: Instance,
+        question: u64,
+        room: Room,
+        attempt: u32,
+        actions: &mut Vec<Action>,
+    ) {
+        self.peers.remember_abort(from, question, room);
+        if self.orphans.get(&room).is_some_and(|orphan| orphan.peer == from) {
+            self.orphans.remove(&room);
+        }
+        let answer = (from, question, attempt);
+        if let Some(entry) = self.quarantine.get_mut(room) {
+            if !entry.answer.contains(&answer) {
+                entry.answer.push(answer);
+            }
+            return;
+        }
+        let ours = self
+            .jobs
+            .get(&room)
+            .is_some_and(|job| job.outgoing.as_ref().is_none_or(|outgoing| outgoing.peer == from));
+        match ours.then(|| self.jobs.remove(&room)).flatten() {
+            Some(job) => {
+                self.outbox.forget_room(room);
+                self.stats.failed += 1;
+                let failure = Failure::new(FailureCode::PeerFailed, "the decode worker gave the request up");
+                actions.push(Action::Fail { room, failure });
+                self.retire(room, job, vec![answer], actions);
+            }
+            None => self.answer_aborts(room, vec![answer], actions),
+        }
+    }
+
+    pub(super) fn answer_aborts(
+        &mut self,
+        room: Room,
+        aborts: Vec<(Instance, u64, u32)>,
+        actions: &mut Vec<Action>,
+    ) {
+        for (peer, question, attempt) in aborts {
+            let answer = self.outbox.answer(question, room, attempt, Body::Drained);
+            self.send(peer, answer, actions);
+        }
+    }
+
+    pub(super) fn expire_orphans(&mut self, now: Time, actions: &mut Vec<Action>) {
+        let timeout = self.config.bootstrap_timeout;
+        let expired: Vec<(Room, Orphan)> =
+            self.orphans.extract_if(.., |_, orphan| orphan.since.after(timeout) <= now).collect();
+        for (room, orphan) in expired {
+            let message = "the prefill worker never got this request from the router".to_owned();
+            let body = Body::PrefillFailed { message, retryable: true };
+            let message = self.outbox.request(now, orphan.peer, room, orphan.attempt, body);
+            self.send(orphan.peer, message, actions);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! A prefill and a decode scheduler against a hostile world: messages are lost, repeated and reordered, writes land
+//! late, bytes flip, clients leave, the prefill process dies. Whatever happens, an answer is right or an error, no
+//! write lands on another request's page, and in the end every page is free.
+
+mod pair {
+    pub mod world;
+}
+
+use pair::world::{Faults, Outcome, World, answer_to};
+
+const SEEDS: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
+
+/// Runs `SEEDS` worlds and returns what happened in all of them together.
+fn run(name: &str, faults: Faults) -> Outcome {
+    let mut total = Outcome::default();
+    for seed in 0..SEEDS {
+        println!("{name}: seed {seed}");
+        let mut world = World::new(seed, faults);
+        world.run();
+        total.add(world.outcome());
+    }
+    println!("{name}: {total:?}");
+    total
+}
+
+#[test]
+fn without_faults_every_answer_is_right() {
+    let total = run("no faults", Faults::default());
+    assert_eq!(total.failed, 0);
+    assert!(total.finished > SEEDS);
+}
+
+#[test]
+fn lost_repeated_and_reordered_messages_change_no_answer() {
+    let total = run("network", Faults { loss: 0.3, repeat: 0.2, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.messages_repeated > 0 && total.messages_stale > 0, "the faults never struck");
+}
+
+#[test]
+fn aborts_at_any_time_leave_nothing_behind() {
+    let faults = Faults { loss: 0.2, repeat: 0.2, abort: 0.5, ..Faults::default() };
+    let total = run("aborts", faults);
+    assert!(total.finished > 0 && total.failed > 0);
+    assert!(total.quarantined > 0, "no abort ever struck a page in flight");
+}
+
+#[test]
+fn flipped_bytes_cost_a_second_transfer_and_no_answer() {
+    let total = run("flips", Faults { flip: 0.05, ..Faults::default() });
+    assert!(total.integrity_failures > 0, "no byte was ever flipped");
+    assert!(total.finished > total.failed);
+}
+
+#[test]
+fn a_dying_prefill_worker_loses_no_page() {
+    let faults = Faults { loss: 0.1, repeat: 0.1, abort: 0.2, death: 0.01, ..Faults::default() };
+    let total = run("deaths", faults);
+    assert!(total.deaths > 0 && total.finished > 0);
+}
+
+#[test]
+fn a_dropped_connection_is_fenced_before_its_pages_are_used_again() {
+    let faults = Faults { loss: 0.1, repeat: 0.2, abort: 0.2, disconnect: 0.01, ..Faults::default() };
+    let total = run("disconnects", faults);
+    assert!(total.disconnects > 0 && total.fences_failed > 0 && total.finished > 0);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let faults = Faults {
+        loss: 0.2,
+        repeat: 0.2,
+        abort: 0.3,
+        flip: 0.02,
+        death: 0.005,
+        disconnect: 0.005,
+        ..Faults::default()
+    };
+    for seed in 0..20 {
+        let trace = || {
+            let mut world = World::new(seed, faults);
+            world.run();
+            world.trace()
+        };
+        assert_eq!(trace(), trace(), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_aggregated_worker_gives_the_same_answers() {
+    for seed in 0..50 {
+        let mut world = World::aggregated(seed);
+        world.run();
+        assert_eq!(world.outcome().failed, 0, "seed {seed}");
+        assert!(world.outcome().finished > 0);
+    }
+    assert_eq!(answer_to(&[1, 2, 3], 4), answer_to(&[1, 2, 3], 4));
+}

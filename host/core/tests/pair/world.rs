@@ -1,0 +1,624 @@
+//! The world around two schedulers, under a virtual clock and one seed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use host_core::aux_row::{AUX_ROW_BYTES, AuxRow};
+use host_core::integrity::Found;
+use host_core::message::Message;
+use host_core::request::{PeerRef, Request};
+use host_core::scheduler::PageWrite;
+use host_core::{
+    Action, Batch, Config, Event, Instance, PageId, Role, Room, Sampled, Sampling, Scheduler, SequenceOutput,
+    Time,
+};
+
+const PAGE_TOKENS: usize = 4;
+const VOCABULARY: u32 = 50;
+const DECODE: Instance = Instance(1_000_000);
+
+/// How likely each mishap is: per message, per write, per request, per step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub loss: f64,
+    pub repeat: f64,
+    pub abort: f64,
+    pub flip: f64,
+    pub death: f64,
+    pub disconnect: f64,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub finished: u64,
+    pub failed: u64,
+    pub quarantined: u64,
+    pub deaths: u64,
+    pub disconnects: u64,
+    pub fences_failed: u64,
+    pub integrity_failures: u64,
+    pub messages_repeated: u64,
+    pub messages_stale: u64,
+}
+
+impl Outcome {
+    pub fn add(&mut self, other: Outcome) {
+        self.finished += other.finished;
+        self.failed += other.failed;
+        self.quarantined += other.quarantined;
+        self.deaths += other.deaths;
+        self.disconnects += other.disconnects;
+        self.fences_failed += other.fences_failed;
+        self.integrity_failures += other.integrity_failures;
+        self.messages_repeated += other.messages_repeated;
+        self.messages_stale += other.messages_stale;
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    /// SplitMix64.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0, 0)
+    }
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+    fn chance(&mut self, probability: f64) -> bool {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
+    }
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a ^ b.rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// KV of a position: everything up to it in one word.
+fn slot_value(before: u64, token: u32) -> u64 {
+    mix(before, u64::from(token) + 1)
+}
+
+fn drawn(slots: impl Iterator<Item = u64>) -> u32 {
+    (slots.fold(7, mix) % u64::from(VOCABULARY)) as u32
+}
+
+/// The right answer, computed without pages, batches or workers.
+pub fn answer_to(prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut slots = Vec::new();
+    let mut answer = Vec::new();
+    let mut tokens = prompt.to_vec();
+    let mut next = 0;
+    while answer.len() < count {
+        for token in &tokens[next..] {
+            slots.push(slot_value(slots.last().copied().unwrap_or(0), *token));
+        }
+        next = tokens.len();
+        let token = drawn(slots.iter().copied());
+        answer.push(token);
+        tokens.push(token);
+    }
+    answer
+}
+
+/// One worker process: its scheduler and its memory.
+struct Worker {
+    instance: Instance,
+    scheduler: Scheduler,
+    memory: Vec<u64>,
+    aux: Vec<[u8; AUX_ROW_BYTES]>,
+    batch: Option<(Time, Batch)>,
+    sent_digests: BTreeMap<(Room, u32), Vec<u64>>,
+}
+
+impl Worker {
+    fn new(instance: Instance, role: Role, pages: u32) -> Self {
+        let config = Config {
+            role,
+            pages,
+            page_tokens: PAGE_TOKENS as u32,
+            max_tokens: 64,
+            vocabulary: VOCABULARY,
+            chunk_tokens: 7,
+            max_batch: 3,
+            max_running: 5,
+            max_queued: 100,
+            max_attempts: 3,
+            bootstrap_timeout: Duration::from_secs(30),
+            request_timeout: Duration::from_secs(600),
+            peer_patience: Duration::from_secs(20),
+        };
+        Self {
+            instance,
+            scheduler: Scheduler::new(config),
+            memory: vec![0; pages as usize * PAGE_TOKENS],
+            aux: vec![[0; AUX_ROW_BYTES]; 5],
+            batch: None,
+            sent_digests: BTreeMap::new(),
+        }
+    }
+
+    fn page_digest(&self, page: PageId) -> u64 {
+        let start = page.0 as usize * PAGE_TOKENS;
+        self.memory[start..start + PAGE_TOKENS].iter().fold(1, |digest, word| mix(digest, *word))
+    }
+
+    fn compute(&mut self, batch: &Batch) -> Vec<SequenceOutput> {
+        let memory = &mut self.memory;
+        let place = |pages: &[PageId], position: usize| {
+            pages[position / PAGE_TOKENS].0 as usize * PAGE_TOKENS + position % PAGE_TOKENS
+        };
+        let forward = batch.sequences.iter().map(|sequence| {
+            let start = sequence.start as usize;
+            for (index, token) in sequence.tokens.iter().enumerate() {
+                let position = start + index;
+                let before = position.checked_sub(1).map_or(0, |last| memory[place(&sequence.pages, last)]);
+                memory[place(&sequence.pages, position)] = slot_value(before, *token);
+            }
+            let token = drawn((0..sequence.end()).map(|position| memory[place(&sequence.pages, position)]));
+            let sampled = sequence.sample.map(|_| Sampled { token, logprob: None, top: Vec::new() });
+            SequenceOutput { room: sequence.room, sampled }
+        });
+        forward.collect()
+    }
+}
+
+/// Something under way that happens at its time.
+enum Pending {
+    Deliver { to: Instance, from: Instance, floor: u64, message: Message },
+    Land(PageWrite, Instance),
+    Settle { at: Instance, event: Event },
+    Connect { prefill: Instance, floor: u64 },
+    Fence { at: Instance, peer: Instance },
+    Cancel(Room),
+    Submit { to: Instance, request: Request },
+}
+
+struct Client {
+    request: Request,
+    tokens: Vec<u32>,
+    /// Whether the decode (or aggregated) leg ended, and how.
+    ended: Option<bool>,
+}
+
+pub struct World {
+    random: Random,
+    faults: Faults,
+    now: Time,
+    prefill: Worker,
+    decode: Worker,
+    aggregated: bool,
+    pending: BTreeMap<(Time, u64), Pending>,
+    order: u64,
+    clients: BTreeMap<Room, Client>,
+    /// Directions in which writes are cut: nothing of an earlier session lands.
+    sessions: BTreeMap<Instance, u64>,
+    landing: BTreeMap<u64, u64>,
+    fence_fails: u64,
+    outcome: Outcome,
+    trace: Vec<String>,
+}
+
+impl World {
+    pub fn new(seed: u64, faults: Faults) -> Self {
+        let mut random = Random(seed);
+        let pages = |random: &mut Random| 17 + random.below(20) as u32;
+        let (prefill_pages, decode_pages) = (pages(&mut random), pages(&mut random));
+        let mut world = Self {
+            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages),
+            decode: Worker::new(DECODE, Role::Decode, decode_pages),
+            random,
+            faults,
+            now: Time::default(),
+            aggregated: false,
+            pending: BTreeMap::new(),
+            order: 0,
+            clients: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            landing: BTreeMap::new(),
+            fence_fails: 0,
+            outcome: Outcome::default(),
+            trace: Vec::new(),
+        };
+        for _ in 0..8 {
+            let at = world.random.below(3_000);
+            world.add_request(at);
+        }
+        world
+    }
+
+    pub fn aggregated(seed: u64) -> Self {
+        let mut world = Self::new(seed, Faults::default());
+        world.aggregated = true;
+        world.decode = Worker::new(DECODE, Role::Aggregated, 20);
+        world
+    }
+
+    fn add_request(&mut self, at_ms: u64) {
+        let room = Room(self.random.next());
+        let length = 1 + self.random.below(40) as usize;
+        let request = Request {
+            room,
+            prompt: (0..length).map(|_| self.random.below(u64::from(VOCABULARY)) as u32).collect(),
+            max_new_tokens: 1 + self.random.below(12) as u32,
+            stop_tokens: Vec::new(),
+            ignore_stop: false,
+            sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
+            prefill: Some(PeerRef { instance: self.prefill.instance, address: String::new() }),
+        };
+        let later = |random: &mut Random| Duration::from_millis(at_ms + random.below(300));
+        if self.random.chance(self.faults.abort) {
+            let at = Duration::from_millis(at_ms + self.random.below(1_500));
+            self.schedule(at, Pending::Cancel(room));
+        }
+        for to in [self.prefill.instance, DECODE] {
+            let at = later(&mut self.random);
+            self.schedule(at, Pending::Submit { to, request: request.clone() });
+        }
+        self.clients.insert(room, Client { request, tokens: Vec::new(), ended: None });
+    }
+
+    fn schedule(&mut self, after: Duration, what: Pending) {
+        self.order += 1;
+        self.pending.insert((self.now.after(after), self.order), what);
+    }
+
+    fn soon(&mut self, most_ms: u64) -> Duration {
+        Duration::from_micros(self.random.below(most_ms * 1000))
+    }
+
+    /// Runs until nothing is left to do.
+    pub fn run(&mut self) {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+            assert!(steps < 200_000, "the world does not come to rest: {:?}", self.decode.scheduler);
+        }
+        self.check_rest();
+    }
+
+    fn step(&mut self) -> bool {
+        let busy = !self.pending.is_empty()
+            || self.prefill.batch.is_some()
+            || self.decode.batch.is_some()
+            || !self.prefill.scheduler.is_idle()
+            || !self.decode.scheduler.is_idle();
+        if !busy {
+            return false;
+        }
+        if self.random.chance(self.faults.death) && self.outcome.deaths == 0 {
+            self.kill_prefill();
+        }
+        if self.random.chance(self.faults.disconnect) {
+            self.drop_connection();
+        }
+        let deadlines = [self.prefill.scheduler.next_deadline(), self.decode.scheduler.next_deadline()];
+        let batches = [&self.prefill.batch, &self.decode.batch].map(|batch| batch.as_ref().map(|b| b.0));
+        let first = self.pending.keys().next().map(|key| key.0);
+        let next = deadlines.into_iter().chain(batches).chain([first]).flatten().min();
+        let Some(next) = next else { panic!("nothing will ever happen: {:?}", self.decode.scheduler) };
+        self.now = self.now.max(next);
+        self.finish_batches();
+        while let Some(entry) = self.pending.first_entry() {
+            if entry.key().0 > self.now {
+                break;
+            }
+            let what = entry.remove();
+            self.happen(what);
+        }
+        self.tick(true);
+        self.tick(false);
+        self.prefill.scheduler.audit();
+        self.decode.scheduler.audit();
+        self.outcome.quarantined += self.decode.scheduler.stats().pool.quarantined as u64;
+        true
+    }
+
+    fn worker(&mut self, at: Instance) -> Option<&mut Worker> {
+        [&mut self.prefill, &mut self.decode].into_iter().find(|worker| worker.instance == at)
+    }
+
+    fn handle(&mut self, at: Instance, event: Event) {
+        let now = self.now;
+        self.trace.push(format!("{now:?} {at:?} {event:?}"));
+        let mut actions = Vec::new();
+        if let Some(worker) = self.worker(at) {
+            worker.scheduler.handle(now, event, &mut actions);
+        }
+        self.act(at, actions);
+    }
+
+    fn tick(&mut self, prefill: bool) {
+        let now = self.now;
+        let worker = if prefill { &mut self.prefill } else { &mut self.decode };
+        let mut actions = Vec::new();
+        worker.scheduler.tick(now, &mut actions);
+        let at = worker.instance;
+        self.act(at, actions);
+    }
+
+    fn finish_batches(&mut self) {
+        for at in [self.prefill.instance, DECODE] {
+            let now = self.now;
+            let Some(worker) = self.worker(at) else { continue };
+            if worker.batch.as_ref().is_some_and(|(due, _)| *due <= now)
+                && let Some((_, batch)) = worker.batch.take()
+            {
+                let outputs = worker.compute(&batch);
+                self.handle(at, Event::BatchDone(outputs));
+            }
+        }
+    }
+
+    fn happen(&mut self, what: Pending) {
+        match what {
+            Pending::Submit { to, request } => {
+                let gone = self.clients.get(&request.room).is_none_or(|client| client.ended.is_some());
+                if !gone && !(self.aggregated && to != DECODE) {
+                    let prefill =
+                        (to == DECODE && !self.aggregated).then(|| request.prefill.clone()).flatten();
+                    self.handle(to, Event::Submit(Request { prefill, ..request }));
+                }
+            }
+            Pending::Cancel(room) => {
+                if let Some(client) = self.clients.get_mut(&room)
+                    && client.ended.is_none()
+                {
+                    client.ended = Some(false);
+                    self.handle(self.prefill.instance, Event::Cancel(room));
+                    self.handle(DECODE, Event::Cancel(room));
+                }
+            }
+            Pending::Deliver { to, from, floor, message } => {
+                self.handle(to, Event::Message { from, floor, message });
+            }
+            Pending::Land(write, from) => self.land(&write, from),
+            Pending::Settle { at, event } => self.handle(at, event),
+            Pending::Connect { prefill, floor } => {
+                // The fence of the new handshake: whatever the old session had in flight lands nowhere.
+                self.cut_writes(prefill);
+                if self.prefill.instance == prefill {
+                    self.handle(prefill, Event::PeerReady { peer: DECODE, floor });
+                    self.handle(DECODE, Event::PeerReady { peer: prefill, floor: 0 });
+                } else {
+                    let message = "connection refused".to_owned();
+                    self.handle(DECODE, Event::PeerRefused { peer: prefill, message });
+                }
+            }
+            Pending::Fence { at, peer } => {
+                if self.fence_fails > 0 {
+                    self.fence_fails -= 1;
+                    self.outcome.fences_failed += 1;
+                    return self.handle(at, Event::FenceFailed(peer));
+                }
+                self.cut_writes(if at == DECODE { peer } else { at });
+                self.handle(at, Event::PeerLost { peer, fenced: true });
+            }
+        }
+    }
+
+    /// Nothing that this prefill worker has in flight lands any more; each write settles with an error.
+    fn cut_writes(&mut self, prefill: Instance) {
+        *self.sessions.entry(prefill).or_default() += 1;
+    }
+
+    fn kill_prefill(&mut self) {
+        self.outcome.deaths += 1;
+        let dead = self.prefill.instance;
+        let pages = self.prefill.scheduler.stats().pool;
+        let total = (pages.free + pages.held + pages.quarantined) as u32;
+        self.prefill = Worker::new(Instance(dead.0 + 1), Role::Prefill, total);
+        // A dead process writes no more; the backend tells us so.
+        self.cut_writes(dead);
+        let after = self.soon(50);
+        self.schedule(
+            after,
+            Pending::Settle { at: DECODE, event: Event::PeerLost { peer: dead, fenced: true } },
+        );
+        // The router sees the prefill legs break and gives the decode legs up.
+        let rooms: Vec<Room> =
+            self.clients.iter().filter(|(_, c)| c.ended.is_none()).map(|(r, _)| *r).collect();
+        for room in rooms {
+            let after = self.soon(100);
+            self.schedule(after, Pending::Cancel(room));
+        }
+        for _ in 0..3 {
+            let at = 200 + self.random.below(1_000);
+            self.add_request(at);
+        }
+    }
+
+    /// One side sees the connection break; late writes may still land until the fence is proven.
+    fn drop_connection(&mut self) {
+        self.outcome.disconnects += 1;
+        self.fence_fails = self.random.below(3);
+        let prefill = self.prefill.instance;
+        let (at, peer) = if self.random.chance(0.7) { (DECODE, prefill) } else { (prefill, DECODE) };
+        self.handle(at, Event::PeerLost { peer, fenced: false });
+    }
+
+    fn land(&mut self, write: &PageWrite, from: Instance) {
+        let session = self.landing.remove(&write.tag.0.wrapping_add(from.0 << 32));
+        let cut = session != Some(self.sessions.get(&from).copied().unwrap_or(0));
+        let error = cut.then(|| "the connection is gone".to_owned());
+        self.handle(from, Event::Written { tag: write.tag, error });
+        if cut || self.prefill.instance != from {
+            return;
+        }
+        for (room, pages) in self.decode.scheduler.holdings() {
+            let foreign = room != write.notice.room && write.target.iter().any(|page| pages.contains(page));
+            assert!(!foreign, "a write for {:?} landed on pages of {room:?}", write.notice.room);
+        }
+        let mut digests = Vec::new();
+        for (source, target) in write.source.iter().zip(&write.target) {
+            digests.push(self.prefill.page_digest(*source));
+            for slot in 0..PAGE_TOKENS {
+                self.decode.memory[target.0 as usize * PAGE_TOKENS + slot] =
+                    self.prefill.memory[source.0 as usize * PAGE_TOKENS + slot];
+            }
+        }
+        if self.random.chance(self.faults.flip)
+            && let Some(target) = write.target.first()
+        {
+            self.decode.memory[target.0 as usize * PAGE_TOKENS] ^= 1 << self.random.below(64);
+        }
+        let key = (write.notice.room, write.notice.attempt);
+        let sent = self.prefill.sent_digests.entry(key).or_default();
+        let place = sent.len().max(write.notice.sequence as usize + 1);
+        sent.resize(place, 0);
+        sent[write.notice.sequence as usize] = digests.into_iter().fold(0, mix);
+        if let Some((row, _, slot)) = &write.aux {
+            // Parts land in order here, so the digests of all of them are known with the last.
+            let row = AuxRow { digest: sent.iter().copied().fold(0, mix), ..row.clone() };
+            self.decode.aux[*slot as usize] = row.encode();
+            let parts = sent.len();
+            self.decode.sent_digests.insert(key, vec![parts as u64]);
+        }
+        let after = self.soon(20);
+        let event = Event::Arrived(write.notice);
+        // The parts' page counts are what the digest below is cut by.
+        let counts =
+            self.decode.sent_digests.entry((write.notice.room, write.notice.attempt | 1 << 31)).or_default();
+        counts.resize(counts.len().max(write.notice.sequence as usize + 1), 0);
+        counts[write.notice.sequence as usize] = write.target.len() as u64;
+        self.schedule(after, Pending::Settle { at: DECODE, event });
+    }
+
+    fn act(&mut self, at: Instance, actions: Vec<Action>) {
+        for action in actions {
+            self.trace.push(format!("{:?} {at:?} {action:?}", self.now));
+            match action {
+                Action::Run(batch) => {
+                    let due = self.now.after(self.soon(20));
+                    if let Some(worker) = self.worker(at) {
+                        assert!(worker.batch.is_none(), "two batches at once");
+                        worker.batch = Some((due, batch));
+                    }
+                }
+                Action::Send { to, floor, message } => self.post(at, to, floor, &message),
+                Action::Connect { peer, floor } => {
+                    let after = self.soon(50);
+                    self.schedule(after, Pending::Connect { prefill: peer.instance, floor });
+                }
+                Action::Fence(peer) => {
+                    let after = self.soon(100);
+                    self.schedule(after, Pending::Fence { at, peer });
+                }
+                Action::Write(write) => {
+                    let session = self.sessions.get(&at).copied().unwrap_or(0);
+                    self.landing.insert(write.tag.0.wrapping_add(at.0 << 32), session);
+                    // One room's parts land in order: the fake backend digests them as they land.
+                    let earliest = self.last_landing(at, write.notice.room);
+                    let after = earliest.since(self.now) + self.soon(400);
+                    self.schedule(after, Pending::Land(write, at));
+                }
+                Action::CancelWrite(_) => {}
+                Action::Verify { room, attempt, pages, aux_slot } => {
+                    let counts =
+                        self.decode.sent_digests.get(&(room, attempt | 1 << 31)).cloned().unwrap_or_default();
+                    let mut rest = pages.as_slice();
+                    let digest = counts.iter().fold(0, |whole, count| {
+                        let (part, after) = rest.split_at(*count as usize);
+                        rest = after;
+                        mix(whole, part.iter().map(|page| self.decode.page_digest(*page)).fold(0, mix))
+                    });
+                    let found = Found { aux_row: self.decode.aux[aux_slot as usize], digest: Some(digest) };
+                    let after = self.soon(30);
+                    let event = Event::Verified { room, attempt, found: Box::new(found) };
+                    self.schedule(after, Pending::Settle { at, event });
+                }
+                Action::Emit { room, token } => {
+                    if let Some(client) = self.clients.get_mut(&room) {
+                        client.tokens.push(token.token);
+                    }
+                }
+                Action::Finish { room, .. } => {
+                    if at == DECODE {
+                        self.end(room, true);
+                    }
+                }
+                Action::Fail { room, .. } => {
+                    self.end(room, false);
+                    // The router gives the other leg up.
+                    let other = if at == DECODE { self.prefill.instance } else { DECODE };
+                    let after = self.soon(20);
+                    self.schedule(after, Pending::Settle { at: other, event: Event::Cancel(room) });
+                }
+                Action::PromptReady { .. } => {}
+            }
+        }
+    }
+
+    fn last_landing(&self, from: Instance, room: Room) -> Time {
+        let lands = self.pending.iter().filter_map(|((at, _), what)| match what {
+            Pending::Land(write, sender) if *sender == from && write.notice.room == room => Some(*at),
+            _ => None,
+        });
+        lands.max().unwrap_or(self.now)
+    }
+
+    fn post(&mut self, from: Instance, to: Instance, floor: u64, message: &Message) {
+        let copies = if self.random.chance(self.faults.loss) {
+            0
+        } else if self.random.chance(self.faults.repeat) {
+            2
+        } else {
+            1
+        };
+        for _ in 0..copies {
+            let most = if self.random.chance(self.faults.repeat) { 5_000 } else { 50 };
+            let after = self.soon(most);
+            self.schedule(after, Pending::Deliver { to, from, floor, message: message.clone() });
+        }
+    }
+
+    fn end(&mut self, room: Room, finished: bool) {
+        let Some(client) = self.clients.get_mut(&room) else { return };
+        if client.ended.is_some() {
+            return;
+        }
+        client.ended = Some(finished);
+        if finished {
+            let expected = answer_to(&client.request.prompt, client.request.max_new_tokens as usize);
+            assert_eq!(client.tokens, expected, "wrong answer in {room:?}");
+        }
+    }
+
+    fn check_rest(&self) {
+        for worker in [&self.prefill, &self.decode] {
+            let stats = worker.scheduler.stats();
+            assert_eq!(
+                (stats.pool.held, stats.pool.quarantined),
+                (0, 0),
+                "{:?} leaks pages",
+                worker.instance
+            );
+            assert_eq!((stats.queued, stats.active, stats.unanswered), (0, 0, 0));
+        }
+        for (room, client) in &self.clients {
+            assert!(client.ended.is_some(), "{room:?} never ended");
+        }
+    }
+
+    pub fn outcome(&self) -> Outcome {
+        let stats = [self.prefill.scheduler.stats(), self.decode.scheduler.stats()];
+        let count = |ended| self.clients.values().filter(|client| client.ended == Some(ended)).count() as u64;
+        Outcome {
+            finished: count(true),
+            failed: count(false),
+            integrity_failures: stats[1].integrity_failures,
+            messages_repeated: stats.iter().map(|s| s.messages_repeated).sum(),
+            messages_stale: stats.iter().map(|s| s.messages_stale).sum(),
+            ..self.outcome
+        }
+    }
+
+    pub fn trace(&self) -> Vec<String> {
+        self.trace.clone()
+    }
+}
