@@ -54,6 +54,28 @@ impl SharedMemory {
         self.bytes
     }
 
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Panics
+    /// When the range lies outside the memory.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
+        // SAFETY: the range was just checked; the caller's protocol gives it this range alone.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
+    }
+
+    /// Copies out of the memory, from `offset`.
+    ///
+    /// # Panics
+    /// When the range lies outside the memory.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
+        // SAFETY: the range was just checked; whoever writes it has announced that it is done.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+
     /// The file behind the memory.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -114,6 +136,20 @@ impl KvMemory {
         // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch reads, except
         // the batch's own new rows, which this executor writes before it reads them.
         unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
+    }
+
+    /// The bytes of a page, to read; only for layouts in which a page is one piece.
+    ///
+    /// # Panics
+    /// When a page of this layout is not contiguous.
+    #[must_use]
+    pub fn read_page(&self, page: PageId) -> &[u8] {
+        let bytes = self.layout.shape.page_bytes();
+        assert_eq!(self.layout.page, bytes, "pages of this layout are not contiguous");
+        let first = self.row(page, 0, 0, 0, 0);
+        // SAFETY: the page starts at its first row, is `bytes` long and lies inside the mapping; the scheduler lets
+        // nobody write it while somebody reads it.
+        unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) }
     }
 
     /// The row's bytes, to write.

@@ -1,0 +1,273 @@
+//! An executor whose KV proves itself.
+//!
+//! It computes no model. The KV row of a position is derived from all tokens up to it, the layer, the head and K or
+//! V; the next token is derived from every byte of every row *read back through the page table*. One wrong, stale or
+//! missing byte anywhere in a sequence's pages changes the answer. Its time per step comes from a cost model, so that
+//! scheduling can be measured at sizes that this machine cannot compute.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use host_core::{Batch, Dtype, PageId, Sampled, Sampling, Sequence, SequenceOutput};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use super::{Executor, ExecutorError, KvMemory, ModelShape};
+use super::digest;
+
+/// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`. Zero by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Per batch.
+    pub step: Duration,
+    /// Per token of a sequence that computes more than one.
+    pub prefill_token: Duration,
+    /// Per sequence that computes one token.
+    pub sequence: Duration,
+}
+
+impl Cost {
+    /// The time that a batch takes.
+    #[must_use]
+    pub fn of(&self, batch: &Batch) -> Duration {
+        batch.sequences.iter().fold(self.step, |time, sequence| match sequence.tokens.len() {
+            1 => time + self.sequence,
+            tokens => time + self.prefill_token * u32::try_from(tokens).unwrap_or(u32::MAX),
+        })
+    }
+}
+
+/// The synthetic executor.
+#[derive(Clone, Debug)]
+pub struct Synthetic {
+    shape: ModelShape,
+    cost: Cost,
+}
+
+/// First token id that is drawn, if the vocabulary reaches that far: printable ASCII of the byte tokenizer.
+const FIRST_PRINTABLE: u32 = 32;
+/// One above the last.
+const END_PRINTABLE: u32 = 127;
+
+impl Synthetic {
+    /// An executor for KV of this size.
+    ///
+    /// # Errors
+    /// When a row is shorter than the 8 bytes that carry the prefix.
+    pub fn new(shape: SyntheticShape, cost: Cost) -> Result<Self, ExecutorError> {
+        let SyntheticShape { layers, kv_heads, head_dim, vocabulary, max_positions, kv_dtype } = shape;
+        let row = head_dim * kv_dtype.bytes();
+        if row < 8 || row % 8 != 0 {
+            return Err(ExecutorError(format!(
+                "the synthetic executor needs KV rows of a multiple of 8 bytes, {head_dim} x {kv_dtype} are {row}"
+            )));
+        }
+        let identity = format!("synthetic {layers} {kv_heads} {head_dim} {vocabulary}");
+        let shape = ModelShape {
+            layers,
+            kv_heads,
+            head_dim,
+            vocabulary,
+            max_positions,
+            kv_dtype,
+            weights: format!("{:016x}", xxh3_64(identity.as_bytes())),
+            math: "synthetic-1".to_owned(),
+        };
+        Ok(Self { shape, cost })
+    }
+
+    fn write(&self, kv: &mut KvMemory, sequence: &Sequence) {
+        let page_tokens = kv.layout().shape.page_tokens;
+        let place = |position: usize| (sequence.pages[position / page_tokens], position % page_tokens);
+        let start = sequence.start as usize;
+        let mut prefix = start.checked_sub(1).map_or(0, |last| {
+            let (page, token) = place(last);
+            let row = kv.read_row(page, 0, 0, 0, token);
+            row[..8].try_into().map_or(0, u64::from_le_bytes)
+        });
+        let shape = kv.layout().shape;
+        for (index, token) in sequence.tokens.iter().enumerate() {
+            prefix = xxh3_64_with_seed(&token.to_le_bytes(), prefix);
+            let (page, slot) = place(start + index);
+            for head in 0..shape.heads {
+                for layer in 0..shape.layers {
+                    for side in 0..2 {
+                        let which = ((head as u64) << 32 | (layer as u64) << 1 | side as u64).to_le_bytes();
+                        let seed = xxh3_64_with_seed(&which, prefix);
+                        let row = kv.write_row(page, head, layer, side, slot);
+                        for (word, bytes) in row.chunks_exact_mut(8).enumerate() {
+                            let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
+                            bytes.copy_from_slice(&value.to_le_bytes());
+                        }
+                        if (head, layer, side) == (0, 0, 0) {
+                            row[..8].copy_from_slice(&prefix.to_le_bytes());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Everything that the sequence's pages hold, in one word.
+    fn read(kv: &KvMemory, pages: &[PageId], tokens: usize) -> u64 {
+        let page_tokens = kv.layout().shape.page_tokens;
+        let digests: Vec<u64> = (0..tokens.div_ceil(page_tokens))
+            .map(|index| digest::page(kv, pages[index], (tokens - index * page_tokens).min(page_tokens)))
+            .collect();
+        digest::all(&digests)
+    }
+
+    fn draw(&self, state: u64, sampling: &Sampling) -> Sampled {
+        let state = match sampling.temperature > 0.0 {
+            true => xxh3_64_with_seed(&state.to_le_bytes(), sampling.seed),
+            false => state,
+        };
+        let vocabulary = self.shape.vocabulary as u32;
+        let (first, end) = match vocabulary >= END_PRINTABLE {
+            true if vocabulary < 1024 => (FIRST_PRINTABLE, END_PRINTABLE),
+            _ => (0, vocabulary),
+        };
+        let token = |rank: u64| first + ((state.rotate_left(17) ^ rank) % u64::from(end - first)) as u32;
+        // Log probabilities are as made up as the model: -0.5 for the drawn token, one less per rank.
+        let likeliest = u64::from(sampling.logprobs.unwrap_or(0));
+        Sampled {
+            token: token(0),
+            logprob: sampling.logprobs.map(|_| -0.5),
+            top: (0..likeliest).map(|rank| (token(rank), -0.5 - rank as f32)).collect(),
+        }
+    }
+}
+
+/// Sizes of the model that the synthetic executor pretends to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyntheticShape {
+    /// Transformer layers.
+    pub layers: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Elements of one head.
+    pub head_dim: usize,
+    /// Token ids are below this.
+    pub vocabulary: usize,
+    /// Longest sequence.
+    pub max_positions: usize,
+    /// Element type of the KV.
+    pub kv_dtype: Dtype,
+}
+
+impl Default for SyntheticShape {
+    /// 2 KiB of KV per token, and the byte tokenizer's vocabulary.
+    fn default() -> Self {
+        Self {
+            layers: 4,
+            kv_heads: 2,
+            head_dim: 32,
+            vocabulary: 259,
+            max_positions: 131_072,
+            kv_dtype: Dtype::F32,
+        }
+    }
+}
+
+impl Executor for Synthetic {
+    fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    fn forward(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<Vec<SequenceOutput>, ExecutorError> {
+        let started = Instant::now();
+        let outputs = batch
+            .sequences
+            .iter()
+            .map(|sequence| {
+                self.write(kv, sequence);
+                let sampled = sequence
+                    .sample
+                    .map(|sampling| self.draw(Self::read(kv, &sequence.pages, sequence.end()), &sampling));
+                SequenceOutput { room: sequence.room, sampled }
+            })
+            .collect();
+        // The modelled accelerator computes for this long; the thread stands in for it.
+        sleep(self.cost.of(batch).saturating_sub(started.elapsed()));
+        Ok(outputs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host_core::Room;
+    use host_core::layout::{KvLayout, KvOrder, KvShape};
+
+    const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+
+    fn pool(executor: &Synthetic, page_tokens: usize, order: KvOrder) -> KvMemory {
+        let shape = KvShape {
+            pages: 16,
+            heads: executor.shape.kv_heads,
+            layers: executor.shape.layers,
+            page_tokens,
+            head_dim: executor.shape.head_dim,
+            dtype: executor.shape.kv_dtype,
+        };
+        KvMemory::new(KvLayout::new(shape, order)).unwrap()
+    }
+
+    fn run(kv: &mut KvMemory, tokens: &[u32], chunk: usize, first_page: u32) -> u32 {
+        let mut executor = Synthetic::new(SyntheticShape::default(), Cost::default()).unwrap();
+        let mut token = None;
+        for start in (0..tokens.len()).step_by(chunk) {
+            let end = tokens.len().min(start + chunk);
+            let pages = (0..8).map(|page| PageId((first_page + page * 5) % 16)).collect();
+            let sequence = Sequence {
+                room: Room(1),
+                tokens: tokens[start..end].to_vec(),
+                start: start as u32,
+                pages,
+                sample: (end == tokens.len()).then_some(GREEDY),
+            };
+            let outputs = executor.forward(kv, &Batch { id: 1, sequences: vec![sequence] }).unwrap();
+            token = outputs[0].sampled.clone().map(|sampled| sampled.token);
+        }
+        token.unwrap()
+    }
+
+    #[test]
+    fn the_answer_depends_on_tokens_and_not_on_chunks_pages_or_layout() {
+        let executor = Synthetic::new(SyntheticShape::default(), Cost::default()).unwrap();
+        let tokens: Vec<u32> = (0..29).map(|i| i * 7 % 250).collect();
+        let mut answers = std::collections::BTreeSet::new();
+        for order in [KvOrder::PageHeadLayerKvTokenDim, KvOrder::LayerKvPageTokenHeadDim] {
+            for (chunk, first_page) in [(1, 0), (7, 3), (29, 9)] {
+                let mut kv = pool(&executor, 8, order);
+                answers.insert(run(&mut kv, &tokens, chunk, first_page));
+            }
+        }
+        assert_eq!(answers.len(), 1);
+    }
+
+    #[test]
+    fn every_byte_of_every_page_matters() {
+        let mut executor = Synthetic::new(
+            SyntheticShape { vocabulary: 1 << 30, layers: 2, head_dim: 4, ..SyntheticShape::default() },
+            Cost::default(),
+        )
+        .unwrap();
+        let mut kv = pool(&executor, 4, KvOrder::PageHeadLayerKvTokenDim);
+        let pages = vec![PageId(3), PageId(1)];
+        let prompt =
+            Sequence { room: Room(1), tokens: vec![5; 7], start: 0, pages: pages.clone(), sample: None };
+        executor.forward(&mut kv, &Batch { id: 1, sequences: vec![prompt] }).unwrap();
+        let before = Synthetic::read(&kv, &pages, 7);
+        for position in 0..7 {
+            for (head, layer, side) in (0..2 * 2 * 2).map(|i| (i / 4, i / 2 % 2, i % 2)) {
+                for byte in 0..16 {
+                    let (page, token) = (pages[position / 4], position % 4);
+                    kv.write_row(page, head, layer, side, token)[byte] ^= 0x10;
+                    assert_ne!(Synthetic::read(&kv, &pages, 7), before);
+                    kv.write_row(page, head, layer, side, token)[byte] ^= 0x10;
+                }
+            }
+        }
+        assert_eq!(Synthetic::read(&kv, &pages, 7), before);
+    }
+}

@@ -1,0 +1,257 @@
+//! One prefill, decode or aggregated worker, live: threads that carry out what the core decides.
+//!
+//! ```text
+//!  control plane (tokio) ──events──► scheduler thread ──batches──► rank thread (executor, KV pool)
+//!        ▲                            │   ▲                          │
+//!        └──messages, answers─────────┘   └──────────events──────────┤
+//!                                     └──writes──► transfer thread ──┘ (plugin)
+//! ```
+//!
+//! All of them meet in channels, and nothing waits on the scheduler thread.
+
+pub mod clock;
+pub mod link;
+mod rank_thread;
+mod scheduler_thread;
+mod transfer_thread;
+
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use host_core::request::{Failure, FinishReason, Request, Usage};
+use host_core::scheduler::Stats;
+use host_core::{Config, Event, Instance, KvLayout, Room, Sampled};
+use host_plugin_api::transfer::TransferBackend;
+use tokio::sync::mpsc;
+
+use crate::executor::{Executor, KvMemory};
+use crate::net::proto::{KvIdentity, WorkerInfo};
+use clock::Clock;
+use link::Links;
+
+/// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
+/// repeat).
+const INPUTS: usize = 4096;
+
+/// What happens to a request, as its client is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// One more token.
+    Token(Sampled),
+    /// The answer is complete.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+        /// What it used.
+        usage: Usage,
+        /// Bytes of KV that came through the transfer plugin.
+        transferred_bytes: u64,
+    },
+    /// There will be no complete answer.
+    Failed(Failure),
+}
+
+/// What the scheduler thread is told.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// Something happened.
+    Event(Event),
+    /// A request, and where its answer goes.
+    Submit(Request, mpsc::UnboundedSender<Answer>),
+}
+
+/// What the scheduler asks of the control plane.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// [`host_core::Action::Send`].
+    Message {
+        /// To whom.
+        to: Instance,
+        /// The lowest id still repeated.
+        floor: u64,
+        /// What.
+        message: host_core::message::Message,
+    },
+    /// [`host_core::Action::Connect`].
+    Connect {
+        /// With whom.
+        peer: host_core::request::PeerRef,
+        /// For the peer.
+        floor: u64,
+    },
+    /// [`host_core::Action::Fence`].
+    Fence(Instance),
+}
+
+/// Everything a worker is made of.
+pub struct Parts {
+    /// Its name for people: "prefill-0".
+    pub name: String,
+    /// Limits and policies.
+    pub config: Config,
+    /// The KV pool's layout.
+    pub layout: KvLayout,
+    /// The identity of its KV.
+    pub identity: KvIdentity,
+    /// Who computes.
+    pub executor: Box<dyn Executor>,
+    /// The rank's pool.
+    pub kv: KvMemory,
+    /// The transfer plugin's name and instance; `None` for aggregated workers.
+    pub transfer: Option<(String, Arc<dyn TransferBackend>)>,
+    /// Random, new at every start.
+    pub instance: Instance,
+    /// Whether pages are digested on both ends of a transfer.
+    pub page_integrity: bool,
+}
+
+/// A running worker. Dropping it does not stop it; [`Worker::stop`] does.
+pub struct Worker {
+    handle: Handle,
+    threads: Vec<JoinHandle<()>>,
+    stop: scheduler_thread::Stop,
+}
+
+/// The way in to a running worker, for any thread or task.
+#[derive(Clone)]
+pub struct Handle {
+    inputs: mpsc::Sender<Input>,
+    stats: Arc<Mutex<Stats>>,
+    links: Arc<Links>,
+    info: Arc<WorkerInfo>,
+    instance: Instance,
+}
+
+impl Worker {
+    /// Starts the threads. `outgoing` is what the scheduler asks of the control plane; it must be drained.
+    ///
+    /// # Errors
+    /// When memory cannot be registered with the transfer plugin, or a thread cannot be started.
+    pub fn start(
+        parts: Parts,
+        runtime: &tokio::runtime::Handle,
+    ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
+        let Parts { name, config, layout, identity, executor, kv, transfer, instance, page_integrity } =
+            parts;
+        let clock = Clock::start();
+        let (inputs, receive_inputs) = mpsc::channel(INPUTS);
+        let (outgoing, receive_outgoing) = mpsc::channel(INPUTS);
+        let stats = Arc::new(Mutex::new(Stats::default()));
+        let links = Arc::new(Links::open(transfer, &kv, config.max_running)?);
+        let info = WorkerInfo {
+            instance: instance.0,
+            name,
+            role: config.role.as_str().to_owned(),
+            address: String::new(),
+            identity: Some(identity),
+            max_tokens: config.max_tokens,
+            pages: config.pages,
+            transfer: links.endpoint()?.into_iter().collect(),
+        };
+        let mut threads = Vec::new();
+        let (to_rank, rank) = rank_thread::start(executor, kv.clone(), inputs.clone())?;
+        threads.push(rank);
+        let to_transfer = match links.backend() {
+            Some(_) => {
+                let start = transfer_thread::Start {
+                    links: links.clone(),
+                    kv,
+                    inputs: inputs.clone(),
+                    page_integrity,
+                };
+                let (to_transfer, thread) = transfer_thread::start(start)?;
+                threads.push(thread);
+                Some(to_transfer)
+            }
+            None => None,
+        };
+        let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
+            config,
+            page_bytes: layout.shape.page_bytes() as u64,
+            clock,
+            runtime: runtime.clone(),
+            inputs: receive_inputs,
+            outgoing,
+            to_rank,
+            to_transfer,
+            stats: stats.clone(),
+        })?;
+        threads.push(scheduler);
+        let handle = Handle { inputs, stats, links, info: Arc::new(info), instance };
+        Ok((Worker { handle, threads, stop }, receive_outgoing))
+    }
+
+    /// The way in.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Ends all threads and the transfer plugin. Requests that still run are given up.
+    ///
+    /// # Errors
+    /// When the plugin did not stop in time.
+    pub fn stop(self) -> anyhow::Result<()> {
+        self.stop.now();
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("a worker thread had panicked");
+            }
+        }
+        self.handle.links.shutdown()
+    }
+}
+
+impl Handle {
+    /// What this worker tells others about itself; its address is added by who listens.
+    #[must_use]
+    pub fn info(&self) -> &WorkerInfo {
+        &self.info
+    }
+
+    /// This process's life.
+    #[must_use]
+    pub fn instance(&self) -> Instance {
+        self.instance
+    }
+
+    /// Connections to other workers' memory.
+    #[must_use]
+    pub fn links(&self) -> &Arc<Links> {
+        &self.links
+    }
+
+    /// The scheduler's counters, as of its last turn.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        *self.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]; a channel that just closes
+    /// means that the worker stopped.
+    pub async fn submit(&self, request: Request) -> mpsc::UnboundedReceiver<Answer> {
+        let (answers, receive) = mpsc::unbounded_channel();
+        if self.inputs.send(Input::Submit(request, answers)).await.is_err() {
+            tracing::debug!("a request came after the scheduler had stopped");
+        }
+        receive
+    }
+
+    /// Gives a request up; harmless if it has ended.
+    pub async fn cancel(&self, room: Room) {
+        self.event(Event::Cancel(room)).await;
+    }
+
+    /// Passes an event on, waiting while the scheduler's inbox is full.
+    pub async fn event(&self, event: Event) {
+        if self.inputs.send(Input::Event(event)).await.is_err() {
+            tracing::debug!("an event came after the scheduler had stopped");
+        }
+    }
+
+    /// Passes an event on if there is room; false when it was dropped.
+    #[must_use]
+    pub fn try_event(&self, event: Event) -> bool {
+        self.inputs.try_send(Input::Event(event)).is_ok()
+    }
+}

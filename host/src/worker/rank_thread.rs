@@ -1,0 +1,76 @@
+//! The thread that owns a rank's executor and computes on its KV pool.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use host_core::{Batch, Event, PageId, Room};
+use tokio::sync::mpsc;
+
+use super::Input;
+use crate::executor::{Executor, KvMemory, digest};
+
+/// Commands under way: one batch, and a few digests before it.
+const COMMANDS: usize = 64;
+
+/// What a rank is asked to do, in order.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Compute; answered by an event.
+    Run(Batch),
+    /// Log the digest of each page that holds a prompt.
+    LogDigests { room: Room, tokens: usize, pages: Vec<PageId> },
+}
+
+pub(super) fn start(
+    executor: Box<dyn Executor>,
+    kv: KvMemory,
+    inputs: mpsc::Sender<Input>,
+) -> std::io::Result<(SyncSender<Command>, JoinHandle<()>)> {
+    let (commands, receive) = sync_channel(COMMANDS);
+    let thread = std::thread::Builder::new().name("rank-0".into());
+    let thread = thread.spawn(move || run(executor, kv, &receive, &inputs))?;
+    Ok((commands, thread))
+}
+
+fn run(
+    mut executor: Box<dyn Executor>,
+    mut kv: KvMemory,
+    commands: &Receiver<Command>,
+    inputs: &mpsc::Sender<Input>,
+) {
+    while let Ok(command) = commands.recv() {
+        match command {
+            Command::Run(batch) => {
+                let event = compute(executor.as_mut(), &mut kv, &batch);
+                if inputs.blocking_send(Input::Event(event)).is_err() {
+                    return;
+                }
+            }
+            Command::LogDigests { room, tokens, pages } => log_digests(&kv, room, tokens, &pages),
+        }
+    }
+}
+
+/// A panic of the executor fails the batch's requests and nothing else.
+fn compute(executor: &mut dyn Executor, kv: &mut KvMemory, batch: &Batch) -> Event {
+    match catch_unwind(AssertUnwindSafe(|| executor.forward(kv, batch))) {
+        Ok(Ok(outputs)) => Event::BatchDone(outputs),
+        Ok(Err(error)) => Event::BatchFailed(error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            Event::BatchFailed(format!("the executor panicked: {text}"))
+        }
+    }
+}
+
+fn log_digests(kv: &KvMemory, room: Room, tokens: usize, pages: &[PageId]) {
+    let page_tokens = kv.layout().shape.page_tokens;
+    let digests: Vec<String> = pages
+        .iter()
+        .enumerate()
+        .map(|(index, page)| format!("{:016x}", digest::page(kv, *page, tokens - index * page_tokens)))
+        .collect();
+    tracing::debug!(target: "host::pages", %room, tokens, digests = digests.join(","), "prompt ready");
+}

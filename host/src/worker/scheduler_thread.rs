@@ -1,0 +1,192 @@
+//! The thread that owns the core: events in, actions out, nothing that waits.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use host_core::scheduler::Stats;
+use host_core::{Action, Config, Event, Room, Scheduler};
+use tokio::sync::{mpsc, watch};
+
+use super::clock::Clock;
+use super::transfer_thread::{Command as TransferCommand, Inbox};
+use super::{Answer, Input, Outgoing, rank_thread};
+
+/// Longest sleep without an event: keeps the published counters fresh.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Events taken in one turn before decisions are made.
+const EVENTS_PER_TURN: usize = 256;
+
+pub(super) struct Start {
+    pub config: Config,
+    pub page_bytes: u64,
+    pub clock: Clock,
+    pub runtime: tokio::runtime::Handle,
+    pub inputs: mpsc::Receiver<Input>,
+    pub outgoing: mpsc::Sender<Outgoing>,
+    pub to_rank: SyncSender<rank_thread::Command>,
+    pub to_transfer: Option<Inbox>,
+    pub stats: Arc<Mutex<Stats>>,
+}
+
+/// Ends the thread.
+pub(super) struct Stop(watch::Sender<bool>);
+
+impl Stop {
+    pub(super) fn now(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+struct Turn {
+    start: Start,
+    scheduler: Scheduler,
+    clients: HashMap<Room, mpsc::UnboundedSender<Answer>>,
+    /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
+    unsent: VecDeque<Outgoing>,
+}
+
+pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
+    let (stop, stopped) = watch::channel(false);
+    let thread = std::thread::Builder::new().name("scheduler".into());
+    let thread = thread.spawn(move || {
+        let scheduler = Scheduler::new(start.config.clone());
+        Turn { start, scheduler, clients: HashMap::new(), unsent: VecDeque::new() }.run(stopped);
+    })?;
+    Ok((Stop(stop), thread))
+}
+
+impl Turn {
+    fn run(mut self, mut stopped: watch::Receiver<bool>) {
+        let runtime = self.start.runtime.clone();
+        let mut actions = Vec::new();
+        loop {
+            let wait = self.wait();
+            let input = runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = stopped.wait_for(|stop| *stop) => Err(()),
+                    input = tokio::time::timeout(wait, self.start.inputs.recv()) => Ok(input.ok().flatten()),
+                }
+            });
+            let Ok(input) = input else { return };
+            let mut next = input;
+            for _ in 0..EVENTS_PER_TURN {
+                let Some(input) = next.take() else { break };
+                self.take(input, &mut actions);
+                next = self.start.inputs.try_recv().ok();
+            }
+            if let Some(input) = next {
+                self.take(input, &mut actions);
+            }
+            self.scheduler.tick(self.start.clock.now(), &mut actions);
+            for action in actions.drain(..) {
+                self.act(action);
+            }
+            self.flush();
+            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                self.scheduler.stats();
+        }
+    }
+
+    fn wait(&self) -> Duration {
+        if !self.unsent.is_empty() {
+            return Duration::from_millis(10);
+        }
+        let deadline = self.scheduler.next_deadline();
+        deadline.map_or(LONGEST_WAIT, |at| at.since(self.start.clock.now()).min(LONGEST_WAIT))
+    }
+
+    fn take(&mut self, input: Input, actions: &mut Vec<Action>) {
+        let event = match input {
+            Input::Submit(request, answers) => {
+                if self.clients.contains_key(&request.room) {
+                    let message = format!("room {} is in use", request.room);
+                    let failure =
+                        host_core::request::Failure::new(host_core::request::FailureCode::Invalid, message);
+                    // The client may be gone already; then nobody needs the answer.
+                    let _gone = answers.send(Answer::Failed(failure)).is_err();
+                    return;
+                }
+                self.clients.insert(request.room, answers);
+                Event::Submit(request)
+            }
+            Input::Event(event) => event,
+        };
+        self.scheduler.handle(self.start.clock.now(), event, actions);
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Run(batch) => {
+                // One batch at a time, so there is room, or the rank thread is gone and so is the worker.
+                if self.start.to_rank.try_send(rank_thread::Command::Run(batch)).is_err() {
+                    tracing::error!("the rank thread does not take batches any more");
+                }
+            }
+            Action::PromptReady { room, tokens, pages } => {
+                if tracing::enabled!(target: "host::pages", tracing::Level::DEBUG) {
+                    let command = rank_thread::Command::LogDigests { room, tokens: tokens as usize, pages };
+                    if let Err(TrySendError::Full(_)) = self.start.to_rank.try_send(command) {
+                        tracing::debug!(%room, "page digests left out: the rank is busy");
+                    }
+                }
+            }
+            Action::Send { to, floor, message } => {
+                // Lost when the inbox is full: the core repeats it.
+                let lost = self.start.outgoing.try_send(Outgoing::Message { to, floor, message }).is_err();
+                if lost {
+                    tracing::debug!(%to, "a control message was dropped: the control plane is busy");
+                }
+            }
+            Action::Connect { peer, floor } => self.unsent.push_back(Outgoing::Connect { peer, floor }),
+            Action::Fence(peer) => self.unsent.push_back(Outgoing::Fence(peer)),
+            Action::Write(write) => self.transfer(TransferCommand::Write(write)),
+            Action::CancelWrite(tag) => self.transfer(TransferCommand::Cancel(tag)),
+            Action::Verify { room, attempt, pages, aux_slot } => {
+                self.transfer(TransferCommand::Verify { room, attempt, pages, aux_slot });
+            }
+            Action::Emit { room, token } => self.answer(room, Answer::Token(token), false),
+            Action::Finish { room, reason, usage } => {
+                let transferred_bytes = u64::from(usage.transferred_pages) * self.start.page_bytes;
+                tracing::debug!(%room, reason = reason.as_str(), "finished");
+                self.answer(room, Answer::Finished { reason, usage, transferred_bytes }, true);
+            }
+            Action::Fail { room, failure } => {
+                tracing::info!(%room, code = failure.code.as_str(), message = %failure.message, "request failed");
+                self.answer(room, Answer::Failed(failure), true);
+            }
+        }
+    }
+
+    fn answer(&mut self, room: Room, answer: Answer, last: bool) {
+        let client = if last { self.clients.remove(&room) } else { self.clients.get(&room).cloned() };
+        // A client that is gone has its request cancelled by whoever noticed.
+        let gone = client.is_none_or(|client| client.send(answer).is_err());
+        if gone {
+            tracing::trace!(%room, "an answer had no taker");
+        }
+    }
+
+    fn transfer(&self, command: TransferCommand) {
+        match &self.start.to_transfer {
+            Some(inbox) => inbox.push(command),
+            None => tracing::error!("a transfer was asked of a worker without a transfer plugin"),
+        }
+    }
+
+    fn flush(&mut self) {
+        while let Some(next) = self.unsent.pop_front() {
+            match self.start.outgoing.try_send(next) {
+                Ok(()) => {}
+                Err(mpsc::error::TrySendError::Full(next)) => {
+                    self.unsent.push_front(next);
+                    return;
+                }
+                Err(mpsc::error::TrySendError::Closed(_)) => return,
+            }
+        }
+    }
+}
