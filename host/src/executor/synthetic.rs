@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use host_core::{Batch, Dtype, PageId, Sampled, Sampling, Sequence, SequenceOutput};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::{Executor, ExecutorError, KvMemory, ModelShape};
 use super::digest;
+use super::{Executor, ExecutorError, KvMemory, ModelShape};
 
 /// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`. Zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

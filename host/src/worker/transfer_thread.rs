@@ -23,8 +23,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
-use super::link::Links;
 use super::Input;
+use super::link::Links;
 use crate::executor::{KvMemory, digest};
 
 /// Sleep while the plugin has no descriptor to wait on, is full, or has something unsettled.

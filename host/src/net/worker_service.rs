@@ -1,0 +1,165 @@
+//! A worker's side of the control plane, as others call it.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use host_core::{Event, Instance, Room};
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use super::proto::worker_server::Worker;
+use super::proto::{
+    DeliverReply, DeliverRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest,
+    WorkerInfo,
+};
+use super::{identity, peers::Peers, wire};
+use crate::worker::{Answer, Handle};
+
+/// Serves one worker.
+#[derive(Clone)]
+pub struct WorkerService {
+    worker: Handle,
+    /// As others reach us.
+    info: WorkerInfo,
+    peers: Peers,
+}
+
+impl WorkerService {
+    /// A service for a worker that is reached at `info.address`.
+    #[must_use]
+    pub fn new(worker: Handle, info: WorkerInfo, peers: Peers) -> Self {
+        Self { worker, info, peers }
+    }
+}
+
+/// The answer to one request. Dropped before its end, it cancels the request.
+pub struct AnswerStream {
+    room: Room,
+    worker: Handle,
+    answers: mpsc::UnboundedReceiver<Answer>,
+    ended: bool,
+}
+
+impl Stream for AnswerStream {
+    type Item = Result<GenerateEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        self.answers.poll_recv(context).map(|answer| match answer {
+            Some(answer) => {
+                self.ended = !matches!(answer, Answer::Token(_));
+                Some(Ok(wire::write_answer(&answer, self.worker.links().plugin_name())))
+            }
+            None => {
+                self.ended = true;
+                Some(Err(Status::unavailable("the worker stopped before the answer was complete")))
+            }
+        })
+    }
+}
+
+impl Drop for AnswerStream {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let (worker, room) = (self.worker.clone(), self.room);
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { worker.cancel(room).await });
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for WorkerService {
+    type GenerateStream = AnswerStream;
+
+    async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<AnswerStream>, Status> {
+        let request = request.into_inner();
+        tracing::debug!(
+            room = %Room(request.room),
+            request = %request.request_id,
+            prompt_tokens = request.prompt.len(),
+            "request"
+        );
+        let request = wire::read_request(request).map_err(|malformed| {
+            Status::invalid_argument(format!("the request cannot be read: {malformed}"))
+        })?;
+        let room = request.room;
+        let answers = self.worker.submit(request).await;
+        Ok(Response::new(AnswerStream { room, worker: self.worker.clone(), answers, ended: false }))
+    }
+
+    async fn handshake(
+        &self,
+        request: Request<HandshakeRequest>,
+    ) -> Result<Response<HandshakeReply>, Status> {
+        let HandshakeRequest { from, floor } = request.into_inner();
+        let from = from.ok_or_else(|| Status::invalid_argument("a handshake needs a worker"))?;
+        let refusal = match refusal(&self.info, &from) {
+            Some(refusal) => Some(refusal),
+            None => connect(&self.worker, &from).await.err(),
+        };
+        let accepted = refusal.is_none();
+        if let Some(refusal) = &refusal {
+            tracing::warn!(peer = %from.name, %refusal, "handshake refused");
+        } else {
+            tracing::info!(peer = %from.name, instance = %Instance(from.instance), "peer connected");
+            self.peers.add(Instance(from.instance), &from.address);
+            self.worker.event(Event::PeerReady { peer: Instance(from.instance), floor }).await;
+        }
+        Ok(Response::new(HandshakeReply {
+            accepted,
+            message: refusal.unwrap_or_default(),
+            worker: Some(self.info.clone()),
+        }))
+    }
+
+    async fn deliver(&self, request: Request<DeliverRequest>) -> Result<Response<DeliverReply>, Status> {
+        let DeliverRequest { from, to, floor, messages } = request.into_inner();
+        if to != self.info.instance {
+            return Ok(Response::new(DeliverReply { wrong_instance: true }));
+        }
+        for message in messages {
+            match wire::read_message(message) {
+                Ok(message) => {
+                    let event = Event::Message { from: Instance(from), floor, message };
+                    if !self.worker.try_event(event) {
+                        return Err(Status::resource_exhausted("the scheduler's inbox is full"));
+                    }
+                }
+                Err(malformed) => {
+                    tracing::warn!(from = %Instance(from), %malformed, "a control message was dropped");
+                }
+            }
+        }
+        Ok(Response::new(DeliverReply { wrong_instance: false }))
+    }
+}
+
+/// Why two workers cannot exchange KV, if they cannot.
+pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> {
+    let pair = (ours.role.as_str(), theirs.role.as_str());
+    if !matches!(pair, ("prefill", "decode") | ("decode", "prefill")) {
+        return Some(format!(
+            "{} is a {} worker and {} a {} worker: KV goes from prefill to decode",
+            ours.name, ours.role, theirs.name, theirs.role
+        ));
+    }
+    let (Some(our_kv), Some(their_kv)) = (&ours.identity, &theirs.identity) else {
+        return Some("a worker does not say what KV it has".into());
+    };
+    let differences = identity::differences((&ours.name, our_kv), (&theirs.name, their_kv));
+    (!differences.is_empty()).then(|| format!("the workers' KV differs: {}", differences.join("; ")))
+}
+
+/// Connects the transfer plugin to a peer, off the async threads.
+pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<(), String> {
+    let (links, peer) = (worker.links().clone(), peer.clone());
+    tokio::task::spawn_blocking(move || links.connect(&peer))
+        .await
+        .unwrap_or_else(|panic| Err(format!("the transfer plugin failed: {panic}")))
+}
