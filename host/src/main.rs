@@ -1,5 +1,7 @@
 //! The binary `host`.
 
-fn main() -> anyhow::Result<()> {
-    anyhow::bail!("no command yet")
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    host::cli::main()
 }

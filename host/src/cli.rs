@@ -1,0 +1,42 @@
+//! Commands and flags.
+
+pub mod launch;
+pub mod serve;
+pub mod settings;
+pub mod supervise;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use settings::Settings;
+
+/// A configuration that cannot work. Exit code 2, nothing started.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// Serves large language models with prefill and decode on separate workers, and a plugin wherever deployments differ.
+///
+/// Without --role, one prefill worker, one decode worker and a router are started on this machine, each its own
+/// process, and served until Ctrl-C.
+#[derive(Debug, Parser)]
+#[command(name = "host", version)]
+struct Cli {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// Runs the program.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = cli.settings.with_file().and_then(serve::run);
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("host: {error:#}");
+            ExitCode::from(if error.downcast_ref::<Refused>().is_some() { 2 } else { 1 })
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Every setting once: as a flag, as a key of `--config`, and with its default. Flags win over the file.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+use super::Refused;
+
+/// What one process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum RoleName {
+    /// Computes prompts and hands their KV over
+    Prefill,
+    /// Takes prompts' KV over and generates
+    Decode,
+    /// Takes requests and spreads them over workers
+    Router,
+    /// Prefill and decode in one worker, without a transfer
+    Aggregated,
+}
+
+impl RoleName {
+    /// As flags write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RoleName::Prefill => "prefill",
+            RoleName::Decode => "decode",
+            RoleName::Router => "router",
+            RoleName::Aggregated => "aggregated",
+        }
+    }
+}
+
+/// Who computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExecutorName {
+    /// A real model on the CPU
+    Cpu,
+    /// No model: KV that proves itself, with a modelled speed
+    Synthetic,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+/// What is set, by flag or file. Unset values have the defaults that the accessors give.
+#[derive(Clone, Debug, Default, Args, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Settings {
+    /// TOML file with the same settings, by their flags' names; flags win
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+
+    /// Hugging Face directory of the model (config.json, safetensors, tokenizer.json)
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+
+    /// Name under which the model is served [default: the directory's name]
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+
+    /// Who computes [default: cpu]
+    #[arg(long, value_enum)]
+    pub executor: Option<ExecutorName>,
+
+    /// Run only this part; without it, all parts are started on this machine
+    #[arg(long, value_enum)]
+    pub role: Option<RoleName>,
+
+    /// Plugins to load, by name [default: shm]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub plugins: Option<Vec<String>>,
+
+    /// Directories with plugins, searched in order [default: "plugins" beside the program, and the program's own]
+    #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
+    pub plugins_dir: Option<Vec<PathBuf>>,
+
+    /// Address that the HTTP API listens on [default: 127.0.0.1]
+    #[arg(long, value_name = "IP")]
+    pub host: Option<IpAddr>,
+
+    /// Port that the HTTP API listens on; 0 takes a free one [default: 8000]
+    #[arg(long)]
+    pub port: Option<u16>,
+
+    /// Address that this process's control plane listens on [default: 127.0.0.1, a free port; router: port 8001]
+    #[arg(long, value_name = "IP:PORT")]
+    pub control: Option<SocketAddr>,
+
+    /// The router's control address, where a worker registers [default: http://127.0.0.1:8001]
+    #[arg(long, value_name = "URL")]
+    pub router: Option<String>,
+
+    /// This worker's name in logs and metrics [default: the role and the process id]
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// Tokens in a KV page [default: 16]
+    #[arg(long, value_name = "TOKENS")]
+    pub page_size: Option<u32>,
+
+    /// Pages in a worker's KV pool [default: what --kv-memory holds]
+    #[arg(long, value_name = "PAGES")]
+    pub pool_pages: Option<u32>,
+
+    /// Memory for a worker's KV pool, for example 512MiB [default: 256MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub kv_memory: Option<String>,
+
+    /// Element type of K and V: f32 or bf16 [default: the model's]
+    #[arg(long)]
+    pub kv_dtype: Option<String>,
+
+    /// Order of a pool's dimensions [default: page-head-layer-kv-token-dim]
+    #[arg(long)]
+    pub kv_layout: Option<String>,
+
+    /// Prompt tokens computed in one step at most [default: 512]
+    #[arg(long, value_name = "TOKENS")]
+    pub chunk_tokens: Option<u32>,
+
+    /// Sequences in one step at most [default: 64]
+    #[arg(long, value_name = "SEQUENCES")]
+    pub max_batch: Option<u32>,
+
+    /// Requests of a worker that compute or have a transfer under way at most [default: twice --max-batch]
+    #[arg(long, value_name = "REQUESTS")]
+    pub max_running: Option<u32>,
+
+    /// Requests that wait in a worker at most; more are refused as busy [default: 1024]
+    #[arg(long, value_name = "REQUESTS")]
+    pub max_queued: Option<u32>,
+
+    /// Longest prompt + answer in tokens [default: what the model and the pool allow]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<u32>,
+
+    /// Threads that compute, per worker [default: all cores, shared between the workers on this machine]
+    #[arg(long)]
+    pub threads: Option<usize>,
+
+    /// Do not digest pages on both ends of a transfer
+    #[arg(long)]
+    #[serde(default)]
+    pub no_page_integrity: bool,
+
+    /// How log lines are written [default: text]
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
+
+    /// What is logged: error, warn, info, debug, or a filter like "host=debug" [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub log_level: Option<String>,
+
+    /// The synthetic executor's sizes and speed
+    #[arg(skip)]
+    pub synthetic: Option<SyntheticSettings>,
+
+    /// Each plugin's own table, by its name
+    #[arg(skip)]
+    #[serde(default)]
+    pub plugin: toml::Table,
+
+    /// Listening sockets handed down by the supervisor: HTTP, control
+    #[arg(long, hide = true, value_delimiter = ',')]
+    #[serde(skip)]
+    pub listen_fds: Option<Vec<i32>>,
+
+    /// End when standard input ends, and leave Ctrl-C to the supervisor
+    #[arg(long, hide = true)]
+    #[serde(skip)]
+    pub supervised: bool,
+}
+
+/// `[synthetic]` of the configuration file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct SyntheticSettings {
+    /// Transformer layers.
+    pub layers: Option<usize>,
+    /// KV heads.
+    pub kv_heads: Option<usize>,
+    /// Elements of one head.
+    pub head_dim: Option<usize>,
+    /// Token ids are below this.
+    pub vocabulary: Option<usize>,
+    /// Longest sequence.
+    pub max_positions: Option<usize>,
+    /// Microseconds per step.
+    pub step_us: u64,
+    /// Microseconds per prompt token.
+    pub prefill_token_us: u64,
+    /// Microseconds per sequence that decodes.
+    pub sequence_us: u64,
+}
+
+/// Takes each named field from the file where the flag left it unset.
+macro_rules! fill_from {
+    ($flags:ident, $file:ident, $($field:ident)*) => { $( $flags.$field = $flags.$field.or($file.$field); )* };
+}
+
+impl Settings {
+    /// These flags over the file that `--config` names.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or holds something that is not a setting.
+    pub fn with_file(mut self) -> anyhow::Result<Self> {
+        let Some(path) = self.config.clone() else { return Ok(self) };
+        let shown = path.display();
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| Refused(format!("the configuration {shown} cannot be read: {error}")))?;
+        let file: Settings = toml::from_str(&text)
+            .map_err(|error| Refused(format!("the configuration {shown} is wrong: {error}")))?;
+        fill_from!(self, file,
+            model served_model_name executor role plugins plugins_dir host port control router name page_size
+            pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
+            threads log_format log_level synthetic
+        );
+        self.no_page_integrity |= file.no_page_integrity;
+        self.plugin = file.plugin;
+        Ok(self)
+    }
+
+    /// Who computes.
+    #[must_use]
+    pub fn executor(&self) -> ExecutorName {
+        self.executor.unwrap_or(ExecutorName::Cpu)
+    }
+
+    /// Plugins to load.
+    #[must_use]
+    pub fn plugins(&self) -> Vec<String> {
+        self.plugins.clone().unwrap_or_else(|| vec!["shm".to_owned()])
+    }
+
+    /// Directories with plugins.
+    #[must_use]
+    pub fn plugins_dirs(&self) -> Vec<PathBuf> {
+        self.plugins_dir.clone().unwrap_or_else(|| {
+            let program = std::env::current_exe().ok();
+            let beside = program.as_deref().and_then(std::path::Path::parent);
+            beside.map(|dir| vec![dir.join("plugins"), dir.to_owned()]).unwrap_or_default()
+        })
+    }
+
+    /// Where the HTTP API listens.
+    #[must_use]
+    pub fn http_address(&self) -> SocketAddr {
+        SocketAddr::new(self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), self.port.unwrap_or(8000))
+    }
+
+    /// The model's name in the API.
+    #[must_use]
+    pub fn model_name(&self) -> String {
+        let directory = self.model.as_deref().and_then(std::path::Path::file_name);
+        self.served_model_name
+            .clone()
+            .or_else(|| directory.map(|name| name.to_string_lossy().into_owned()))
+            .unwrap_or_else(|| "synthetic".to_owned())
+    }
+}
+
+/// Reads a size such as `512MiB`, `2GiB`, `64kB` or `1048576`.
+///
+/// # Errors
+/// When the text is not a size.
+pub fn parse_bytes(text: &str) -> Result<u64, Refused> {
+    let digits = text.trim().trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = text.trim()[digits.len()..].to_ascii_lowercase();
+    let factor: u64 = match unit.as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        _ => return Err(Refused(format!("{text:?} is not a size: write for example 512MiB or 2GiB"))),
+    };
+    let number: u64 = digits
+        .trim()
+        .parse()
+        .map_err(|error| Refused(format!("{text:?} is not a size ({error}): write for example 512MiB")))?;
+    number.checked_mul(factor).ok_or_else(|| Refused(format!("{text:?} is too large")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        for (text, bytes) in [("12", 12), ("4KiB", 4096), ("3MB", 3_000_000), ("1 GiB", 1 << 30), ("2g", 2 << 30)]
+        {
+            assert_eq!(parse_bytes(text).unwrap(), bytes, "{text}");
+        }
+        for text in ["", "MiB", "-1", "3 parsecs", "99999999999GiB"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_unknown_keys_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("host.toml");
+        std::fs::write(&path, "port = 1\npage-size = 32\n[plugin.shm]\nrails = 2\n").unwrap();
+        let flags = Settings { config: Some(path.clone()), port: Some(2), ..Settings::default() };
+        let settings = flags.clone().with_file().unwrap();
+        assert_eq!((settings.port, settings.page_size), (Some(2), Some(32)));
+        assert!(settings.plugin.contains_key("shm"));
+        std::fs::write(&path, "prot = 1\n").unwrap();
+        let message = format!("{:#}", flags.with_file().unwrap_err());
+        assert!(message.contains("prot") && message.contains("host.toml"), "{message}");
+    }
+}
