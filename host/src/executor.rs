@@ -1,6 +1,8 @@
 //! Who computes: the seam between the scheduler's batches and a model.
 
+pub mod cpu;
 pub mod memory;
+pub mod sampling;
 
 use host_core::{Batch, Dtype, SequenceOutput};
 
