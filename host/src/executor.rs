@@ -1,7 +1,9 @@
 //! Who computes: the seam between the scheduler's batches and a model.
 
+pub mod cpu;
 pub mod digest;
 pub mod memory;
+pub mod sampling;
 pub mod synthetic;
 
 use host_core::{Batch, Dtype, SequenceOutput};

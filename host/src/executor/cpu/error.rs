@@ -1,0 +1,109 @@
+//! Why a model could not be loaded.
+
+use std::path::PathBuf;
+
+/// A model directory that cannot be loaded. Every variant names the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The system would not give us a file.
+    #[error("cannot read {file}: {source}")]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// No weights in the directory.
+    #[error(
+        "no weights in {directory}: expected model.safetensors, or model.safetensors.index.json with its shards"
+    )]
+    NoWeights {
+        /// The model directory.
+        directory: PathBuf,
+    },
+    /// Not JSON, or not the JSON it should be.
+    #[error("cannot parse {file}: {reason}")]
+    Parse {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A configuration value that is absent, of the wrong kind or out of range.
+    #[error("{file}: {key} is {found}, expected {expected}")]
+    Config {
+        /// The file.
+        file: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// A model, or a feature of one, that this executor does not compute.
+    #[error("{file}: {key} is {found}, which the cpu executor does not support; it supports {supported}")]
+    Unsupported {
+        /// The file.
+        file: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What is supported.
+        supported: String,
+    },
+    /// A tensor that the model needs and the file lacks.
+    #[error("{file} has no tensor {tensor}")]
+    MissingTensor {
+        /// The file, or the index of a sharded model.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor whose shape does not follow from config.json.
+    #[error("{file}: tensor {tensor} has shape {found:?}, but config.json asks for {expected:?}")]
+    Shape {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape that config.json asks for.
+        expected: Vec<usize>,
+    },
+    /// A tensor of an element type that we do not read.
+    #[error("{file}: tensor {tensor} has element type {found}, expected {expected}")]
+    ElementType {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its element type.
+        found: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// A file that ends before its last tensor does.
+    #[error(
+        "{file} is truncated: its header describes {expected} bytes, the file has {found}; download it again"
+    )]
+    Truncated {
+        /// The file.
+        file: PathBuf,
+        /// Bytes that the header describes.
+        expected: u64,
+        /// Bytes that there are.
+        found: u64,
+    },
+    /// The math threads could not be started.
+    #[error("cannot start {threads} math threads: {source}")]
+    Threads {
+        /// How many were asked for.
+        threads: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,139 @@
+//! Batch-invariant CPU math: every output element has one fixed order of operations.
+//!
+//! Floating-point sums depend on their order, and libraries choose the order by the number of rows they are given, so
+//! a token's logits change with what else is in its batch. Here the order is part of each kernel's definition:
+//!
+//! * a matrix product is one chain of fused multiply-adds over the inner dimension ([`Math::linear`]);
+//! * a dot product or a sum of squares runs in 8 lanes that are added up by one fixed tree ([`Math::rms_norm`]);
+//! * attention takes a row's positions in ascending order, in blocks of 16 that are aligned to the sequence, whatever
+//!   the pages look like ([`Math::attention`]);
+//! * `exp` is our own polynomial, and rotary angles come from the `libm` crate, so that no C library has a say.
+//!
+//! Tiling, row count and threads change which core computes an element when, never how. All instruction sets give the
+//! same bits, because IEEE 754 defines fused multiply-add, division and square root exactly: each kernel is written
+//! once over [`lanes::Lanes`] and compiled for AVX2 + FMA and for plain Rust; tests compare the two.
+
+mod attention;
+mod convert;
+mod disjoint;
+mod exponential;
+mod lanes;
+mod linear;
+mod panels;
+mod rope;
+mod rows;
+
+pub use attention::{ATTENTION_BLOCK, AttentionShape, KvRows, QueryRows};
+pub use convert::{Element, bf16_from_f32, f32_from_bf16};
+pub use exponential::{exp, softmax_weights};
+pub use panels::{PackError, Panels};
+pub use rope::{RopeFrequencies, RopeScaling};
+pub use rows::Heads;
+
+/// Instructions that the kernels may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    /// Plain Rust.
+    Portable,
+    /// AVX2 and FMA. Only [`Level::detect`] makes this value, where the CPU has both.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Level {
+    fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
+            return Level::Avx2;
+        }
+        Level::Portable
+    }
+}
+
+/// Compiles one generic kernel body per instruction set and calls the right one.
+macro_rules! dispatch {
+    ($level:expr, $body:ident :: <$($kind:ty),*> ($($argument:ident : $type:ty),* $(,)?)) => {{
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn avx2($($argument: $type),*) {
+            $body::<$crate::math::lanes::Avx2 $(, $kind)*>($($argument),*)
+        }
+        match $level {
+            // SAFETY: `Level::Avx2` exists only where the CPU was found to have AVX2 and FMA.
+            #[cfg(target_arch = "x86_64")]
+            $crate::math::Level::Avx2 => unsafe { avx2($($argument),*) },
+            $crate::math::Level::Portable => $body::<$crate::math::lanes::Portable $(, $kind)*>($($argument),*),
+        }
+    }};
+}
+use dispatch;
+
+/// The kernels, with the threads that they run on.
+///
+/// Results do not depend on the number of threads. One `Math` serves one caller at a time well; concurrent callers
+/// share its threads.
+pub struct Math {
+    level: Level,
+    threads: usize,
+    /// Absent for one thread: the caller's thread computes.
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl Math {
+    /// Kernels on `threads` threads (0 for one per core), with the best instructions this CPU has.
+    ///
+    /// # Errors
+    /// When the system refuses to start the threads.
+    pub fn new(threads: usize) -> std::io::Result<Self> {
+        Self::at(Level::detect(), threads)
+    }
+
+    /// The same without CPU-specific instructions: slow, and the same bits.
+    ///
+    /// # Errors
+    /// When the system refuses to start the threads.
+    pub fn portable(threads: usize) -> std::io::Result<Self> {
+        Self::at(Level::Portable, threads)
+    }
+
+    fn at(level: Level, threads: usize) -> std::io::Result<Self> {
+        let threads = match threads {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            some => some,
+        };
+        let pool = if threads == 1 {
+            None
+        } else {
+            let builder =
+                rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("math-{i}"));
+            Some(builder.build().map_err(std::io::Error::other)?)
+        };
+        Ok(Self { level, threads, pool })
+    }
+
+    /// Threads that the kernels run on.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Runs `work` on the kernels' threads. Kernels called inside start without a hand-over between threads, so put a
+    /// whole forward pass in here.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
+    /// Calls `task` for `0..tasks`, in parallel when `parallel` says that it pays.
+    fn each(&self, tasks: usize, parallel: bool, task: impl Fn(usize) + Sync + Send) {
+        use rayon::prelude::*;
+        match &self.pool {
+            Some(pool) if parallel && tasks > 1 => {
+                pool.install(|| (0..tasks).into_par_iter().for_each(&task));
+            }
+            _ => (0..tasks).for_each(task),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Every kernel gives the same bits for any instruction set, number of threads, number of rows and placement.
+
+use host_kernels::math::{
+    AttentionShape, Element, Heads, KvRows, Math, Panels, QueryRows, RopeFrequencies, RopeScaling,
+    bf16_from_f32, f32_from_bf16,
+};
+
+/// Numbers in (-1, 1) from a fixed generator (an LCG by Knuth).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / 8_388_608.0 - 1.0
+    }
+
+    fn take(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.next()).collect()
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Every way of computing that must not matter.
+fn all_maths() -> Vec<(&'static str, Math)> {
+    vec![
+        ("1 thread", Math::new(1).unwrap()),
+        ("3 threads", Math::new(3).unwrap()),
+        ("4 threads", Math::new(4).unwrap()),
+        ("portable", Math::portable(1).unwrap()),
+        ("portable, 2 threads", Math::portable(2).unwrap()),
+    ]
+}
+
+#[test]
+fn linear_is_one_chain_of_fused_multiply_adds_whatever_the_rows_and_threads() {
+    let maths = all_maths();
+    for (outputs, inputs) in [(1, 8), (16, 16), (37, 40), (64, 300), (200, 520)] {
+        let mut numbers = Numbers(outputs as u64);
+        let weight: Vec<f32> =
+            numbers.take(outputs * inputs).iter().map(|&w| f32_from_bf16(bf16_from_f32(w))).collect();
+        for rows in [1, 2, 3, 4, 5, 6, 7, 13, 200] {
+            let x = numbers.take(rows * inputs);
+            let mut expected = vec![0.0f32; rows * outputs];
+            for m in 0..rows {
+                for n in 0..outputs {
+                    expected[m * outputs + n] = (0..inputs)
+                        .fold(0.0, |sum, k| x[m * inputs + k].mul_add(weight[n * inputs + k], sum));
+                }
+            }
+            for (name, math) in &maths {
+                let bf16 = Panels::pack(math, outputs, inputs, Element::Bf16, false, |range, bytes| {
+                    let rows = &weight[range.start * inputs..range.end * inputs];
+                    for (target, value) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(rows) {
+                        *target = bf16_from_f32(*value).to_le_bytes();
+                    }
+                    Ok::<(), String>(())
+                })
+                .unwrap();
+                let wide = Panels::from_rows(math, outputs, inputs, &weight);
+                for (kind, panels) in [("bf16", &bf16), ("f32", &wide)] {
+                    let mut y = vec![f32::NAN; rows * outputs];
+                    math.linear(&x, rows, panels, &mut y);
+                    assert_eq!(bits(&y), bits(&expected), "{rows}x{inputs}x{outputs}, {kind}, {name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_rows_read_back_as_they_were() {
+    let math = Math::new(2).unwrap();
+    let weight = Numbers(5).take(37 * 24);
+    let panels = Panels::from_rows(&math, 37, 24, &weight);
+    for output in 0..37 {
+        let mut row = vec![0.0; 24];
+        panels.row(output, &mut row);
+        assert_eq!(row, weight[output * 24..][..24]);
+    }
+}
+
+#[test]
+fn row_kernels_agree_over_instruction_sets_threads_and_rows() {
+    let maths = all_maths();
+    let (rows, heads, head_dim) = (40, 9, 48);
+    let width = heads * head_dim;
+    let mut numbers = Numbers(9);
+    let (x, weight) = (numbers.take(rows * width), numbers.take(width));
+    let rope = RopeFrequencies::new(head_dim, 10_000.0, RopeScaling::None);
+    let (mut cosines, mut sines) = (vec![0.0; rows * head_dim / 2], vec![0.0; rows * head_dim / 2]);
+    for row in 0..rows {
+        let at = row * head_dim / 2..(row + 1) * head_dim / 2;
+        rope.angles(1000 + row, &mut cosines[at.clone()], &mut sines[at]);
+    }
+    let compute = |math: &Math, range: std::ops::Range<usize>| {
+        let x = &x[range.start * width..range.end * width];
+        let mut normed = vec![0.0; x.len()];
+        math.rms_norm(x, &weight, 1e-6, &mut normed);
+        let mut rotated = x.to_vec();
+        let shape = Heads { stride: width, offset: head_dim, heads: heads - 1, head_dim };
+        let angles = range.start * head_dim / 2..range.end * head_dim / 2;
+        let norm = Some((&weight[..head_dim], 1e-6));
+        math.rotate_heads(&mut rotated, shape, norm, &cosines[angles.clone()], &sines[angles]);
+        let mut gated = vec![0.0; x.len() / 2];
+        math.gated_silu(x, width / 2, &mut gated);
+        (bits(&normed), bits(&rotated), bits(&gated))
+    };
+    let expected = compute(&maths[0].1, 0..rows);
+    for (name, math) in &maths {
+        assert!(compute(math, 0..rows) == expected, "{name}");
+        for row in 0..rows {
+            let (normed, rotated, gated) = compute(math, row..row + 1);
+            assert_eq!(normed, expected.0[row * width..][..width], "norm of row {row}, {name}");
+            assert_eq!(rotated, expected.1[row * width..][..width], "rotation of row {row}, {name}");
+            assert_eq!(gated, expected.2[row * width / 2..][..width / 2], "gate of row {row}, {name}");
+        }
+    }
+}
+
+/// K and V of one sequence, `[position][head][dim]`.
+struct Dense {
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    heads: usize,
+    row: usize,
+}
+
+impl KvRows for Dense {
+    fn rows<'a>(&'a self, head: usize, first: usize, keys: &mut [&'a [u8]], values: &mut [&'a [u8]]) {
+        for (i, (key, value)) in keys.iter_mut().zip(values).enumerate() {
+            let at = ((first + i) * self.heads + head) * self.row;
+            *key = &self.keys[at..at + self.row];
+            *value = &self.values[at..at + self.row];
+        }
+    }
+}
+
+#[test]
+fn attention_agrees_over_instruction_sets_threads_and_cuts_and_is_attention() {
+    let maths = all_maths();
+    for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 3, 40), (8, 1, 64)] {
+        let tokens = 75;
+        let mut numbers = Numbers(head_dim as u64);
+        let stored = |values: Vec<f32>| values.iter().flat_map(|v| bf16_from_f32(*v).to_le_bytes()).collect();
+        let dense = Dense {
+            keys: stored(numbers.take(tokens * kv_heads * head_dim)),
+            values: stored(numbers.take(tokens * kv_heads * head_dim)),
+            heads: kv_heads,
+            row: head_dim * 2,
+        };
+        let stride = heads * head_dim + 24;
+        let queries: Vec<f32> = numbers.take(tokens * stride).iter().map(|q| q * 4.0).collect();
+        let shape =
+            AttentionShape { heads, kv_heads, head_dim, element: Element::Bf16, query_stride: stride };
+        // One call over rows that are cut at `cut` into two sequences, as if they were strangers.
+        let compute = |math: &Math, cut: usize| {
+            let mut out = vec![f32::NAN; tokens * heads * head_dim];
+            let parts = [
+                QueryRows { row: 0, rows: cut, position: 0, kv: &dense },
+                QueryRows { row: cut, rows: tokens - cut, position: cut, kv: &dense },
+            ];
+            math.attention(shape, &queries, &parts, &mut out);
+            out
+        };
+        let expected = compute(&maths[0].1, 0);
+        for (name, math) in &maths {
+            for cut in [0, 1, 15, 16, 17, 50, 74] {
+                assert!(bits(&compute(math, cut)) == bits(&expected), "cut at {cut}, {name}");
+            }
+        }
+        let widened = |bytes: &[u8]| {
+            let mut wide = vec![0.0; bytes.len() / 2];
+            Element::Bf16.widen(bytes, &mut wide);
+            wide.into_iter().map(f64::from).collect::<Vec<_>>()
+        };
+        let (keys, values) = (widened(&dense.keys), widened(&dense.values));
+        for position in 0..tokens {
+            for head in 0..heads {
+                let query = &queries[position * stride + head * head_dim..][..head_dim];
+                let at = |other: usize| (other * kv_heads + head * kv_heads / heads) * head_dim;
+                let weights: Vec<f64> = (0..=position)
+                    .map(|other| {
+                        let dot: f64 =
+                            query.iter().zip(&keys[at(other)..]).map(|(q, k)| f64::from(*q) * k).sum();
+                        (dot / (head_dim as f64).sqrt()).exp()
+                    })
+                    .collect();
+                for dim in 0..head_dim {
+                    let exact =
+                        (0..=position).map(|other| weights[other] * values[at(other) + dim]).sum::<f64>()
+                            / weights.iter().sum::<f64>();
+                    let found = f64::from(expected[(position * heads + head) * head_dim + dim]);
+                    assert!((exact - found).abs() < 2e-6, "position {position}: {found} for {exact}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Made-up weights, as safetensors files.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::{Family, Stored, TinyModel, tokenizer};
+
+/// Scale of queries and keys: attention picks few positions, so that what comes next hangs on the whole context.
+const SHARP: f32 = 2.0;
+
+/// Standard deviation of the embedding: small beside what the layers add, so that tokens hardly repeat themselves.
+const EMBEDDING: f32 = 0.6;
+
+/// Name, shape and distribution of a tensor.
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+    deviation: f32,
+    mean: f32,
+}
+
+pub(super) fn write(model: &TinyModel, directory: &Path) -> io::Result<()> {
+    let tensors = tensors(model);
+    if model.shards <= 1 {
+        return write_file(model, &directory.join("model.safetensors"), &tensors.iter().collect::<Vec<_>>());
+    }
+    let mut placed = Map::new();
+    for shard in 0..model.shards {
+        let name = format!("model-{:05}-of-{:05}.safetensors", shard + 1, model.shards);
+        let mine: Vec<_> = tensors.iter().skip(shard).step_by(model.shards).collect();
+        for tensor in &mine {
+            placed.insert(tensor.name.clone(), json!(name));
+        }
+        write_file(model, &directory.join(name), &mine)?;
+    }
+    let index = json!({ "metadata": {}, "weight_map": placed });
+    fs::write(directory.join("model.safetensors.index.json"), index.to_string())
+}
+
+fn tensors(model: &TinyModel) -> Vec<Tensor> {
+    let (hidden, inner) = (model.hidden, model.intermediate);
+    let (queries, keys) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+    let mut tensors = Vec::new();
+    // Unit variance out for unit variance in, times `gain`.
+    let mut matrix = |name: String, outputs: usize, inputs: usize, gain: f32| {
+        let deviation = gain / (inputs as f32).sqrt();
+        tensors.push(Tensor { name, shape: vec![outputs, inputs], deviation, mean: 0.0 });
+    };
+    matrix(
+        "model.embed_tokens.weight".to_owned(),
+        model.vocabulary(),
+        hidden,
+        (hidden as f32).sqrt() * EMBEDDING,
+    );
+    if !model.tied {
+        matrix("lm_head.weight".to_owned(), model.vocabulary(), hidden, 1.5);
+    }
+    for layer in 0..model.layers {
+        let name = |tensor: &str| format!("model.layers.{layer}.{tensor}.weight");
+        matrix(name("self_attn.q_proj"), queries, hidden, SHARP);
+        matrix(name("self_attn.k_proj"), keys, hidden, SHARP);
+        matrix(name("self_attn.v_proj"), keys, hidden, 1.0);
+        matrix(name("self_attn.o_proj"), hidden, queries, 2.0);
+        matrix(name("mlp.gate_proj"), inner, hidden, 1.5);
+        matrix(name("mlp.up_proj"), inner, hidden, 1.5);
+        matrix(name("mlp.down_proj"), hidden, inner, 1.0);
+    }
+    let mut norm = |name: String, length: usize, mean: f32| {
+        tensors.push(Tensor { name, shape: vec![length], deviation: 0.2, mean });
+    };
+    for layer in 0..model.layers {
+        norm(format!("model.layers.{layer}.input_layernorm.weight"), hidden, 1.0);
+        norm(format!("model.layers.{layer}.post_attention_layernorm.weight"), hidden, 1.0);
+        if model.family == Family::Qwen3 {
+            norm(format!("model.layers.{layer}.self_attn.q_norm.weight"), model.head_dim, SHARP);
+            norm(format!("model.layers.{layer}.self_attn.k_norm.weight"), model.head_dim, SHARP);
+        }
+    }
+    norm("model.norm.weight".to_owned(), hidden, 1.0);
+    tensors
+}
+
+fn write_file(model: &TinyModel, path: &Path, tensors: &[&Tensor]) -> io::Result<()> {
+    let (kind, bytes) = match model.stored {
+        Stored::Bf16 => ("BF16", 2),
+        Stored::F32 => ("F32", 4),
+    };
+    let mut header = Map::new();
+    header.insert("__metadata__".to_owned(), json!({ "format": "pt" }));
+    let mut end = 0;
+    for tensor in tensors {
+        let start = end;
+        end += tensor.shape.iter().product::<usize>() * bytes;
+        let entry = json!({ "dtype": kind, "shape": tensor.shape, "data_offsets": [start, end] });
+        header.insert(tensor.name.clone(), entry);
+    }
+    let mut header = Value::Object(header).to_string();
+    while !header.len().is_multiple_of(8) {
+        header.push(' ');
+    }
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    for tensor in tensors {
+        write_tensor(model, tensor, &mut file)?;
+    }
+    file.flush()
+}
+
+fn write_tensor(model: &TinyModel, tensor: &Tensor, file: &mut impl Write) -> io::Result<()> {
+    // Each tensor has a stream of its own, so that its values do not depend on the order in the file.
+    let mut random = tensor.name.bytes().fold(Random(model.seed), |random, byte| {
+        Random(random.0.rotate_left(9) ^ u64::from(byte).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    });
+    let width = tensor.shape.last().copied().unwrap_or(1);
+    let special = tokenizer::special_ids();
+    for index in 0..tensor.shape.iter().product() {
+        let quiet = tensor.shape[0] == model.vocabulary() && special.contains(&(index / width));
+        let scale = tensor.deviation * if quiet { 0.05 } else { 1.0 };
+        let value = random.normal() * scale + tensor.mean;
+        let bits = value.to_bits();
+        let bf16 = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+        match model.stored {
+            Stored::Bf16 => file.write_all(&bf16.to_le_bytes())?,
+            Stored::F32 => file.write_all(&(u32::from(bf16) << 16).to_le_bytes())?,
+        }
+    }
+    Ok(())
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Roughly normal with variance 1: the sum of four 16-bit uniforms, which needs no library's logarithm.
+    fn normal(&mut self) -> f32 {
+        let bits = self.next();
+        let sum: f32 = (0..4).map(|i| (bits >> (16 * i) & 0xffff) as f32 / 65536.0).sum();
+        (sum - 2.0) * 3f32.sqrt()
+    }
+}
