@@ -3,3 +3,4 @@
 pub mod executor;
 pub mod net;
 pub mod plugins;
+pub mod text;

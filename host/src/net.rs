@@ -1,5 +1,13 @@
 //! Control plane between workers, registry, router and HTTP API.
 
+pub mod clock;
+pub mod front;
+pub mod http;
+pub mod metrics;
+pub mod random;
+pub mod registry;
+pub mod router;
+
 /// Generated from `proto/control.proto`.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod proto {
