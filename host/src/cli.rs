@@ -1,6 +1,7 @@
 //! Commands and flags.
 
 pub mod launch;
+pub mod plugins;
 pub mod serve;
 pub mod settings;
 pub mod supervise;

@@ -1,9 +1,16 @@
 //! Control plane between workers, registry, router and HTTP API.
 
-pub mod identity;
+pub mod clock;
+pub mod front;
+pub mod http;
+pub mod metrics;
 pub mod peers;
+pub mod random;
 pub mod registration;
+pub mod registry;
+pub mod router;
 pub mod wire;
+pub mod worker_metrics;
 pub mod worker_service;
 
 /// Generated from `proto/control.proto`.

@@ -303,7 +303,8 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_their_units() {
-        for (text, bytes) in [("12", 12), ("4KiB", 4096), ("3MB", 3_000_000), ("1 GiB", 1 << 30), ("2g", 2 << 30)]
+        for (text, bytes) in
+            [("12", 12), ("4KiB", 4096), ("3MB", 3_000_000), ("1 GiB", 1 << 30), ("2g", 2 << 30)]
         {
             assert_eq!(parse_bytes(text).unwrap(), bytes, "{text}");
         }

@@ -35,7 +35,12 @@ const REFUSED: i32 = 2;
 /// # Errors
 /// When an address is taken, or a child keeps ending.
 pub async fn run(settings: &Settings) -> anyhow::Result<()> {
-    for (flag, given) in [("--router", settings.router.is_some()), ("--control", settings.control.is_some())] {
+    let set = [
+        ("--router", settings.router.is_some()),
+        ("--control", settings.control.is_some()),
+        ("--name", settings.name.is_some()),
+    ];
+    for (flag, given) in set {
         if given {
             let message = format!("{flag} needs --role: without a role all parts run on this machine");
             return Err(Refused(message).into());
@@ -127,10 +132,14 @@ async fn keep(
         tracing::info!(role = role.as_str(), pid, "started");
         let status = tokio::select! {
             status = child.wait() => status.context("a child cannot be waited for")?,
-            _ = stopped.wait_for(|stop| *stop) => return end(role, child).await,
+            () = asked(&mut stopped) => return end(role, child).await,
         };
         if status.code() == Some(REFUSED) {
-            return Err(Refused(format!("the {} process refused its configuration; see above", role.as_str())).into());
+            return Err(Refused(format!(
+                "the {} process refused its configuration; see above",
+                role.as_str()
+            ))
+            .into());
         }
         let now = Instant::now();
         restarts.push_back(now);
@@ -148,9 +157,14 @@ async fn keep(
         tracing::error!(role = role.as_str(), pid, %status, ?wait, "a process ended by itself; starting it again");
         tokio::select! {
             () = sleep(wait) => {}
-            _ = stopped.wait_for(|stop| *stop) => return Ok(()),
+            () = asked(&mut stopped) => return Ok(()),
         }
     }
+}
+
+async fn asked(stopped: &mut watch::Receiver<bool>) {
+    // A supervisor that is gone wants no children either.
+    drop(stopped.wait_for(|stop| *stop).await);
 }
 
 fn spawn(arguments: &[String]) -> anyhow::Result<Child> {

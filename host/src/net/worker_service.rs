@@ -13,7 +13,8 @@ use super::proto::{
     DeliverReply, DeliverRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest,
     WorkerInfo,
 };
-use super::{identity, peers::Peers, wire};
+use super::registry::pairs::compatible;
+use super::{peers::Peers, wire};
 use crate::worker::{Answer, Handle};
 
 /// Serves one worker.
@@ -149,11 +150,8 @@ pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> 
             ours.name, ours.role, theirs.name, theirs.role
         ));
     }
-    let (Some(our_kv), Some(their_kv)) = (&ours.identity, &theirs.identity) else {
-        return Some("a worker does not say what KV it has".into());
-    };
-    let differences = identity::differences((&ours.name, our_kv), (&theirs.name, their_kv));
-    (!differences.is_empty()).then(|| format!("the workers' KV differs: {}", differences.join("; ")))
+    let (prefill, decode) = if ours.role == "prefill" { (ours, theirs) } else { (theirs, ours) };
+    compatible(prefill, decode).err()
 }
 
 /// Connects the transfer plugin to a peer, off the async threads.

@@ -1,0 +1,238 @@
+//! From settings to the parts of a worker: everything is checked here, before anything starts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use host_core::layout::KvOrder;
+use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
+
+use super::Refused;
+use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
+use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
+use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
+use crate::executor::{Executor, KvMemory, ModelShape};
+use crate::net::proto::KvIdentity;
+use crate::net::random::random_u64;
+use crate::text::TextModel;
+use crate::worker::Parts;
+
+/// Memory for a KV pool when nothing is said.
+const KV_MEMORY: &str = "256MiB";
+
+/// A worker that was checked and not started.
+#[derive(Debug)]
+pub struct Plan {
+    /// The model, as far as it is known without its weights.
+    pub shape: ModelShape,
+    /// The pool.
+    pub layout: KvLayout,
+    /// Longest prompt + answer.
+    pub max_tokens: u32,
+}
+
+fn refused(message: impl Into<String>) -> Refused {
+    Refused(message.into())
+}
+
+/// Checks the model and sizes the pool, without loading weights or taking memory.
+///
+/// # Errors
+/// When the settings cannot work, with what would.
+pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
+    let shape = shape(settings)?;
+    let positive = |flag: &str, value: Option<u32>, default: u32| match value {
+        Some(0) => Err(refused(format!("{flag} is 0: it must be at least 1"))),
+        value => Ok(value.unwrap_or(default)),
+    };
+    for (flag, value) in [
+        ("--chunk-tokens", settings.chunk_tokens),
+        ("--max-batch", settings.max_batch),
+        ("--max-running", settings.max_running),
+        ("--max-queued", settings.max_queued),
+    ] {
+        positive(flag, value, 1)?;
+    }
+    let page_tokens = positive("--page-size", settings.page_size, 16)? as usize;
+    let order: KvOrder = match &settings.kv_layout {
+        Some(text) => text.parse().map_err(refused)?,
+        None => KvOrder::PageHeadLayerKvTokenDim,
+    };
+    let page = KvShape {
+        pages: 1,
+        heads: shape.kv_heads,
+        layers: shape.layers,
+        page_tokens,
+        head_dim: shape.head_dim,
+        dtype: shape.kv_dtype,
+    };
+    let page_bytes = page.page_bytes() as u64;
+    let pages = match settings.pool_pages {
+        Some(_) => u64::from(positive("--pool-pages", settings.pool_pages, 1)?),
+        None => {
+            let memory = settings.kv_memory.as_deref().unwrap_or(KV_MEMORY);
+            let pages = parse_bytes(memory)? / page_bytes;
+            if pages == 0 {
+                return Err(refused(format!(
+                    "--kv-memory {memory} holds no page: one page of {page_tokens} tokens has {page_bytes} bytes"
+                )));
+            }
+            pages
+        }
+    };
+    let pages = u32::try_from(pages).map_err(|_too_many| {
+        refused(format!(
+            "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
+        ))
+    })?;
+    let possible = (shape.max_positions as u64).min(u64::from(pages) * page_tokens as u64);
+    let max_tokens = match settings.max_model_len {
+        Some(wanted) if u64::from(wanted) > possible => {
+            return Err(refused(format!(
+                "--max-model-len {wanted} is more than the model ({}) or the KV pool ({} tokens) can hold",
+                shape.max_positions,
+                u64::from(pages) * page_tokens as u64
+            )));
+        }
+        Some(wanted) => positive("--max-model-len", Some(wanted), wanted)?,
+        None => u32::try_from(possible).unwrap_or(u32::MAX),
+    };
+    let layout = KvLayout::new(KvShape { pages: pages as usize, ..page }, order);
+    Ok(Plan { shape, layout, max_tokens })
+}
+
+fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
+    let mut shape = match settings.executor() {
+        ExecutorName::Synthetic => {
+            let executor = synthetic(settings).map_err(|error| refused(error.to_string()))?;
+            executor.shape().clone()
+        }
+        ExecutorName::Cpu => {
+            let directory = settings.model.as_deref().ok_or_else(|| {
+                refused("no model: give a Hugging Face directory with --model, or use --executor synthetic")
+            })?;
+            cpu::read_shape(directory)
+                .map_err(|error| refused(format!("the model cannot be served: {error}")))?
+        }
+    };
+    if let Some(text) = &settings.kv_dtype {
+        shape.kv_dtype = text.parse().map_err(refused)?;
+    }
+    Ok(shape)
+}
+
+fn synthetic(settings: &Settings) -> Result<Synthetic, crate::executor::ExecutorError> {
+    let given = settings.synthetic.unwrap_or_default();
+    let standard = SyntheticShape::default();
+    let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
+    let shape = SyntheticShape {
+        layers: given.layers.unwrap_or(standard.layers),
+        kv_heads: given.kv_heads.unwrap_or(standard.kv_heads),
+        head_dim: given.head_dim.unwrap_or(standard.head_dim),
+        vocabulary: given.vocabulary.unwrap_or(standard.vocabulary),
+        max_positions: given.max_positions.unwrap_or(standard.max_positions),
+        kv_dtype: kv_dtype.unwrap_or(standard.kv_dtype),
+    };
+    let cost = Cost {
+        step: Duration::from_micros(given.step_us),
+        prefill_token: Duration::from_micros(given.prefill_token_us),
+        sequence: Duration::from_micros(given.sequence_us),
+    };
+    Synthetic::new(shape, cost)
+}
+
+/// The model's text side, for a router.
+///
+/// # Errors
+/// When the tokenizer cannot be used.
+pub fn text_model(settings: &Settings) -> Result<TextModel, Refused> {
+    let with_tokenizer = settings.model.as_deref().filter(|directory| {
+        settings.executor() == ExecutorName::Cpu || directory.join("tokenizer.json").exists()
+    });
+    match with_tokenizer {
+        Some(directory) => TextModel::load(directory)
+            .map_err(|error| refused(format!("the model's tokenizer cannot be used: {error}"))),
+        None if settings.executor() == ExecutorName::Synthetic => {
+            let shape = shape(settings)?;
+            Ok(TextModel::bytes(u32::try_from(shape.vocabulary).unwrap_or(u32::MAX)))
+        }
+        None => Err(refused("no model: give a Hugging Face directory with --model")),
+    }
+}
+
+/// A name for a worker that was given none.
+#[must_use]
+pub fn worker_name(settings: &Settings, role: RoleName) -> String {
+    settings.name.clone().unwrap_or_else(|| format!("{}-{}", role.as_str(), std::process::id()))
+}
+
+/// Loads the model and takes the memory.
+///
+/// # Errors
+/// When either cannot be had, or the transfer plugin does not open.
+pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
+    let Plan { shape, layout, max_tokens } = plan(settings)?;
+    let core_role = match role {
+        RoleName::Prefill => Role::Prefill,
+        RoleName::Decode => Role::Decode,
+        RoleName::Aggregated => Role::Aggregated,
+        RoleName::Router => anyhow::bail!("a router computes nothing"),
+    };
+    let instance = Instance(random_u64().context("no random name for this worker")?);
+    let transfer = match role {
+        RoleName::Aggregated => None,
+        _ => Some(super::plugins::open_transfer(settings, instance)?),
+    };
+    let executor: Box<dyn Executor> = match (settings.executor(), &settings.model) {
+        (ExecutorName::Cpu, Some(directory)) => {
+            let options = CpuOptions { threads: settings.threads.unwrap_or(0), ..CpuOptions::default() };
+            Box::new(
+                CpuExecutor::load(directory, options)
+                    .map_err(|error| refused(format!("the model cannot be loaded: {error}")))?,
+            )
+        }
+        _ => Box::new(synthetic(settings).map_err(|error| refused(error.to_string()))?),
+    };
+    let max_batch = settings.max_batch.unwrap_or(64);
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let config = Config {
+        role: core_role,
+        pages: count(layout.shape.pages),
+        page_tokens: count(layout.shape.page_tokens),
+        max_tokens,
+        vocabulary: count(shape.vocabulary),
+        chunk_tokens: settings.chunk_tokens.unwrap_or(512),
+        max_batch,
+        max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),
+        max_queued: settings.max_queued.unwrap_or(1024),
+        max_attempts: 3,
+        bootstrap_timeout: Duration::from_secs(30),
+        request_timeout: Duration::from_secs(600),
+        peer_patience: Duration::from_secs(10),
+    };
+    let identity = KvIdentity {
+        model: settings.model_name(),
+        weights: shape.weights.clone(),
+        executor: shape.math.clone(),
+        dtype: layout.shape.dtype.to_string(),
+        layout: layout.order.to_string(),
+        page_tokens: config.page_tokens,
+        layers: count(shape.layers),
+        kv_heads: count(shape.kv_heads),
+        head_dim: count(shape.head_dim),
+        ranks: 1,
+    };
+    let kv = KvMemory::new(layout)
+        .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;
+    Ok(Parts {
+        name: worker_name(settings, role),
+        config,
+        layout,
+        identity,
+        executor,
+        kv,
+        transfer: transfer.map(|(name, backend)| (name, backend as Arc<_>)),
+        instance,
+        page_integrity: !settings.no_page_integrity,
+    })
+}

@@ -1,0 +1,237 @@
+//! Runs what the settings ask for, until asked to stop.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use host_core::Event;
+use rustix::fd::{FromRawFd, OwnedFd};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing_subscriber::EnvFilter;
+
+use super::settings::{LogFormat, RoleName, Settings};
+use super::{Refused, launch, plugins, supervise};
+use crate::net::front::{self, FrontConfig};
+use crate::net::peers::Peers;
+use crate::net::proto::worker_server::WorkerServer;
+use crate::net::{registration, worker_metrics, worker_service::WorkerService};
+use crate::worker::{Handle, Worker};
+
+/// A worker that was asked to end waits this long for its requests.
+const WORKER_DRAIN: Duration = Duration::from_secs(5);
+/// A router that was asked to end waits this long for its requests.
+const ROUTER_DRAIN: Duration = Duration::from_secs(5);
+/// Largest control message: a prompt of a few million tokens.
+const LARGEST_MESSAGE: usize = 32 << 20;
+
+/// Runs until asked to stop.
+///
+/// # Errors
+/// When the configuration cannot work ([`Refused`]), or something fails on the way.
+pub fn run(settings: Settings) -> anyhow::Result<()> {
+    start_logging(&settings)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("control")
+        .worker_threads(2)
+        .build()
+        .context("no threads for the control plane")?;
+    let handle = runtime.handle().clone();
+    let result = runtime.block_on(async {
+        match settings.role {
+            None => {
+                launch::plan(&settings)?;
+                launch::text_model(&settings)?;
+                plugins::check(&settings)?;
+                supervise::run(&settings).await
+            }
+            Some(RoleName::Router) => route(&settings, stop_signal(settings.supervised)).await,
+            Some(RoleName::Aggregated) => aggregated(&settings, &handle).await,
+            Some(role) => {
+                plugins::check(&settings)?;
+                let router = settings.router.clone().unwrap_or_else(|| "http://127.0.0.1:8001".to_owned());
+                work(&settings, role, router, &handle, stop_signal(settings.supervised)).await
+            }
+        }
+    });
+    // A plugin's call that never returns must not keep the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+fn start_logging(settings: &Settings) -> Result<(), Refused> {
+    let filter = settings.log_level.clone().unwrap_or_else(|| "info".to_owned());
+    let filter = EnvFilter::try_new(&filter)
+        .map_err(|error| Refused(format!("--log-level {filter:?} is not a filter: {error}")))?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match settings.log_format {
+        Some(LogFormat::Json) => lines.json().init(),
+        _ => lines.with_target(false).init(),
+    }
+    Ok(())
+}
+
+/// Resolves when the process is asked to stop, and says by what.
+pub(super) async fn asked_to_stop() -> &'static str {
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => "Ctrl-C",
+        _ = terminate.recv() => "SIGTERM",
+    }
+}
+
+/// Becomes true when the process is asked to stop. A supervised one leaves Ctrl-C to its supervisor, and stops when
+/// its standard input ends.
+fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
+    let (stop, stopped) = watch::channel(false);
+    let ended = stop.clone();
+    if supervised {
+        std::thread::spawn(move || {
+            // Nothing is ever written to it; it ends with the supervisor.
+            let _ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            ended.send_replace(true);
+        });
+    }
+    tokio::spawn(async move {
+        loop {
+            let signal = asked_to_stop().await;
+            if signal == "SIGTERM" || !supervised {
+                tracing::info!(signal, "stopping");
+                stop.send_replace(true);
+                return;
+            }
+        }
+    });
+    stopped
+}
+
+async fn until(mut stopped: watch::Receiver<bool>) {
+    // The sender lives as long as the process.
+    drop(stopped.wait_for(|stop| *stop).await);
+}
+
+async fn listen(address: std::net::SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    let bound = TcpListener::bind(address).await;
+    bound.map_err(|error| Refused(format!("cannot listen on {address}: {error}; change {flag}")).into())
+}
+
+/// A socket that the supervisor opened and handed down.
+fn inherited(fd: i32) -> anyhow::Result<TcpListener> {
+    if fd < 3 {
+        return Err(Refused(format!("--listen-fds: {fd} is not a handed-down socket")).into());
+    }
+    // SAFETY: the supervisor opened this descriptor for this process alone to own, and nothing else here knows it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(TcpListener::from_std(std::net::TcpListener::from(fd))?)
+}
+
+async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {
+    let text = launch::text_model(settings)?;
+    let (http, control) = match settings.listen_fds.as_deref() {
+        Some([http, control]) => (inherited(*http)?, inherited(*control)?),
+        _ => {
+            let control = settings.control.unwrap_or(([127, 0, 0, 1], 8001).into());
+            let control = listen(control, "--control").await?;
+            let http = listen(settings.http_address(), "--host or --port").await?;
+            println!(
+                "host: serving {} on http://{}, workers register at http://{}",
+                settings.model_name(),
+                http.local_addr()?,
+                control.local_addr()?
+            );
+            (http, control)
+        }
+    };
+    let config = FrontConfig { drain: ROUTER_DRAIN, ..FrontConfig::new(settings.model_name(), text) };
+    front::serve(config, http, control, until(stopped)).await
+}
+
+/// A worker and its own router in one process.
+async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
+    if let Some(router) = settings.router.clone() {
+        let stopped = stop_signal(settings.supervised);
+        return work(settings, RoleName::Aggregated, router, runtime, stopped).await;
+    }
+    let text = launch::text_model(settings)?;
+    let http = listen(settings.http_address(), "--host or --port").await?;
+    let control = listen(([127, 0, 0, 1], 0).into(), "the loopback interface").await?;
+    let router = format!("http://{}", control.local_addr()?);
+    println!("host: serving {} on http://{} (Ctrl-C ends it)", settings.model_name(), http.local_addr()?);
+    let config = FrontConfig { drain: ROUTER_DRAIN, ..FrontConfig::new(settings.model_name(), text) };
+    let stopped = stop_signal(settings.supervised);
+    let (drained, worker_stopped) = watch::channel(false);
+    let front = async {
+        let result = front::serve(config, http, control, until(stopped)).await;
+        drained.send_replace(true);
+        result
+    };
+    let worker = work(settings, RoleName::Aggregated, router, runtime, worker_stopped);
+    tokio::try_join!(front, worker).map(|_both| ())
+}
+
+/// One worker, registered with a router.
+async fn work(
+    settings: &Settings,
+    role: RoleName,
+    router: String,
+    runtime: &tokio::runtime::Handle,
+    stopped: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let control = settings.control.unwrap_or(([127, 0, 0, 1], 0).into());
+    let listener = listen(control, "--control").await?;
+    let address = format!("http://{}", listener.local_addr()?);
+    let settings = settings.clone();
+    // Loading weights takes seconds; signals are still listened to.
+    let parts = tokio::task::spawn_blocking(move || launch::parts(&settings, role))
+        .await
+        .context("the worker could not be put together")??;
+    let (worker, outgoing) = Worker::start(parts, runtime)?;
+    let handle = worker.handle().clone();
+    let info = crate::net::proto::WorkerInfo { address, ..handle.info().clone() };
+    tracing::info!(
+        name = %info.name,
+        instance = %handle.instance(),
+        address = %info.address,
+        pages = info.pages,
+        max_tokens = info.max_tokens,
+        plugin = handle.links().plugin_name(),
+        "worker ready"
+    );
+    let peers = Peers::new(handle.clone());
+    let service = WorkerService::new(handle.clone(), info.clone(), peers.clone());
+    let service = WorkerServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
+    let app = tonic::service::Routes::new(service)
+        .into_axum_router()
+        .merge(worker_metrics::routes(handle.clone(), &info));
+    tokio::spawn(peers.run(info.clone(), outgoing));
+    let registration = tokio::spawn(registration::keep_registered(handle.clone(), info, router));
+    let (close, closing) = watch::channel(false);
+    let server =
+        tokio::spawn(axum::serve(listener, app).with_graceful_shutdown(until(closing)).into_future());
+
+    until(stopped).await;
+    registration.abort();
+    drain(&handle).await;
+    close.send_replace(true);
+    // Peers keep their connections open; the process does not wait for them.
+    server.abort();
+    tokio::task::spawn_blocking(move || worker.stop()).await.context("the worker could not be stopped")?
+}
+
+/// Lets requests under way end.
+async fn drain(worker: &Handle) {
+    worker.event(Event::Drain).await;
+    let idle = async {
+        while worker.stats().queued + worker.stats().active > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    if tokio::time::timeout(WORKER_DRAIN, idle).await.is_err() {
+        tracing::warn!("requests did not end in time; they are given up");
+    }
+}

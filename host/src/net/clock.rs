@@ -1,0 +1,18 @@
+//! The control plane's only way to the time.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub use tokio::time::Instant;
+pub use tokio::time::{sleep, sleep_until, timeout};
+
+/// Now, on a clock that never goes back (and that tests can stop).
+#[must_use]
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+/// Seconds since 1970.
+#[must_use]
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs()
+}

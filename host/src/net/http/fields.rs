@@ -1,0 +1,142 @@
+//! Fields of a request, taken out one by one, so that an error can name the field and what it got.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// The body's top level. `null` is the same as absent.
+#[derive(Debug)]
+pub(super) struct Fields {
+    fields: Map<String, Value>,
+    /// Put before names in messages: "sampling_params." or nothing.
+    prefix: &'static str,
+}
+
+/// Values longer than this are not repeated in messages.
+const LONGEST_ECHO: usize = 60;
+
+impl Fields {
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Self { fields, prefix: "" }),
+            Ok(other) => {
+                Err(ApiError::invalid(format!("the body must be a JSON object, got {}", echo(&other))))
+            }
+            Err(error) => Err(ApiError::invalid(format!("the body is not valid JSON: {error}"))),
+        }
+    }
+
+    /// An object within the body; empty when absent.
+    pub fn object(&mut self, name: &str, prefix: &'static str) -> Result<Self, ApiError> {
+        match self.take(name) {
+            None => Ok(Self { fields: Map::new(), prefix }),
+            Some(Value::Object(fields)) => Ok(Self { fields, prefix }),
+            Some(other) => Err(self.wrong(name, "a JSON object", &other)),
+        }
+    }
+
+    pub fn into_map(self) -> Map<String, Value> {
+        self.fields
+    }
+
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.fields.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// The error for a field that should have been something else.
+    pub fn wrong(&self, name: &str, expected: impl Display, got: &Value) -> ApiError {
+        let full = format!("{}{name}", self.prefix);
+        ApiError::field(&full, format!("{full} must be {expected}, got {}", echo(got)))
+    }
+
+    pub fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(self.wrong(name, "true or false", &other)),
+        }
+    }
+
+    pub fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(value)) => Ok(Some(value)),
+            Some(other) => Err(self.wrong(name, "a string", &other)),
+        }
+    }
+
+    pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_i64() {
+            Some(number) if range.contains(&number) => Ok(Some(number)),
+            _ => {
+                let expected = match (*range.start(), *range.end()) {
+                    (i64::MIN, i64::MAX) => "an integer".to_owned(),
+                    (start, end) if end >= i64::from(u32::MAX) => format!("an integer of at least {start}"),
+                    (start, end) => format!("an integer from {start} to {end}"),
+                };
+                Err(self.wrong(name, expected, &value))
+            }
+        }
+    }
+
+    /// A number in (`above`, `most`], or in [`above`, `most`] when `closed`.
+    pub fn number(
+        &mut self,
+        name: &str,
+        above: f64,
+        most: f64,
+        closed: bool,
+    ) -> Result<Option<f64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_f64() {
+            Some(number) if number <= most && (number > above || (closed && number >= above)) => {
+                Ok(Some(number))
+            }
+            _ if closed => Err(self.wrong(name, format!("a number from {above} to {most}"), &value)),
+            _ => Err(self.wrong(name, format!("a number above {above} and up to {most}"), &value)),
+        }
+    }
+
+    /// Token ids below `vocabulary`.
+    pub fn token_ids(&self, name: &str, items: &[Value], vocabulary: u32) -> Result<Vec<u32>, ApiError> {
+        items
+            .iter()
+            .map(|item| match item.as_u64().and_then(|id| u32::try_from(id).ok()) {
+                Some(id) if id < vocabulary => Ok(id),
+                _ => Err(self.wrong(
+                    name,
+                    format!("token ids from 0 to {}", vocabulary.saturating_sub(1)),
+                    item,
+                )),
+            })
+            .collect()
+    }
+
+    /// Refuses a field that this server does not have, unless its value asks for nothing.
+    pub fn refuse_unless(&mut self, name: &str, harmless: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
+        match self.take(name) {
+            Some(value) if !harmless(&value) => {
+                let full = format!("{}{name}", self.prefix);
+                let message = format!("{full} is not supported here, got {}; leave it out", echo(&value));
+                Err(ApiError::unsupported(&full, message))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn echo(value: &Value) -> String {
+    let text = value.to_string();
+    if text.len() <= LONGEST_ECHO {
+        return text;
+    }
+    match value {
+        Value::String(_) => format!("a string of {} bytes", text.len()),
+        Value::Array(items) => format!("a list of {} items", items.len()),
+        _ => format!("a value of {} bytes", text.len()),
+    }
+}

@@ -1,0 +1,135 @@
+//! `POST /generate`, in SGLang's shape, with what a benchmark of split prefill and decode wants to know.
+
+use std::sync::Arc;
+
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use super::answer::{End, Piece};
+use super::ask::{Ask, encode, not_empty};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::respond::{Prepared, Shape, serve};
+use super::{App, RequestId, Shared};
+use crate::net::clock;
+use crate::text::Tokenizer;
+
+/// SGLang's default.
+const DEFAULT_MAX_TOKENS: i64 = 128;
+
+pub(super) async fn handle(
+    State(app): Shared,
+    Extension(id): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let arrived = clock::now();
+    let prepare = prepare(&app, &id, request);
+    serve(&app, "/generate", id.clone(), arrived, prepare).await
+}
+
+async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Prepared<Generate>, ApiError> {
+    let mut fields = Fields::parse(&app.body(request).await?)?;
+    for name in ["input_embeds", "image_data", "lora_path", "session_params"] {
+        fields.refuse_unless(name, |_| false)?;
+    }
+    let mut params = fields.object("sampling_params", "sampling_params.")?;
+    Ask::refuse_unsupported(&mut params)?;
+    let mut ask = Ask::take(app, &mut params, "sampling_seed")?;
+    let max = params.integer("max_new_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
+    ask.max_new_tokens = u32::try_from(max).ok();
+    ask.stream = fields.boolean("stream")?.unwrap_or(false);
+    let logprobs = fields.boolean("return_logprob")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs_num", 0..=20)?.unwrap_or(0);
+    ask.sampling.logprobs = if logprobs { u32::try_from(top).ok() } else { None };
+    let prompt = match (fields.take("input_ids"), fields.take("text")) {
+        (Some(Value::Array(ids)), None) => {
+            let ids = fields.token_ids("input_ids", &ids, app.text.tokenizer.vocabulary())?;
+            not_empty("input_ids", ids)?
+        }
+        (None, Some(Value::String(text))) => {
+            not_empty("text", encode(&app.text.tokenizer, text, true).await?)?
+        }
+        (Some(other), None) => return Err(fields.wrong("input_ids", "a list of token ids", &other)),
+        (None, Some(other)) => return Err(fields.wrong("text", "a string", &other)),
+        (None, None) => return Err(ApiError::field("text", "the prompt is missing: give text or input_ids")),
+        (Some(_), Some(_)) => return Err(ApiError::field("text", "give either text or input_ids")),
+    };
+    let shape =
+        Generate { id: id.0.clone(), prompt_tokens: prompt.len(), logprobs, so_far: Piece::default() };
+    Ok(Prepared { prompt, ask, shape })
+}
+
+struct Generate {
+    id: String,
+    prompt_tokens: usize,
+    logprobs: bool,
+    /// Each event repeats everything, as SGLang's clients expect.
+    so_far: Piece,
+}
+
+impl Generate {
+    fn object(&self, all: &Piece, tokenizer: &dyn Tokenizer, end: Option<&End>) -> Value {
+        let reason = end.map(|end| match end.reason {
+            "length" => json!({"type": "length", "length": end.output_tokens}),
+            reason => json!({"type": reason}),
+        });
+        let mut meta = Map::new();
+        meta.insert("id".into(), json!(self.id));
+        meta.insert("finish_reason".into(), json!(reason));
+        meta.insert("prompt_tokens".into(), json!(self.prompt_tokens));
+        meta.insert("completion_tokens".into(), json!(all.tokens.len()));
+        let finished = end.and_then(|end| end.finished.as_ref());
+        meta.insert("cached_tokens".into(), json!(finished.map_or(0, |finished| finished.cached_tokens)));
+        if self.logprobs {
+            let entries: Vec<Value> = all
+                .shown
+                .iter()
+                .map(|shown| {
+                    let bytes = tokenizer.token_bytes(shown.token.token);
+                    json!([shown.token.logprob, shown.token.token, String::from_utf8_lossy(&bytes)])
+                })
+                .collect();
+            let top: Vec<Value> = all
+                .shown
+                .iter()
+                .map(|shown| {
+                    shown.token.top.iter().map(|top| json!([top.logprob, top.token, null])).collect()
+                })
+                .collect();
+            meta.insert("output_token_logprobs".into(), Value::Array(entries));
+            meta.insert("output_top_logprobs".into(), Value::Array(top));
+        }
+        if let Some(end) = end {
+            meta.insert("e2e_latency".into(), json!(end.elapsed.as_secs_f64()));
+            meta.insert("ttft".into(), json!(end.first_token.as_secs_f64()));
+            meta.insert(
+                "transferred_bytes".into(),
+                json!(finished.map(|finished| finished.transferred_bytes)),
+            );
+            meta.insert("transfer_plugin".into(), json!(finished.map(|finished| &finished.transfer_plugin)));
+            let served_by = end.served_by.as_ref();
+            meta.insert("prefill_worker".into(), json!(served_by.and_then(|by| by.prefill.as_ref())));
+            meta.insert("decode_worker".into(), json!(served_by.map(|by| &by.decode)));
+        }
+        json!({"text": all.text, "output_ids": all.tokens, "meta_info": meta})
+    }
+}
+
+impl Shape for Generate {
+    fn piece(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+        let nothing = piece.tokens.is_empty() && piece.text.is_empty() && piece.shown.is_empty();
+        self.so_far.text.push_str(&piece.text);
+        self.so_far.tokens.extend(piece.tokens);
+        self.so_far.shown.extend(piece.shown);
+        if nothing { Vec::new() } else { vec![self.object(&self.so_far, tokenizer, None)] }
+    }
+
+    fn end(&mut self, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+        vec![self.object(&self.so_far, tokenizer, Some(end))]
+    }
+
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Piece, end: &End) -> Value {
+        self.object(&all, tokenizer, Some(end))
+    }
+}

@@ -1,0 +1,165 @@
+//! What the router counts, and the text that Prometheus reads.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use prometheus_client::encoding::{EncodeLabelSet, text::encode};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry as Exposition;
+
+use super::registry::{Snapshot, WorkerState};
+
+/// Labels of `host_requests_total`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// The path, one of those served.
+    pub endpoint: &'static str,
+    /// `ok`, `cancelled`, `invalid`, `busy`, `unavailable`, `broken` or `failed`.
+    pub outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RoleLabels {
+    role: &'static str,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WorkerLabels {
+    worker: String,
+    role: &'static str,
+    state: &'static str,
+}
+
+/// All series of a router. Times are in seconds.
+pub struct Metrics {
+    /// Requests by endpoint and outcome.
+    pub requests: Family<RequestLabels, Counter>,
+    /// Tries after the first.
+    pub retries: Counter,
+    /// From the request's arrival to its first token.
+    pub first_token: Histogram,
+    /// Between two tokens of one answer.
+    pub inter_token: Histogram,
+    /// Tokens of prompts.
+    pub prompt_tokens: Counter,
+    /// Tokens of answers.
+    pub output_tokens: Counter,
+    /// Prompt tokens that workers found in their caches.
+    pub cached_tokens: Counter,
+    /// KV bytes that decode workers received through transfer backends.
+    pub transferred_bytes: Counter,
+    running: Gauge,
+    workers: Family<RoleLabels, Gauge>,
+    pages: Family<WorkerLabels, Gauge>,
+    worker_requests: Family<WorkerLabels, Gauge>,
+    /// One scrape at a time, because gauges of workers are set anew for each.
+    exposition: Mutex<Exposition>,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All at zero.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut exposition = Exposition::with_prefix("host");
+        let metrics = Self {
+            requests: Family::default(),
+            retries: Counter::default(),
+            // 1 ms to 131 s, and 0.25 ms to 8 s.
+            first_token: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
+            inter_token: Histogram::new(exponential_buckets(0.000_25, 2.0, 16)),
+            prompt_tokens: Counter::default(),
+            output_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            transferred_bytes: Counter::default(),
+            running: Gauge::default(),
+            workers: Family::default(),
+            pages: Family::default(),
+            worker_requests: Family::default(),
+            exposition: Mutex::new(Exposition::default()),
+        };
+        exposition.register("requests", "Requests by endpoint and outcome", metrics.requests.clone());
+        exposition.register("retries", "Tries after the first", metrics.retries.clone());
+        exposition.register(
+            "time_to_first_token_seconds",
+            "From the request's arrival to its first token",
+            metrics.first_token.clone(),
+        );
+        exposition.register(
+            "inter_token_seconds",
+            "Between two tokens of one answer",
+            metrics.inter_token.clone(),
+        );
+        exposition.register("prompt_tokens", "Tokens of prompts", metrics.prompt_tokens.clone());
+        exposition.register("output_tokens", "Tokens of answers", metrics.output_tokens.clone());
+        exposition.register(
+            "cached_prompt_tokens",
+            "Prompt tokens that workers found in their caches",
+            metrics.cached_tokens.clone(),
+        );
+        exposition.register(
+            "transferred_bytes",
+            "KV bytes that decode workers received through transfer backends",
+            metrics.transferred_bytes.clone(),
+        );
+        exposition.register("requests_running", "Requests under way", metrics.running.clone());
+        exposition.register("workers", "Workers by role and state", metrics.workers.clone());
+        exposition.register("worker_pages", "Pages of a worker by state", metrics.pages.clone());
+        exposition.register(
+            "worker_requests",
+            "Requests of a worker by state",
+            metrics.worker_requests.clone(),
+        );
+        Self { exposition: Mutex::new(exposition), ..metrics }
+    }
+
+    /// The text, with the workers as they are now.
+    ///
+    /// # Errors
+    /// When a series cannot be written.
+    pub fn text(&self, workers: &Snapshot, running: usize) -> Result<String, fmt::Error> {
+        let exposition = self.exposition.lock().unwrap_or_else(PoisonError::into_inner);
+        self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
+        self.workers.clear();
+        self.pages.clear();
+        self.worker_requests.clear();
+        for worker in &workers.workers {
+            let role = worker.role.name();
+            let state = match worker.state {
+                WorkerState::Live => "live",
+                WorkerState::Suspected(_) => "suspected",
+            };
+            self.workers.get_or_create(&RoleLabels { role, state }).inc();
+            let labels = |state| WorkerLabels { worker: worker.info.name.clone(), role, state };
+            let load = &worker.load;
+            for (state, pages) in [
+                ("free", load.pages_free),
+                ("held", load.pages_held),
+                ("quarantined", load.pages_quarantined),
+            ] {
+                self.pages.get_or_create(&labels(state)).set(i64::from(pages));
+            }
+            for (state, requests) in [("queued", load.queued), ("running", load.running)] {
+                self.worker_requests.get_or_create(&labels(state)).set(i64::from(requests));
+            }
+        }
+        let mut text = String::new();
+        encode(&mut text, &exposition)?;
+        Ok(text)
+    }
+}

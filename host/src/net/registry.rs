@@ -1,0 +1,182 @@
+//! Who serves: the workers that announced themselves, and which of them may work together.
+//!
+//! [`table`] decides (no clock, no sockets), [`service`] answers the workers' calls, and [`Registry`] is what the router
+//! holds: it picks routes, counts what is under way, and says when a worker is gone.
+
+pub mod pairs;
+pub mod service;
+pub mod table;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use host_core::Instance;
+use tokio::sync::watch;
+use tonic::transport::Channel;
+
+use super::clock::{self, Instant};
+use super::proto::{Load, WorkerInfo};
+pub use table::{Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
+use table::{Picked, WorkerTable};
+
+/// A worker as the router calls it. The connection is opened on first use and shared by all requests.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// This life of the worker.
+    pub instance: Instance,
+    /// Its name, for people.
+    pub name: String,
+    /// Its control address.
+    pub address: String,
+    /// Longest prompt + answer that it holds.
+    pub max_tokens: u32,
+    /// Its connection.
+    pub channel: Channel,
+}
+
+/// Where one try of a request goes. Counts as load on its workers until dropped.
+#[derive(Debug)]
+pub struct Route {
+    /// Absent when `decode` does both.
+    pub prefill: Option<Chosen>,
+    /// The decode worker, or an aggregated one.
+    pub decode: Chosen,
+    registry: Registry,
+}
+
+impl Route {
+    /// Longest prompt + answer that every worker of this route holds.
+    #[must_use]
+    pub fn max_tokens(&self) -> u32 {
+        self.prefill.as_ref().map_or(u32::MAX, |worker| worker.max_tokens).min(self.decode.max_tokens)
+    }
+
+    /// The workers' instances.
+    pub fn instances(&self) -> impl Iterator<Item = Instance> {
+        self.prefill.iter().chain([&self.decode]).map(|worker| worker.instance)
+    }
+}
+
+impl Drop for Route {
+    fn drop(&mut self) {
+        let instances: Vec<Instance> = self.instances().collect();
+        self.registry.lock().done(&instances);
+    }
+}
+
+/// The registry, shared by the router, the HTTP API and the gRPC service.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    table: Arc<Mutex<WorkerTable>>,
+    /// Counts changes of who is there; waiters look again when it moves.
+    changes: Arc<watch::Sender<u64>>,
+}
+
+impl Registry {
+    /// An empty registry.
+    #[must_use]
+    pub fn new(terms: Terms) -> Self {
+        Self {
+            table: Arc::new(Mutex::new(WorkerTable::new(terms))),
+            changes: Arc::new(watch::Sender::new(0)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WorkerTable> {
+        // The table's methods keep it whole even where they panic, which they do not.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds or replaces a worker. The text names pairs that were refused; empty when there are none.
+    ///
+    /// # Errors
+    /// Why the worker is not accepted.
+    pub fn register(&self, worker: WorkerInfo) -> Result<String, String> {
+        let accepted = self.lock().register(worker, clock::now());
+        self.changed();
+        accepted
+    }
+
+    /// Notes that a worker lives. False when it is not known and must register again.
+    pub fn heartbeat(&self, instance: Instance, load: Load) -> bool {
+        let heard = self.lock().heartbeat(instance, load, clock::now());
+        if heard.revived {
+            self.changed();
+        }
+        heard.known
+    }
+
+    /// A call to this worker broke; it is not chosen until it is heard of again.
+    pub fn suspect(&self, instance: Instance, why: &str) {
+        if self.lock().suspect(instance, why) {
+            tracing::warn!(%instance, why, "worker suspected");
+        }
+        self.changed();
+    }
+
+    /// Picks a route, counting it as load at once; `avoid` are instances to take only if there is nobody else.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn pick(&self, need: Need, avoid: &[Instance]) -> Result<Route, NoRoute> {
+        let Picked { prefill, decode } = self.lock().pick(need, avoid, clock::now())?;
+        Ok(Route { prefill, decode, registry: self.clone() })
+    }
+
+    /// Resolves when who is there may have changed since the returned future was made.
+    pub fn change(&self) -> impl Future<Output = ()> + use<> {
+        let mut changes = self.changes.subscribe();
+        async move {
+            if changes.changed().await.is_err() {
+                // The registry is gone with the server; whoever waits has a deadline.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Resolves when this worker has been silent for longer than [`Terms::lost_after`] or was replaced; says which.
+    pub fn gone(&self, instance: Instance) -> impl Future<Output = String> + use<> {
+        let registry = self.clone();
+        async move {
+            loop {
+                let change = registry.change();
+                let until: Instant = match registry.lock().lost(instance, clock::now()) {
+                    Ok(until) => until,
+                    Err(why) => return why,
+                };
+                tokio::select! {
+                    () = change => {}
+                    () = clock::sleep_until(until) => {}
+                }
+            }
+        }
+    }
+
+    /// Everything, for `/health` and metrics.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.lock().snapshot(clock::now())
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+/// How long to try for a connection to a worker, and how long a connection may stay silent.
+const CONNECT: Duration = Duration::from_secs(2);
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_WAIT: Duration = Duration::from_secs(5);
+
+/// A connection that opens when it is first used.
+fn channel(address: &str) -> Result<Channel, String> {
+    let endpoint = tonic::transport::Endpoint::from_shared(address.to_owned())
+        .map_err(|error| format!("worker address {address:?}: {error}; give it as http://host:port"))?;
+    Ok(endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_WAIT)
+        .keep_alive_while_idle(true)
+        .connect_lazy())
+}

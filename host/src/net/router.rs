@@ -1,0 +1,286 @@
+//! Carries one request to its workers: picks a route, calls every leg, retries what can be retried.
+//!
+//! Both legs of a try hear of everything: a leg that fails drops the other's stream, which cancels it, and the next try has
+//! a new room. Nothing is retried once the client has seen a token.
+
+mod attempt;
+mod failure;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use host_core::{Instance, Room};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use self::attempt::{Attempt, Step};
+pub use self::failure::Failure;
+use super::clock::{self, Instant};
+use super::metrics::Metrics;
+use super::proto;
+use super::random::random_u64;
+use super::registry::{Need, NoRoute, Registry, Route};
+
+/// How hard to try.
+#[derive(Clone, Copy, Debug)]
+pub struct Retry {
+    /// Most tries for one request.
+    pub tries: u32,
+    /// No try begins later than this after the request came, and nobody waits longer for a worker to appear.
+    pub total: Duration,
+    /// Wait before the second try; doubles with each.
+    pub backoff: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { tries: 4, total: Duration::from_secs(30), backoff: Duration::from_millis(20) }
+    }
+}
+
+/// A request in tokens.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// For logs, the same over all tries.
+    pub request_id: String,
+    /// At least one token.
+    pub prompt: Arc<Vec<u32>>,
+    /// Absent: what the model's context leaves.
+    pub max_new_tokens: Option<u32>,
+    /// Tokens that end the answer.
+    pub stop_tokens: Vec<u32>,
+    /// Generate `max_new_tokens` whatever comes.
+    pub ignore_stop: bool,
+    /// How tokens are drawn; its seed is what the client asked for.
+    pub sampling: proto::Sampling,
+    /// The client sees nothing before the end, so that even an answer that broke off can be tried again.
+    pub restartable: bool,
+}
+
+/// Who served a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedBy {
+    /// Name of the prefill worker; absent when `decode` did both.
+    pub prefill: Option<String>,
+    /// Name of the decode or aggregated worker.
+    pub decode: String,
+}
+
+/// What comes out of a [`Generation`].
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The next token.
+    Token(proto::Token),
+    /// All tokens so far are void; the answer begins again. Only for restartable jobs.
+    Restarted,
+    /// The end. Nothing follows.
+    Finished(proto::Finished, ServedBy),
+}
+
+/// Sends requests to workers.
+#[derive(Clone, Debug)]
+pub struct Router {
+    registry: Registry,
+    retry: Retry,
+    places: Arc<Semaphore>,
+    max_requests: usize,
+    metrics: Arc<Metrics>,
+    closing: watch::Receiver<bool>,
+}
+
+impl Router {
+    /// At most `max_requests` at once; when `closing` turns true, whatever still runs ends with an error.
+    #[must_use]
+    pub fn new(
+        registry: Registry,
+        retry: Retry,
+        max_requests: usize,
+        metrics: Arc<Metrics>,
+        closing: watch::Receiver<bool>,
+    ) -> Self {
+        let max_requests = max_requests.min(Semaphore::MAX_PERMITS);
+        Self {
+            registry,
+            retry,
+            places: Arc::new(Semaphore::new(max_requests)),
+            max_requests,
+            metrics,
+            closing,
+        }
+    }
+
+    /// The workers.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Requests under way.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.max_requests.saturating_sub(self.places.available_permits())
+    }
+
+    /// Takes a place for one request, before any work is done for it.
+    ///
+    /// # Errors
+    /// [`Failure::Busy`] when all places are taken.
+    pub fn admit(&self) -> Result<Place, Failure> {
+        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|error| {
+            Failure::Busy(format!(
+                "{} requests are under way, which is the limit ({error})",
+                self.max_requests
+            ))
+        })?;
+        Ok(Place(permit))
+    }
+
+    /// Begins a request. Dropping the generation cancels it on every worker.
+    #[must_use]
+    pub fn generate(&self, place: Place, job: Job) -> Generation {
+        let deadline = clock::now() + self.retry.total;
+        Generation {
+            router: self.clone(),
+            _place: place,
+            job,
+            deadline,
+            tries: 0,
+            failed: Vec::new(),
+            attempt: None,
+            emitted: false,
+        }
+    }
+}
+
+/// One of the places for concurrent requests; free again when dropped.
+#[derive(Debug)]
+pub struct Place(#[allow(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+
+/// A request under way.
+pub struct Generation {
+    router: Router,
+    _place: Place,
+    job: Job,
+    deadline: Instant,
+    tries: u32,
+    /// Workers that failed a try, in the order of failing.
+    failed: Vec<Instance>,
+    attempt: Option<Attempt>,
+    emitted: bool,
+}
+
+impl Generation {
+    /// The next event. After [`Event::Finished`] or an error the generation is over.
+    ///
+    /// # Errors
+    /// What ended it, after all tries.
+    pub async fn next(&mut self) -> Result<Event, Failure> {
+        let mut closing = self.router.closing.clone();
+        tokio::select! {
+            event = self.step() => event,
+            _ = closing.wait_for(|&closing| closing) => {
+                Err(Failure::Unavailable("the server is shutting down".into()))
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Result<Event, Failure> {
+        loop {
+            let mut attempt = match self.attempt.take() {
+                Some(attempt) => attempt,
+                None => self.begin().await?,
+            };
+            match attempt.next().await {
+                Step::Token(token) => {
+                    self.emitted = true;
+                    self.attempt = Some(attempt);
+                    return Ok(Event::Token(token));
+                }
+                Step::Finished(finished) => {
+                    let served_by = attempt.served_by();
+                    attempt.settle();
+                    return Ok(Event::Finished(finished, served_by));
+                }
+                Step::Failed { leg, failure, suspect } => {
+                    drop(attempt);
+                    self.after_failure(leg, failure, suspect).await?;
+                    if std::mem::take(&mut self.emitted) {
+                        return Ok(Event::Restarted);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns when another try is due.
+    async fn after_failure(&mut self, leg: Instance, failure: Failure, suspect: bool) -> Result<(), Failure> {
+        if suspect {
+            self.router.registry.suspect(leg, &failure.to_string());
+        }
+        if !failure.retryable() {
+            return Err(failure);
+        }
+        if self.emitted && !self.job.restartable {
+            return Err(Failure::Broken(failure.to_string()));
+        }
+        let wait = self.router.retry.backoff.saturating_mul(1_u32 << self.tries.saturating_sub(1).min(10));
+        if self.tries >= self.router.retry.tries || clock::now() + wait >= self.deadline {
+            return Err(Failure::Unavailable(format!("{failure} (after {} tries)", self.tries)));
+        }
+        tracing::info!(request = self.job.request_id, tries = self.tries, %failure, "trying again");
+        self.router.metrics.retries.inc();
+        self.failed.push(leg);
+        clock::sleep(wait).await;
+        Ok(())
+    }
+
+    /// A new room on a new route; waits for workers if there are none.
+    async fn begin(&mut self) -> Result<Attempt, Failure> {
+        let route = self.route().await?;
+        self.tries += 1;
+        // 63 bits, as other systems' rooms have.
+        let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;
+        let room = Room(random >> 1);
+        let prompt = u32::try_from(self.job.prompt.len()).unwrap_or(u32::MAX);
+        let left = route.max_tokens().saturating_sub(prompt);
+        let request = proto::GenerateRequest {
+            room: room.0,
+            request_id: self.job.request_id.clone(),
+            prompt: self.job.prompt.to_vec(),
+            max_new_tokens: self.job.max_new_tokens.unwrap_or(left),
+            stop_tokens: self.job.stop_tokens.clone(),
+            ignore_stop: self.job.ignore_stop,
+            sampling: Some(self.job.sampling),
+            prefill: None,
+        };
+        tracing::debug!(
+            request = self.job.request_id,
+            %room,
+            tries = self.tries,
+            prefill = route.prefill.as_ref().map(|worker| worker.name.as_str()),
+            decode = route.decode.name,
+            "dispatched"
+        );
+        Ok(Attempt::start(&self.router.registry, route, request))
+    }
+
+    async fn route(&mut self) -> Result<Route, Failure> {
+        let prompt = self.job.prompt.len() as u64;
+        let answer = self.job.max_new_tokens.map_or(1, u64::from);
+        let need = Need { tokens: prompt + answer };
+        loop {
+            let change = self.router.registry.change();
+            match self.router.registry.pick(need, &self.failed) {
+                Ok(route) => return Ok(route),
+                Err(NoRoute::TooLong(limit)) => {
+                    return Err(Failure::TooLong { limit, prompt, answer: self.job.max_new_tokens });
+                }
+                Err(NoRoute::Nobody(why)) => {
+                    tokio::select! {
+                        () = change => {}
+                        () = clock::sleep_until(self.deadline) => return Err(Failure::Unavailable(why)),
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! A worker's own `/metrics` and `/health`, on its control port.
+
+use std::sync::Arc;
+
+use axum::http::header;
+use axum::routing::get;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use super::proto::WorkerInfo;
+use crate::worker::Handle;
+
+/// Reads the scheduler's counters when somebody asks.
+struct WorkerCollector(Handle);
+
+impl std::fmt::Debug for WorkerCollector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WorkerCollector")
+    }
+}
+
+impl Collector for WorkerCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let stats = self.0.stats();
+        let pool = stats.pool;
+        {
+            let pages = ConstGauge::new(0_i64);
+            let mut family = encoder.encode_descriptor(
+                "host_kv_pages",
+                "Pages of the KV pool, by where they are",
+                None,
+                pages.metric_type(),
+            )?;
+            for (place, count) in
+                [("free", pool.free), ("held", pool.held), ("quarantined", pool.quarantined)]
+            {
+                let count = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
+                count.encode(family.encode_family(&[("state", place)])?)?;
+            }
+        }
+        let gauges = [
+            ("host_requests_queued", "Requests that wait for pages or for their other leg", stats.queued),
+            ("host_requests_active", "Requests that compute or have a transfer under way", stats.active),
+            (
+                "host_rooms_quarantined",
+                "Ended requests whose pages may still be written",
+                stats.quarantined_rooms,
+            ),
+            ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        let counters = [
+            ("host_batches", "Batches computed", stats.batches),
+            ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
+            ("host_decode_tokens", "Decode steps computed", stats.decode_tokens),
+            ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
+            ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
+            ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),
+            (
+                "host_messages_repeated",
+                "Control messages repeated for want of an answer",
+                stats.messages_repeated,
+            ),
+            (
+                "host_messages_stale",
+                "Control messages dropped as given up by their sender",
+                stats.messages_stale,
+            ),
+            ("host_requests_finished", "Requests that ended with a complete answer", stats.finished),
+            ("host_requests_failed", "Requests that ended without a complete answer", stats.failed),
+        ];
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value);
+            counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+/// `/metrics` (Prometheus text) and `/health` (this worker's own liveness, nobody else's).
+pub fn routes(worker: Handle, info: &WorkerInfo) -> axum::Router {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(WorkerCollector(worker)));
+    let registry = Arc::new(registry);
+    let health = serde_json::json!({ "status": "ok", "name": info.name, "role": info.role }).to_string();
+    let metrics = move || async move {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _written = prometheus_client::encoding::text::encode(&mut text, &registry);
+        ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+    };
+    axum::Router::new()
+        .route("/metrics", get(metrics))
+        .route("/health", get(move || async move { ([(header::CONTENT_TYPE, "application/json")], health) }))
+}

@@ -1,0 +1,195 @@
+//! Tokenizers from a Hugging Face `tokenizer.json`.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokenizers::DecoderWrapper;
+
+use super::decode::{TextStream, Utf8Stream, WindowStream};
+use super::{TextError, Tokenizer};
+
+/// A `tokenizer.json`, loaded.
+pub struct HuggingFaceTokenizer {
+    inner: tokenizers::Tokenizer,
+    special: HashSet<u32>,
+    vocabulary: u32,
+    /// True when tokens are pieces of the text's bytes, in the alphabet that GPT-2 began.
+    byte_level: bool,
+}
+
+impl HuggingFaceTokenizer {
+    /// Reads the file (blocking).
+    ///
+    /// # Errors
+    /// When it cannot be read or is no tokenizer.
+    pub fn load(file: &Path) -> Result<Self, TextError> {
+        let inner = tokenizers::Tokenizer::from_file(file).map_err(|error| TextError::File {
+            file: file.display().to_string(),
+            problem: format!("not a tokenizer: {error}"),
+        })?;
+        Self::new(inner).map_err(|problem| TextError::File { file: file.display().to_string(), problem })
+    }
+
+    fn new(mut inner: tokenizers::Tokenizer) -> Result<Self, String> {
+        // Some published files ask for these, meant for training; a server must not cut or fill prompts.
+        inner.with_truncation(None).map_err(|error| error.to_string())?;
+        inner.with_padding(None);
+        let added = inner.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();
+        let last_added = added.keys().max().map_or(0, |&id| id.saturating_add(1));
+        let size = u32::try_from(inner.get_vocab_size(true)).unwrap_or(u32::MAX);
+        let byte_level = inner.get_decoder().is_some_and(is_byte_level);
+        Ok(Self { inner, special, vocabulary: size.max(last_added), byte_level })
+    }
+}
+
+fn is_byte_level(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::ByteLevel(_) => true,
+        DecoderWrapper::Sequence(sequence) => {
+            matches!(sequence.get_decoders(), [DecoderWrapper::ByteLevel(_)])
+        }
+        _ => false,
+    }
+}
+
+/// The byte behind a letter of the byte-level alphabet: printable Latin-1 letters stand for themselves, the other 68 bytes for
+/// the letters from U+0100 on, in order.
+fn letter_byte(letter: char) -> Option<u8> {
+    let own = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let code = u32::from(letter);
+    if let Ok(byte) = u8::try_from(code) {
+        return own(byte).then_some(byte);
+    }
+    let index = usize::try_from(code.checked_sub(0x100)?).ok()?;
+    (0..=u8::MAX).filter(|&byte| !own(byte)).nth(index)
+}
+
+impl Tokenizer for HuggingFaceTokenizer {
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        self.inner
+            .encode_fast(text, add_special)
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|error| TextError::Encode(error.to_string()))
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        let Some(name) = self.inner.id_to_token(token) else { return Vec::new() };
+        if self.is_special(token) {
+            return name.into_bytes();
+        }
+        if self.byte_level {
+            let bytes: Option<Vec<u8>> = name.chars().map(letter_byte).collect();
+            return bytes.unwrap_or_else(|| name.into_bytes());
+        }
+        let fallback = name
+            .strip_prefix("<0x")
+            .and_then(|rest| rest.strip_suffix('>'))
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match fallback {
+            Some(byte) => vec![byte],
+            None => name.replace('▁', " ").into_bytes(),
+        }
+    }
+
+    fn is_special(&self, token: u32) -> bool {
+        self.special.contains(&token)
+    }
+
+    fn vocabulary(&self) -> u32 {
+        self.vocabulary
+    }
+
+    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
+        if self.byte_level {
+            return Box::new(Utf8Stream::new(self));
+        }
+        Box::new(WindowStream::new(move |tokens: &[u32]| self.inner.decode(tokens, true).unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A byte-level BPE with all 256 letters, three merges and two added tokens.
+    fn byte_level() -> Arc<HuggingFaceTokenizer> {
+        let own = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let mut next = 0x100;
+        let mut vocabulary = serde_json::Map::new();
+        for byte in 0..256_u32 {
+            let code = if own(byte) { byte } else { next };
+            next += u32::from(!own(byte));
+            vocabulary.insert(char::from_u32(code).unwrap().to_string(), byte.into());
+        }
+        for (id, token) in [(256, "he"), (257, "Ġhe"), (258, "ðŁ")] {
+            vocabulary.insert(token.into(), id.into());
+        }
+        let file = serde_json::json!({
+            "version": "1.0",
+            "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+            "added_tokens": [
+                {"id": 259, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
+                 "normalized": false, "special": true},
+                {"id": 300, "content": "<tool call>", "single_word": false, "lstrip": false, "rstrip": false,
+                 "normalized": false, "special": false}],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": ["h e", "Ġ he", "ð Ł"]},
+        });
+        let inner = file.to_string().parse().unwrap();
+        Arc::new(HuggingFaceTokenizer::new(inner).unwrap())
+    }
+
+    #[test]
+    fn text_survives_the_way_there_and_back_one_token_at_a_time() {
+        let tokenizer = byte_level();
+        let text = "he said: é 漢 🦀\n\t<tool call>ok";
+        let tokens = tokenizer.encode(text, true).unwrap();
+        assert!(tokens.len() > 3, "the file's truncation is not applied");
+        assert!(tokens.contains(&258) && tokens.contains(&300), "{tokens:?}");
+        let mut stream = Arc::clone(&tokenizer).stream();
+        let mut back: String = tokens.iter().map(|&token| stream.push(token)).collect();
+        back.push_str(&stream.finish());
+        assert_eq!(back, text);
+    }
+
+    #[test]
+    fn any_tokens_stream_to_what_the_library_decodes_at_once() {
+        let tokenizer = byte_level();
+        let mut state = 3_u32;
+        for _ in 0..500 {
+            let tokens: Vec<u32> = (0..10)
+                .map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    [104, 256, 257, 258, 259, 300, 0xa6, 0x80, 0xe2, 0xff][(state >> 16) as usize % 10]
+                })
+                .collect();
+            let mut stream = Arc::clone(&tokenizer).stream();
+            let mut text: String = tokens.iter().map(|&token| stream.push(token)).collect();
+            text.push_str(&stream.finish());
+            assert_eq!(text, tokenizer.inner.decode(&tokens, true).unwrap(), "{tokens:?}");
+        }
+    }
+
+    #[test]
+    fn token_bytes_are_the_texts_bytes() {
+        let tokenizer = byte_level();
+        assert_eq!(tokenizer.token_bytes(257), b" he");
+        assert_eq!(tokenizer.token_bytes(258), [0xf0, 0x9f]);
+        assert_eq!(tokenizer.token_bytes(259), b"<|end|>");
+        assert_eq!(tokenizer.token_bytes(9999), b"");
+        assert_eq!(tokenizer.vocabulary(), 301);
+        assert!(tokenizer.is_special(259) && !tokenizer.is_special(300));
+    }
+
+    #[test]
+    fn a_file_that_is_no_tokenizer_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tokenizer.json");
+        std::fs::write(&file, "{}").unwrap();
+        let error = HuggingFaceTokenizer::load(&file).err().unwrap().to_string();
+        assert!(error.contains("tokenizer.json") && error.contains("not a tokenizer"), "{error}");
+    }
+}

@@ -1,0 +1,183 @@
+//! What a Hugging Face model folder says about text.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use super::huggingface::HuggingFaceTokenizer;
+use super::{ByteTokenizer, ChatTemplate, TextError, Tokenizer};
+
+/// Everything a router needs to know of a model.
+#[derive(Clone)]
+pub struct TextModel {
+    /// Its tokenizer.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// Its chat template, if it has one.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// Tokens that end an answer.
+    pub end: Vec<u32>,
+}
+
+/// Largest JSON file of a model folder other than the tokenizer.
+const MAX_FILE: u64 = 16 << 20;
+
+impl TextModel {
+    /// For the synthetic executor: bytes as tokens, ids up to `vocabulary`, no chat template, no end token.
+    #[must_use]
+    pub fn bytes(vocabulary: u32) -> Self {
+        Self { tokenizer: Arc::new(ByteTokenizer::new(vocabulary)), template: None, end: Vec::new() }
+    }
+
+    /// Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json`
+    /// (blocking). Only the first must be there.
+    ///
+    /// # Errors
+    /// When a file is there and cannot be used; the file is named.
+    pub fn load(folder: &Path) -> Result<Self, TextError> {
+        let tokenizer = HuggingFaceTokenizer::load(&folder.join("tokenizer.json"))?;
+        let settings = json(folder, "tokenizer_config.json")?.unwrap_or_default();
+        let name = |field: &str| match settings.get(field) {
+            Some(Json::String(name)) => name.clone(),
+            Some(token) => token.get("content").and_then(Json::as_str).unwrap_or_default().to_owned(),
+            None => String::new(),
+        };
+        let (bos, eos) = (name("bos_token"), name("eos_token"));
+
+        let source = match text(folder, "chat_template.jinja")? {
+            Some(source) => Some(source),
+            None => template_source(&settings),
+        };
+        let template = source.map(|source| ChatTemplate::new(source, bos, eos.clone())).transpose()?;
+
+        let mut end = Vec::new();
+        for file in ["generation_config.json", "config.json"] {
+            let Some(config) = json(folder, file)? else { continue };
+            let ids = config.get("eos_token_id").or_else(|| config.get("text_config")?.get("eos_token_id"));
+            end = match ids {
+                Some(Json::Array(ids)) => ids.iter().filter_map(token_id).collect(),
+                Some(id) => token_id(id).into_iter().collect(),
+                None => Vec::new(),
+            };
+            if !end.is_empty() {
+                break;
+            }
+        }
+        if end.is_empty() && !eos.is_empty() {
+            // The name of a special token is one token, or the folder contradicts itself and no end is known.
+            if let [id] = tokenizer.encode(&eos, false)?.as_slice() {
+                end.push(*id);
+            }
+        }
+        Ok(Self { tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), end })
+    }
+}
+
+fn token_id(json: &Json) -> Option<u32> {
+    json.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+/// One template, or several by name of which `default` is for chat.
+fn template_source(settings: &Json) -> Option<String> {
+    match settings.get("chat_template")? {
+        Json::String(source) => Some(source.clone()),
+        Json::Array(named) => named
+            .iter()
+            .find(|entry| entry.get("name").and_then(Json::as_str) == Some("default"))?
+            .get("template")?
+            .as_str()
+            .map(str::to_owned),
+        _ => None,
+    }
+}
+
+fn text(folder: &Path, name: &str) -> Result<Option<String>, TextError> {
+    let path = folder.join(name);
+    let failed = |problem: String| TextError::File { file: path.display().to_string(), problem };
+    match std::fs::metadata(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error.to_string())),
+        Ok(file) if file.len() > MAX_FILE => {
+            return Err(failed(format!("{} bytes; at most {MAX_FILE} are read", file.len())));
+        }
+        Ok(_) => {}
+    }
+    std::fs::read_to_string(&path).map(Some).map_err(|error| failed(error.to_string()))
+}
+
+fn json(folder: &Path, name: &str) -> Result<Option<Json>, TextError> {
+    let Some(text) = text(folder, name)? else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).map_err(|error| TextError::File {
+        file: folder.join(name).display().to_string(),
+        problem: format!("not JSON: {error}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[{"id":2,"content":"</s>","single_word":false,"lstrip":false,
+        "rstrip":false,"normalized":false,"special":true}],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}"#;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn end_tokens_come_from_the_first_file_that_has_them() {
+        let settings = ("tokenizer_config.json", r#"{"eos_token":{"content":"</s>"}}"#);
+        let tokenizer = ("tokenizer.json", TOKENIZER);
+        for (files, end) in [
+            (vec![tokenizer, ("generation_config.json", r#"{"eos_token_id":[7,8]}"#)], vec![7, 8]),
+            (
+                vec![tokenizer, ("generation_config.json", "{}"), ("config.json", r#"{"eos_token_id":9}"#)],
+                vec![9],
+            ),
+            (vec![tokenizer, ("config.json", r#"{"text_config":{"eos_token_id":4}}"#)], vec![4]),
+            (vec![tokenizer, settings], vec![2]),
+            (vec![tokenizer], vec![]),
+        ] {
+            assert_eq!(TextModel::load(folder(&files).path()).unwrap().end, end, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn the_template_file_wins_over_the_setting_and_named_ones_give_default() {
+        let tokenizer = ("tokenizer.json", TOKENIZER);
+        let one = ("tokenizer_config.json", r#"{"chat_template":"one {{ eos_token }}","eos_token":"</s>"}"#);
+        let named = (
+            "tokenizer_config.json",
+            r#"{"chat_template":[{"name":"tool_use","template":"no"},{"name":"default","template":"two"}]}"#,
+        );
+        let file = ("chat_template.jinja", "three");
+        for (files, text) in [
+            (vec![tokenizer, one], Some("one </s>")),
+            (vec![tokenizer, named], Some("two")),
+            (vec![tokenizer, one, file], Some("three")),
+            (vec![tokenizer], None),
+        ] {
+            let model = TextModel::load(folder(&files).path()).unwrap();
+            let rendered = model
+                .template
+                .map(|template| template.render(&Json::Array(vec![]), &serde_json::Map::new(), 0).unwrap());
+            assert_eq!(rendered.as_deref(), text, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_is_named() {
+        for (files, named) in [
+            (vec![], "tokenizer.json"),
+            (vec![("tokenizer.json", TOKENIZER), ("config.json", "{")], "config.json"),
+            (vec![("tokenizer.json", TOKENIZER), ("chat_template.jinja", "{% if %}")], "not a template"),
+        ] {
+            let error = TextModel::load(folder(&files).path()).err().unwrap().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Stop strings: the answer ends before the first of them, wherever token borders lie.
+
+/// Watches an answer's text for stop strings and holds back what may become one.
+#[derive(Clone, Debug)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    held: String,
+    stopped: bool,
+}
+
+impl StopMatcher {
+    /// Watches for these; empty strings are ignored.
+    #[must_use]
+    pub fn new(stops: Vec<String>) -> Self {
+        Self {
+            stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(),
+            held: String::new(),
+            stopped: false,
+        }
+    }
+
+    /// True once a stop string was seen. The text after it is dropped.
+    #[must_use]
+    pub fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Takes more text and returns what is safe to show.
+    pub fn push(&mut self, text: &str) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        self.held.push_str(text);
+        if let Some(cut) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+            self.stopped = true;
+            let mut shown = std::mem::take(&mut self.held);
+            shown.truncate(cut);
+            return shown;
+        }
+        let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let rest = self.held.split_off(self.held.len() - keep);
+        std::mem::replace(&mut self.held, rest)
+    }
+
+    /// The end of the answer: what was held back was no stop string after all.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Length of the longest end of `text` that is a beginning of `stop`.
+fn overlap(text: &str, stop: &str) -> usize {
+    stop.char_indices()
+        .map(|(index, _)| index)
+        .filter(|&length| length > 0 && text.ends_with(stop.get(..length).unwrap_or_default()))
+        .max()
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        let mut matcher = StopMatcher::new(stops.iter().map(ToString::to_string).collect());
+        let mut shown: String = pieces.iter().map(|piece| matcher.push(piece)).collect();
+        shown.push_str(&matcher.finish());
+        (shown, matcher.stopped())
+    }
+
+    #[test]
+    fn a_stop_string_is_found_wherever_the_pieces_are_cut() {
+        for (stops, pieces, shown, stopped) in [
+            (&["STOP"][..], &["one STOP two"][..], "one ", true),
+            (&["STOP"], &["one S", "T", "OP two"], "one ", true),
+            (&["STOP"], &["one STO", "RE"], "one STORE", false),
+            (&["STOP"], &["one STO"], "one STO", false),
+            (&["aab"], &["a", "a", "a", "b", "c"], "a", true),
+            (&["b", "ab"], &["xab"], "x", true),
+            (&["é!"], &["caf", "é", "!"], "caf", true),
+            (&[""], &["all"], "all", false),
+            (&[], &["all"], "all", false),
+        ] {
+            assert_eq!(cut(stops, pieces), (shown.to_owned(), stopped), "{stops:?} in {pieces:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_may_become_a_stop_string_is_held() {
+        let mut matcher = StopMatcher::new(vec!["<end>".into()]);
+        assert_eq!(matcher.push("a < b <e"), "a < b ");
+        assert_eq!(matcher.push("x"), "<ex");
+    }
+}

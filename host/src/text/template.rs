@@ -1,0 +1,174 @@
+//! Chat templates: Jinja, as Hugging Face's `apply_chat_template` renders it.
+
+use minijinja::value::{Kwargs, Serde, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Value, syntax::SyntaxConfig};
+use serde_json::Value as Json;
+
+use super::TextError;
+use super::strftime::strftime;
+
+/// A compiled chat template. Rendering is CPU work of the caller's thread.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+const NAME: &str = "chat_template";
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("bos", &self.bos).field("eos", &self.eos).finish_non_exhaustive()
+    }
+}
+
+impl ChatTemplate {
+    /// Compiles a template; `bos` and `eos` are what `bos_token` and `eos_token` stand for in it.
+    ///
+    /// # Errors
+    /// When the source is not a template.
+    pub fn new(source: String, bos: String, eos: String) -> Result<Self, TextError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .map_err(|error| TextError::Template(error.to_string()))?;
+        environment.set_syntax(syntax);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", tojson);
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|error| TextError::Template(format!("not a template: {error}")))?;
+        Ok(Self { environment, bos, eos })
+    }
+
+    /// The prompt for these messages (a JSON list of objects with `role` and `content`), ready for the assistant's turn.
+    /// `extra` are further variables of the template (`enable_thinking`); `now` is seconds since 1970.
+    ///
+    /// # Errors
+    /// When the template refuses the messages.
+    pub fn render(
+        &self,
+        messages: &Json,
+        extra: &serde_json::Map<String, Json>,
+        now: u64,
+    ) -> Result<String, TextError> {
+        let mut variables: Vec<(String, Value)> =
+            extra.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value)))).collect();
+        variables.extend([
+            ("messages".into(), Value::from(Serde(messages))),
+            ("add_generation_prompt".into(), Value::from(true)),
+            ("bos_token".into(), Value::from(self.bos.clone())),
+            ("eos_token".into(), Value::from(self.eos.clone())),
+            ("strftime_now".into(), Value::from_function(move |format: String| strftime(&format, now))),
+        ]);
+        let context: Value = variables.into_iter().collect();
+        self.environment.get_template(NAME).and_then(|template| template.render(context)).map_err(|error| {
+            TextError::Template(error.detail().map_or_else(|| error.to_string(), str::to_owned))
+        })
+    }
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`: the built-in filter escapes HTML and writes no spaces, and a
+/// model notices.
+fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
+    if value.kind() == ValueKind::Undefined {
+        return Err(Error::new(ErrorKind::UndefinedError, "tojson of an undefined value"));
+    }
+    let json = serde_json::to_value(&value).map_err(failed)?;
+    let mut text = String::new();
+    write_python(&json, indent, 0, &mut text);
+    Ok(Value::from_safe_string(text))
+}
+
+fn write_python(json: &Json, indent: Option<usize>, depth: usize, text: &mut String) {
+    let line = |text: &mut String, depth: usize| {
+        if let Some(indent) = indent {
+            text.push('\n');
+            text.extend(std::iter::repeat_n(' ', indent * depth));
+        }
+    };
+    let comma = if indent.is_some() { "," } else { ", " };
+    match json {
+        Json::Array(items) if !items.is_empty() => {
+            text.push('[');
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 {
+                    text.push_str(comma);
+                }
+                line(text, depth + 1);
+                write_python(item, indent, depth + 1, text);
+            }
+            line(text, depth);
+            text.push(']');
+        }
+        Json::Object(fields) if !fields.is_empty() => {
+            text.push('{');
+            for (index, (name, value)) in fields.iter().enumerate() {
+                if index > 0 {
+                    text.push_str(comma);
+                }
+                line(text, depth + 1);
+                text.push_str(&Json::from(name.as_str()).to_string());
+                text.push_str(": ");
+                write_python(value, indent, depth + 1, text);
+            }
+            line(text, depth);
+            text.push('}');
+        }
+        other => text.push_str(&other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn render(source: &str, messages: &Json) -> Result<String, TextError> {
+        let template = ChatTemplate::new(source.into(), "<s>".into(), "</s>".into())?;
+        template.render(messages, &serde_json::Map::new(), 0)
+    }
+
+    #[test]
+    fn a_template_in_the_usual_style_renders() {
+        let source = "{{ bos_token }}\n{% for message in messages %}\n    {% if message['role'] == 'system' %}\n        {% continue %}\n    {% endif %}\n<|{{ message.role.upper() }}|>{{ message['content'].strip() }}{{ eos_token }}\n{% endfor %}\n{% if add_generation_prompt %}\n<|ASSISTANT|>\n{%- endif %}";
+        let messages =
+            json!([{"role": "system", "content": "x"}, {"role": "user", "content": " Is 1 < 2 & \"so\"?  "}]);
+        let text = render(source, &messages).unwrap();
+        assert_eq!(text, "<s>\n<|USER|>Is 1 < 2 & \"so\"?</s>\n<|ASSISTANT|>");
+    }
+
+    #[test]
+    fn raise_exception_reaches_the_caller_as_its_own_words() {
+        let error = render("{{ raise_exception('roles must alternate') }}", &json!([])).unwrap_err();
+        assert_eq!(error.to_string(), "the chat template refused the messages: roles must alternate");
+    }
+
+    #[test]
+    fn tojson_writes_what_python_writes() {
+        let messages = json!([{"b": 1, "a": ["<é>", null, true, 1.5]}, {}]);
+        assert_eq!(
+            render("{{ messages | tojson }}", &messages).unwrap(),
+            r#"[{"b": 1, "a": ["<é>", null, true, 1.5]}, {}]"#
+        );
+        assert_eq!(render("{{ messages[1:] | tojson(indent=2) }}", &messages).unwrap(), "[\n  {}\n]");
+    }
+
+    #[test]
+    fn the_date_is_the_callers() {
+        assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &json!([])).unwrap(), "01 Jan 1970");
+    }
+
+    #[test]
+    fn a_broken_template_is_refused_when_it_is_loaded() {
+        let error = ChatTemplate::new("{% for %}".into(), String::new(), String::new()).unwrap_err();
+        assert!(error.to_string().contains("not a template"), "{error}");
+    }
+}
