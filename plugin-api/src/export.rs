@@ -42,7 +42,8 @@ macro_rules! export_plugin {
                 "the manifest must say `version = \"..\"` as Cargo.toml does"
             );
             assert!(
-                !$crate::note::contains(AUTHORED, "\n[api]") && !$crate::note::contains(AUTHORED, "\n[build]"),
+                !$crate::note::contains(AUTHORED, "\n[api]")
+                    && !$crate::note::contains(AUTHORED, "\n[build]"),
                 "[api] and [build] are filled in by export_plugin!, remove them from the manifest"
             );
 
@@ -51,8 +52,12 @@ macro_rules! export_plugin {
             static NOTE: $crate::note::Note<{ $crate::note::padded_length(PARTS) }> =
                 $crate::note::Note::new(PARTS);
 
+            // A copy of its own, so that comparing the two notices a file whose note was changed.
+            static TEXT: $crate::note::Note<{ $crate::note::padded_length(PARTS) }> =
+                $crate::note::Note::new(PARTS);
+
             extern "C" fn describe() -> $crate::abi::RStr<'static> {
-                NOTE.text().into()
+                TEXT.text().into()
             }
 
             extern "C" fn open_transfer(

@@ -30,7 +30,10 @@ impl<const N: usize> Note<N> {
     /// At compile time, when `N` is not [`padded_length`] of the same parts.
     #[must_use]
     pub const fn new(parts: &[&str]) -> Self {
-        assert!(N == padded_length(parts) && N <= u32::MAX as usize, "the note's length is that of its parts");
+        assert!(
+            N == padded_length(parts) && N <= u32::MAX as usize,
+            "the note's length is that of its parts"
+        );
         let mut name = [0; 12];
         let mut at = 0;
         while at < NAME.len() {

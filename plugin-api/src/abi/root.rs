@@ -107,7 +107,10 @@ impl Root {
     /// # Safety
     /// `header` is the address of the symbol that [`export_plugin!`](crate::export_plugin) exports, in a library that
     /// is never unloaded.
-    pub unsafe fn from_header(header: NonNull<()>, plugin_is_older: bool) -> std::result::Result<Self, HeaderError> {
+    pub unsafe fn from_header(
+        header: NonNull<()>,
+        plugin_is_older: bool,
+    ) -> std::result::Result<Self, HeaderError> {
         // SAFETY: by contract the symbol is a `LibHeader`, which starts with the `AbiHeader` that this points to;
         // `AbiHeaderRef` is a transparent `'static` reference to it, and the library stays.
         let header: AbiHeaderRef = unsafe { std::mem::transmute(header) };
