@@ -6,7 +6,7 @@ use core::fmt;
 ///
 /// Codes are negative, so that hot calls return counts and codes in one `i32`.
 #[repr(transparent)]
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, abi_stable::StableAbi)]
 pub struct ErrorCode(pub i32);
 
 macro_rules! codes {

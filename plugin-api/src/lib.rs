@@ -2,8 +2,54 @@
 //!
 //! A plugin is a shared library that plays one or more *roles*. Each role is a plain Rust trait in this crate; the
 //! export macro turns an implementation into the checked ABI that the host loads.
+//!
+//! An author writes three things: a `plugin.toml` beside `Cargo.toml`, a type that implements the role's trait
+//! ([`TransferBackend`]), and one [`export_plugin!`] line that names the factory. A panic in any of it reaches the host
+//! as [`ErrorCode::PANICKED`], after which the instance answers nothing else.
+//!
+//! ```toml
+//! manifest_version = 1
+//!
+//! [plugin]
+//! id = "com.example.wire"       # unique
+//! name = "wire"                 # what users write
+//! version = "0.1.0"             # as in Cargo.toml
+//! description = "Moves pages over a wire"
+//!
+//! [[role]]
+//! kind = "transfer"
+//! memory = ["dram"]
+//! capabilities = ["page_writes", "arrival_notification"]   # see the module `capability`
+//!
+//! [config.depth]                # one table per key the plugin understands; the host refuses others
+//! type = "integer"              # string, integer, float, boolean, array or table
+//! default = 64
+//! doc = "Writes in flight."
+//! ```
+//!
+//! Compatibility: `VERSION` follows semver. Below 1.0 a plugin needs a host with the same minor version.
 
+// The generated code of `sabi_trait` and prefix types has such names.
+#![allow(non_camel_case_types, non_local_definitions)]
+
+pub mod abi;
+pub mod capability;
 pub mod error;
+mod export;
+pub mod note;
 pub mod transfer;
 
 pub use error::{Error, ErrorCode, Result};
+pub use transfer::{
+    Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, Opening, PeerId,
+    PreparedId, RegionId, Submission, Tag, TransferBackend, TransferLimits, Write,
+};
+
+/// Version of this crate, and so of the ABI.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// For the export macro only.
+#[doc(hidden)]
+pub mod __private {
+    pub use abi_stable::library::{LibHeader, RootModuleResult};
+}

@@ -10,31 +10,33 @@
 //!
 //! Threads: every method may be called from any thread. Methods marked **hot** neither block nor allocate.
 
+use abi_stable::StableAbi;
+
 use crate::error::Result;
 
 /// A registered piece of memory, named by the backend that registered it. Valid until deregistered.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
 pub struct RegionId(pub u32);
 
 /// A connected peer, named by the backend that connected. Never reused within one instance.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
 pub struct PeerId(pub u32);
 
 /// A list of writes prepared once and posted many times. Valid until released or its peer is disconnected.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
 pub struct PreparedId(pub u64);
 
 /// The host's name for one submission: unique among those not yet settled.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct Tag(pub u64);
 
 /// Where memory lives. An open set.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
 pub struct MemoryKind(pub u32);
 
 impl MemoryKind {
@@ -46,7 +48,7 @@ impl MemoryKind {
 
 /// Memory offered for registration. The host keeps it mapped until the region is deregistered.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, StableAbi)]
 pub struct Memory {
     /// First byte, in this process.
     pub address: u64,
@@ -66,7 +68,7 @@ pub struct Memory {
 
 /// One write: `length` bytes from this worker's region into the peer's. Exactly 32 bytes.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, StableAbi)]
 pub struct Write {
     /// Region of the submitting instance.
     pub source_region: u32,
@@ -89,7 +91,7 @@ pub const NOTIFICATION_BYTES: usize = 48;
 
 /// What goes with a batch of writes.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, StableAbi)]
 pub struct Submission {
     /// Whose memory is written.
     pub peer: PeerId,
@@ -103,7 +105,7 @@ pub struct Submission {
 
 /// How one accepted submission ended on the sending side.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, StableAbi)]
 pub struct Completion {
     /// The submission.
     pub tag: Tag,
@@ -117,7 +119,7 @@ pub struct Completion {
 
 /// What a [`Notification`] says.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, StableAbi)]
 pub struct NotificationKind(pub u32);
 
 impl NotificationKind {
@@ -129,7 +131,7 @@ impl NotificationKind {
 
 /// Something a peer did to us. 128 bytes.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, StableAbi)]
 pub struct Notification {
     /// What happened.
     pub kind: NotificationKind,
@@ -149,7 +151,7 @@ const _: () = assert!(size_of::<Notification>() == 128);
 
 /// What an instance can carry at once.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, StableAbi)]
 pub struct TransferLimits {
     /// Most writes in one submission.
     pub max_writes: u32,

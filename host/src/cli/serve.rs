@@ -1,8 +1,10 @@
 //! Runs what the settings ask for, until asked to stop.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::Context;
+use axum::serve::ListenerExt;
 use host_core::Event;
 use rustix::fd::{FromRawFd, OwnedFd};
 use tokio::net::TcpListener;
@@ -67,7 +69,7 @@ fn start_logging(settings: &Settings) -> Result<(), Refused> {
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match settings.log_format {
         Some(LogFormat::Json) => lines.json().init(),
-        _ => lines.with_target(false).init(),
+        _ => lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
     }
     Ok(())
 }

@@ -128,6 +128,8 @@ async fn keep(
     let mut restarts: VecDeque<Instant> = VecDeque::new();
     loop {
         let mut child = spawn(&arguments)?;
+        // Held open until the child has ended: `wait` would close it, and the child ends with it.
+        let _lifeline = child.stdin.take();
         let pid = child.id().unwrap_or_default();
         tracing::info!(role = role.as_str(), pid, "started");
         let status = tokio::select! {

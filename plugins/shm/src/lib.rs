@@ -1,1 +1,40 @@
 //! Transfer backend for workers on one machine: one-sided writes through shared memory.
+//!
+//! Each instance listens on an abstract socket. Connecting hands the sender everything it needs, by descriptor: the
+//! receiver's regions, its table of live regions, a control page for this connection, and the receiver's eventfd. From
+//! then on the sender's copy threads write straight into the receiver's memory, and push the notification into a ring
+//! on the control page when the data is there.
+//!
+//! What makes late writes harmless: a copy thread marks itself busy on the control page before it looks whether
+//! the connection is open and the region alive, and copies at most [`PIECE`](copier::PIECE) bytes before it looks again.
+//! A fence closes the one or clears the other, and waits until whoever was busy has moved on, or is proven dead.
+//!
+//! Peers are processes of the same user; the token in the endpoint keeps accidents apart, not attackers.
+
+mod backend;
+mod config;
+mod control;
+mod copier;
+mod inbound;
+mod link;
+mod mapping;
+mod outbound;
+mod queue;
+mod regions;
+mod service;
+mod wire;
+
+pub use backend::ShmBackend;
+
+/// Opens an instance.
+///
+/// # Errors
+/// `CONFIG` for a wrong configuration, `IO` when the system refuses sockets, memory or threads.
+pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<ShmBackend> {
+    ShmBackend::open(opening)
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    transfer: open,
+}

@@ -1,0 +1,226 @@
+//! What can go wrong with a plugin, one variant per step.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Why a file is no plugin this host can load. Found by reading it, before any of its code runs.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PreflightError {
+    /// The file cannot be read.
+    #[error("cannot be read: {0}")]
+    Unreadable(#[source] std::io::Error),
+    /// A directory, a pipe, a device.
+    #[error("is not a regular file")]
+    NotAFile,
+    /// Another kind of file.
+    #[error("is not an ELF shared object: {0}")]
+    NotElf(String),
+    /// A program, an object file, a core dump.
+    #[error("is an ELF file of type {0}, a plugin is a shared object (type 3)")]
+    NotShared(u16),
+    /// For another machine.
+    #[error("was built for {found}, this host runs on {host}")]
+    WrongMachine {
+        /// The file's.
+        found: String,
+        /// Ours.
+        host: &'static str,
+    },
+    /// Cut off. Loading it would kill the process.
+    #[error("is cut off: it needs {needed} bytes and has {found}, copy it again")]
+    Truncated {
+        /// Where its last segment ends.
+        needed: u64,
+        /// Its length.
+        found: u64,
+    },
+    /// A library, but no plugin.
+    #[error("is a library but not a plugin: it carries no HOSTPLUG note, which export_plugin! writes")]
+    NoNote,
+    /// Its manifest is unusable.
+    #[error("carries a manifest that cannot be used: {0}")]
+    BadManifest(String),
+    /// Several plugins in one file, none built on the others.
+    #[error("carries several plugins ({}); the one that links the others must list them in built_on", .0.join(", "))]
+    Ambiguous(Vec<String>),
+    /// For another API.
+    #[error(
+        "was built for plugin API {found}, this host speaks {host}: build it again with host-plugin-api {needed}"
+    )]
+    ApiVersion {
+        /// The plugin's.
+        found: semver::Version,
+        /// Ours.
+        host: semver::Version,
+        /// What would do.
+        needed: String,
+    },
+    /// A panic in it would end the process.
+    #[error(
+        "was built with panic = \"abort\", so that a defect in it would end this process: build it with panic = \"unwind\""
+    )]
+    PanicAbort,
+}
+
+impl PreflightError {
+    /// A label for metrics.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Unreadable(_) => "unreadable",
+            Self::NotAFile => "not_a_file",
+            Self::NotElf(_) => "not_elf",
+            Self::NotShared(_) => "not_shared",
+            Self::WrongMachine { .. } => "wrong_machine",
+            Self::Truncated { .. } => "truncated",
+            Self::NoNote => "no_note",
+            Self::BadManifest(_) => "bad_manifest",
+            Self::Ambiguous(_) => "ambiguous",
+            Self::ApiVersion { .. } => "api_version",
+            Self::PanicAbort => "panic_abort",
+        }
+    }
+}
+
+/// Where a plugin was looked for, and what was there instead.
+#[derive(Debug, Default)]
+pub struct NoneFound {
+    /// Every directory, in order; with why it could not be read, when it could not.
+    pub searched: Vec<(PathBuf, Option<String>)>,
+    /// Names of the plugins found there.
+    pub found: Vec<String>,
+    /// Files that are no usable plugin, with the reason.
+    pub unusable: Vec<(PathBuf, String)>,
+}
+
+impl fmt::Display for NoneFound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.searched.is_empty() {
+            return f.write_str("no plugin directory is configured");
+        }
+        f.write_str("searched ")?;
+        for (i, (path, error)) in self.searched.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            write!(f, "{comma}{}", path.display())?;
+            if let Some(error) = error {
+                write!(f, " ({error})")?;
+            }
+        }
+        let found = if self.found.is_empty() { "none".to_owned() } else { self.found.join(", ") };
+        write!(f, "; plugins there: {found}")?;
+        for (path, reason) in &self.unusable {
+            write!(f, "; {} {reason}", path.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a plugin could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PluginError {
+    /// No file in any directory carries the name.
+    #[error("no plugin is named {name:?}: {trace}")]
+    NotFound {
+        /// What was asked for.
+        name: String,
+        /// Where, and what was there.
+        trace: NoneFound,
+    },
+    /// The file is not usable any more, or never was.
+    #[error("{} {source}", path.display())]
+    Preflight {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: PreflightError,
+    },
+    /// Another file lies there than at the scan.
+    #[error("{} was replaced since it was scanned: start again", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The plugin does not play the role.
+    #[error("plugin {plugin:?} has no {role} role, only: {}", roles.join(", "))]
+    NoRole {
+        /// Its name.
+        plugin: String,
+        /// What was asked for.
+        role: &'static str,
+        /// What it plays.
+        roles: Vec<String>,
+    },
+    /// The configuration does not fit what the manifest declares.
+    #[error("configuration of plugin {plugin:?}: {problem}")]
+    Config {
+        /// Its name.
+        plugin: String,
+        /// The key, and what is allowed.
+        problem: String,
+    },
+    /// The system's loader refused.
+    #[error("the system cannot load {}: {message}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the loader says.
+        message: String,
+    },
+    /// The note promises a header that is not exported.
+    #[error("{} does not export {symbol}, which its note names: build it as a cdylib with export_plugin!", path.display())]
+    NoHeader {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        symbol: String,
+    },
+    /// The types of the boundary differ.
+    #[error("{} cannot be used: {source}: build it again with this host's host-plugin-api", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// The first difference.
+        source: host_plugin_api::abi::HeaderError,
+    },
+    /// Its code describes another plugin than its note.
+    #[error("{} describes itself as {described}, but its note says {noted}: the file was tampered with or damaged", path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// By its code.
+        described: String,
+        /// By its note.
+        noted: String,
+    },
+    /// The plugin's factory failed.
+    #[error("plugin {plugin:?} ({}) did not open: {source}", path.display())]
+    Factory {
+        /// Its name.
+        plugin: String,
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        source: host_plugin_api::Error,
+    },
+}
+
+impl PluginError {
+    /// A label for metrics.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NotFound { .. } => "not_found",
+            Self::Preflight { source, .. } => source.reason(),
+            Self::Changed { .. } => "changed",
+            Self::NoRole { .. } => "no_role",
+            Self::Config { .. } => "config",
+            Self::Open { .. } => "open",
+            Self::NoHeader { .. } => "no_header",
+            Self::Header { .. } => "header",
+            Self::Mismatch { .. } => "mismatch",
+            Self::Factory { .. } => "factory",
+        }
+    }
+}

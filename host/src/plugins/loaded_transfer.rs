@@ -1,0 +1,87 @@
+//! A loaded backend as the plain trait.
+
+use host_plugin_api::abi::{RSlice, RSliceMut, RStr, TransferObject};
+use host_plugin_api::{
+    Completion, Error, ErrorCode, Memory, Notification, PeerId, PreparedId, RegionId, Result, Submission,
+    Tag, TransferBackend, TransferLimits, Write,
+};
+
+/// The far side of the boundary, spoken to through the trait that plugins implement.
+///
+/// What comes back is checked as far as memory safety here depends on it: a count never exceeds the caller's slice.
+pub struct LoadedTransfer {
+    object: TransferObject,
+}
+
+impl LoadedTransfer {
+    /// Wraps what a plugin's root opened.
+    #[must_use]
+    pub fn new(object: TransferObject) -> Self {
+        Self { object }
+    }
+}
+
+/// A count that the caller may slice by, or a code.
+#[inline]
+fn counted(answer: i32, room: usize) -> i32 {
+    if answer > 0 && answer as usize > room { ErrorCode::INTERNAL.0 } else { answer }
+}
+
+impl TransferBackend for LoadedTransfer {
+    fn limits(&self) -> TransferLimits {
+        self.object.limits()
+    }
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        self.object.register(memory).into_result().map_err(Error::from)
+    }
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.object.deregister(region).into_result().map_err(Error::from)
+    }
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        self.object.endpoint().into_result().map(Vec::from).map_err(Error::from)
+    }
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        let (name, endpoint) = (RStr::from_str(name), RSlice::from_slice(endpoint));
+        self.object.connect(name, endpoint).into_result().map_err(Error::from)
+    }
+    fn disconnect(&self, peer: PeerId) -> Result<()> {
+        self.object.disconnect(peer).into_result().map_err(Error::from)
+    }
+    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
+        self.object.prepare(peer, RSlice::from_slice(writes)).into_result().map_err(Error::from)
+    }
+    fn release(&self, prepared: PreparedId) -> Result<()> {
+        self.object.release(prepared).into_result().map_err(Error::from)
+    }
+    #[inline]
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        self.object.submit(submission, RSlice::from_slice(writes))
+    }
+    #[inline]
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        self.object.post(submission, prepared, RSlice::from_slice(indices))
+    }
+    #[inline]
+    fn poll(&self, completions: &mut [Completion]) -> i32 {
+        let room = completions.len();
+        counted(self.object.poll(RSliceMut::from_mut_slice(completions)), room)
+    }
+    #[inline]
+    fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        let room = notifications.len();
+        counted(self.object.notifications(RSliceMut::from_mut_slice(notifications)), room)
+    }
+    fn cancel(&self, tag: Tag) -> i32 {
+        self.object.cancel(tag)
+    }
+    #[inline]
+    fn settled(&self, tag: Tag) -> i32 {
+        self.object.settled(tag)
+    }
+    fn event_fd(&self) -> i32 {
+        self.object.event_fd()
+    }
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.object.shutdown(deadline_ms).into_result().map_err(Error::from)
+    }
+}

@@ -1,0 +1,140 @@
+//! What a plugin says about itself.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+/// The manifest that a plugin file carries. Unknown keys are ignored, so that newer plugins can say more.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Manifest {
+    /// Format of the manifest itself; 1.
+    pub manifest_version: u32,
+    /// Who it is.
+    pub plugin: Identity,
+    /// What it was built against.
+    pub api: Api,
+    /// What it does.
+    #[serde(default, rename = "role")]
+    pub roles: Vec<Role>,
+    /// The keys of its configuration table.
+    #[serde(default)]
+    pub config: BTreeMap<String, ConfigKey>,
+    /// How it was built.
+    pub build: Build,
+}
+
+/// See [`Manifest::plugin`].
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Identity {
+    /// Unique.
+    pub id: String,
+    /// What users write to get it.
+    pub name: String,
+    /// Its own version.
+    pub version: semver::Version,
+    /// One line.
+    #[serde(default)]
+    pub description: String,
+    /// Ids of plugins whose crates are linked into this file.
+    #[serde(default)]
+    pub built_on: Vec<String>,
+}
+
+/// See [`Manifest::api`].
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Api {
+    /// Version of the plugin API.
+    pub version: semver::Version,
+}
+
+/// One role a plugin plays.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Role {
+    /// `transfer`, or a role that a newer host knows.
+    pub kind: String,
+    /// Kinds of memory: `dram`, `vram`.
+    #[serde(default)]
+    pub memory: Vec<String>,
+    /// See [`host_plugin_api::capability`].
+    #[serde(default)]
+    pub capabilities: Vec<String>,
+}
+
+/// One key of a plugin's configuration.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct ConfigKey {
+    /// `string`, `integer`, `float`, `boolean`, `array` or `table`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What holds when the key is absent.
+    pub default: Option<toml::Value>,
+    /// What it means.
+    #[serde(default)]
+    pub doc: String,
+}
+
+/// See [`Manifest::build`].
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Build {
+    /// `unwind` or `abort`.
+    pub panic: String,
+    /// Target triple.
+    pub target: String,
+    /// Compiler version.
+    pub rustc: String,
+    /// Name of the exported header.
+    pub symbol: String,
+}
+
+impl Manifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// A sentence that names the key or the line.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let manifest: Self = toml::from_str(text).map_err(|e| one_line(&e.to_string()))?;
+        if manifest.manifest_version != 1 {
+            let version = manifest.manifest_version;
+            return Err(format!("manifest_version is {version}, this host reads version 1"));
+        }
+        Ok(manifest)
+    }
+
+    /// The role of this kind.
+    #[must_use]
+    pub fn role(&self, kind: &str) -> Option<&Role> {
+        self.roles.iter().find(|role| role.kind == kind)
+    }
+
+    /// Whether any role declares the capability.
+    #[must_use]
+    pub fn has(&self, capability: &str) -> bool {
+        self.roles.iter().any(|role| role.capabilities.iter().any(|c| c == capability))
+    }
+
+    /// Checks a configuration table against the declared keys, without asking the plugin.
+    ///
+    /// # Errors
+    /// A sentence that names the key and what is allowed.
+    pub fn check_config(&self, text: &str) -> Result<(), String> {
+        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| one_line(&e.to_string()))?;
+        for (key, value) in &table {
+            let Some(declared) = self.config.get(key) else {
+                let known = self.config.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let known =
+                    if known.is_empty() { "it has no keys".to_owned() } else { format!("known: {known}") };
+                return Err(format!("unknown key {key:?} ({known})"));
+            };
+            let fits = declared.kind == value.type_str() || (declared.kind == "float" && value.is_integer());
+            if !fits {
+                return Err(format!("key {key:?} is a {}, it must be a {}", value.type_str(), declared.kind));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// TOML errors draw the place over several lines; a sentence has one.
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
+}

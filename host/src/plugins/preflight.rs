@@ -1,0 +1,132 @@
+//! Reads a plugin file without running it.
+//!
+//! Loading is too late to find out: constructors run before anything can be checked, and a file that was cut off
+//! kills the process inside the system's loader. Both are excluded, or at least announced, by what the file says.
+
+use std::fs::File;
+use std::path::Path;
+
+use host_plugin_api::note;
+use object::elf::{ET_DYN, FileHeader64, PT_LOAD};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, ReadCache, ReadRef};
+use semver::Version;
+
+use super::error::PreflightError;
+use super::manifest::Manifest;
+
+/// Longest manifest that is read.
+const MANIFEST_BYTES: usize = 1 << 20;
+
+/// Checks the file and returns its manifest.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub fn preflight(path: &Path) -> Result<Manifest, PreflightError> {
+    // Asked before opening: opening a pipe would wait for its writer.
+    let metadata = std::fs::metadata(path).map_err(PreflightError::Unreadable)?;
+    if !metadata.is_file() {
+        return Err(PreflightError::NotAFile);
+    }
+    let file = File::open(path).map_err(PreflightError::Unreadable)?;
+    let length = file.metadata().map_err(PreflightError::Unreadable)?.len();
+    let manifest = read(&ReadCache::new(file), length)?;
+    check_api(&manifest)?;
+    if manifest.build.panic != "unwind" {
+        return Err(PreflightError::PanicAbort);
+    }
+    Ok(manifest)
+}
+
+fn read<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightError> {
+    if length == 0 {
+        return Err(PreflightError::NotElf("it is empty".to_owned()));
+    }
+    let start = data.read_bytes_at(0, length.min(16)).unwrap_or_default();
+    if !start.starts_with(&object::elf::ELFMAG) {
+        return Err(PreflightError::NotElf(format!("it starts with {:?}", String::from_utf8_lossy(start))));
+    }
+    let elf = |e: object::Error| PreflightError::NotElf(e.to_string());
+    if length < size_of::<FileHeader64<Endianness>>() as u64 {
+        return Err(PreflightError::Truncated { needed: 64, found: length });
+    }
+    let header = FileHeader64::<Endianness>::parse(data).map_err(elf)?;
+    let endian = header.endian().map_err(elf)?;
+    let machine = machine_name(header.e_machine(endian).0);
+    if machine != std::env::consts::ARCH {
+        return Err(PreflightError::WrongMachine { found: machine, host: std::env::consts::ARCH });
+    }
+    if header.e_type(endian) != ET_DYN {
+        return Err(PreflightError::NotShared(header.e_type(endian).0));
+    }
+    let table_end = header
+        .e_phoff(endian)
+        .saturating_add(u64::from(header.e_phentsize(endian)) * u64::from(header.e_phnum(endian)));
+    if table_end > length {
+        return Err(PreflightError::Truncated { needed: table_end, found: length });
+    }
+    let segments = header.program_headers(endian, data).map_err(elf)?;
+    let end =
+        |s: &object::elf::ProgramHeader64<Endianness>| s.p_offset(endian).saturating_add(s.p_filesz(endian));
+    let needed = segments.iter().map(end).max().unwrap_or(0);
+    if needed > length {
+        return Err(PreflightError::Truncated { needed, found: length });
+    }
+    if !segments.iter().any(|s| s.p_type(endian) == PT_LOAD) {
+        return Err(PreflightError::NotElf("it has nothing to load".to_owned()));
+    }
+    let mut manifests = Vec::new();
+    for segment in segments {
+        let Some(mut notes) = segment.notes(endian, data).map_err(elf)? else { continue };
+        while let Some(found) = notes.next().map_err(elf)? {
+            if found.name() != note::NAME || found.n_type(endian).0 != note::TYPE_MANIFEST {
+                continue;
+            }
+            if found.desc().len() > MANIFEST_BYTES {
+                let text = format!("it has {} bytes, {MANIFEST_BYTES} are allowed", found.desc().len());
+                return Err(PreflightError::BadManifest(text));
+            }
+            let text = std::str::from_utf8(found.desc());
+            let text = text.map_err(|e| PreflightError::BadManifest(format!("it is not text: {e}")))?;
+            manifests.push(Manifest::parse(text).map_err(PreflightError::BadManifest)?);
+        }
+    }
+    choose(manifests)
+}
+
+/// The file's own manifest, among those of the plugins that are linked into it.
+fn choose(manifests: Vec<Manifest>) -> Result<Manifest, PreflightError> {
+    let below: Vec<String> = manifests.iter().flat_map(|m| m.plugin.built_on.clone()).collect();
+    let mut top: Vec<Manifest> = manifests.into_iter().filter(|m| !below.contains(&m.plugin.id)).collect();
+    match (top.len(), top.pop()) {
+        (1, Some(manifest)) => Ok(manifest),
+        (_, None) if below.is_empty() => Err(PreflightError::NoNote),
+        (_, None) => Err(PreflightError::Ambiguous(below)),
+        (_, Some(last)) => {
+            top.push(last);
+            Err(PreflightError::Ambiguous(top.into_iter().map(|m| m.plugin.id).collect()))
+        }
+    }
+}
+
+/// Below 1.0 the minor version must match exactly; from 1.0 on the major version, since minors only append.
+fn check_api(manifest: &Manifest) -> Result<(), PreflightError> {
+    let bad = |e: semver::Error| PreflightError::BadManifest(format!("the host's own version: {e}"));
+    let host = Version::parse(host_plugin_api::VERSION).map_err(bad)?;
+    let found = manifest.api.version.clone();
+    let (fits, needed) = match host.major {
+        0 => ((found.major, found.minor) == (0, host.minor), format!("0.{}", host.minor)),
+        major => (found.major == major, format!("{major}")),
+    };
+    if fits { Ok(()) } else { Err(PreflightError::ApiVersion { found, host, needed }) }
+}
+
+fn machine_name(machine: u16) -> String {
+    match machine {
+        m if m == object::elf::EM_X86_64.0 => "x86_64".to_owned(),
+        m if m == object::elf::EM_AARCH64.0 => "aarch64".to_owned(),
+        m if m == object::elf::EM_RISCV.0 => "riscv64".to_owned(),
+        m if m == object::elf::EM_386.0 => "x86".to_owned(),
+        other => format!("ELF machine {other}"),
+    }
+}

@@ -1,0 +1,36 @@
+//! Fixture plugins as files.
+
+// Each test uses its part.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The plugin's file in this build's folder, built now so that it is never an old one.
+pub fn plugin(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let profile = test.parent().and_then(Path::parent).expect("tests lie in <target>/<profile>/deps");
+    let target = profile.parent().unwrap();
+    let package = format!("host-plugin-{name}");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", &package]).env("CARGO_TARGET_DIR", target);
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.output().unwrap();
+    let said = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "`cargo build --package {package}` failed, run it by hand:\n{said}");
+    let file = profile.join(format!("lib{}.so", package.replace('-', "_")));
+    assert!(file.is_file(), "cargo built {package} but {} is missing", file.display());
+    file
+}
+
+/// A directory with copies of these plugins.
+pub fn directory(names: &[&str]) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    for name in names {
+        std::fs::copy(plugin(name), directory.path().join(format!("{name}.so"))).unwrap();
+    }
+    directory
+}

@@ -1,0 +1,86 @@
+//! What really crosses the boundary. Hosts use this module; authors of plugins do not.
+//!
+//! Every name in here, fields and parameters included, is part of the contract. Below 1.0 a change bumps the minor
+//! version and rebuilds every plugin; from 1.0 on methods and root fields are only appended.
+
+mod guard;
+mod root;
+
+pub use abi_stable::std_types::{ROption, RResult, RSlice, RSliceMut, RStr, RString, RVec};
+pub use guard::open_guarded;
+pub use root::{HeaderError, OpenTransfer, PluginRoot, PluginRoot_Ref, Root, root_header};
+
+use abi_stable::StableAbi;
+use abi_stable::std_types::RBox;
+
+use crate::error::{Error, ErrorCode};
+use crate::transfer::{
+    Completion, Memory, Notification, PeerId, PreparedId, RegionId, Submission, Tag, TransferLimits, Write,
+};
+
+/// [`Error`] as it crosses.
+#[repr(C)]
+#[derive(Clone, Debug, StableAbi)]
+pub struct AbiError {
+    /// What programs act on.
+    pub code: ErrorCode,
+    /// What people act on.
+    pub message: RString,
+}
+
+impl From<Error> for AbiError {
+    fn from(error: Error) -> Self {
+        Self { code: error.code, message: error.message.into() }
+    }
+}
+
+impl From<AbiError> for Error {
+    fn from(error: AbiError) -> Self {
+        Self { code: error.code, message: error.message.into() }
+    }
+}
+
+/// A result as it crosses.
+pub type AbiResult<T> = RResult<T, AbiError>;
+
+/// The transfer role as it crosses; each method is the one of the same name in
+/// [`TransferBackend`](crate::TransferBackend).
+#[abi_stable::sabi_trait]
+pub trait TransferRole: Send + Sync + 'static {
+    /// See [`TransferBackend::limits`](crate::TransferBackend::limits).
+    fn limits(&self) -> TransferLimits;
+    /// See [`TransferBackend::register`](crate::TransferBackend::register).
+    fn register(&self, memory: &Memory) -> AbiResult<RegionId>;
+    /// See [`TransferBackend::deregister`](crate::TransferBackend::deregister).
+    fn deregister(&self, region: RegionId) -> AbiResult<()>;
+    /// See [`TransferBackend::endpoint`](crate::TransferBackend::endpoint).
+    fn endpoint(&self) -> AbiResult<RVec<u8>>;
+    /// See [`TransferBackend::connect`](crate::TransferBackend::connect).
+    fn connect(&self, name: RStr<'_>, endpoint: RSlice<'_, u8>) -> AbiResult<PeerId>;
+    /// See [`TransferBackend::disconnect`](crate::TransferBackend::disconnect).
+    fn disconnect(&self, peer: PeerId) -> AbiResult<()>;
+    /// See [`TransferBackend::prepare`](crate::TransferBackend::prepare).
+    fn prepare(&self, peer: PeerId, writes: RSlice<'_, Write>) -> AbiResult<PreparedId>;
+    /// See [`TransferBackend::release`](crate::TransferBackend::release).
+    fn release(&self, prepared: PreparedId) -> AbiResult<()>;
+    /// See [`TransferBackend::submit`](crate::TransferBackend::submit).
+    fn submit(&self, submission: &Submission, writes: RSlice<'_, Write>) -> i32;
+    /// See [`TransferBackend::post`](crate::TransferBackend::post).
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: RSlice<'_, u32>) -> i32;
+    /// See [`TransferBackend::poll`](crate::TransferBackend::poll).
+    fn poll(&self, completions: RSliceMut<'_, Completion>) -> i32;
+    /// See [`TransferBackend::notifications`](crate::TransferBackend::notifications).
+    fn notifications(&self, notifications: RSliceMut<'_, Notification>) -> i32;
+    /// See [`TransferBackend::cancel`](crate::TransferBackend::cancel).
+    fn cancel(&self, tag: Tag) -> i32;
+    /// See [`TransferBackend::settled`](crate::TransferBackend::settled).
+    fn settled(&self, tag: Tag) -> i32;
+    /// See [`TransferBackend::event_fd`](crate::TransferBackend::event_fd).
+    fn event_fd(&self) -> i32;
+    /// See [`TransferBackend::shutdown`](crate::TransferBackend::shutdown).
+    #[sabi(last_prefix_field)]
+    fn shutdown(&self, deadline_ms: u64) -> AbiResult<()>;
+}
+
+/// A transfer backend on the other side of the boundary.
+pub type TransferObject = TransferRole_TO<RBox<()>>;

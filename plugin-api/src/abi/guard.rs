@@ -1,0 +1,165 @@
+//! Keeps panics on the plugin's side.
+//!
+//! A panic that reached the boundary would end the process, and only the plugin's own copy of `std` can catch it. So
+//! the catching is compiled into the plugin, around every call, the factory and the drop.
+
+use std::any::Any;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use abi_stable::sabi_trait::prelude::TD_Opaque;
+use abi_stable::std_types::{RResult, RSlice, RSliceMut, RStr, RVec};
+
+use super::{AbiError, AbiResult, TransferObject, TransferRole, TransferRole_TO};
+use crate::error::{Error, ErrorCode, Result};
+use crate::transfer::{
+    Completion, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Submission, Tag,
+    TransferBackend, TransferLimits, Write,
+};
+
+/// The author's backend behind a net. After its first panic every call answers `PANICKED` with that panic's text.
+struct Guard<T> {
+    inner: ManuallyDrop<T>,
+    poisoned: AtomicBool,
+    first: OnceLock<String>,
+}
+
+impl<T> Guard<T> {
+    fn new(inner: T) -> Self {
+        Self { inner: ManuallyDrop::new(inner), poisoned: AtomicBool::new(false), first: OnceLock::new() }
+    }
+
+    /// Runs `call` unless poisoned; `None` when it panicked, now or earlier.
+    ///
+    /// After a caught panic the backend may be inconsistent, which is why nothing but drop reaches it again.
+    #[inline]
+    fn run<R>(&self, call: impl FnOnce(&T) -> R) -> Option<R> {
+        // Relaxed: a call that races with the first panic may still enter, as it might have a moment earlier.
+        if self.poisoned.load(Ordering::Relaxed) {
+            return None;
+        }
+        match catch_unwind(AssertUnwindSafe(|| call(&self.inner))) {
+            Ok(value) => Some(value),
+            Err(payload) => {
+                self.poison(payload);
+                None
+            }
+        }
+    }
+
+    #[cold]
+    fn poison(&self, payload: Box<dyn Any + Send>) {
+        let _kept_first = self.first.set(text_of(payload));
+        self.poisoned.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn hot(&self, call: impl FnOnce(&T) -> i32) -> i32 {
+        self.run(call).unwrap_or(ErrorCode::PANICKED.0)
+    }
+
+    fn cold<R>(&self, call: impl FnOnce(&T) -> Result<R>) -> AbiResult<R> {
+        match self.run(call) {
+            Some(Ok(value)) => RResult::ROk(value),
+            Some(Err(error)) => RResult::RErr(error.into()),
+            None => {
+                let first = self.first.get().map_or("a panic whose text is not recorded yet", String::as_str);
+                RResult::RErr(panicked(first))
+            }
+        }
+    }
+}
+
+impl<T> Drop for Guard<T> {
+    fn drop(&mut self) {
+        // SAFETY: `inner` is dropped here only, and not touched afterwards.
+        let dropped = catch_unwind(AssertUnwindSafe(|| unsafe { ManuallyDrop::drop(&mut self.inner) }));
+        if let Err(payload) = dropped {
+            // Nobody is left to tell. The payload is forgotten because its own drop may panic.
+            std::mem::forget(payload);
+        }
+    }
+}
+
+impl<T: TransferBackend> TransferRole for Guard<T> {
+    fn limits(&self) -> TransferLimits {
+        let nothing = TransferLimits { max_writes: 0, max_submissions: 0, reserved: [0; 6] };
+        self.run(|b| b.limits()).unwrap_or(nothing)
+    }
+    fn register(&self, memory: &Memory) -> AbiResult<RegionId> {
+        self.cold(|b| b.register(memory))
+    }
+    fn deregister(&self, region: RegionId) -> AbiResult<()> {
+        self.cold(|b| b.deregister(region))
+    }
+    fn endpoint(&self) -> AbiResult<RVec<u8>> {
+        self.cold(|b| b.endpoint().map(RVec::from))
+    }
+    fn connect(&self, name: RStr<'_>, endpoint: RSlice<'_, u8>) -> AbiResult<PeerId> {
+        self.cold(|b| b.connect(name.as_str(), endpoint.as_slice()))
+    }
+    fn disconnect(&self, peer: PeerId) -> AbiResult<()> {
+        self.cold(|b| b.disconnect(peer))
+    }
+    fn prepare(&self, peer: PeerId, writes: RSlice<'_, Write>) -> AbiResult<PreparedId> {
+        self.cold(|b| b.prepare(peer, writes.as_slice()))
+    }
+    fn release(&self, prepared: PreparedId) -> AbiResult<()> {
+        self.cold(|b| b.release(prepared))
+    }
+    fn submit(&self, submission: &Submission, writes: RSlice<'_, Write>) -> i32 {
+        self.hot(|b| b.submit(submission, writes.as_slice()))
+    }
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: RSlice<'_, u32>) -> i32 {
+        self.hot(|b| b.post(submission, prepared, indices.as_slice()))
+    }
+    fn poll(&self, mut completions: RSliceMut<'_, Completion>) -> i32 {
+        self.hot(|b| b.poll(completions.as_mut_slice()))
+    }
+    fn notifications(&self, mut notifications: RSliceMut<'_, Notification>) -> i32 {
+        self.hot(|b| b.notifications(notifications.as_mut_slice()))
+    }
+    fn cancel(&self, tag: Tag) -> i32 {
+        self.hot(|b| b.cancel(tag))
+    }
+    fn settled(&self, tag: Tag) -> i32 {
+        self.hot(|b| b.settled(tag))
+    }
+    fn event_fd(&self) -> i32 {
+        self.run(|b| b.event_fd()).unwrap_or(-1)
+    }
+    fn shutdown(&self, deadline_ms: u64) -> AbiResult<()> {
+        self.cold(|b| b.shutdown(deadline_ms))
+    }
+}
+
+/// Runs a plugin's factory behind the net and wraps what it made. Called by [`export_plugin!`](crate::export_plugin).
+pub fn open_guarded<T: TransferBackend>(
+    open: impl FnOnce(&Opening) -> Result<T>,
+    name: RStr<'_>,
+    config: RStr<'_>,
+) -> AbiResult<TransferObject> {
+    let opening = Opening { name: name.into(), config: config.into() };
+    match catch_unwind(AssertUnwindSafe(|| open(&opening))) {
+        Ok(Ok(backend)) => RResult::ROk(TransferRole_TO::from_value(Guard::new(backend), TD_Opaque)),
+        Ok(Err(error)) => RResult::RErr(error.into()),
+        Err(payload) => RResult::RErr(panicked(&text_of(payload))),
+    }
+}
+
+fn panicked(text: &str) -> AbiError {
+    Error::new(ErrorCode::PANICKED, format!("the plugin panicked: {text}")).into()
+}
+
+/// What the panic said. The payload itself is forgotten, because its drop may panic again.
+fn text_of(payload: Box<dyn Any + Send>) -> String {
+    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (None, Some(text)) => text.clone(),
+        (None, None) => "a payload that is not text".to_owned(),
+    };
+    std::mem::forget(payload);
+    text
+}

@@ -1,0 +1,178 @@
+//! What a plugin exports: a header that says how its types are laid out, and behind it the root with its roles.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use abi_stable::StableAbi;
+use abi_stable::abi_stability::abi_checking::check_layout_compatibility;
+use abi_stable::library::{AbiHeaderRef, CheckTypeLayout, LibHeader, RootModule, RootModuleResult};
+use abi_stable::sabi_types::VersionStrings;
+use abi_stable::std_types::{ROption, RStr};
+use abi_stable::type_layout::TypeLayout;
+
+use super::{AbiResult, TransferObject};
+use crate::error::{Error, ErrorCode, Result};
+use crate::transfer::Opening;
+
+/// Opens an instance. A struct, because the layout check does not see through function pointers in options.
+#[repr(transparent)]
+#[derive(Clone, Copy, StableAbi)]
+pub struct OpenTransfer {
+    /// Takes [`Opening::name`] and [`Opening::config`].
+    pub call: extern "C" fn(name: RStr<'_>, config: RStr<'_>) -> AbiResult<TransferObject>,
+}
+
+/// The plugin's root. New roles are appended.
+#[repr(C)]
+#[derive(StableAbi)]
+#[sabi(kind(Prefix(prefix_ref = PluginRoot_Ref)))]
+#[sabi(missing_field(panic))]
+pub struct PluginRoot {
+    /// The manifest, the same text as in the note.
+    pub describe: extern "C" fn() -> RStr<'static>,
+    /// The transfer role, when the plugin plays it.
+    #[sabi(last_prefix_field)]
+    pub transfer: ROption<OpenTransfer>,
+}
+
+impl RootModule for PluginRoot_Ref {
+    abi_stable::declare_root_module_statics! {PluginRoot_Ref}
+    const BASE_NAME: &'static str = "host_plugin";
+    const NAME: &'static str = "host_plugin";
+    const VERSION_STRINGS: VersionStrings = abi_stable::package_version_strings!();
+}
+
+/// The header for a plugin whose root `constructor` makes. Called by [`export_plugin!`](crate::export_plugin).
+///
+/// # Safety
+/// `constructor` returns a [`PluginRoot_Ref`] made by [`PluginRoot::export`].
+#[must_use]
+pub const unsafe fn root_header(constructor: extern "C" fn() -> RootModuleResult) -> LibHeader {
+    // SAFETY: by this function's own contract.
+    unsafe { LibHeader::from_constructor::<PluginRoot_Ref>(constructor, CheckTypeLayout::Yes) }
+}
+
+impl PluginRoot {
+    /// Leaks the root `make` returns, as a header's constructor hands it out.
+    pub fn export(make: fn() -> PluginRoot_Ref) -> RootModuleResult {
+        abi_stable::library::__call_root_module_loader(make)
+    }
+
+    /// A root of these parts that lives as long as the process.
+    #[must_use]
+    pub fn leak(describe: extern "C" fn() -> RStr<'static>, transfer: OpenTransfer) -> PluginRoot_Ref {
+        use abi_stable::prefix_type::PrefixTypeTrait;
+        Self { describe, transfer: ROption::RSome(transfer) }.leak_into_prefix()
+    }
+}
+
+/// Why a header was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeaderError {
+    /// Built with an `abi_stable`, or a C ABI, that this host does not speak.
+    Incompatible(String),
+    /// The header carries no layout, so nothing could be checked.
+    NoLayout,
+    /// The first difference between the host's types and the plugin's.
+    Layout(String),
+    /// The plugin's constructor failed.
+    Constructor(String),
+}
+
+impl fmt::Display for HeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Incompatible(text) => write!(f, "its header does not match: {text}"),
+            Self::NoLayout => f.write_str("its header carries no type layouts to check"),
+            Self::Layout(text) => write!(f, "its types differ from the host's: {text}"),
+            Self::Constructor(text) => write!(f, "its constructor failed: {text}"),
+        }
+    }
+}
+
+impl std::error::Error for HeaderError {}
+
+/// A checked root.
+#[derive(Clone, Copy)]
+pub struct Root(PluginRoot_Ref);
+
+impl Root {
+    /// Checks a header and runs the plugin's constructor.
+    ///
+    /// `plugin_is_older` says that the plugin was built with an earlier version of this crate than the host was.
+    ///
+    /// # Errors
+    /// See [`HeaderError`]; each is found before the code that it protects runs.
+    ///
+    /// # Safety
+    /// `header` is the address of the symbol that [`export_plugin!`](crate::export_plugin) exports, in a library that
+    /// is never unloaded.
+    pub unsafe fn from_header(
+        header: NonNull<()>,
+        plugin_is_older: bool,
+    ) -> std::result::Result<Self, HeaderError> {
+        // SAFETY: by contract the symbol is a `LibHeader`, which starts with the `AbiHeader` that this points to;
+        // `AbiHeaderRef` is a transparent `'static` reference to it, and the library stays.
+        let header: AbiHeaderRef = unsafe { std::mem::transmute(header) };
+        let header = header.upgrade().map_err(|e| HeaderError::Incompatible(e.to_string()))?;
+        let plugin = header.layout().ok_or(HeaderError::NoLayout)?;
+        check_layouts(<PluginRoot_Ref as StableAbi>::LAYOUT, plugin, plugin_is_older)
+            .map_err(HeaderError::Layout)?;
+        // SAFETY: the layouts were compared just now, in the direction that the versions ask for.
+        let root = unsafe { header.unchecked_layout::<PluginRoot_Ref>() };
+        root.map(Self).map_err(|e| HeaderError::Constructor(e.to_string()))
+    }
+
+    /// The manifest, as the plugin's code states it.
+    #[must_use]
+    pub fn describe(&self) -> &'static str {
+        self.0.describe()().as_str()
+    }
+
+    /// Opens an instance of the transfer role.
+    ///
+    /// # Errors
+    /// `UNSUPPORTED` without the role; else what the plugin's factory says.
+    pub fn open_transfer(&self, opening: &Opening) -> Result<TransferObject> {
+        let ROption::RSome(open) = self.0.transfer() else {
+            return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no transfer role"));
+        };
+        (open.call)(opening.name.as_str().into(), opening.config.as_str().into())
+            .into_result()
+            .map_err(Error::from)
+    }
+}
+
+/// Compares layouts so that appended methods and fields are allowed on either side.
+///
+/// The check lets the second layout have more fields than the first, never fewer; a prefix type's accessors handle the
+/// missing ones. So whichever side is newer goes second.
+fn check_layouts(
+    host: &'static TypeLayout,
+    plugin: &'static TypeLayout,
+    plugin_is_older: bool,
+) -> std::result::Result<(), String> {
+    let (first, second) = if plugin_is_older { (plugin, host) } else { (host, plugin) };
+    let Err(errors) = check_layout_compatibility(first, second) else { return Ok(()) };
+    let Some(deepest) = errors.errors.iter().max_by_key(|e| e.stack_trace.len()) else {
+        return Err("no reason given".to_owned());
+    };
+    let mut path = String::new();
+    for step in &deepest.stack_trace {
+        if !path.is_empty() {
+            path.push_str(" > ");
+        }
+        path.push_str(&step.found.to_string().split_whitespace().collect::<Vec<_>>().join(" "));
+    }
+    let what = deepest.errs.iter().map(|e| format!("{e:?}")).collect::<Vec<_>>().join("; ");
+    Err(format!("{}: {}", shortened(&path, 300), shortened(&what, 300)))
+}
+
+/// The layout check prints whole types; the start is what tells where.
+fn shortened(text: &str, most: usize) -> String {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

@@ -1,0 +1,26 @@
+//! What a plugin can do, as names in its manifest.
+//!
+//! A capability is a promise that the host relies on without asking again: features name the capabilities they need,
+//! and a configuration whose plugins lack one is refused before any plugin runs. Declare only what always holds.
+
+/// One-sided writes to any registered address of a peer, many per call; the peer's threads take no part.
+pub const PAGE_WRITES: &str = "page_writes";
+
+/// The peer sees a submission's notification only after all of the submission's data.
+pub const ARRIVAL_NOTIFICATION: &str = "arrival_notification";
+
+/// [`settled`](crate::TransferBackend::settled) is exact: once it says 1, nothing of the tag is in flight, also after
+/// failure and cancellation, so that pages may outlive the request that moved them.
+pub const SETTLED: &str = "settled";
+
+/// Registers device memory ([`MemoryKind::VRAM`](crate::MemoryKind::VRAM)).
+pub const VRAM: &str = "vram";
+
+/// Reaches peers on other machines.
+pub const MULTI_HOST: &str = "multi_host";
+
+/// A peer whose process restarted can be connected again, and what its predecessor had in flight lands nowhere.
+pub const PEER_RESTART: &str = "peer_restart";
+
+/// Every capability this version of the API knows. Hosts ignore others.
+pub const ALL: &[&str] = &[PAGE_WRITES, ARRIVAL_NOTIFICATION, SETTLED, VRAM, MULTI_HOST, PEER_RESTART];

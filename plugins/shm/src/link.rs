@@ -1,0 +1,125 @@
+//! Sockets and eventfds.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use host_plugin_api::{Error, ErrorCode, Result};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recvmsg, sendmsg, socket_with, sockopt,
+};
+
+use crate::regions::MAX_REGIONS;
+use crate::wire::{MESSAGE_BYTES, Random};
+
+/// Most descriptors in one message: a connection's own three, and the regions'.
+const FDS: usize = MAX_REGIONS + 3;
+
+/// Random bytes from the kernel.
+pub fn random() -> Result<Random> {
+    let mut bytes = Random::default();
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(16) => Ok(bytes),
+        other => Err(Error::new(ErrorCode::IO, format!("the system gave no random bytes: {other:?}"))),
+    }
+}
+
+/// An eventfd that never blocks.
+pub fn event() -> rustix::io::Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+/// Makes an eventfd readable. It already is when it cannot take more.
+pub fn signal(event: impl AsFd) {
+    let _already_readable = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// Makes an eventfd not readable.
+pub fn clear(event: impl AsFd) {
+    let _nothing_to_clear = rustix::io::read(event, &mut [0u8; 8]);
+}
+
+fn address(socket: &Random) -> rustix::io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(format!("host-shm-{:032x}", u128::from_le_bytes(*socket)).as_bytes())
+}
+
+fn open(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    // Packets keep messages whole; the end of the connection still shows, as for a stream.
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags | SocketFlags::CLOEXEC, None)
+}
+
+/// Listens, without blocking, under this name.
+pub fn listener(socket: &Random) -> rustix::io::Result<OwnedFd> {
+    let fd = open(SocketFlags::NONBLOCK)?;
+    bind(&fd, &address(socket)?)?;
+    listen(&fd, 64)?;
+    Ok(fd)
+}
+
+/// A connection somebody of the same user made, or `None`.
+pub fn accept(listener: impl AsFd) -> Option<OwnedFd> {
+    let fd = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+    is_same_user(&fd).then_some(fd)
+}
+
+fn is_same_user(fd: impl AsFd) -> bool {
+    sockopt::socket_peercred(fd).is_ok_and(|c| c.uid == rustix::process::geteuid())
+}
+
+/// Connects, says `hello`, and returns the answer.
+pub fn dial(
+    socket: &Random,
+    hello: &[u8],
+    timeout: Duration,
+) -> rustix::io::Result<(OwnedFd, Vec<u8>, Vec<OwnedFd>)> {
+    let fd = open(SocketFlags::empty())?;
+    sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout))?;
+    sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(timeout))?;
+    connect(&fd, &address(socket)?)?;
+    if !is_same_user(&fd) {
+        return Err(Errno::ACCESS);
+    }
+    send(&fd, hello, &[])?;
+    let (answer, fds) = receive(&fd)?;
+    if answer.is_empty() { Err(Errno::CONNRESET) } else { Ok((fd, answer, fds)) }
+}
+
+/// Sends one message.
+pub fn send(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::TOOBIG);
+    }
+    sendmsg(fd, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).map(|_| ())
+}
+
+/// Receives one message; empty bytes mean that the other end is closed.
+pub fn receive(fd: impl AsFd) -> rustix::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(fd, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    bytes.truncate(got.bytes);
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok((bytes, fds))
+}
+
+/// Whether a readable socket has reached its end. Anything else a peer says after the handshake is thrown away.
+pub fn has_ended(fd: impl AsFd) -> bool {
+    match receive(fd) {
+        Ok((bytes, _)) => bytes.is_empty(),
+        Err(Errno::AGAIN | Errno::INTR) => false,
+        Err(_) => true,
+    }
+}

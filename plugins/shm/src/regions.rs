@@ -1,0 +1,163 @@
+//! This instance's registered memory.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use host_plugin_api::{Error, ErrorCode, Memory, MemoryKind, RegionId, Result};
+use rustix::fs::{Mode, OFlags, fstat, open};
+
+use crate::mapping::{Shared, SharedPage};
+
+/// Most regions registered at once: with the connection's own, as many descriptors as fit one message.
+pub const MAX_REGIONS: usize = 128;
+
+/// The live regions, as peers see them: `id << 32 | generation`, or 0. Ids are never 0.
+#[repr(C)]
+pub struct LiveTable([AtomicU64; MAX_REGIONS]);
+
+// SAFETY: atomics only.
+unsafe impl Shared for LiveTable {}
+
+impl LiveTable {
+    fn slot(&self, id: u32) -> &AtomicU64 {
+        &self.0[id as usize % MAX_REGIONS]
+    }
+
+    /// Whether region `id` lives and has this generation. Meaningful while busy, see the crate's page.
+    pub fn lives(&self, id: u32, generation: u32) -> bool {
+        self.slot(id).load(Ordering::SeqCst) == word(id, generation)
+    }
+}
+
+fn word(id: u32, generation: u32) -> u64 {
+    u64::from(id) << 32 | u64::from(generation)
+}
+
+/// What a peer is told of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionCard {
+    pub id: u32,
+    pub generation: u32,
+    pub length: u64,
+    pub fd_offset: u64,
+}
+
+struct Held {
+    card: RegionCard,
+    fd: OwnedFd,
+}
+
+/// See the module.
+pub struct Regions {
+    live: SharedPage<LiveTable>,
+    /// The table's file, opened so that peers cannot write it.
+    live_fd: OwnedFd,
+    addresses: [AtomicU64; MAX_REGIONS],
+    lengths: [AtomicU64; MAX_REGIONS],
+    held: Mutex<Book>,
+}
+
+struct Book {
+    slots: [Option<Held>; MAX_REGIONS],
+    /// How often each slot was used; makes ids unique within the instance.
+    uses: [u32; MAX_REGIONS],
+}
+
+impl Regions {
+    pub fn new() -> Result<Self> {
+        let io = |e| Error::new(ErrorCode::IO, format!("cannot create the table of regions: {e}"));
+        let (live, fd) = SharedPage::<LiveTable>::create("host-shm-regions").map_err(io)?;
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
+        let live_fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?;
+        Ok(Self {
+            live,
+            live_fd,
+            addresses: [const { AtomicU64::new(0) }; MAX_REGIONS],
+            lengths: [const { AtomicU64::new(0) }; MAX_REGIONS],
+            held: Mutex::new(Book { slots: [const { None }; MAX_REGIONS], uses: [0; MAX_REGIONS] }),
+        })
+    }
+
+    pub fn add(&self, memory: &Memory) -> Result<RegionId> {
+        if memory.kind != MemoryKind::DRAM || memory.fd < 0 {
+            let text = "shm registers host memory with a shareable file behind it, and got none";
+            return Err(Error::new(ErrorCode::UNSUPPORTED, text));
+        }
+        // SAFETY: the contract of `Memory::fd` is that the host keeps it open during the call.
+        let fd = unsafe { BorrowedFd::borrow_raw(memory.fd) };
+        let io = |e| Error::new(ErrorCode::IO, format!("cannot use descriptor {}: {e}", memory.fd));
+        let size = u64::try_from(fstat(fd).map_err(io)?.st_size).unwrap_or(0);
+        let end = memory.fd_offset.checked_add(memory.length).filter(|end| *end <= size);
+        if memory.length == 0 || memory.address.checked_add(memory.length).is_none() || end.is_none() {
+            let text = format!("{} bytes at {} of a file of {size} bytes", memory.length, memory.fd_offset);
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, format!("cannot register {text}")));
+        }
+        let fd = rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(io)?;
+        let mut book = self.book();
+        let free = (0..MAX_REGIONS).find(|slot| book.slots[*slot].is_none());
+        let epoch = free.map(|slot| book.uses[slot] + 1).filter(|e| *e < u32::MAX / MAX_REGIONS as u32);
+        let (Some(slot), Some(epoch)) = (free, epoch) else {
+            let text = format!("{MAX_REGIONS} regions are registered, deregister one first");
+            return Err(Error::new(ErrorCode::NO_RESOURCE, text));
+        };
+        book.uses[slot] = epoch;
+        let id = epoch * MAX_REGIONS as u32 + slot as u32;
+        let card = RegionCard {
+            id,
+            generation: memory.generation,
+            length: memory.length,
+            fd_offset: memory.fd_offset,
+        };
+        book.slots[slot] = Some(Held { card, fd });
+        self.addresses[slot].store(memory.address, Ordering::Relaxed);
+        self.lengths[slot].store(memory.length, Ordering::Relaxed);
+        self.live.slot(id).store(word(id, memory.generation), Ordering::SeqCst);
+        Ok(RegionId(id))
+    }
+
+    /// Closes the gate of a region. Its slot stays taken until [`remove`](Self::remove), after the fence.
+    pub fn kill(&self, region: RegionId) -> Result<()> {
+        let book = self.book();
+        let held = book.slots[region.0 as usize % MAX_REGIONS].as_ref();
+        if held.is_none_or(|h| h.card.id != region.0) {
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, format!("no region {}", region.0)));
+        }
+        self.live.slot(region.0).store(0, Ordering::SeqCst);
+        Ok(())
+    }
+
+    pub fn remove(&self, region: RegionId) {
+        let slot = &mut self.book().slots[region.0 as usize % MAX_REGIONS];
+        if slot.as_ref().is_some_and(|h| h.card.id == region.0) {
+            *slot = None;
+        }
+    }
+
+    /// The address of a live region's bytes, when the range lies inside. Meaningful while busy.
+    #[inline]
+    pub fn source(&self, id: u32, offset: u64, length: u64) -> Option<*const u8> {
+        let slot = id as usize % MAX_REGIONS;
+        let live = (self.live.0[slot].load(Ordering::SeqCst) >> 32) as u32;
+        let end = offset.checked_add(length)?;
+        if live != id || id == 0 || end > self.lengths[slot].load(Ordering::Relaxed) {
+            return None;
+        }
+        Some((self.addresses[slot].load(Ordering::Relaxed) + offset) as *const u8)
+    }
+
+    /// Calls `with` with what a peer needs to map all live regions.
+    pub fn offer<R>(&self, with: impl FnOnce(&[RegionCard], BorrowedFd<'_>, &[BorrowedFd<'_>]) -> R) -> R {
+        use std::os::fd::AsFd;
+        let book = self.book();
+        let live = |h: &&Held| self.live.lives(h.card.id, h.card.generation);
+        let held: Vec<&Held> = book.slots.iter().flatten().filter(live).collect();
+        let cards: Vec<RegionCard> = held.iter().map(|h| h.card).collect();
+        let fds: Vec<BorrowedFd<'_>> = held.iter().map(|h| h.fd.as_fd()).collect();
+        with(&cards, self.live_fd.as_fd(), &fds)
+    }
+
+    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
+        crate::queue::locked(&self.held)
+    }
+}

@@ -1,0 +1,225 @@
+//! What an instance's threads share, and the service thread: it answers those who connect and watches who goes.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{Error, ErrorCode, Notification, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::config::Config;
+use crate::control::{ControlPage, Line, MAX_COPY_THREADS};
+use crate::inbound::{Inbound, peer_lost};
+use crate::link;
+use crate::mapping::SharedPage;
+use crate::outbound::Outbound;
+use crate::queue::{Queue, locked};
+use crate::regions::Regions;
+use crate::wire::{Endpoint, Hello, Random, encode_welcome};
+
+/// Most connections in each direction.
+pub const MAX_PEERS: usize = 256;
+/// Most connections that have not said hello.
+const MAX_STRANGERS: usize = 32;
+/// How long a stranger has to say hello, and a dialled peer to answer.
+pub const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// See the module.
+pub struct Core {
+    pub config: Config,
+    pub endpoint: Endpoint,
+    pub regions: Regions,
+    pub queue: Queue,
+    /// Busy marks of our copy threads, for our own fences.
+    pub holds: [Line; MAX_COPY_THREADS],
+    pub inbound: Mutex<Vec<Arc<Inbound>>>,
+    pub outbound: RwLock<HashMap<u32, Arc<Outbound>>>,
+    /// Peers that only we were connected to, and that are gone.
+    pub lost: Mutex<VecDeque<Notification>>,
+    /// Readable while something waits for the host.
+    pub event: OwnedFd,
+    wake: OwnedFd,
+    stopping: AtomicBool,
+    broken: AtomicBool,
+}
+
+impl Core {
+    pub fn new(config: Config, name: String) -> Result<Self> {
+        let io = |e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}"));
+        let endpoint =
+            Endpoint { socket: link::random()?, token: link::random()?, instance: link::random()?, name };
+        Ok(Self {
+            endpoint,
+            regions: Regions::new()?,
+            queue: Queue::new(config.max_submissions, config.max_writes),
+            holds: Default::default(),
+            inbound: Mutex::new(Vec::with_capacity(MAX_PEERS)),
+            outbound: RwLock::new(HashMap::new()),
+            lost: Mutex::new(VecDeque::with_capacity(MAX_PEERS)),
+            event: link::event().map_err(io)?,
+            wake: link::event().map_err(io)?,
+            stopping: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            config,
+        })
+    }
+
+    /// Tells the host that something waits.
+    pub fn signal(&self) {
+        link::signal(&self.event);
+    }
+
+    /// Makes the service thread look around.
+    pub fn wake(&self) {
+        link::signal(&self.wake);
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Tells all threads to end; true the first time.
+    pub fn stop(&self) -> bool {
+        let first = !self.stopping.swap(true, Ordering::SeqCst);
+        self.queue.stop();
+        self.wake();
+        first
+    }
+
+    /// A thread of ours panicked.
+    pub fn set_broken(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+        self.signal();
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    pub fn inbounds(&self) -> Vec<Arc<Inbound>> {
+        locked(&self.inbound).clone()
+    }
+
+    pub fn outbounds(&self) -> Vec<Arc<Outbound>> {
+        self.outbound.read().unwrap_or_else(std::sync::PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Waits until every copy of ours that began before this call has ended.
+    pub fn wait_own_copies(&self, deadline: Instant) -> bool {
+        self.holds.iter().all(|line| line.wait(deadline, || false))
+    }
+}
+
+/// The service thread. `listener` does not block.
+pub fn run(core: &Core, listener: &OwnedFd) {
+    let mut strangers: Vec<(OwnedFd, Instant)> = Vec::new();
+    while !core.is_stopping() {
+        locked(&core.inbound).retain(|i| !i.is_finished());
+        let inbound: Vec<_> = core.inbounds().into_iter().filter(|i| !i.is_lost()).collect();
+        let outbound: Vec<_> = core.outbounds().into_iter().filter(|o| !o.is_gone()).collect();
+        let timeout = (!strangers.is_empty()).then_some(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let watched = [core.wake.as_fd(), listener.as_fd()]
+            .into_iter()
+            .chain(strangers.iter().map(|(fd, _)| fd.as_fd()))
+            .chain(inbound.iter().map(|i| i.socket.as_fd()))
+            .chain(outbound.iter().map(|o| o.socket.as_fd()));
+        let ready = readable(watched, timeout.as_ref());
+        let mut ready = ready.into_iter();
+        let woken = ready.next().unwrap_or(false);
+        let called = ready.next().unwrap_or(false);
+        let speaking: Vec<bool> = ready.by_ref().take(strangers.len()).collect();
+        for peer in inbound {
+            if ready.next().unwrap_or(false) && link::has_ended(&peer.socket) {
+                peer.set_lost();
+                core.signal();
+            }
+        }
+        for peer in outbound {
+            if ready.next().unwrap_or(false) && link::has_ended(&peer.socket) && peer.set_gone() {
+                report_outbound(core, &peer);
+            }
+        }
+        let mut speaking = speaking.into_iter();
+        strangers.retain(|(fd, since)| {
+            if speaking.next().unwrap_or(false) {
+                greet(core, fd);
+                return false;
+            }
+            since.elapsed() < HANDSHAKE
+        });
+        if woken {
+            link::clear(&core.wake);
+        }
+        while called && let Some(fd) = link::accept(listener) {
+            // One more than allowed is closed, which the caller sees as nobody answering.
+            if strangers.len() < MAX_STRANGERS {
+                strangers.push((fd, Instant::now()));
+            }
+        }
+    }
+}
+
+fn readable<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, timeout: Option<&Timespec>) -> Vec<bool> {
+    let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    match poll(&mut fds, timeout) {
+        Ok(_) => fds.iter().map(|fd| !fd.revents().is_empty()).collect(),
+        // Interrupted: nothing is known to be readable, the loop looks again.
+        Err(_) => Vec::new(),
+    }
+}
+
+/// The peer we send to is gone. Says so here only when no connection of the peer's own will.
+fn report_outbound(core: &Core, peer: &Outbound) {
+    let other_way = locked(&core.inbound).iter().any(|i| i.instance == peer.instance);
+    if !other_way {
+        let mut lost = locked(&core.lost);
+        if lost.len() < MAX_PEERS {
+            lost.push_back(peer_lost(&peer.own_name));
+        }
+    }
+    core.signal();
+}
+
+/// Answers a hello. Whatever is wrong with it harms only this connection.
+fn greet(core: &Core, stranger: &OwnedFd) {
+    let Ok((bytes, _)) = link::receive(stranger) else { return };
+    if let Err(refusal) = Hello::decode(&bytes).and_then(|hello| admit(core, stranger, hello)) {
+        // A refusal that cannot be delivered is a closed connection, which says the same.
+        let _undelivered = link::send(stranger, &encode_welcome(Err(&refusal)), &[]);
+    }
+}
+
+fn admit(core: &Core, stranger: &OwnedFd, hello: Hello) -> Result<()> {
+    if hello.token != core.endpoint.token {
+        return Err(Error::new(ErrorCode::PEER_LOST, "this endpoint is of an instance that is gone"));
+    }
+    let io = |e| Error::new(ErrorCode::IO, format!("cannot set up the connection: {e}"));
+    let (control, control_fd) = SharedPage::<ControlPage>::create("host-shm-control").map_err(io)?;
+    let socket = stranger.try_clone().map_err(|e| Error::new(ErrorCode::IO, e.to_string()))?;
+    let peer = Arc::new(Inbound::new(hello.instance, hello.name, socket, control));
+    {
+        let mut inbound = locked(&core.inbound);
+        if inbound.len() >= MAX_PEERS {
+            return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{MAX_PEERS} peers are connected")));
+        }
+        // In the list before the peer gets the means to write, so that no fence misses it.
+        inbound.push(peer.clone());
+    }
+    let sent = core.regions.offer(|cards, live, regions| {
+        let mut fds = vec![control_fd.as_fd(), live, core.event.as_fd()];
+        fds.extend_from_slice(regions);
+        link::send(stranger, &encode_welcome(Ok(cards)), &fds)
+    });
+    if let Err(e) = sent {
+        peer.finish();
+        return Err(io(e));
+    }
+    Ok(())
+}
+
+/// Whether an inbound connection of this instance is listed.
+pub fn inbound_of(core: &Core, instance: &Random) -> Vec<Arc<Inbound>> {
+    locked(&core.inbound).iter().filter(|i| i.instance == *instance).cloned().collect()
+}

@@ -1,0 +1,88 @@
+//! A fake for tests and benchmarks: accepts every submission and moves nothing, so that what is measured is the call.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use host_plugin_api::{
+    Completion, ErrorCode, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Result, Submission,
+    Tag, TransferBackend, TransferLimits, Write,
+};
+
+/// Sums what it is given, so that no compiler drops the work.
+#[derive(Default)]
+pub struct NullBackend {
+    bytes: AtomicU64,
+}
+
+/// Opens an instance.
+///
+/// # Errors
+/// Never.
+pub fn open(_opening: &Opening) -> Result<NullBackend> {
+    Ok(NullBackend::default())
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    transfer: open,
+}
+
+impl TransferBackend for NullBackend {
+    fn limits(&self) -> TransferLimits {
+        TransferLimits { max_writes: u32::MAX, max_submissions: u32::MAX, reserved: [0; 6] }
+    }
+    fn register(&self, _memory: &Memory) -> Result<RegionId> {
+        Ok(RegionId(1))
+    }
+    fn deregister(&self, _region: RegionId) -> Result<()> {
+        Ok(())
+    }
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+    fn connect(&self, _name: &str, _endpoint: &[u8]) -> Result<PeerId> {
+        Ok(PeerId(1))
+    }
+    fn disconnect(&self, _peer: PeerId) -> Result<()> {
+        Ok(())
+    }
+    fn prepare(&self, _peer: PeerId, _writes: &[Write]) -> Result<PreparedId> {
+        Ok(PreparedId(1))
+    }
+    fn release(&self, _prepared: PreparedId) -> Result<()> {
+        Ok(())
+    }
+    // Never inlined, so that the direct call in a benchmark is a call too.
+    #[inline(never)]
+    fn submit(&self, _submission: &Submission, writes: &[Write]) -> i32 {
+        let mut bytes = 0;
+        for write in writes {
+            if write.length == 0 {
+                return ErrorCode::INVALID_ARGUMENT.0;
+            }
+            bytes += u64::from(write.length);
+        }
+        self.bytes.store(bytes, Ordering::Relaxed);
+        0
+    }
+    fn post(&self, _submission: &Submission, _prepared: PreparedId, _indices: &[u32]) -> i32 {
+        0
+    }
+    fn poll(&self, _completions: &mut [Completion]) -> i32 {
+        0
+    }
+    fn notifications(&self, _notifications: &mut [Notification]) -> i32 {
+        0
+    }
+    fn cancel(&self, _tag: Tag) -> i32 {
+        ErrorCode::INVALID_ARGUMENT.0
+    }
+    fn settled(&self, _tag: Tag) -> i32 {
+        1
+    }
+    fn event_fd(&self) -> i32 {
+        -1
+    }
+    fn shutdown(&self, _deadline_ms: u64) -> Result<()> {
+        Ok(())
+    }
+}

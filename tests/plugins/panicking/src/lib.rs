@@ -1,0 +1,104 @@
+//! A fake for tests: panics in the call that its configuration names.
+
+use host_plugin_api::{
+    Completion, ErrorCode, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Result, Submission,
+    Tag, TransferBackend, TransferLimits, Write,
+};
+
+/// Panics where `place` says.
+pub struct PanickingBackend {
+    place: String,
+}
+
+impl PanickingBackend {
+    fn at(&self, place: &str) {
+        if self.place.contains(place) {
+            // The payload panics once more when it is dropped, the nastiest one there is.
+            std::panic::panic_any(Nasty);
+        }
+    }
+}
+
+struct Nasty;
+
+impl Drop for Nasty {
+    fn drop(&mut self) {
+        panic!("the payload panicked when it was dropped");
+    }
+}
+
+/// Opens an instance.
+///
+/// # Panics
+/// When the configuration says `in = "open"`.
+///
+/// # Errors
+/// Never.
+pub fn open(opening: &Opening) -> Result<PanickingBackend> {
+    assert!(!opening.config.contains("\"open\""), "told to panic while opening");
+    Ok(PanickingBackend { place: opening.config.clone() })
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    transfer: open,
+}
+
+impl Drop for PanickingBackend {
+    fn drop(&mut self) {
+        self.at("drop");
+    }
+}
+
+impl TransferBackend for PanickingBackend {
+    fn limits(&self) -> TransferLimits {
+        TransferLimits { max_writes: 1, max_submissions: 1, reserved: [0; 6] }
+    }
+    fn register(&self, _memory: &Memory) -> Result<RegionId> {
+        Ok(RegionId(1))
+    }
+    fn deregister(&self, _region: RegionId) -> Result<()> {
+        Ok(())
+    }
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        assert!(!self.place.contains("endpoint"), "told to panic in endpoint");
+        Ok(Vec::new())
+    }
+    fn connect(&self, _name: &str, _endpoint: &[u8]) -> Result<PeerId> {
+        Ok(PeerId(1))
+    }
+    fn disconnect(&self, _peer: PeerId) -> Result<()> {
+        Ok(())
+    }
+    fn prepare(&self, _peer: PeerId, _writes: &[Write]) -> Result<PreparedId> {
+        Ok(PreparedId(1))
+    }
+    fn release(&self, _prepared: PreparedId) -> Result<()> {
+        Ok(())
+    }
+    fn submit(&self, _submission: &Submission, _writes: &[Write]) -> i32 {
+        0
+    }
+    fn post(&self, _submission: &Submission, _prepared: PreparedId, _indices: &[u32]) -> i32 {
+        0
+    }
+    fn poll(&self, _completions: &mut [Completion]) -> i32 {
+        self.at("poll");
+        0
+    }
+    fn notifications(&self, _notifications: &mut [Notification]) -> i32 {
+        0
+    }
+    fn cancel(&self, _tag: Tag) -> i32 {
+        ErrorCode::INVALID_ARGUMENT.0
+    }
+    fn settled(&self, _tag: Tag) -> i32 {
+        1
+    }
+    fn event_fd(&self) -> i32 {
+        -1
+    }
+    fn shutdown(&self, _deadline_ms: u64) -> Result<()> {
+        Ok(())
+    }
+}
