@@ -1,3 +1,6 @@
 //! Fixtures shared by the tests.
 
+#![allow(clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
+pub mod cluster;
 pub mod model;

@@ -213,6 +213,12 @@ async fn work(
     tokio::spawn(peers.run(info.clone(), outgoing));
     let registration = tokio::spawn(registration::keep_registered(handle.clone(), info, router));
     let (close, closing) = watch::channel(false);
+    // A message per packet: waiting for more would add to every token's latency.
+    let listener = listener.tap_io(|connection| {
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "cannot send small packets at once");
+        }
+    });
     let server =
         tokio::spawn(axum::serve(listener, app).with_graceful_shutdown(until(closing)).into_future());
 

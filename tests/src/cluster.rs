@@ -1,0 +1,311 @@
+//! A running `host`: the real program, its real processes, on this machine's loopback.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Longest wait for something that has to happen.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One `host` that this test started. Ends with it.
+pub struct Cluster {
+    child: Child,
+    /// `http://127.0.0.1:…`
+    pub url: String,
+    log: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+/// How to start it.
+pub struct Start<'a> {
+    /// The program.
+    pub program: &'a Path,
+    /// Its flags, without `--port`.
+    pub flags: Vec<String>,
+    /// Contents of its configuration file.
+    pub config: String,
+    /// Workers that must be there before it counts as started.
+    pub workers: usize,
+}
+
+/// What a worker says of itself.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    /// Its name.
+    pub name: String,
+    /// Its role.
+    pub role: String,
+    /// Its control address.
+    pub address: String,
+    /// Its life.
+    pub instance: String,
+}
+
+/// Everything a client needs of an answer to `/generate`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Token ids.
+    pub tokens: Vec<u64>,
+    /// Bytes of KV that came through a plugin.
+    pub transferred_bytes: u64,
+}
+
+impl Cluster {
+    /// Starts it and waits until it serves.
+    ///
+    /// # Panics
+    /// When it does not come up, with its log.
+    #[must_use]
+    pub fn start(start: &Start<'_>) -> Self {
+        let directory = tempfile::tempdir().expect("a directory for the log");
+        let log = directory.path().join("log");
+        let config = directory.path().join("host.toml");
+        std::fs::write(&config, &start.config).expect("the configuration is written");
+        let mut child = Command::new(start.program)
+            .args(&start.flags)
+            .args(["--port", "0", "--log-format", "json", "--config"])
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).expect("the log is created"))
+            .spawn()
+            .expect("the program starts");
+        let stdout = BufReader::new(child.stdout.take().expect("a piped stdout"));
+        let line = stdout.lines().map_while(Result::ok).find(|line| line.contains("http://"));
+        let log_text = || std::fs::read_to_string(&log).unwrap_or_default();
+        let line = line.unwrap_or_else(|| panic!("it ended before it served:\n{}", log_text()));
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split([' ', ',']).next());
+        let url = format!("http://{}", address.expect("an address in the first line"));
+        let cluster = Self { child, url, log, _directory: directory };
+        cluster.wait("all workers to be there", || {
+            cluster.health().is_some_and(|health| {
+                let live = |worker: &&Value| worker["state"] == "live";
+                health["status"] == "ok"
+                    && health["workers"].as_array().map_or(0, |workers| workers.iter().filter(live).count())
+                        >= start.workers
+            })
+        });
+        cluster
+    }
+
+    /// Waits for something that has to happen.
+    ///
+    /// # Panics
+    /// When it does not, with the log.
+    pub fn wait(&self, what: &str, mut happened: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !happened() {
+            assert!(start.elapsed() < PATIENCE, "waited in vain for {what}; log:\n{}", self.log());
+            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What it logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The log's lines as JSON.
+    #[must_use]
+    pub fn log_lines(&self) -> Vec<Value> {
+        self.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// `/health`, if it answers.
+    #[must_use]
+    pub fn health(&self) -> Option<Value> {
+        let (_, body) = self.get("/health").ok()?;
+        serde_json::from_str(&body).ok()
+    }
+
+    /// Live workers.
+    #[must_use]
+    pub fn workers(&self) -> Vec<Worker> {
+        let health = self.health().unwrap_or_default();
+        let workers = health["workers"].as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        workers
+            .iter()
+            .filter(|worker| worker["state"] == "live")
+            .map(|worker| Worker {
+                name: text(&worker["name"]),
+                role: text(&worker["role"]),
+                address: text(&worker["address"]),
+                instance: text(&worker["instance"]),
+            })
+            .collect()
+    }
+
+    /// The live worker of a role.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn worker(&self, role: &str) -> Worker {
+        let workers = self.workers();
+        let worker = workers.iter().find(|worker| worker.role == role);
+        worker.unwrap_or_else(|| panic!("no live {role} worker among {workers:?}")).clone()
+    }
+
+    /// A worker's metrics without labels other than `state`, by name or by name and state.
+    #[must_use]
+    pub fn metrics(&self, worker: &Worker) -> BTreeMap<String, f64> {
+        let Ok((_, text)) = fetch(&agent(), &format!("{}/metrics", worker.address)) else {
+            return BTreeMap::new();
+        };
+        text.lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| {
+                let (name, value) = line.rsplit_once(' ')?;
+                Some((name.to_owned(), value.parse().ok()?))
+            })
+            .collect()
+    }
+
+    /// Whether every page of every live worker is free, and nothing is under way.
+    #[must_use]
+    pub fn all_free(&self) -> bool {
+        self.workers().iter().all(|worker| {
+            let metrics = self.metrics(worker);
+            let zero = |name: &str| metrics.get(name) == Some(&0.0);
+            zero("host_kv_pages{state=\"held\"}")
+                && zero("host_kv_pages{state=\"quarantined\"}")
+                && zero("host_requests_queued")
+                && zero("host_requests_active")
+                && zero("host_rooms_quarantined")
+                && zero("host_messages_unanswered")
+        })
+    }
+
+    /// The process ids of the children that run now, by role, as the supervisor logged them last.
+    #[must_use]
+    pub fn pid(&self, role: &str) -> Option<u32> {
+        let started = self
+            .log_lines()
+            .into_iter()
+            .rfind(|line| line["fields"]["message"] == "started" && line["fields"]["role"] == role)?;
+        started["fields"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+    }
+
+    /// The supervisor's process id.
+    #[must_use]
+    pub fn supervisor(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// GET; status and body.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn get(&self, path: &str) -> Result<(u16, String), String> {
+        fetch(&agent(), &format!("{}{path}", self.url))
+    }
+
+    /// POST; status and body.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn post(&self, path: &str, body: &str) -> Result<(u16, String), String> {
+        let answer = agent()
+            .post(format!("{}{path}", self.url))
+            .header("content-type", "application/json")
+            .send(body)
+            .map_err(|error| error.to_string())?;
+        read(answer)
+    }
+
+    /// Generates greedily from token ids.
+    ///
+    /// # Errors
+    /// With status and body when the answer is not 200.
+    pub fn generate(&self, prompt: &[u32], count: u32) -> Result<Answer, String> {
+        let body = json!({
+            "input_ids": prompt,
+            "sampling_params": { "max_new_tokens": count, "temperature": 0, "ignore_eos": true },
+        });
+        let (status, text) = self.post("/generate", &body.to_string())?;
+        if status != 200 {
+            return Err(format!("{status} {text}"));
+        }
+        let answer: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let tokens = answer["output_ids"].as_array().ok_or("no output_ids")?;
+        Ok(Answer {
+            tokens: tokens.iter().filter_map(Value::as_u64).collect(),
+            transferred_bytes: answer["meta_info"]["transferred_bytes"].as_u64().unwrap_or(0),
+        })
+    }
+
+    /// Asks it to end as Ctrl-C does, and waits. Returns the exit code.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn interrupt(&mut self) -> Option<i32> {
+        signal(self.child.id(), "INT");
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
+                return status.code();
+            }
+            assert!(start.elapsed() < PATIENCE, "it does not end; log:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Sends a signal to a process that a test started.
+///
+/// # Panics
+/// When `kill` cannot be run.
+pub fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
+    assert!(status.expect("kill runs").success(), "kill -{name} {pid} failed");
+}
+
+/// Whether a process runs (a zombie does not).
+#[must_use]
+pub fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")
+}
+
+/// An HTTP client with a deadline.
+#[must_use]
+pub fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build().into()
+}
+
+fn fetch(agent: &ureq::Agent, url: &str) -> Result<(u16, String), String> {
+    read(agent.get(url).call().map_err(|error| error.to_string())?)
+}
+
+fn read(mut answer: ureq::http::Response<ureq::Body>) -> Result<(u16, String), String> {
+    let text = answer.body_mut().read_to_string().map_err(|error| error.to_string())?;
+    Ok((answer.status().as_u16(), text))
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            signal(self.child.id(), "TERM");
+            let start = Instant::now();
+            while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            // Its children end with their standard input.
+            if matches!(self.child.try_wait(), Ok(None)) {
+                self.child.kill().expect("the child can be killed");
+                self.child.wait().expect("the child can be waited for");
+            }
+        }
+        if std::thread::panicking() {
+            eprintln!("log of {}:\n{}", self.url, self.log());
+        }
+    }
+}
