@@ -176,3 +176,65 @@ fn shortened(text: &str, most: usize) -> String {
         None => text,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same module at two versions: the later one appended a field.
+    #[allow(dead_code)]
+    mod older {
+        use abi_stable::StableAbi;
+
+        #[repr(C)]
+        #[derive(StableAbi)]
+        #[sabi(kind(Prefix(prefix_ref = Module_Ref)))]
+        #[sabi(missing_field(panic))]
+        pub struct Module {
+            #[sabi(last_prefix_field)]
+            pub first: u32,
+        }
+    }
+    #[allow(dead_code)]
+    mod newer {
+        use abi_stable::StableAbi;
+
+        #[repr(C)]
+        #[derive(StableAbi)]
+        #[sabi(kind(Prefix(prefix_ref = Module_Ref)))]
+        #[sabi(missing_field(option))]
+        pub struct Module {
+            #[sabi(last_prefix_field)]
+            pub first: u32,
+            pub second: u32,
+        }
+    }
+    #[allow(dead_code)]
+    mod changed {
+        use abi_stable::StableAbi;
+
+        #[repr(C)]
+        #[derive(StableAbi)]
+        #[sabi(kind(Prefix(prefix_ref = Module_Ref)))]
+        #[sabi(missing_field(panic))]
+        pub struct Module {
+            #[sabi(last_prefix_field)]
+            pub first: u64,
+        }
+    }
+
+    #[test]
+    fn appended_fields_are_allowed_on_either_side_when_the_direction_is_right() {
+        let (old, new) = (older::Module_Ref::LAYOUT, newer::Module_Ref::LAYOUT);
+        assert_eq!(check_layouts(old, new, false), Ok(()), "a newer plugin");
+        assert_eq!(check_layouts(new, old, true), Ok(()), "an older plugin");
+        assert!(check_layouts(new, old, false).is_err(), "the direction is what makes the difference");
+    }
+
+    #[test]
+    fn a_changed_type_is_refused_in_one_line_that_names_it() {
+        let text = check_layouts(older::Module_Ref::LAYOUT, changed::Module_Ref::LAYOUT, false).unwrap_err();
+        assert!(text.contains("first") && text.contains("u64"), "{text}");
+        assert!(!text.contains('\n') && text.len() < 700, "{text}");
+    }
+}

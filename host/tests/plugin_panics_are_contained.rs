@@ -1,0 +1,56 @@
+//! A panic inside a plugin is an error code and a poisoned instance; the process lives.
+
+#[path = "plugin_support/fixture.rs"]
+mod fixture;
+
+use std::process::Command;
+use std::sync::Arc;
+
+use host::plugins::{Catalog, PluginError, open_transfer};
+use host_plugin_api::{ErrorCode, Opening, Tag, TransferBackend};
+
+fn open(place: &str) -> Result<Arc<dyn TransferBackend>, PluginError> {
+    let directory = fixture::directory(&["panicking"]);
+    let catalog = Catalog::scan([directory.path()]);
+    let opening = Opening { name: "test".into(), config: format!("in = \"{place}\"") };
+    open_transfer(catalog.find("panicking").unwrap(), &opening)
+}
+
+#[test]
+#[ignore = "the other process of the test below, since a failure ends it"]
+fn child() {
+    let backend = open("poll").unwrap();
+    assert_eq!(backend.settled(Tag(1)), 1);
+    assert_eq!(backend.poll(&mut []), ErrorCode::PANICKED.0);
+    // Poisoned, in every way of saying so.
+    assert_eq!(backend.settled(Tag(1)), ErrorCode::PANICKED.0);
+    assert_eq!(backend.endpoint().unwrap_err().code, ErrorCode::PANICKED);
+    assert_eq!(backend.limits().max_writes, 0);
+    // Another instance of the same library is well.
+    assert!(open("nowhere").unwrap().endpoint().is_ok());
+    drop(backend);
+
+    let backend = open("endpoint").unwrap();
+    for _ in 0..2 {
+        let error = backend.endpoint().unwrap_err();
+        assert_eq!(error.code, ErrorCode::PANICKED);
+        assert_eq!(error.message, "the plugin panicked: told to panic in endpoint");
+    }
+    drop(open("drop").unwrap());
+    let error = open("open").err().unwrap();
+    assert!(
+        error.to_string().contains("PANICKED: the plugin panicked: told to panic while opening"),
+        "{error}"
+    );
+    println!("@ alive");
+}
+
+#[test]
+fn panics_in_calls_factory_and_drop_leave_the_process_alive() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("@ alive"), "{}\n{text}", output.status);
+}

@@ -1,0 +1,216 @@
+//! A fake for tests: the shared-memory backend, except that one byte of the configured writes changes on the way.
+//!
+//! The source stays intact, and everything else is as it should be: what such a fault needs is somebody who compares
+//! digests. The corrupted bytes go from a scratch region of this plugin's own.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use host_plugin_api::{
+    Completion, Error, ErrorCode, Memory, MemoryKind, Notification, Opening, PeerId, PreparedId, RegionId,
+    Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+};
+use host_plugin_shm::ShmBackend;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use serde::Deserialize;
+
+const MAX_FLIPS: u64 = 64;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Config {
+    flip_write: u64,
+    flips: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { flip_write: 1, flips: 1 }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Address and length of the host's regions.
+    sources: HashMap<u32, (u64, u64)>,
+    prepared: HashMap<u64, Vec<Write>>,
+    /// Writes accepted so far.
+    accepted: u64,
+    /// Kept, since a region's file has to stay open.
+    scratch: Vec<OwnedFd>,
+}
+
+/// See the crate.
+pub struct CorruptingBackend {
+    inner: ShmBackend,
+    config: Config,
+    state: Mutex<State>,
+}
+
+/// Opens an instance.
+///
+/// # Errors
+/// `CONFIG`, or what the shared-memory backend says.
+pub fn open(opening: &Opening) -> Result<CorruptingBackend> {
+    let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
+    let config: Config = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
+    if config.flips > MAX_FLIPS {
+        return Err(wrong(format!("flips is {}, at most {MAX_FLIPS} are allowed", config.flips)));
+    }
+    let inner = ShmBackend::open(&Opening { name: opening.name.clone(), config: String::new() })?;
+    Ok(CorruptingBackend { inner, config, state: Mutex::default() })
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    transfer: open,
+}
+
+impl CorruptingBackend {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the write of this number, counted from 0, is one to corrupt.
+    fn is_victim(&self, number: u64) -> bool {
+        let first = self.config.flip_write;
+        first > 0 && (first..first + self.config.flips).contains(&(number + 1))
+    }
+
+    /// The same write from a scratch copy in which the middle byte is flipped.
+    fn corrupted(&self, state: &mut State, write: &Write) -> Result<Write> {
+        let outside = || Error::new(ErrorCode::INVALID_ARGUMENT, "the write leaves its source region");
+        let (address, length) = *state.sources.get(&write.source_region).ok_or_else(outside)?;
+        let end = write.source_offset.checked_add(write.length.into());
+        if write.length == 0 || end.is_none_or(|end| end > length) {
+            return Err(outside());
+        }
+        let io = |e: rustix::io::Errno| Error::new(ErrorCode::IO, format!("cannot make a scratch copy: {e}"));
+        let bytes = write.length as usize;
+        let fd = memfd_create("host-corrupting", MemfdFlags::CLOEXEC).map_err(io)?;
+        rustix::fs::ftruncate(&fd, bytes as u64).map_err(io)?;
+        // SAFETY: a fresh mapping at an address the kernel chooses. It is leaked: the copy may be read until the end.
+        let scratch = unsafe {
+            let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+            mmap(std::ptr::null_mut(), bytes, protection, flags, &fd, 0)
+        };
+        let scratch = scratch.map_err(io)?.cast::<u8>();
+        // SAFETY: the source range was checked against its registration, which the host keeps mapped; the scratch
+        // mapping has the same length and is ours alone.
+        unsafe {
+            std::ptr::copy_nonoverlapping((address + write.source_offset) as *const u8, scratch, bytes);
+            *scratch.add(bytes / 2) ^= 1;
+        }
+        let region = self.inner.register(&Memory {
+            address: scratch as u64,
+            length: bytes as u64,
+            kind: MemoryKind::DRAM,
+            device: 0,
+            fd: fd.as_raw_fd(),
+            generation: 0,
+            fd_offset: 0,
+        })?;
+        state.scratch.push(fd);
+        Ok(Write { source_region: region.0, source_offset: 0, ..*write })
+    }
+
+    /// Submits `writes`, corrupting those whose turn it is. Refused submissions do not count.
+    fn submit_counted(&self, state: &mut State, submission: &Submission, writes: &[Write]) -> i32 {
+        let (mut writes, first) = (writes.to_vec(), state.accepted);
+        let mut scratch = Vec::new();
+        for (write, number) in writes.iter_mut().zip(first..) {
+            if self.is_victim(number) {
+                match self.corrupted(state, write) {
+                    Ok(other) => *write = other,
+                    Err(error) => return error.code.0,
+                }
+                scratch.push(RegionId(write.source_region));
+            }
+        }
+        let code = self.inner.submit(submission, &writes);
+        if code == 0 {
+            state.accepted += writes.len() as u64;
+        } else {
+            for region in scratch {
+                if let Err(error) = self.inner.deregister(region) {
+                    return error.code.0;
+                }
+            }
+        }
+        code
+    }
+}
+
+impl TransferBackend for CorruptingBackend {
+    fn limits(&self) -> TransferLimits {
+        self.inner.limits()
+    }
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        let region = self.inner.register(memory)?;
+        self.state().sources.insert(region.0, (memory.address, memory.length));
+        Ok(region)
+    }
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.inner.deregister(region)?;
+        self.state().sources.remove(&region.0);
+        Ok(())
+    }
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        self.inner.endpoint()
+    }
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        self.inner.connect(name, endpoint)
+    }
+    fn disconnect(&self, peer: PeerId) -> Result<()> {
+        self.inner.disconnect(peer)
+    }
+    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
+        let prepared = self.inner.prepare(peer, writes)?;
+        self.state().prepared.insert(prepared.0, writes.to_vec());
+        Ok(prepared)
+    }
+    fn release(&self, prepared: PreparedId) -> Result<()> {
+        self.state().prepared.remove(&prepared.0);
+        self.inner.release(prepared)
+    }
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        self.submit_counted(&mut self.state(), submission, writes)
+    }
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        let mut state = self.state();
+        let (first, count) = (state.accepted, indices.len() as u64);
+        let list = state.prepared.get(&prepared.0);
+        let chosen: Option<Vec<Write>> =
+            list.and_then(|list| indices.iter().map(|i| list.get(*i as usize).copied()).collect());
+        match chosen {
+            Some(writes) if (first..first + count).any(|number| self.is_victim(number)) => {
+                self.submit_counted(&mut state, submission, &writes)
+            }
+            _ => {
+                let code = self.inner.post(submission, prepared, indices);
+                state.accepted += if code == 0 { count } else { 0 };
+                code
+            }
+        }
+    }
+    fn poll(&self, completions: &mut [Completion]) -> i32 {
+        self.inner.poll(completions)
+    }
+    fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        self.inner.notifications(notifications)
+    }
+    fn cancel(&self, tag: Tag) -> i32 {
+        self.inner.cancel(tag)
+    }
+    fn settled(&self, tag: Tag) -> i32 {
+        self.inner.settled(tag)
+    }
+    fn event_fd(&self) -> i32 {
+        self.inner.event_fd()
+    }
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.inner.shutdown(deadline_ms)
+    }
+}
