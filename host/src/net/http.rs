@@ -105,7 +105,8 @@ async fn identify(mut request: Request, next: Next) -> Response {
         None => match random_u64() {
             Ok(random) => format!("{random:016x}"),
             Err(error) => {
-                return ApiError::internal(format!("no randomness for a request id: {error}")).into_response();
+                return ApiError::internal(format!("no randomness for a request id: {error}"))
+                    .into_response();
             }
         },
     };

@@ -147,9 +147,11 @@ impl Metrics {
             self.workers.get_or_create(&RoleLabels { role, state }).inc();
             let labels = |state| WorkerLabels { worker: worker.info.name.clone(), role, state };
             let load = &worker.load;
-            for (state, pages) in
-                [("free", load.pages_free), ("held", load.pages_held), ("quarantined", load.pages_quarantined)]
-            {
+            for (state, pages) in [
+                ("free", load.pages_free),
+                ("held", load.pages_held),
+                ("quarantined", load.pages_quarantined),
+            ] {
                 self.pages.get_or_create(&labels(state)).set(i64::from(pages));
             }
             for (state, requests) in [("queued", load.queued), ("running", load.running)] {

@@ -3,6 +3,7 @@
 //! [`table`] decides (no clock, no sockets), [`service`] answers the workers' calls, and [`Registry`] is what the router
 //! holds: it picks routes, counts what is under way, and says when a worker is gone.
 
+mod admission;
 pub mod pairs;
 pub mod service;
 pub mod table;
@@ -76,7 +77,10 @@ impl Registry {
     /// An empty registry.
     #[must_use]
     pub fn new(terms: Terms) -> Self {
-        Self { table: Arc::new(Mutex::new(WorkerTable::new(terms))), changes: Arc::new(watch::Sender::new(0)) }
+        Self {
+            table: Arc::new(Mutex::new(WorkerTable::new(terms))),
+            changes: Arc::new(watch::Sender::new(0)),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, WorkerTable> {

@@ -98,7 +98,14 @@ impl Router {
         closing: watch::Receiver<bool>,
     ) -> Self {
         let max_requests = max_requests.min(Semaphore::MAX_PERMITS);
-        Self { registry, retry, places: Arc::new(Semaphore::new(max_requests)), max_requests, metrics, closing }
+        Self {
+            registry,
+            retry,
+            places: Arc::new(Semaphore::new(max_requests)),
+            max_requests,
+            metrics,
+            closing,
+        }
     }
 
     /// The workers.
@@ -119,7 +126,10 @@ impl Router {
     /// [`Failure::Busy`] when all places are taken.
     pub fn admit(&self) -> Result<Place, Failure> {
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|error| {
-            Failure::Busy(format!("{} requests are under way, which is the limit ({error})", self.max_requests))
+            Failure::Busy(format!(
+                "{} requests are under way, which is the limit ({error})",
+                self.max_requests
+            ))
         })?;
         Ok(Place(permit))
     }

@@ -134,7 +134,10 @@ mod tests {
         let tokenizer = ("tokenizer.json", TOKENIZER);
         for (files, end) in [
             (vec![tokenizer, ("generation_config.json", r#"{"eos_token_id":[7,8]}"#)], vec![7, 8]),
-            (vec![tokenizer, ("generation_config.json", "{}"), ("config.json", r#"{"eos_token_id":9}"#)], vec![9]),
+            (
+                vec![tokenizer, ("generation_config.json", "{}"), ("config.json", r#"{"eos_token_id":9}"#)],
+                vec![9],
+            ),
             (vec![tokenizer, ("config.json", r#"{"text_config":{"eos_token_id":4}}"#)], vec![4]),
             (vec![tokenizer, settings], vec![2]),
             (vec![tokenizer], vec![]),

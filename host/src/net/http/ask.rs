@@ -38,7 +38,8 @@ impl Ask {
         let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.unwrap_or(0);
         let seed = match fields.integer(seed, i64::MIN..=i64::MAX)? {
             Some(seed) => seed.cast_unsigned(),
-            None => random_u64().map_err(|error| ApiError::internal(format!("no randomness for a seed: {error}")))?,
+            None => random_u64()
+                .map_err(|error| ApiError::internal(format!("no randomness for a seed: {error}")))?,
         };
         let vocabulary = app.text.tokenizer.vocabulary();
         let mut stop_tokens = app.text.end.clone();
@@ -84,7 +85,10 @@ impl Ask {
             }
             Some(other) if self.stream => return Err(fields.wrong("stream_options", "an object", &other)),
             Some(_) => {
-                return Err(ApiError::field("stream_options", "stream_options is only for requests with stream"));
+                return Err(ApiError::field(
+                    "stream_options",
+                    "stream_options is only for requests with stream",
+                ));
             }
         }
         Ok(())
@@ -106,7 +110,10 @@ impl Ask {
         if let Some(n) = fields.integer("n", 1..=i64::from(u32::MAX))?
             && n != 1
         {
-            return Err(ApiError::unsupported("n", format!("n must be 1, got {n}: send {n} requests instead")));
+            return Err(ApiError::unsupported(
+                "n",
+                format!("n must be 1, got {n}: send {n} requests instead"),
+            ));
         }
         for name in ["presence_penalty", "frequency_penalty", "min_p", "min_tokens", "length_penalty"] {
             fields.refuse_unless(name, number(0.0))?;
@@ -165,7 +172,9 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         None => return Ok(Vec::new()),
         Some(Value::String(stop)) => vec![Value::String(stop)],
         Some(Value::Array(stops)) if stops.len() <= MAX_STOPS => stops,
-        Some(other) => return Err(fields.wrong("stop", format!("a string or up to {MAX_STOPS} strings"), &other)),
+        Some(other) => {
+            return Err(fields.wrong("stop", format!("a string or up to {MAX_STOPS} strings"), &other));
+        }
     };
     given
         .into_iter()

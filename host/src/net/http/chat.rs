@@ -40,7 +40,9 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
     ask.sampling.logprobs = match (logprobs, top) {
         (true, top) => Some(top.unwrap_or(0)),
         (false, None | Some(0)) => None,
-        (false, Some(_)) => return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true")),
+        (false, Some(_)) => {
+            return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
+        }
     };
     let messages = messages(&mut fields)?;
     let extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
@@ -94,9 +96,13 @@ fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
 fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiError> {
     let texts: Result<Vec<&str>, ApiError> = parts
         .iter()
-        .map(|part| match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-            (Some("text"), Some(text)) => Ok(text),
-            _ => Err(fields.wrong(name, "parts of type text (this server takes no images or sound)", part)),
+        .map(|part| {
+            match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+                (Some("text"), Some(text)) => Ok(text),
+                _ => {
+                    Err(fields.wrong(name, "parts of type text (this server takes no images or sound)", part))
+                }
+            }
         })
         .collect();
     Ok(texts?.join("\n"))
@@ -147,8 +153,7 @@ impl Chat {
     }
 
     fn event(&self, delta: Value, logprobs: Option<Value>, reason: Option<&str>) -> Value {
-        let choices =
-            json!([{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]);
+        let choices = json!([{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]);
         let mut event = self.object("chat.completion.chunk", choices);
         if self.include_usage {
             event["usage"] = Value::Null;

@@ -36,8 +36,7 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
     ask.take_stream(&mut fields)?;
     let max = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
     ask.max_new_tokens = u32::try_from(max).ok();
-    ask.sampling.logprobs =
-        fields.integer("logprobs", 0..=5)?.and_then(|count| u32::try_from(count).ok());
+    ask.sampling.logprobs = fields.integer("logprobs", 0..=5)?.and_then(|count| u32::try_from(count).ok());
     let prompt = not_empty("prompt", prompt(app, &mut fields).await?)?;
     let shape = Completion {
         id: format!("cmpl-{}", id.0),

@@ -107,7 +107,9 @@ impl From<Failure> for ApiError {
             ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message.clone())
         };
         match failure {
-            Failure::TooLong { .. } => Self { code: Some("context_length_exceeded"), ..Self::invalid(message) },
+            Failure::TooLong { .. } => {
+                Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
+            }
             Failure::Refused(_) => Self::invalid(message),
             Failure::Busy(_) => busy("server_busy", 1),
             Failure::Unavailable(_) => busy("unavailable", 5),

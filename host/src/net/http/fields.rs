@@ -22,7 +22,9 @@ impl Fields {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self { fields, prefix: "" }),
-            Ok(other) => Err(ApiError::invalid(format!("the body must be a JSON object, got {}", echo(&other)))),
+            Ok(other) => {
+                Err(ApiError::invalid(format!("the body must be a JSON object, got {}", echo(&other))))
+            }
             Err(error) => Err(ApiError::invalid(format!("the body is not valid JSON: {error}"))),
         }
     }
@@ -82,10 +84,18 @@ impl Fields {
     }
 
     /// A number in (`above`, `most`], or in [`above`, `most`] when `closed`.
-    pub fn number(&mut self, name: &str, above: f64, most: f64, closed: bool) -> Result<Option<f64>, ApiError> {
+    pub fn number(
+        &mut self,
+        name: &str,
+        above: f64,
+        most: f64,
+        closed: bool,
+    ) -> Result<Option<f64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_f64() {
-            Some(number) if number <= most && (number > above || (closed && number >= above)) => Ok(Some(number)),
+            Some(number) if number <= most && (number > above || (closed && number >= above)) => {
+                Ok(Some(number))
+            }
             _ if closed => Err(self.wrong(name, format!("a number from {above} to {most}"), &value)),
             _ => Err(self.wrong(name, format!("a number above {above} and up to {most}"), &value)),
         }
@@ -97,7 +107,11 @@ impl Fields {
             .iter()
             .map(|item| match item.as_u64().and_then(|id| u32::try_from(id).ok()) {
                 Some(id) if id < vocabulary => Ok(id),
-                _ => Err(self.wrong(name, format!("token ids from 0 to {}", vocabulary.saturating_sub(1)), item)),
+                _ => Err(self.wrong(
+                    name,
+                    format!("token ids from 0 to {}", vocabulary.saturating_sub(1)),
+                    item,
+                )),
             })
             .collect()
     }

@@ -47,13 +47,16 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
             let ids = fields.token_ids("input_ids", &ids, app.text.tokenizer.vocabulary())?;
             not_empty("input_ids", ids)?
         }
-        (None, Some(Value::String(text))) => not_empty("text", encode(&app.text.tokenizer, text, true).await?)?,
+        (None, Some(Value::String(text))) => {
+            not_empty("text", encode(&app.text.tokenizer, text, true).await?)?
+        }
         (Some(other), None) => return Err(fields.wrong("input_ids", "a list of token ids", &other)),
         (None, Some(other)) => return Err(fields.wrong("text", "a string", &other)),
         (None, None) => return Err(ApiError::field("text", "the prompt is missing: give text or input_ids")),
         (Some(_), Some(_)) => return Err(ApiError::field("text", "give either text or input_ids")),
     };
-    let shape = Generate { id: id.0.clone(), prompt_tokens: prompt.len(), logprobs, so_far: Piece::default() };
+    let shape =
+        Generate { id: id.0.clone(), prompt_tokens: prompt.len(), logprobs, so_far: Piece::default() };
     Ok(Prepared { prompt, ask, shape })
 }
 
@@ -90,7 +93,9 @@ impl Generate {
             let top: Vec<Value> = all
                 .shown
                 .iter()
-                .map(|shown| shown.token.top.iter().map(|top| json!([top.logprob, top.token, null])).collect())
+                .map(|shown| {
+                    shown.token.top.iter().map(|top| json!([top.logprob, top.token, null])).collect()
+                })
                 .collect();
             meta.insert("output_token_logprobs".into(), Value::Array(entries));
             meta.insert("output_top_logprobs".into(), Value::Array(top));
@@ -98,7 +103,10 @@ impl Generate {
         if let Some(end) = end {
             meta.insert("e2e_latency".into(), json!(end.elapsed.as_secs_f64()));
             meta.insert("ttft".into(), json!(end.first_token.as_secs_f64()));
-            meta.insert("transferred_bytes".into(), json!(finished.map(|finished| finished.transferred_bytes)));
+            meta.insert(
+                "transferred_bytes".into(),
+                json!(finished.map(|finished| finished.transferred_bytes)),
+            );
             meta.insert("transfer_plugin".into(), json!(finished.map(|finished| &finished.transfer_plugin)));
             let served_by = end.served_by.as_ref();
             meta.insert("prefill_worker".into(), json!(served_by.and_then(|by| by.prefill.as_ref())));

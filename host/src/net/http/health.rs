@@ -87,5 +87,9 @@ pub(super) async fn models(State(app): Shared) -> Response {
 
 /// One model by name.
 pub(super) async fn model(State(app): Shared, Path(asked): Path<String>) -> Result<Response, ApiError> {
-    if asked == app.model { Ok(json_response(&card(&app))) } else { Err(ApiError::unknown_model(&asked, &app.model)) }
+    if asked == app.model {
+        Ok(json_response(&card(&app)))
+    } else {
+        Err(ApiError::unknown_model(&asked, &app.model))
+    }
 }

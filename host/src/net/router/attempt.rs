@@ -90,20 +90,20 @@ pub(super) struct Attempt {
     /// Absent when there is none, or once it has done its part.
     prefill: Option<Leg>,
     first_token: bool,
+    registry: Registry,
     route: Route,
 }
 
 impl Attempt {
     /// Calls all legs at once.
     pub fn start(registry: &Registry, route: Route, request: GenerateRequest) -> Self {
-        let prefill =
-            route.prefill.as_ref().map(|worker| Leg::start(registry, worker, request.clone()));
+        let prefill = route.prefill.as_ref().map(|worker| Leg::start(registry, worker, request.clone()));
         let peer = route
             .prefill
             .as_ref()
             .map(|worker| Peer { instance: worker.instance.0, address: worker.address.clone() });
         let decode = Leg::start(registry, &route.decode, GenerateRequest { prefill: peer, ..request });
-        Self { decode, prefill, first_token: false, route }
+        Self { decode, prefill, first_token: false, registry: registry.clone(), route }
     }
 
     pub fn served_by(&self) -> ServedBy {
@@ -126,7 +126,13 @@ impl Attempt {
                             Step::Token(_) => {}
                             Step::Finished(_) => self.prefill = None,
                             // Decode has the whole prompt once it answers; prefill is not needed any more.
-                            Step::Failed { .. } if self.first_token => self.prefill = None,
+                            Step::Failed { leg, failure, suspect } if self.first_token => {
+                                tracing::info!(%leg, %failure, "prefill failed after it had done its part");
+                                if suspect {
+                                    self.registry.suspect(leg, &failure.to_string());
+                                }
+                                self.prefill = None;
+                            }
                             failed @ Step::Failed { .. } => return failed,
                         }
                         continue;
@@ -146,7 +152,10 @@ impl Attempt {
         tokio::spawn(async move {
             let end = async { while let Step::Token(_) = prefill.next().await {} };
             if clock::timeout(SETTLE, end).await.is_err() {
-                tracing::warn!(worker = prefill.name, "prefill did not end its leg after the answer was complete");
+                tracing::warn!(
+                    worker = prefill.name,
+                    "prefill did not end its leg after the answer was complete"
+                );
             }
             drop(prefill);
             drop(route);
