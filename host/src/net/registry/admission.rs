@@ -26,6 +26,9 @@ pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<Role, String> {
     };
     bounded("name", &info.name, MAX_NAME)?;
     bounded("address", &info.address, MAX_TEXT)?;
+    if info.instance == 0 {
+        return Err("the worker's instance is 0, which stands for none".into());
+    }
     let identity = info.identity.as_ref().ok_or("the worker gives no KV identity")?;
     for (what, text) in [
         ("model", &identity.model),

@@ -48,6 +48,18 @@ pub enum Policy {
     RoundRobin,
 }
 
+impl std::str::FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "least-loaded" => Ok(Policy::LeastLoaded),
+            "round-robin" => Ok(Policy::RoundRobin),
+            other => Err(format!("unknown routing policy {other:?}: use least-loaded or round-robin")),
+        }
+    }
+}
+
 /// What the registry holds workers to.
 #[derive(Clone, Debug)]
 pub struct Terms {

@@ -113,6 +113,10 @@ impl Attempt {
         }
     }
 
+    pub fn instances(&self) -> Vec<Instance> {
+        self.route.instances().collect()
+    }
+
     pub async fn next(&mut self) -> Step {
         loop {
             let step = match &mut self.prefill {

@@ -11,8 +11,8 @@ use crate::net::registry::pairs::compatible;
 /// Compared in this order; the least is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// It failed this request already: only if there is nobody else.
-    avoided: bool,
+    /// Workers that took part in a failed try of this request: only if there is nobody else.
+    avoided: u32,
     /// Requests on it.
     load: u64,
     /// When it was last chosen, so that equals take turns.
@@ -23,7 +23,7 @@ impl Cost {
     /// Of two workers that are both needed.
     fn both(self, other: Cost) -> Cost {
         Cost {
-            avoided: self.avoided || other.avoided,
+            avoided: self.avoided + other.avoided,
             load: self.load.max(other.load),
             last_pick: self.last_pick.max(other.last_pick),
         }
@@ -112,7 +112,7 @@ impl WorkerTable {
             }
             Policy::RoundRobin => 0,
         };
-        Cost { avoided: avoid.contains(&entry.chosen.instance), load, last_pick: entry.last_pick }
+        Cost { avoided: u32::from(avoid.contains(&entry.chosen.instance)), load, last_pick: entry.last_pick }
     }
 
     fn live(&self, now: Instant) -> impl Iterator<Item = &Entry> {

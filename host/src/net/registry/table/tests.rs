@@ -174,7 +174,8 @@ async fn registrations_that_make_no_sense_are_refused_by_name() {
     let mut table = WorkerTable::new(terms());
     let now = Instant::now();
     type Change = (&'static str, fn(&mut WorkerInfo));
-    let changes: [Change; 9] = [
+    let changes: [Change; 10] = [
+        ("instance is 0", |worker| worker.instance = 0),
         ("unknown role \"boss\"", |worker| worker.role = "boss".into()),
         ("name is empty", |worker| worker.name.clear()),
         ("name has 300 bytes", |worker| worker.name = "x".repeat(300)),
