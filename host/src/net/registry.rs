@@ -3,6 +3,7 @@
 //! [`table`] decides (no clock, no sockets), [`service`] answers the workers' calls, and [`Registry`] is what the router
 //! holds: it picks routes, counts what is under way, and says when a worker is gone.
 
+mod admission;
 pub mod pairs;
 pub mod service;
 pub mod table;
@@ -166,7 +167,7 @@ impl Registry {
 /// How long to try for a connection to a worker, and how long a connection may stay silent.
 const CONNECT: Duration = Duration::from_secs(2);
 const PING_EVERY: Duration = Duration::from_secs(5);
-const PING_WAIT: Duration = Duration::from_secs(5);
+const PING_WAIT: Duration = Duration::from_secs(10);
 
 /// A connection that opens when it is first used.
 fn channel(address: &str) -> Result<Channel, String> {

@@ -73,7 +73,7 @@ pub enum Event {
     /// All tokens so far are void; the answer begins again. Only for restartable jobs.
     Restarted,
     /// The end. Nothing follows.
-    Finished(proto::Finished, ServedBy),
+    Finished(proto::Finished),
 }
 
 /// Sends requests to workers.
@@ -146,6 +146,7 @@ impl Router {
             tries: 0,
             failed: Vec::new(),
             attempt: None,
+            served_by: None,
             emitted: false,
         }
     }
@@ -165,10 +166,17 @@ pub struct Generation {
     /// Workers that failed a try, in the order of failing.
     failed: Vec<Instance>,
     attempt: Option<Attempt>,
+    served_by: Option<ServedBy>,
     emitted: bool,
 }
 
 impl Generation {
+    /// The workers of the last try.
+    #[must_use]
+    pub fn served_by(&self) -> Option<&ServedBy> {
+        self.served_by.as_ref()
+    }
+
     /// The next event. After [`Event::Finished`] or an error the generation is over.
     ///
     /// # Errors
@@ -196,11 +204,12 @@ impl Generation {
                     return Ok(Event::Token(token));
                 }
                 Step::Finished(finished) => {
-                    let served_by = attempt.served_by();
                     attempt.settle();
-                    return Ok(Event::Finished(finished, served_by));
+                    return Ok(Event::Finished(finished));
                 }
                 Step::Failed { leg, failure, suspect } => {
+                    // A worker that answers may report what its partner did; one whose connection broke is the culprit.
+                    self.failed.extend(if suspect { vec![leg] } else { attempt.instances() });
                     drop(attempt);
                     self.after_failure(leg, failure, suspect).await?;
                     if std::mem::take(&mut self.emitted) {
@@ -228,7 +237,6 @@ impl Generation {
         }
         tracing::info!(request = self.job.request_id, tries = self.tries, %failure, "trying again");
         self.router.metrics.retries.inc();
-        self.failed.push(leg);
         clock::sleep(wait).await;
         Ok(())
     }
@@ -260,7 +268,9 @@ impl Generation {
             decode = route.decode.name,
             "dispatched"
         );
-        Ok(Attempt::start(&self.router.registry, route, request))
+        let attempt = Attempt::start(&self.router.registry, route, request);
+        self.served_by = Some(attempt.served_by());
+        Ok(attempt)
     }
 
     async fn route(&mut self) -> Result<Route, Failure> {

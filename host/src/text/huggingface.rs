@@ -132,7 +132,7 @@ mod tests {
             "added_tokens": [
                 {"id": 259, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
                  "normalized": false, "special": true},
-                {"id": 300, "content": "<tool call>", "single_word": false, "lstrip": false, "rstrip": false,
+                {"id": 260, "content": "<tool call>", "single_word": false, "lstrip": false, "rstrip": false,
                  "normalized": false, "special": false}],
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
             "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
@@ -148,7 +148,7 @@ mod tests {
         let text = "he said: é 漢 🦀\n\t<tool call>ok";
         let tokens = tokenizer.encode(text, true).unwrap();
         assert!(tokens.len() > 3, "the file's truncation is not applied");
-        assert!(tokens.contains(&258) && tokens.contains(&300), "{tokens:?}");
+        assert!(tokens.contains(&258) && tokens.contains(&260), "{tokens:?}");
         let mut stream = Arc::clone(&tokenizer).stream();
         let mut back: String = tokens.iter().map(|&token| stream.push(token)).collect();
         back.push_str(&stream.finish());
@@ -163,7 +163,7 @@ mod tests {
             let tokens: Vec<u32> = (0..10)
                 .map(|_| {
                     state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    [104, 256, 257, 258, 259, 300, 0xa6, 0x80, 0xe2, 0xff][(state >> 16) as usize % 10]
+                    [104, 256, 257, 258, 259, 260, 0xa6, 0x80, 0xe2, 0xff][(state >> 16) as usize % 10]
                 })
                 .collect();
             let mut stream = Arc::clone(&tokenizer).stream();
@@ -180,8 +180,8 @@ mod tests {
         assert_eq!(tokenizer.token_bytes(258), [0xf0, 0x9f]);
         assert_eq!(tokenizer.token_bytes(259), b"<|end|>");
         assert_eq!(tokenizer.token_bytes(9999), b"");
-        assert_eq!(tokenizer.vocabulary(), 301);
-        assert!(tokenizer.is_special(259) && !tokenizer.is_special(300));
+        assert_eq!(tokenizer.vocabulary(), 261);
+        assert!(tokenizer.is_special(259) && !tokenizer.is_special(260));
     }
 
     #[test]

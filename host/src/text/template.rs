@@ -66,7 +66,7 @@ impl ChatTemplate {
             ("eos_token".into(), Value::from(self.eos.clone())),
             ("strftime_now".into(), Value::from_function(move |format: String| strftime(&format, now))),
         ]);
-        let context: Value = variables.into_iter().collect();
+        let context = Value::from_pairs(variables);
         self.environment.get_template(NAME).and_then(|template| template.render(context)).map_err(|error| {
             TextError::Template(error.detail().map_or_else(|| error.to_string(), str::to_owned))
         })

@@ -154,7 +154,7 @@ impl Answer {
                 self.waiting.clear();
                 Ok(Next::Restarted)
             }
-            Event::Finished(finished, served_by) => {
+            Event::Finished(finished) => {
                 let tail = self.text.finish();
                 let mut text = self.stops.push(&tail);
                 self.decoded += tail.len();
@@ -165,7 +165,7 @@ impl Answer {
                 metrics.transferred_bytes.inc_by(finished.transferred_bytes);
                 let reason = if by_length { "length" } else { "stop" };
                 let piece = self.piece(text, Vec::new(), true);
-                self.end = Some(self.ended(reason, Some(finished), Some(served_by)));
+                self.end = Some(self.ended(reason, Some(finished)));
                 Ok(Next::Piece(piece))
             }
         }
@@ -195,7 +195,7 @@ impl Answer {
         self.decoded += new.len();
         let text = self.stops.push(&new);
         if self.stops.stopped() {
-            self.end = Some(self.ended("stop", None, None));
+            self.end = Some(self.ended("stop", None));
         }
         self.piece(text, vec![id], false)
     }
@@ -211,13 +211,13 @@ impl Answer {
         Piece { text, shown, tokens }
     }
 
-    fn ended(&self, reason: &'static str, finished: Option<Finished>, served_by: Option<ServedBy>) -> End {
+    fn ended(&self, reason: &'static str, finished: Option<Finished>) -> End {
         End {
             reason,
             prompt_tokens: self.prompt_tokens,
             output_tokens: self.output_tokens,
             finished,
-            served_by,
+            served_by: self.generation.served_by().cloned(),
             first_token: self.first.map_or(Duration::ZERO, |first| first - self.arrived),
             elapsed: clock::now() - self.arrived,
         }

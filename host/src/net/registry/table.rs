@@ -1,14 +1,15 @@
 //! The table of workers and every decision about it. Time comes in; nothing here waits.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use host_core::Instance;
 
-use super::pairs::compatible;
-use super::{Chosen, channel};
+use super::{Chosen, admission, channel};
 use crate::net::clock::Instant;
 use crate::net::proto::{Load, WorkerInfo};
+
+mod choice;
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,7 +33,7 @@ impl Role {
         }
     }
 
-    fn parse(name: &str) -> Option<Self> {
+    pub(super) fn parse(name: &str) -> Option<Self> {
         [Role::Prefill, Role::Decode, Role::Aggregated].into_iter().find(|role| role.name() == name)
     }
 }
@@ -45,6 +46,18 @@ pub enum Policy {
     LeastLoaded,
     /// In turn.
     RoundRobin,
+}
+
+impl std::str::FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "least-loaded" => Ok(Policy::LeastLoaded),
+            "round-robin" => Ok(Policy::RoundRobin),
+            other => Err(format!("unknown routing policy {other:?}: use least-loaded or round-robin")),
+        }
+    }
 }
 
 /// What the registry holds workers to.
@@ -119,10 +132,6 @@ pub struct WorkerSnapshot {
 
 /// Most refused pairs spelled out in one message.
 pub const MAX_REFUSALS: usize = 8;
-const MAX_NAME: usize = 256;
-const MAX_TEXT: usize = 1024;
-const MAX_TRANSFERS: usize = 16;
-const MAX_ENDPOINT: usize = 64 << 10;
 /// A silent worker is forgotten after this many times `lost_after`.
 const FORGET: u32 = 30;
 
@@ -171,17 +180,17 @@ pub(super) struct Heard {
 #[derive(Debug)]
 pub(super) struct WorkerTable {
     terms: Terms,
-    workers: HashMap<Instance, Entry>,
+    workers: BTreeMap<Instance, Entry>,
     picks: u64,
 }
 
 impl WorkerTable {
     pub fn new(terms: Terms) -> Self {
-        Self { terms, workers: HashMap::new(), picks: 0 }
+        Self { terms, workers: BTreeMap::new(), picks: 0 }
     }
 
     pub fn register(&mut self, info: WorkerInfo, now: Instant) -> Result<String, String> {
-        let role = self.check(&info)?;
+        let role = admission::check(&info, &self.terms.model)?;
         let forget = self.terms.lost_after.saturating_mul(FORGET);
         let instance = Instance(info.instance);
         self.workers.retain(|&other, entry| {
@@ -213,67 +222,6 @@ impl WorkerTable {
         };
         self.workers.insert(instance, entry);
         Ok(refused.join("; "))
-    }
-
-    fn check(&self, info: &WorkerInfo) -> Result<Role, String> {
-        let role = Role::parse(&info.role)
-            .ok_or_else(|| format!("unknown role {:?}: use prefill, decode or aggregated", info.role))?;
-        let bounded = |what: &str, text: &str, limit: usize| {
-            if text.is_empty() {
-                Err(format!("the worker's {what} is empty"))
-            } else if text.len() > limit {
-                Err(format!("the worker's {what} has {} bytes; at most {limit} are allowed", text.len()))
-            } else {
-                Ok(())
-            }
-        };
-        bounded("name", &info.name, MAX_NAME)?;
-        bounded("address", &info.address, MAX_TEXT)?;
-        let identity = info.identity.as_ref().ok_or("the worker gives no KV identity")?;
-        for (what, text) in [
-            ("model", &identity.model),
-            ("weights digest", &identity.weights),
-            ("executor", &identity.executor),
-            ("KV element type", &identity.dtype),
-            ("KV layout", &identity.layout),
-        ] {
-            bounded(what, text, MAX_TEXT)?;
-        }
-        for (what, number) in [
-            ("max_tokens", info.max_tokens),
-            ("page_tokens", identity.page_tokens),
-            ("layers", identity.layers),
-            ("kv_heads", identity.kv_heads),
-            ("head_dim", identity.head_dim),
-            ("ranks", identity.ranks),
-        ] {
-            if number == 0 {
-                return Err(format!("the worker's {what} is 0"));
-            }
-        }
-        if identity.model != self.terms.model {
-            return Err(format!(
-                "the worker serves model {:?} and this router {:?}",
-                identity.model, self.terms.model
-            ));
-        }
-        if info.transfer.len() > MAX_TRANSFERS {
-            let count = info.transfer.len();
-            return Err(format!(
-                "the worker offers {count} transfer endpoints; at most {MAX_TRANSFERS} are allowed"
-            ));
-        }
-        for way in &info.transfer {
-            bounded("transfer plugin name", &way.plugin, MAX_NAME)?;
-            if way.endpoint.len() > MAX_ENDPOINT {
-                return Err(format!(
-                    "the endpoint of transfer plugin {:?} has {} bytes; at most {MAX_ENDPOINT} are allowed",
-                    way.plugin,
-                    way.endpoint.len()
-                ));
-            }
-        }
-        Ok(role)
     }
 
     pub fn heartbeat(&mut self, instance: Instance, load: Load, now: Instant) -> Heard {
@@ -318,156 +266,7 @@ impl WorkerTable {
         Ok(entry.heard + self.terms.lost_after + Duration::from_millis(1))
     }
 
-    pub fn pick(&mut self, need: Need, avoid: &[Instance], now: Instant) -> Result<Picked, NoRoute> {
-        let mut largest: Option<u32> = None;
-        // Those that failed this request already come last, whatever their load.
-        let mut best: Option<((bool, u64, u64), Option<Instance>, Instance)> = None;
-        let prefills = self.ranked(Role::Prefill, avoid, now);
-        for (rank, decode) in self.serving(avoid, now) {
-            // Prefills are in order, so the first that fits is the best for this decode worker.
-            let partner = if decode.role == Role::Aggregated {
-                largest = largest.max(Some(decode.info.max_tokens));
-                if u64::from(decode.info.max_tokens) < need.tokens {
-                    continue;
-                }
-                None
-            } else {
-                let mut found = None;
-                for &(prefill_rank, prefill) in &prefills {
-                    if compatible(&prefill.info, &decode.info).is_err() {
-                        continue;
-                    }
-                    let holds = prefill.info.max_tokens.min(decode.info.max_tokens);
-                    largest = largest.max(Some(holds));
-                    if u64::from(holds) >= need.tokens {
-                        found = Some((prefill_rank, prefill));
-                        break;
-                    }
-                }
-                if found.is_none() {
-                    continue;
-                }
-                found
-            };
-            let cost = match partner {
-                Some((prefill_rank, _)) => {
-                    (rank.0 || prefill_rank.0, rank.1.max(prefill_rank.1), rank.2.max(prefill_rank.2))
-                }
-                None => rank,
-            };
-            if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
-                best =
-                    Some((cost, partner.map(|(_, prefill)| prefill.chosen.instance), decode.chosen.instance));
-            }
-        }
-        drop(prefills);
-        let Some((_, prefill, decode)) = best else {
-            return Err(match largest {
-                Some(largest) => NoRoute::TooLong(largest),
-                None => NoRoute::Nobody(self.missing(now)),
-            });
-        };
-        self.picks += 1;
-        let prefill = prefill.and_then(|instance| self.take(instance));
-        let decode = self.take(decode).ok_or_else(|| NoRoute::Nobody("the worker left".into()))?;
-        Ok(Picked { prefill, decode })
-    }
-
-    fn take(&mut self, instance: Instance) -> Option<Chosen> {
-        let entry = self.workers.get_mut(&instance)?;
-        entry.in_flight += 1;
-        entry.last_pick = self.picks;
-        Some(entry.chosen.clone())
-    }
-
-    /// (failed this request, load, last picked): least first.
-    fn rank(&self, entry: &Entry, avoid: &[Instance]) -> (bool, u64, u64) {
-        let load = match self.terms.policy {
-            // The heartbeat is up to a second old; what this router has sent since is not.
-            Policy::LeastLoaded => {
-                let reported = u64::from(entry.load.queued) + u64::from(entry.load.running);
-                reported.max(u64::from(entry.in_flight))
-            }
-            Policy::RoundRobin => 0,
-        };
-        (avoid.contains(&entry.chosen.instance), load, entry.last_pick)
-    }
-
-    fn live(&self, now: Instant) -> impl Iterator<Item = &Entry> {
-        let timeout = self.terms.worker_timeout;
-        self.workers.values().filter(move |entry| entry.state(timeout, now) == WorkerState::Live)
-    }
-
-    fn ranked(&self, role: Role, avoid: &[Instance], now: Instant) -> Vec<((bool, u64, u64), &Entry)> {
-        let mut ranked: Vec<_> = self
-            .live(now)
-            .filter(|entry| entry.role == role)
-            .map(|entry| (self.rank(entry, avoid), entry))
-            .collect();
-        ranked
-            .sort_by(|left, right| (left.0, left.1.chosen.instance).cmp(&(right.0, right.1.chosen.instance)));
-        ranked
-    }
-
-    fn serving(&self, avoid: &[Instance], now: Instant) -> Vec<((bool, u64, u64), &Entry)> {
-        let mut serving = self.ranked(Role::Decode, avoid, now);
-        serving.extend(self.ranked(Role::Aggregated, avoid, now));
-        serving
-    }
-
-    /// Sentences for pairs that may not work together: all of them, or those with one newcomer.
-    fn refusals(&self, newcomer: Option<(&WorkerInfo, Role)>) -> Vec<String> {
-        let of = |role: Role| {
-            self.workers.values().filter(move |entry| entry.role == role).map(|entry| &entry.info)
-        };
-        let pairs: Box<dyn Iterator<Item = (&WorkerInfo, &WorkerInfo)>> = match newcomer {
-            Some((info, Role::Prefill)) => Box::new(of(Role::Decode).map(move |decode| (info, decode))),
-            Some((info, Role::Decode)) => Box::new(of(Role::Prefill).map(move |prefill| (prefill, info))),
-            Some((_, Role::Aggregated)) => Box::new(std::iter::empty()),
-            None => Box::new(
-                of(Role::Prefill)
-                    .flat_map(move |prefill| of(Role::Decode).map(move |decode| (prefill, decode))),
-            ),
-        };
-        let mut refused: Vec<String> = pairs
-            .filter_map(|(prefill, decode)| compatible(prefill, decode).err())
-            .take(MAX_REFUSALS)
-            .collect();
-        refused.sort();
-        refused
-    }
-
-    /// Why nobody serves.
-    fn missing(&self, now: Instant) -> String {
-        let count = |role: Role| self.live(now).filter(|entry| entry.role == role).count();
-        let (prefill, decode) = (count(Role::Prefill), count(Role::Decode));
-        let mut text = match (prefill, decode) {
-            (0, 0) => "no live worker is registered".to_owned(),
-            (0, _) => "no live prefill worker is registered".to_owned(),
-            (_, 0) => "no live decode worker is registered".to_owned(),
-            _ => format!("none of {prefill} prefill and {decode} decode workers may work together"),
-        };
-        if prefill > 0 && decode > 0 {
-            text = format!("{text}: {}", self.refusals(None).join("; "));
-        } else {
-            let mut suspected: Vec<String> = self
-                .workers
-                .values()
-                .filter_map(|entry| match entry.state(self.terms.worker_timeout, now) {
-                    WorkerState::Live => None,
-                    WorkerState::Suspected(why) => Some(format!("{:?} {why}", entry.info.name)),
-                })
-                .collect();
-            suspected.sort();
-            suspected.truncate(MAX_REFUSALS);
-            if !suspected.is_empty() {
-                text = format!("{text}; suspected: {}", suspected.join(", "));
-            }
-        }
-        text
-    }
-
-    pub fn snapshot(&mut self, now: Instant) -> Snapshot {
+    pub fn snapshot(&self, now: Instant) -> Snapshot {
         let mut workers: Vec<WorkerSnapshot> = self
             .workers
             .values()
@@ -481,12 +280,8 @@ impl WorkerTable {
             })
             .collect();
         workers.sort_by(|left, right| left.info.name.cmp(&right.info.name));
-        // Asking for more than anybody holds finds the largest route without taking it.
-        let (max_tokens, unusable) = match self.pick(Need { tokens: u64::MAX }, &[], now) {
-            Err(NoRoute::TooLong(largest)) => (Some(largest), None),
-            Err(NoRoute::Nobody(why)) => (None, Some(why)),
-            Ok(_) => (None, None),
-        };
+        let max_tokens = self.largest(now);
+        let unusable = max_tokens.is_none().then(|| self.missing(now));
         Snapshot { workers, refused_pairs: self.refusals(None), max_tokens, unusable }
     }
 }

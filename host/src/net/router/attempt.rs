@@ -90,6 +90,7 @@ pub(super) struct Attempt {
     /// Absent when there is none, or once it has done its part.
     prefill: Option<Leg>,
     first_token: bool,
+    registry: Registry,
     route: Route,
 }
 
@@ -102,7 +103,7 @@ impl Attempt {
             .as_ref()
             .map(|worker| Peer { instance: worker.instance.0, address: worker.address.clone() });
         let decode = Leg::start(registry, &route.decode, GenerateRequest { prefill: peer, ..request });
-        Self { decode, prefill, first_token: false, route }
+        Self { decode, prefill, first_token: false, registry: registry.clone(), route }
     }
 
     pub fn served_by(&self) -> ServedBy {
@@ -110,6 +111,10 @@ impl Attempt {
             prefill: self.route.prefill.as_ref().map(|worker| worker.name.clone()),
             decode: self.route.decode.name.clone(),
         }
+    }
+
+    pub fn instances(&self) -> Vec<Instance> {
+        self.route.instances().collect()
     }
 
     pub async fn next(&mut self) -> Step {
@@ -125,7 +130,13 @@ impl Attempt {
                             Step::Token(_) => {}
                             Step::Finished(_) => self.prefill = None,
                             // Decode has the whole prompt once it answers; prefill is not needed any more.
-                            Step::Failed { .. } if self.first_token => self.prefill = None,
+                            Step::Failed { leg, failure, suspect } if self.first_token => {
+                                tracing::info!(%leg, %failure, "prefill failed after it had done its part");
+                                if suspect {
+                                    self.registry.suspect(leg, &failure.to_string());
+                                }
+                                self.prefill = None;
+                            }
                             failed @ Step::Failed { .. } => return failed,
                         }
                         continue;

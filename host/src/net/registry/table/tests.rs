@@ -92,7 +92,8 @@ async fn a_worker_is_lost_only_after_the_longer_wait() {
 
 #[tokio::test]
 async fn each_field_of_the_identity_must_agree_and_both_values_are_named() {
-    let changes: [(&str, fn(&mut KvIdentity)); 9] = [
+    type Change = (&'static str, fn(&mut KvIdentity));
+    let changes: [Change; 9] = [
         ("weights is \"w\" on prefill and \"x\" on decode", |id| id.weights = "x".into()),
         ("executor is \"cpu-1\" on prefill and \"x\" on decode", |id| id.executor = "x".into()),
         ("dtype is \"bf16\" on prefill and \"x\" on decode", |id| id.dtype = "x".into()),
@@ -172,7 +173,9 @@ async fn a_request_that_fits_nobody_is_told_the_largest_that_fits() {
 async fn registrations_that_make_no_sense_are_refused_by_name() {
     let mut table = WorkerTable::new(terms());
     let now = Instant::now();
-    let changes: [(&str, fn(&mut WorkerInfo)); 9] = [
+    type Change = (&'static str, fn(&mut WorkerInfo));
+    let changes: [Change; 10] = [
+        ("instance is 0", |worker| worker.instance = 0),
         ("unknown role \"boss\"", |worker| worker.role = "boss".into()),
         ("name is empty", |worker| worker.name.clear()),
         ("name has 300 bytes", |worker| worker.name = "x".repeat(300)),

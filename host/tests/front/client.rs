@@ -1,0 +1,114 @@
+//! As little of an HTTP client as the tests need: one request per connection, events as they come, hanging up at will.
+
+use std::net::SocketAddr;
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+/// An answer's head; the body is still on the wire.
+pub struct Reply {
+    pub status: u16,
+    headers: Vec<(String, String)>,
+    body: BufReader<TcpStream>,
+}
+
+/// Sends a request and reads the head of its answer.
+pub async fn send(to: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+    let mut connection = TcpStream::connect(to).await.unwrap();
+    let mut head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n",
+        body.len()
+    );
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    connection.write_all(head.as_bytes()).await.unwrap();
+    // A server may refuse a large body before it has read it.
+    drop(connection.write_all(body).await);
+    let mut body = BufReader::new(connection);
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        body.read_line(&mut line).await.unwrap();
+        if line.trim().is_empty() {
+            break;
+        }
+        lines.push(line.trim().to_owned());
+    }
+    let status = lines[0].split(' ').nth(1).unwrap().parse().unwrap();
+    let headers = lines[1..]
+        .iter()
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+        .collect();
+    Reply { status, headers, body }
+}
+
+impl Reply {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(header, _)| header == name).map(|(_, value)| value.as_str())
+    }
+
+    /// The next chunk of a chunked body; `None` at its end.
+    async fn chunk(&mut self) -> Option<Vec<u8>> {
+        let mut size = String::new();
+        self.body.read_line(&mut size).await.unwrap();
+        let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);
+        let mut chunk = vec![0; size + 2];
+        if size == 0 || self.body.read_exact(&mut chunk).await.is_err() {
+            return None;
+        }
+        chunk.truncate(size);
+        Some(chunk)
+    }
+
+    /// The whole body.
+    pub async fn text(mut self) -> String {
+        let mut bytes = Vec::new();
+        if self.header("transfer-encoding") == Some("chunked") {
+            while let Some(chunk) = self.chunk().await {
+                bytes.extend(chunk);
+            }
+        } else {
+            let length: usize = self.header("content-length").unwrap().parse().unwrap();
+            bytes.resize(length, 0);
+            self.body.read_exact(&mut bytes).await.unwrap();
+        }
+        String::from_utf8(bytes).unwrap()
+    }
+
+    pub async fn json(self) -> Value {
+        let text = self.text().await;
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
+    }
+
+    /// The next events that arrive together; empty at the end. `[DONE]` comes as a string.
+    pub async fn some_events(&mut self) -> Vec<Value> {
+        let Some(chunk) = self.chunk().await else { return Vec::new() };
+        String::from_utf8(chunk)
+            .unwrap()
+            .split("\n\n")
+            .filter(|event| !event.is_empty())
+            .map(parse_event)
+            .collect()
+    }
+
+    /// All events up to the end of the body.
+    pub async fn events(mut self) -> Vec<Value> {
+        let mut all = Vec::new();
+        loop {
+            let events = self.some_events().await;
+            if events.is_empty() {
+                return all;
+            }
+            all.extend(events);
+        }
+    }
+}
+
+fn parse_event(event: &str) -> Value {
+    let data = event.strip_prefix("data: ").unwrap_or_else(|| panic!("not an event: {event:?}"));
+    serde_json::from_str(data).unwrap_or_else(|_| Value::from(data))
+}

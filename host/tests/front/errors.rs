@@ -1,0 +1,208 @@
+//! What clients are told when they are wrong.
+
+use serde_json::{Value, json};
+
+use super::client::send;
+use super::fixture::{Front, config};
+
+#[tokio::test]
+async fn wrong_requests_are_refused_by_name() {
+    let (front, _prefill, decode) = Front::echoing().await;
+    let with = |field: &str, value: Value| {
+        let mut body = json!({"model": "fake", "prompt": "abc"});
+        body[field] = value;
+        body
+    };
+    let chat = |message: Value| json!({"messages": [message]});
+    let path = "/v1/completions";
+    let chat_path = "/v1/chat/completions";
+    let cases: Vec<(&str, Value, u16, Value, &str)> = vec![
+        (
+            path,
+            with("model", json!("gpt")),
+            404,
+            json!("model"),
+            "\"gpt\" is not served here; this server has \"fake\"",
+        ),
+        (
+            path,
+            with("max_tokens", json!(0)),
+            400,
+            json!("max_tokens"),
+            "max_tokens must be an integer of at least 1, got 0",
+        ),
+        (path, with("max_tokens", json!(-1)), 400, json!("max_tokens"), "got -1"),
+        (path, with("max_tokens", json!(1.5)), 400, json!("max_tokens"), "got 1.5"),
+        (
+            path,
+            with("max_tokens", json!(510)),
+            400,
+            Value::Null,
+            "holds 512 tokens, but the prompt has 3 and max_tokens is 510, 513 in all",
+        ),
+        (
+            path,
+            with("prompt", json!("x".repeat(600))),
+            400,
+            Value::Null,
+            "holds 512 tokens, but the prompt has 600",
+        ),
+        (path, with("prompt", json!("")), 400, json!("prompt"), "prompt is empty"),
+        (path, with("prompt", json!([])), 400, json!("prompt"), "prompt is empty"),
+        (path, with("prompt", json!([1, 300])), 400, json!("prompt"), "token ids from 0 to 299, got 300"),
+        (path, with("prompt", json!(["a", "b"])), 400, json!("prompt"), "prompt has 2 entries"),
+        (
+            path,
+            with("prompt", json!({"a": 1})),
+            400,
+            json!("prompt"),
+            "must be a string or a list of token ids",
+        ),
+        (path, with("prompt", Value::Null), 400, json!("prompt"), "prompt is missing"),
+        (path, with("n", json!(2)), 400, json!("n"), "n must be 1, got 2"),
+        (path, with("best_of", json!(3)), 400, json!("best_of"), "best_of is not supported"),
+        (
+            path,
+            with("temperature", json!(2.1)),
+            400,
+            json!("temperature"),
+            "temperature must be a number from 0 to 2, got 2.1",
+        ),
+        (path, with("temperature", json!("hot")), 400, json!("temperature"), "got \"hot\""),
+        (path, with("top_p", json!(0)), 400, json!("top_p"), "above 0 and up to 1"),
+        (path, with("top_k", json!(-2)), 400, json!("top_k"), "got -2"),
+        (path, with("logprobs", json!(6)), 400, json!("logprobs"), "from 0 to 5"),
+        (path, with("stop", json!(["1", "2", "3", "4", "5"])), 400, json!("stop"), "up to 4 strings"),
+        (path, with("stop", json!([""])), 400, json!("stop"), "1 to 1024 bytes"),
+        (path, with("stream", json!("yes")), 400, json!("stream"), "true or false"),
+        (
+            path,
+            with("stream_options", json!({})),
+            400,
+            json!("stream_options"),
+            "only for requests with stream",
+        ),
+        (path, with("echo", json!(true)), 400, json!("echo"), "echo is not supported"),
+        (path, with("presence_penalty", json!(0.5)), 400, json!("presence_penalty"), "not supported"),
+        (path, with("logit_bias", json!({"5": 1})), 400, json!("logit_bias"), "not supported"),
+        (path, json!([1]), 400, Value::Null, "must be a JSON object, got [1]"),
+        (chat_path, json!({"messages": []}), 400, json!("messages"), "at least one message"),
+        (
+            chat_path,
+            chat(json!({"role": "king", "content": "x"})),
+            400,
+            json!("messages[0].role"),
+            "one of system",
+        ),
+        (chat_path, chat(json!({"role": "user"})), 400, json!("messages[0].content"), "a string or a list"),
+        (
+            chat_path,
+            chat(json!({"role": "user", "content": [{"type": "image_url"}]})),
+            400,
+            json!("messages[0].content"),
+            "no images",
+        ),
+        (
+            chat_path,
+            json!({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}),
+            400,
+            json!("top_logprobs"),
+            "needs logprobs",
+        ),
+        (
+            chat_path,
+            json!({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}),
+            400,
+            json!("tools"),
+            "not supported",
+        ),
+        ("/generate", json!({"text": "a", "input_ids": [1]}), 400, json!("text"), "either text or input_ids"),
+        ("/generate", json!({}), 400, json!("text"), "prompt is missing"),
+        (
+            "/generate",
+            json!({"text": "a", "sampling_params": {"temperature": -1}}),
+            400,
+            json!("sampling_params.temperature"),
+            "sampling_params.temperature must be",
+        ),
+    ];
+    for (path, body, status, param, sentence) in cases {
+        let reply = front.post(path, &body).await;
+        let got = reply.status;
+        let error = reply.json().await["error"].clone();
+        let message = error["message"].as_str().unwrap();
+        assert_eq!((got, &error["param"]), (status, &param), "{path} {body}: {message}");
+        assert!(message.contains(sentence), "{path}: {message:?} should say {sentence:?}");
+        assert_eq!(error["type"], "invalid_request_error");
+        if sentence.contains("holds 512") {
+            assert_eq!(error["code"], "context_length_exceeded");
+        }
+    }
+    assert!(decode.watch.calls().is_empty(), "no worker was bothered");
+}
+
+#[tokio::test]
+async fn fields_that_ask_for_nothing_are_accepted() {
+    let (front, _prefill, _decode) = Front::echoing().await;
+    let body = json!({"prompt": ["abc"], "n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0,
+        "logit_bias": {}, "echo": false, "suffix": null, "top_k": -1, "tools": [], "tool_choice": "auto",
+        "response_format": {"type": "text"}, "stream_options": null, "made_up": {"x": [1]}, "max_tokens": 509});
+    assert_eq!(front.post("/v1/completions", &body).await.status, 200);
+}
+
+#[tokio::test]
+async fn bodies_that_are_not_json_are_refused_with_a_sentence() {
+    let (front, _prefill, _decode) = Front::echoing().await;
+    for (body, sentence) in
+        [("{\"prompt\": ", "not valid JSON: EOF"), ("", "not valid JSON"), ("\u{1}", "not valid JSON")]
+    {
+        let reply = send(front.http, "POST", "/v1/completions", &[], body.as_bytes()).await;
+        assert_eq!(reply.status, 400);
+        let message = reply.json().await["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(sentence), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_however_it_is_announced() {
+    let mut config = config();
+    config.max_body = 1000;
+    let front = Front::start(config).await;
+    let reply = send(front.http, "POST", "/v1/completions", &[], &[b' '; 1001]).await;
+    assert_eq!(reply.status, 413);
+    assert!(reply.json().await["error"]["message"].as_str().unwrap().contains("larger than 1000 bytes"));
+
+    // Without a length, in chunks.
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut connection = tokio::net::TcpStream::connect(front.http).await.unwrap();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    connection.write_all(format!("{head}3e9\r\n{}\r\n", " ".repeat(1001)).as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("larger than 1000 bytes"), "{answer}");
+}
+
+#[tokio::test]
+async fn chat_without_a_template_says_what_to_do() {
+    let mut config = config();
+    config.text.template = None;
+    let front = Front::start(config).await;
+    let reply =
+        front.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "x"}]})).await;
+    assert_eq!(reply.status, 400);
+    let message = reply.json().await["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("has no chat template: use /v1/completions"), "{message}");
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods_answer_in_the_same_shape() {
+    let front = Front::start(config()).await;
+    for (method, path, status) in
+        [("GET", "/v2", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/gpt", 404)]
+    {
+        let reply = send(front.http, method, path, &[], b"").await;
+        assert_eq!(reply.status, status);
+        assert_eq!(reply.json().await["error"]["type"], "invalid_request_error");
+    }
+}

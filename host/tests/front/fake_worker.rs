@@ -1,0 +1,248 @@
+//! A FAKE worker: answers `Worker.Generate` from a script, computes nothing, moves no KV. Shared with the example
+//! `front_on_fakes`.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+
+use host::net::proto::generate_event::Event;
+use host::net::proto::worker_server::{Worker, WorkerServer};
+use host::net::proto::{
+    DeliverReply, DeliverRequest, Failed, Finished, GenerateEvent, GenerateRequest, HandshakeReply,
+    HandshakeRequest, KvIdentity, Token, TopToken, TransferEndpoint, WorkerInfo,
+};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+/// What a fake worker does next.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Sends a token.
+    Token(u32),
+    /// Ends well.
+    Finish(&'static str),
+    /// Ends with `Failed`.
+    Fail { code: &'static str, retryable: bool },
+    /// Ends the call with this status.
+    Status(tonic::Code),
+    /// Ends the stream without a result.
+    Break,
+    /// Waits for a permit.
+    Gate(Arc<Semaphore>),
+    /// Does nothing until the call is cancelled.
+    Hang,
+}
+
+/// Decides the steps of each call.
+pub type Script = Arc<dyn Fn(&GenerateRequest) -> Vec<Step> + Send + Sync>;
+
+/// What prefill does when all is well.
+pub fn prefills() -> Script {
+    Arc::new(|_| vec![Step::Finish("prefill")])
+}
+
+/// Says the prompt again and again, until the length or a stop token.
+pub fn echoes() -> Script {
+    Arc::new(|request| {
+        let tokens = request.prompt.iter().cycle().take(request.max_new_tokens as usize);
+        let mut steps = Vec::new();
+        for &token in tokens {
+            steps.push(Step::Token(token));
+            if !request.ignore_stop && request.stop_tokens.contains(&token) {
+                steps.push(Step::Finish("stop"));
+                return steps;
+            }
+        }
+        steps.push(Step::Finish("length"));
+        steps
+    })
+}
+
+/// Says this text, whatever comes, and stops.
+pub fn says(text: &str) -> Script {
+    let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
+    Arc::new(move |_| tokens.iter().map(|&token| Step::Token(token)).chain([Step::Finish("stop")]).collect())
+}
+
+/// Takes these steps on every call.
+pub fn steps(steps: Vec<Step>) -> Script {
+    Arc::new(move |_| steps.clone())
+}
+
+/// Watches a fake worker from outside.
+#[derive(Clone)]
+pub struct Watch {
+    calls: Arc<Mutex<Vec<GenerateRequest>>>,
+    /// (calls begun, calls cancelled by the router)
+    counts: watch::Receiver<(usize, usize)>,
+}
+
+impl Watch {
+    /// All calls so far.
+    pub fn calls(&self) -> Vec<GenerateRequest> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    /// Waits until this many calls have begun.
+    pub async fn begun(&self, calls: usize) {
+        self.counts.clone().wait_for(|counts| counts.0 >= calls).await.unwrap();
+    }
+
+    /// Waits until this many calls were cancelled by the router.
+    pub async fn cancelled(&self, calls: usize) {
+        self.counts.clone().wait_for(|counts| counts.1 >= calls).await.unwrap();
+    }
+}
+
+/// A running fake worker, in a runtime of its own, so that dropping it breaks its connections as a killed process does.
+pub struct FakeWorker {
+    pub info: WorkerInfo,
+    pub watch: Watch,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl FakeWorker {
+    /// Serves `script` on a free port.
+    pub fn start(name: &str, role: &str, instance: u64, script: Script) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (count, counts) = watch::channel((0, 0));
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let service = Service { script, calls: Arc::clone(&calls), count };
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+            tonic::transport::Server::builder()
+                .add_service(WorkerServer::new(service))
+                .serve_with_incoming(incoming)
+                .await
+                .unwrap();
+        });
+        let info = info(name, role, instance, address);
+        Self { info, watch: Watch { calls, counts }, runtime: Some(runtime) }
+    }
+
+    /// Breaks all its connections and stops listening.
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for FakeWorker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A plausible description.
+pub fn info(name: &str, role: &str, instance: u64, address: SocketAddr) -> WorkerInfo {
+    WorkerInfo {
+        instance,
+        name: name.into(),
+        role: role.into(),
+        address: format!("http://{address}"),
+        identity: Some(KvIdentity {
+            model: "fake".into(),
+            weights: "00".into(),
+            executor: "fake-1".into(),
+            dtype: "f32".into(),
+            layout: "page-head-layer-kv-token-dim".into(),
+            page_tokens: 16,
+            layers: 1,
+            kv_heads: 1,
+            head_dim: 8,
+            ranks: 1,
+        }),
+        max_tokens: 512,
+        pages: 64,
+        transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
+    }
+}
+
+struct Service {
+    script: Script,
+    calls: Arc<Mutex<Vec<GenerateRequest>>>,
+    count: watch::Sender<(usize, usize)>,
+}
+
+#[tonic::async_trait]
+impl Worker for Service {
+    type GenerateStream = ReceiverStream<Result<GenerateEvent, Status>>;
+
+    async fn generate(
+        &self,
+        request: Request<GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let request = request.into_inner();
+        let steps = (self.script)(&request);
+        self.calls.lock().unwrap().push(request.clone());
+        self.count.send_modify(|counts| counts.0 += 1);
+        if let Some(Step::Status(code)) = steps.first() {
+            return Err(Status::new(*code, "scripted"));
+        }
+        // One event at a time, so that a hang-up is noticed.
+        let (sender, receiver) = mpsc::channel(1);
+        let count = self.count.clone();
+        tokio::spawn(async move {
+            let mut sent = 0;
+            for step in steps {
+                let event = match step {
+                    Step::Token(token) => {
+                        sent += 1;
+                        Ok(Event::Token(scored(token, &request)))
+                    }
+                    Step::Finish(reason) => Ok(Event::Finished(Finished {
+                        reason: reason.into(),
+                        prompt_tokens: request.prompt.len() as u32,
+                        output_tokens: sent,
+                        transferred_bytes: 4096,
+                        transfer_plugin: "shm".into(),
+                        cached_tokens: 3,
+                    })),
+                    Step::Fail { code, retryable } => {
+                        Ok(Event::Failed(Failed { code: code.into(), message: "scripted".into(), retryable }))
+                    }
+                    Step::Status(code) => Err(Status::new(code, "scripted")),
+                    Step::Break => return,
+                    Step::Gate(gate) => {
+                        gate.acquire().await.unwrap().forget();
+                        continue;
+                    }
+                    Step::Hang => {
+                        sender.closed().await;
+                        count.send_modify(|counts| counts.1 += 1);
+                        return;
+                    }
+                };
+                let event = event.map(|event| GenerateEvent { event: Some(event) });
+                if sender.send(event).await.is_err() {
+                    count.send_modify(|counts| counts.1 += 1);
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn handshake(&self, _: Request<HandshakeRequest>) -> Result<Response<HandshakeReply>, Status> {
+        Err(Status::unimplemented("a fake worker shakes no hands"))
+    }
+
+    async fn deliver(&self, _: Request<DeliverRequest>) -> Result<Response<DeliverReply>, Status> {
+        Err(Status::unimplemented("a fake worker takes no messages"))
+    }
+}
+
+/// Log probabilities that a test can foresee: the sampled token has -0.5, its k likeliest are the ids after it.
+fn scored(token: u32, request: &GenerateRequest) -> Token {
+    let count = request.sampling.and_then(|sampling| sampling.logprobs);
+    let top = (0..count.unwrap_or(0))
+        .map(|rank| TopToken { token: (token + rank) % 256, logprob: -0.5 - rank as f32 })
+        .collect();
+    Token { token, logprob: count.map(|_| -0.5), top }
+}

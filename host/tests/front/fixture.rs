@@ -1,0 +1,102 @@
+//! A front with its listeners, and scripted workers registered with it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use host::net::front::{FrontConfig, serve};
+use host::net::proto::registry_client::RegistryClient;
+use host::net::proto::{HeartbeatRequest, Load, RegisterReply, RegisterRequest, WorkerInfo};
+use host::text::{ChatTemplate, TextModel};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use super::client::{Reply, send};
+use super::fake_worker::{FakeWorker, Script, echoes, prefills};
+
+pub const TEMPLATE: &str =
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>";
+
+/// A running front.
+pub struct Front {
+    pub http: SocketAddr,
+    registry: RegistryClient<tonic::transport::Channel>,
+    stop: Option<oneshot::Sender<()>>,
+    ended: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+/// Short waits, and workers that need no heartbeat during a test.
+pub fn config() -> FrontConfig {
+    let mut text = TextModel::bytes(300);
+    text.template = Some(Arc::new(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).unwrap()));
+    let mut config = FrontConfig::new("fake".into(), text);
+    config.worker_timeout = Duration::from_secs(600);
+    config.lost_after = Duration::from_secs(600);
+    config.retry.total = Duration::from_secs(20);
+    config.retry.backoff = Duration::from_millis(1);
+    config
+}
+
+impl Front {
+    pub async fn start(config: FrontConfig) -> Self {
+        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let control = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, control_address) = (http.local_addr().unwrap(), control.local_addr().unwrap());
+        let (stop, stopped) = oneshot::channel();
+        let ended = tokio::spawn(serve(config, http, control, async move {
+            drop(stopped.await);
+        }));
+        let registry = RegistryClient::connect(format!("http://{control_address}")).await.unwrap();
+        Self { http: address, registry, stop: Some(stop), ended }
+    }
+
+    /// With one prefill worker and one decode worker that runs `script`.
+    pub async fn with_pair(script: Script) -> (Self, FakeWorker, FakeWorker) {
+        let mut front = Self::start(config()).await;
+        let prefill = front.worker("prefill-0", "prefill", prefills()).await;
+        let decode = front.worker("decode-0", "decode", script).await;
+        (front, prefill, decode)
+    }
+
+    /// With a pair that echoes.
+    pub async fn echoing() -> (Self, FakeWorker, FakeWorker) {
+        Self::with_pair(echoes()).await
+    }
+
+    /// Starts a worker and registers it.
+    pub async fn worker(&mut self, name: &str, role: &str, script: Script) -> FakeWorker {
+        let instance = name.bytes().fold(7, |hash: u64, byte| hash.wrapping_mul(31) + u64::from(byte));
+        let worker = FakeWorker::start(name, role, instance, script);
+        let reply = self.register(worker.info.clone()).await;
+        assert!(reply.accepted, "{}", reply.message);
+        worker
+    }
+
+    pub async fn register(&mut self, info: WorkerInfo) -> RegisterReply {
+        self.registry.register(RegisterRequest { worker: Some(info) }).await.unwrap().into_inner()
+    }
+
+    pub async fn heartbeat(&mut self, instance: u64) -> bool {
+        self.heartbeat_with(instance, Load::default()).await
+    }
+
+    pub async fn heartbeat_with(&mut self, instance: u64, load: Load) -> bool {
+        let beat = HeartbeatRequest { instance, load: Some(load) };
+        self.registry.heartbeat(beat).await.unwrap().into_inner().known
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        send(self.http, "POST", path, &[], body.to_string().as_bytes()).await
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        send(self.http, "GET", path, &[], b"").await
+    }
+
+    /// Asks it to stop and returns how it ended.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        self.stop.take().unwrap().send(()).unwrap();
+        self.ended.await.unwrap()
+    }
+}

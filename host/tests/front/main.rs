@@ -1,0 +1,11 @@
+//! Registry, router and HTTP API against scripted workers.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where its assumptions break")]
+
+mod answers;
+mod client;
+mod errors;
+mod failures;
+mod fake_worker;
+mod fixture;
+mod workers;

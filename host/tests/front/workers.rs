@@ -1,0 +1,121 @@
+//! Workers that come, go, and do not fit each other.
+
+use std::time::Duration;
+
+use host::net::proto::TransferEndpoint;
+use serde_json::json;
+
+use super::fake_worker::{FakeWorker, Step, echoes, prefills, says, steps};
+use super::fixture::{Front, config};
+
+const PATH: &str = "/v1/completions";
+
+#[tokio::test]
+async fn a_pair_whose_kv_differs_is_refused_with_both_values_everywhere() {
+    let mut config = config();
+    config.retry.total = Duration::from_millis(50);
+    let mut front = Front::start(config).await;
+    let _prefill = front.worker("p", "prefill", prefills()).await;
+    let mut decode = FakeWorker::start("d", "decode", 2, echoes());
+    decode.info.identity.as_mut().unwrap().page_tokens = 32;
+    let reply = front.register(decode.info.clone()).await;
+    let sentence = "page_tokens is 16 on prefill and 32 on decode";
+    assert!(reply.accepted, "it may fit somebody else");
+    assert!(reply.message.contains(sentence), "{}", reply.message);
+
+    let answer = front.post(PATH, &json!({"prompt": "a"})).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.text().await.contains(sentence));
+    let health = front.get("/health").await;
+    assert_eq!(health.status, 503);
+    assert!(health.json().await["refused_pairs"][0].as_str().unwrap().contains(sentence));
+
+    // A decode worker that fits is used, and the other stays.
+    let _fits = front.worker("fits", "decode", says("ok")).await;
+    assert_eq!(front.post(PATH, &json!({"prompt": "a"})).await.json().await["choices"][0]["text"], "ok");
+    assert_eq!(front.get("/health").await.status, 200);
+    assert!(decode.watch.calls().is_empty());
+}
+
+#[tokio::test]
+async fn a_pair_without_a_common_transfer_plugin_is_refused() {
+    let mut front = Front::start(config()).await;
+    let _prefill = front.worker("p", "prefill", prefills()).await;
+    let mut decode = FakeWorker::start("d", "decode", 2, echoes());
+    decode.info.transfer = vec![TransferEndpoint { plugin: "nixl".into(), ..Default::default() }];
+    let reply = front.register(decode.info.clone()).await;
+    assert!(reply.message.contains("no transfer plugin in common: shm and nixl"), "{}", reply.message);
+}
+
+#[tokio::test]
+async fn a_restarted_worker_takes_over_and_streams_on_the_old_instance_end() {
+    let mut front = Front::start(config()).await;
+    let old = front.worker("w", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+    let body = json!({"prompt": "abc", "max_tokens": 2, "stream": true});
+    let mut stream = front.post(PATH, &body).await;
+    assert_eq!(stream.some_events().await.len(), 1);
+    let new = FakeWorker::start("w", "aggregated", 99, echoes());
+    assert!(front.register(new.info.clone()).await.accepted);
+    let rest = stream.events().await;
+    assert!(rest[0]["error"]["message"].as_str().unwrap().contains("replaced by a new instance"), "{rest:?}");
+    assert!(!front.heartbeat(old.info.instance).await, "the old instance is unknown now");
+    assert!(front.heartbeat(99).await);
+    let answer = front.post(PATH, &json!({"prompt": "abc", "max_tokens": 2})).await.json().await;
+    assert_eq!(answer["choices"][0]["text"], "ab");
+}
+
+#[tokio::test]
+async fn a_worker_that_falls_silent_ends_its_streams() {
+    let mut config = config();
+    config.worker_timeout = Duration::from_millis(300);
+    config.lost_after = Duration::from_millis(600);
+    config.retry.total = Duration::from_millis(1);
+    let mut front = Front::start(config).await;
+    let worker = front.worker("w", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+    let stream = front.post(PATH, &json!({"prompt": "a", "stream": true})).await;
+    let events = stream.events().await;
+    assert!(events.last().unwrap()["error"]["message"].as_str().unwrap().contains("was not heard of for"));
+    worker.watch.cancelled(1).await;
+    let health = front.get("/health").await.json().await;
+    assert_eq!(health["workers"][0]["state"], "suspected");
+    assert!(front.heartbeat(worker.info.instance).await, "a silent worker may come back");
+    assert_eq!(front.get("/health").await.json().await["workers"][0]["state"], "live");
+}
+
+#[tokio::test]
+async fn a_worker_with_another_model_is_refused_with_both_names() {
+    let mut front = Front::start(config()).await;
+    let mut other = FakeWorker::start("w", "aggregated", 1, echoes());
+    other.info.identity.as_mut().unwrap().model = "other".into();
+    let reply = front.register(other.info.clone()).await;
+    assert!(!reply.accepted);
+    assert_eq!(reply.message, "the worker serves model \"other\" and this router \"fake\"");
+}
+
+#[tokio::test]
+async fn models_and_metrics_tell_what_is_there() {
+    let (front, _prefill, _decode) = Front::echoing().await;
+    front.post(PATH, &json!({"prompt": "abc", "max_tokens": 4})).await.json().await;
+    front.post(PATH, &json!({"prompt": "abc", "max_tokens": 0})).await.json().await;
+    let models = front.get("/v1/models").await.json().await;
+    assert_eq!(
+        (&models["data"][0]["id"], &models["data"][0]["max_model_len"]),
+        (&json!("fake"), &json!(512))
+    );
+    assert_eq!(front.get("/v1/models/fake").await.json().await["id"], "fake");
+    let metrics = front.get("/metrics").await.text().await;
+    for line in [
+        "host_requests_total{endpoint=\"/v1/completions\",outcome=\"ok\"} 1",
+        "host_requests_total{endpoint=\"/v1/completions\",outcome=\"invalid\"} 1",
+        "host_prompt_tokens_total 3",
+        "host_output_tokens_total 4",
+        "host_cached_prompt_tokens_total 3",
+        "host_transferred_bytes_total 4096",
+        "host_time_to_first_token_seconds_count 1",
+        "host_inter_token_seconds_count 3",
+        "host_workers{role=\"prefill\",state=\"live\"} 1",
+        "host_worker_pages{worker=\"decode-0\",role=\"decode\",state=\"quarantined\"} 0",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+}

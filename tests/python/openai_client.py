@@ -1,0 +1,219 @@
+"""Drives a server with the official `openai` package and checks every answer.
+
+    python tests/python/openai_client.py http://127.0.0.1:8000 [--model NAME] [--no-chat] [--requests N]
+
+Needs `pip install openai`. Exits 0 only when every check held and as many checks ran as were meant to; otherwise it says in
+one sentence per check what differed. It assumes nothing about the model but that greedy answers repeat.
+"""
+
+import argparse
+import concurrent.futures
+import sys
+
+import openai
+
+CHECKS = []
+
+
+def check(function):
+    """Marks a check; its docstring says what must hold."""
+    CHECKS.append(function)
+    return function
+
+
+def need(condition, sentence):
+    if not condition:
+        raise AssertionError(sentence)
+
+
+def same(got, expected, what):
+    need(got == expected, f"{what} is {got!r}, expected {expected!r}")
+
+
+def complete(run, **more):
+    asked = {"model": run.model, "prompt": run.prompt, "max_tokens": 12, "temperature": 0} | more
+    return run.client.completions.create(**asked)
+
+
+def chat(run, **more):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": run.prompt}]
+    asked = {"model": run.model, "messages": messages, "max_completion_tokens": 12, "temperature": 0} | more
+    return run.client.chat.completions.create(**asked)
+
+
+@check
+def models_are_listed(run):
+    """the served model is in /v1/models and can be fetched by name"""
+    names = [model.id for model in run.client.models.list()]
+    need(run.model in names, f"{run.model!r} is not among {names}")
+    same(run.client.models.retrieve(run.model).id, run.model, "the fetched model")
+
+
+@check
+def a_completion_counts_its_tokens(run):
+    """a whole completion has text, reason and matching usage"""
+    answer = complete(run)
+    choice = answer.choices[0]
+    need(choice.finish_reason in ("stop", "length"), f"finish_reason is {choice.finish_reason!r}")
+    if choice.finish_reason == "length":
+        same(answer.usage.completion_tokens, 12, "completion_tokens of an answer cut by length")
+    need(answer.usage.prompt_tokens > 0, "no prompt tokens were counted")
+    total = answer.usage.prompt_tokens + answer.usage.completion_tokens
+    same(answer.usage.total_tokens, total, "total_tokens")
+
+
+@check
+def greedy_answers_repeat(run):
+    """the same greedy request gives the same text"""
+    same(complete(run).choices[0].text, complete(run).choices[0].text, "the second text")
+
+
+@check
+def seeds_repeat(run):
+    """sampling with the same seed gives the same text"""
+    texts = {complete(run, temperature=1.0, seed=1234).choices[0].text for _ in range(3)}
+    same(len(texts), 1, "the number of different texts for one seed")
+
+
+@check
+def a_streamed_completion_is_the_same(run):
+    """streamed pieces join to the unstreamed text; one end; usage last"""
+    whole = complete(run)
+    chunks = list(complete(run, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    same(text, whole.choices[0].text, "the streamed text")
+    ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
+    same(ends, [whole.choices[0].finish_reason], "the finish reasons in the stream")
+    same(chunks[-1].choices, [], "the choices of the last chunk")
+    same(chunks[-1].usage.completion_tokens, whole.usage.completion_tokens, "streamed completion_tokens")
+
+
+@check
+def completion_logprobs_line_up(run):
+    """logprobs=3 gives a logprob, offsets and the likeliest for each token"""
+    choice = complete(run, logprobs=3).choices[0]
+    logprobs = choice.logprobs
+    count = len(logprobs.tokens)
+    need(count > 0, "there are no tokens")
+    for name in ("token_logprobs", "top_logprobs", "text_offset"):
+        same(len(getattr(logprobs, name)), count, f"the length of {name}")
+    need(all(value <= 0 for value in logprobs.token_logprobs), "a log probability is above 0")
+    need(all(3 <= len(top) <= 4 for top in logprobs.top_logprobs), "a position has not 3 or 4 likeliest tokens")
+    same(logprobs.text_offset, sorted(logprobs.text_offset), "text_offset")
+
+
+@check
+def a_stop_string_cuts(run):
+    """text before a stop string is kept, the string is not"""
+    whole = complete(run).choices[0].text
+    need(len(whole) >= 3, f"the answer {whole!r} is too short to cut")
+    stop = whole[1:3]
+    choice = complete(run, stop=[stop]).choices[0]
+    same(choice.text, whole[: whole.index(stop)], f"the text stopped at {stop!r}")
+    same(choice.finish_reason, "stop", "finish_reason")
+
+
+@check
+def token_prompts_are_taken(run):
+    """a prompt may be token ids"""
+    answer = complete(run, prompt=[5, 6, 7])
+    same(answer.usage.prompt_tokens, 3, "prompt_tokens of three ids")
+
+
+@check
+def a_chat_answers_as_assistant(run):
+    """a whole chat answer has a role, content, reason and usage"""
+    answer = chat(run)
+    same(answer.choices[0].message.role, "assistant", "the role")
+    need(answer.choices[0].finish_reason in ("stop", "length"), "finish_reason is missing")
+    need(answer.usage.completion_tokens > 0, "no completion tokens were counted")
+
+
+@check
+def a_streamed_chat_is_the_same(run):
+    """streamed deltas join to the unstreamed content"""
+    whole = chat(run).choices[0].message.content
+    chunks = list(chat(run, stream=True))
+    same(chunks[0].choices[0].delta.role, "assistant", "the first delta's role")
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    same(text, whole, "the streamed content")
+
+
+@check
+def chat_logprobs_line_up(run):
+    """logprobs with top_logprobs=2 gives two alternatives per token"""
+    content = chat(run, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    need(len(content) > 0, "there are no tokens")
+    for entry in content:
+        same(len(entry.top_logprobs), 2, f"the alternatives of {entry.token!r}")
+        need(entry.logprob <= 0, f"the log probability of {entry.token!r} is above 0")
+        need(entry.bytes is not None, f"{entry.token!r} has no bytes")
+
+
+def refused(call, kind, words):
+    try:
+        call()
+    except kind as error:
+        need(words in str(error), f"the error {error} does not say {words!r}")
+    else:
+        raise AssertionError(f"nothing was refused, expected {kind.__name__}")
+
+
+@check
+def wrong_requests_are_refused(run):
+    """errors have OpenAI's statuses, so that the client raises its own classes"""
+    refused(lambda: complete(run, model="no-such-model"), openai.NotFoundError, "no-such-model")
+    refused(lambda: complete(run, max_tokens=0), openai.BadRequestError, "max_tokens")
+    refused(lambda: complete(run, max_tokens=100_000_000), openai.BadRequestError, "100000000")
+    refused(lambda: complete(run, n=2), openai.BadRequestError, "n must be 1")
+    refused(lambda: complete(run, temperature=9), openai.BadRequestError, "temperature")
+    refused(lambda: complete(run, prompt=""), openai.BadRequestError, "prompt is empty")
+    try:
+        complete(run, max_tokens=100_000_000)
+    except openai.BadRequestError as error:
+        same(error.code, "context_length_exceeded", "the error code")
+
+
+@check
+def many_at_once_all_finish(run):
+    """concurrent streams all complete, and all alike"""
+
+    def one(_):
+        return "".join(chunk.choices[0].text for chunk in complete(run, stream=True))
+
+    with concurrent.futures.ThreadPoolExecutor(run.requests) as pool:
+        texts = list(pool.map(one, range(run.requests)))
+    same(len(texts), run.requests, "the number of answers")
+    same(len(set(texts)), 1, "the number of different greedy answers")
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("url", help="for example http://127.0.0.1:8000")
+    arguments.add_argument("--model", help="default: the first one listed")
+    arguments.add_argument("--prompt", default="Tell me about prefill and decode, café and 漢字.")
+    arguments.add_argument("--no-chat", action="store_true", help="the model has no chat template")
+    arguments.add_argument("--requests", type=int, default=16, help="concurrent streams")
+    run = arguments.parse_args()
+    run.client = openai.OpenAI(base_url=run.url.rstrip("/") + "/v1", api_key="none", max_retries=0, timeout=60)
+    try:
+        run.model = run.model or next(iter(run.client.models.list())).id
+    except openai.OpenAIError as error:
+        print(f"FAILED: {run.url} does not list its models: {error}")
+        return 1
+    checks = [function for function in CHECKS if not (run.no_chat and "chat" in function.__name__)]
+    passed = 0
+    for function in checks:
+        try:
+            function(run)
+        except Exception as error:  # whatever it was, the other checks still tell something
+            print(f"FAILED {function.__name__} ({function.__doc__}): {type(error).__name__}: {error}")
+        else:
+            passed += 1
+            print(f"ok {function.__name__}")
+    print(f"{passed} of {len(checks)} checks passed")
+    return 0 if passed == len(checks) and passed > 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
