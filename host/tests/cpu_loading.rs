@@ -1,5 +1,7 @@
 //! A model directory that is wrong in one way is refused with an error that names it.
 
+#![allow(clippy::unwrap_used, reason = "what fails here is the test")]
+
 use std::fs::{self, OpenOptions};
 use std::path::Path;
 
