@@ -228,6 +228,7 @@ unsafe fn tile<L: Lanes, W, V: Weight, const M: usize, const P: usize>(
     let whole = columns == PANEL * P;
     let last = (place.row + M - 1) * part.outputs + column + columns - 1;
     let y = part.y.address(last).wrapping_sub((M - 1) * part.outputs + columns - 1);
+    debug_assert!(whole || P == 1, "a wide tile over a panel that is not full");
     let mut edge = [0f32; TILE * PANEL];
     let (target, stride) = if whole { (y, part.outputs) } else { (edge.as_mut_ptr(), PANEL) };
     // SAFETY: x has `M` rows from `place.row` with `place.k + place.depth` elements, the weights are the caller's
