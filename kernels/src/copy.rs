@@ -148,7 +148,8 @@ mod tests {
     fn a_run_outside_its_buffer_is_refused_and_nothing_is_copied() {
         let source = [1; 8];
         let mut target = [0; 8];
-        let cases: [(&[(usize, usize)], &str, usize); 3] = [
+        type Offsets = &'static [(usize, usize)];
+        let cases: [(Offsets, &str, usize); 3] = [
             (&[(0, 0), (5, 0)], "source", 1),
             (&[(0, 0), (0, 4), (0, 6)], "target", 2),
             (&[(0, 0), (usize::MAX, 0)], "source", 1),

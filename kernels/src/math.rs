@@ -11,7 +11,7 @@
 //!
 //! Tiling, row count and threads change which core computes an element when, never how. All instruction sets give the
 //! same bits, because IEEE 754 defines fused multiply-add, division and square root exactly: each kernel is written
-//! once over [`lanes::Lanes`] and compiled for AVX2 + FMA and for plain Rust; tests compare the two.
+//! once over eight lanes and compiled for AVX2 + FMA and for plain Rust; tests compare the two.
 
 mod attention;
 mod convert;

@@ -1,5 +1,7 @@
 //! The made-up models are well-formed and reproducible.
 
+#![allow(clippy::unwrap_used, reason = "what fails here is the test")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -209,6 +209,7 @@ fn block<L: Lanes>(
 
 /// `weighted = weighted * correction + sum of weight * value` for `N` x 8 dimensions, which stay in registers.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column")]
 fn add_values<L: Lanes, const N: usize>(
     weights: &[f32; ATTENTION_BLOCK],
     values: &[f32],

@@ -6,7 +6,7 @@ use super::{Level, dispatch};
 /// Adding this to a number of magnitude below 2^22 leaves the nearest integer in the low mantissa bits (1.5 * 2^23).
 const ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts (Cody and Waite): the first has 12 spare low bits, so that its product with an integer is exact.
-const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH: f32 = 355.0 / 512.0;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// e^x, within 2 units in the last place; 0 below -87 (where results would become subnormal), e^88 above 88.

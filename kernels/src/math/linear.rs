@@ -11,6 +11,8 @@ use super::{Math, dispatch};
 const TILE: usize = 6;
 /// Inner-dimension block for many rows: a panel's block of it is 16 KiB wide, half of a first-level cache.
 const DEPTH: usize = 256;
+/// Up to this many rows, widening a panel beforehand costs more than widening it once per tile.
+const FEW: usize = 2 * TILE;
 /// Rows that share one pass over a panel.
 const ROWS: usize = 32 * TILE;
 /// Multiply-adds below which starting other threads costs more than it saves.
@@ -96,8 +98,7 @@ impl Weight for u16 {
 fn product<L: Lanes, W: Weight>(part: Part<'_, W>) {
     assert!(part.x.len() >= part.rows.end * part.inputs);
     assert!(part.weight.len() >= part.panels.end * PANEL * part.inputs);
-    let rows = part.rows.len();
-    if rows <= TILE {
+    if part.rows.len() <= FEW {
         few_rows::<L, W>(&part);
         return;
     }
@@ -117,7 +118,7 @@ fn product<L: Lanes, W: Weight>(part: Part<'_, W>) {
             }
             let mut row = part.rows.start;
             while row < part.rows.end {
-                let count = TILE.min(part.rows.end - row);
+                let count = even(part.rows.end - row);
                 let place = Place { row, panel, k, depth };
                 // SAFETY: `place` lies inside the part: the assertions above cover x and the weights.
                 unsafe {
@@ -134,7 +135,13 @@ fn product<L: Lanes, W: Weight>(part: Part<'_, W>) {
     }
 }
 
-/// Up to a tile of rows, as in decoding: the time goes into streaming the weights, so each is read once, as stored.
+/// Rows of the next tile when `left` are left: full tiles, but no small rest (8 rows are 4 and 4, not 6 and 2).
+#[inline(always)]
+fn even(left: usize) -> usize {
+    left.div_ceil(left.div_ceil(TILE))
+}
+
+/// Up to two tiles of rows, as in decoding: the time goes into streaming the weights, which are used as they are stored.
 /// One or two rows alone would wait for the latency of their chains, so they take several panels side by side.
 #[inline(always)]
 fn few_rows<L: Lanes, W: Weight>(part: &Part<'_, W>) {
@@ -157,8 +164,13 @@ fn few_rows<L: Lanes, W: Weight>(part: &Part<'_, W>) {
                     tile::<L, W, W, 2, 2>(part, &place, [at(panel), at(panel + 1)]);
                     panel += 2;
                 }
-                count => {
-                    some_rows::<L, W, W>(part, &place, count, at(panel));
+                _ => {
+                    let mut row = part.rows.start;
+                    while row < part.rows.end {
+                        let count = even(part.rows.end - row);
+                        some_rows::<L, W, W>(part, &Place { row, ..place }, count, at(panel));
+                        row += count;
+                    }
                     panel += 1;
                 }
             }
@@ -205,6 +217,7 @@ unsafe fn some_rows<L: Lanes, W, V: Weight>(
 /// `M` rows from `place.row` must be in the part, and each of `blocks` must hold `place.depth` x 16 weights. With
 /// `P` > 1, all panels must lie fully inside y.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column")]
 unsafe fn tile<L: Lanes, W, V: Weight, const M: usize, const P: usize>(
     part: &Part<'_, W>,
     place: &Place,
@@ -215,6 +228,7 @@ unsafe fn tile<L: Lanes, W, V: Weight, const M: usize, const P: usize>(
     let whole = columns == PANEL * P;
     let last = (place.row + M - 1) * part.outputs + column + columns - 1;
     let y = part.y.address(last).wrapping_sub((M - 1) * part.outputs + columns - 1);
+    debug_assert!(whole || P == 1, "a wide tile over a panel that is not full");
     let mut edge = [0f32; TILE * PANEL];
     let (target, stride) = if whole { (y, part.outputs) } else { (edge.as_mut_ptr(), PANEL) };
     // SAFETY: x has `M` rows from `place.row` with `place.k + place.depth` elements, the weights are the caller's

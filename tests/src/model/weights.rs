@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{Family, Stored, TinyModel, tokenizer};
 
 /// Scale of queries and keys: attention picks few positions, so that what comes next hangs on the whole context.
-const SHARP: f32 = 2.0;
+const SHARP: f32 = 1.4;
 
 /// Standard deviation of the embedding: small beside what the layers add, so that tokens hardly repeat themselves.
 const EMBEDDING: f32 = 0.6;

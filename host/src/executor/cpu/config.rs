@@ -175,3 +175,48 @@ impl Reader<'_> {
         LoadError::Unsupported { file: self.file.clone(), key: key.to_owned(), found, supported }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A small model's configuration, with `changes` on top.
+    fn parse(changes: Value) -> ModelConfig {
+        let mut config = json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+            "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100, "max_position_embeddings": 512,
+        });
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+        read(directory.path()).unwrap().1
+    }
+
+    #[test]
+    fn absent_keys_mean_what_they_mean_in_transformers() {
+        let config = parse(json!({ "head_dim": null }));
+        assert_eq!((config.head_dim, config.kv_heads, config.tied), (16, 4, false));
+        assert_eq!((config.rope_theta, config.rope_scaling), (10_000.0, RopeScaling::None));
+        assert_eq!((config.norm_epsilon, config.head_norms), (1e-6, false));
+    }
+
+    #[test]
+    fn rope_is_read_from_the_old_and_the_new_keys() {
+        let llama3 = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        });
+        let mut both = llama3.clone();
+        both["rope_theta"] = json!(500_000);
+        let old = parse(json!({ "rope_theta": 500_000, "rope_scaling": llama3 }));
+        assert!(matches!(
+            old.rope_scaling,
+            RopeScaling::Llama3 { factor: 8.0, original_positions: 8192.0, .. }
+        ));
+        assert_eq!(old, parse(json!({ "rope_parameters": both })));
+        let plain = parse(json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 1e6 } }));
+        assert_eq!(plain, parse(json!({ "rope_theta": 1e6, "rope_scaling": null })));
+    }
+}
