@@ -135,3 +135,40 @@ fn kv_bytes_are_equal_on_prefill_after_transfer_and_undivided() {
         assert!(digests.iter().all(|other| *other == digests[0]), "{digests:?}");
     }
 }
+
+/// A split synthetic server over the plugin that flips one byte of one transferred page.
+fn start_corrupting(flips: u32, more: &[&str]) -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_support::fixture::directory(&["corrupting"]);
+    let mut flags = text(&["--executor", "synthetic", "--plugins", "corrupting", "--kv-memory", "16MiB"]);
+    flags.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
+    flags.extend(text(more));
+    let config = format!("[plugin.corrupting]\nflip_write = 1\nflips = {flips}\n");
+    (Cluster::start(&Start { program: program(), flags, config, workers: 2 }), plugins)
+}
+
+#[test]
+fn one_flipped_byte_changes_the_synthetic_answer() {
+    let plugins = plugin_support::fixture::directory(&["shm"]);
+    let whole = start(Some("aggregated"), &text(&["--executor", "synthetic"]), 512, 8, plugins.path(), &[]);
+    let (split, _plugins) = start_corrupting(1, &["--no-page-integrity"]);
+    let prompt: Vec<u32> = (0..100).collect();
+    let right = whole.generate(&prompt, 16).unwrap().tokens;
+    let wrong = split.generate(&prompt, 16).unwrap().tokens;
+    assert_ne!(right, wrong, "the executor did not notice a flipped byte");
+    assert_eq!(right[0], wrong[0], "the first token is prefill's, whose pages were intact");
+    // The plugin flips once; from then on answers are right.
+    assert_eq!(split.generate(&prompt, 16).unwrap().tokens, right);
+}
+
+#[test]
+fn with_page_integrity_a_flipped_byte_costs_a_second_transfer_and_no_answer() {
+    let plugins = plugin_support::fixture::directory(&["shm"]);
+    let whole = start(Some("aggregated"), &text(&["--executor", "synthetic"]), 512, 8, plugins.path(), &[]);
+    let (split, _plugins) = start_corrupting(1, &[]);
+    let prompt: Vec<u32> = (0..100).collect();
+    let right = whole.generate(&prompt, 16).unwrap().tokens;
+    assert_eq!(split.generate(&prompt, 16).unwrap().tokens, right);
+    let metrics = split.metrics(&split.worker("decode"));
+    assert_eq!(metrics.get("host_integrity_failures_total"), Some(&1.0), "{metrics:?}");
+    split.wait("all pages to be free", || split.all_free());
+}

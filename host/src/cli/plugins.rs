@@ -28,7 +28,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         let name = &entry.manifest.plugin.name;
         entry
             .manifest
-            .check_config(&config_of(settings, name))
+            .check_config(&config_of(settings, name)?)
             .map_err(|error| Refused(format!("the configuration of plugin {name:?} is wrong: {error}")))?;
     }
     Ok(())
@@ -59,8 +59,11 @@ fn features(settings: &Settings) -> Vec<Feature> {
     features
 }
 
-fn config_of(settings: &Settings, plugin: &str) -> String {
-    settings.plugin.get(plugin).map(ToString::to_string).unwrap_or_default()
+/// The plugin's own table, as text; empty when there is none.
+fn config_of(settings: &Settings, plugin: &str) -> Result<String, Refused> {
+    let table = settings.plugin.get(plugin).map(toml::to_string).transpose();
+    let text = table.map_err(|error| Refused(format!("[plugin.{plugin}] is not a table: {error}")))?;
+    Ok(text.unwrap_or_default())
 }
 
 /// Loads the transfer plugin and opens an instance for this worker.
@@ -78,7 +81,7 @@ pub fn open_transfer(
             Refused("none of the plugins moves KV between workers: add one, for example shm".into())
         })?;
     let name = entry.manifest.plugin.name.clone();
-    let opening = Opening { name: instance.to_string(), config: config_of(settings, &name) };
+    let opening = Opening { name: instance.to_string(), config: config_of(settings, &name)? };
     let backend = plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))?;
     Ok((name, backend))
 }
