@@ -37,6 +37,8 @@ async fn a_completion_comes_whole_with_usage_and_reason() {
         "prompt_tokens_details": {"cached_tokens": 3}});
     assert_eq!(answer["usage"], usage);
 
+    // Decode may have answered before prefill was reached.
+    prefill.watch.begun(1).await;
     let (to_prefill, to_decode) = (prefill.watch.calls().remove(0), decode.watch.calls().remove(0));
     assert_eq!(to_prefill.room, to_decode.room);
     assert!(to_decode.room < 1 << 63);
@@ -130,6 +132,15 @@ async fn text_that_only_looked_like_a_stop_string_is_shown() {
     let (front, _prefill, _decode) = Front::with_pair(says("one TW")).await;
     let answer = front.post(PATH, &json!({"prompt": "p", "stop": "TWO"})).await.json().await;
     assert_eq!(answer["choices"][0]["text"], "one TW");
+}
+
+#[tokio::test]
+async fn a_stop_string_is_seen_in_what_only_the_end_makes_certain() {
+    let (front, _prefill, _decode) = Front::with_pair(tokens(&[65, 0xe2])).await;
+    let body = json!({"prompt": "p", "stop": "\u{fffd}", "logprobs": 0});
+    let answer = front.post(PATH, &body).await.json().await;
+    assert_eq!(answer["choices"][0]["text"], "A");
+    assert_eq!(answer["choices"][0]["logprobs"]["tokens"], json!(["A"]));
 }
 
 #[tokio::test]

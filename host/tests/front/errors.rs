@@ -117,6 +117,14 @@ async fn wrong_requests_are_refused_by_name() {
             "not supported",
         ),
         ("/generate", json!({"text": "a", "input_ids": [1]}), 400, json!("text"), "either text or input_ids"),
+        (
+            "/generate",
+            json!({"text": "a", "sampling_params": {"min_new_tokens": 2}}),
+            400,
+            json!("sampling_params.min_new_tokens"),
+            "not supported",
+        ),
+        ("/generate", json!({"text": "a", "lora_path": "x"}), 400, json!("lora_path"), "not supported"),
         ("/generate", json!({}), 400, json!("text"), "prompt is missing"),
         (
             "/generate",
@@ -148,6 +156,9 @@ async fn fields_that_ask_for_nothing_are_accepted() {
         "logit_bias": {}, "echo": false, "suffix": null, "top_k": -1, "tools": [], "tool_choice": "auto",
         "response_format": {"type": "text"}, "stream_options": null, "made_up": {"x": [1]}, "max_tokens": 509});
     assert_eq!(front.post("/v1/completions", &body).await.status, 200);
+    let body = json!({"text": "a", "lora_path": "", "image_data": [], "return_logprob": false,
+        "sampling_params": {"max_new_tokens": 1, "skip_special_tokens": true, "n": 1}});
+    assert_eq!(front.post("/generate", &body).await.status, 200);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::App;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, empty};
 use crate::net::proto::Sampling;
 use crate::net::random::random_u64;
 use crate::net::router::Job;
@@ -96,13 +96,6 @@ impl Ask {
 
     /// Refuses what OpenAI's endpoints have and this server has not, where a value would change the answer.
     pub fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-        let empty = |value: &Value| match value {
-            Value::Array(items) => items.is_empty(),
-            Value::Object(items) => items.is_empty(),
-            Value::String(text) => text.is_empty(),
-            Value::Bool(on) => !on,
-            _ => false,
-        };
         let number = |wanted: f64| move |value: &Value| value.as_f64() == Some(wanted);
         let one_of = |words: &'static [&'static str]| {
             move |value: &Value| value.as_str().is_some_and(|word| words.contains(&word))
@@ -115,7 +108,14 @@ impl Ask {
                 format!("n must be 1, got {n}: send {n} requests instead"),
             ));
         }
-        for name in ["presence_penalty", "frequency_penalty", "min_p", "min_tokens", "length_penalty"] {
+        for name in [
+            "presence_penalty",
+            "frequency_penalty",
+            "min_p",
+            "min_tokens",
+            "min_new_tokens",
+            "length_penalty",
+        ] {
             fields.refuse_unless(name, number(0.0))?;
         }
         for name in ["best_of", "repetition_penalty"] {
@@ -141,9 +141,11 @@ impl Ask {
             "regex",
             "ebnf",
             "json_schema",
+            "stop_regex",
         ] {
             fields.refuse_unless(name, empty)?;
         }
+        fields.refuse_unless("skip_special_tokens", |value| value == &Value::Bool(true))?;
         fields.refuse_unless("tool_choice", one_of(&["none", "auto"]))?;
         fields.refuse_unless("response_format", |value| {
             value.get("type").and_then(Value::as_str) == Some("text")

@@ -129,6 +129,18 @@ impl Fields {
     }
 }
 
+/// A value that asks for nothing.
+pub(super) fn empty(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(items) => items.is_empty(),
+        Value::String(text) => text.is_empty(),
+        Value::Bool(on) => !on,
+        Value::Null => true,
+        Value::Number(_) => false,
+    }
+}
+
 fn echo(value: &Value) -> String {
     let text = value.to_string();
     if text.len() <= LONGEST_ECHO {

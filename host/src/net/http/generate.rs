@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::answer::{End, Piece};
 use super::ask::{Ask, encode, not_empty};
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, empty};
 use super::respond::{Prepared, Shape, serve};
 use super::{App, RequestId, Shared};
 use crate::net::clock;
@@ -31,7 +31,7 @@ pub(super) async fn handle(
 async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Prepared<Generate>, ApiError> {
     let mut fields = Fields::parse(&app.body(request).await?)?;
     for name in ["input_embeds", "image_data", "lora_path", "session_params"] {
-        fields.refuse_unless(name, |_| false)?;
+        fields.refuse_unless(name, empty)?;
     }
     let mut params = fields.object("sampling_params", "sampling_params.")?;
     Ask::refuse_unsupported(&mut params)?;
