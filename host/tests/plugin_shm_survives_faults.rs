@@ -28,10 +28,9 @@ fn everything(sender: &Worker, target: u32) -> Write {
 }
 
 /// A child that writes all of our memory over and over, and the peer that stands for it.
-fn flooded() -> (Worker, Remote, PeerId) {
-    let directory = fixture::directory(&["shm"]);
-    let receiver = Worker::open(directory.path(), "shm", "decode", BYTES, "");
-    let mut sender = Remote::start(directory.path(), "shm", "prefill", BYTES, "");
+fn flooded(directory: &std::path::Path) -> (Worker, Remote, PeerId) {
+    let receiver = Worker::open(directory, "shm", "decode", BYTES, "");
+    let mut sender = Remote::start(directory, "shm", "prefill", BYTES, "");
     let peer = receiver.backend.connect("prefill", &sender.endpoint()).unwrap();
     sender.ask("fill 7");
     sender.ask(&format!("connect {}", hex(&receiver.backend.endpoint().unwrap())));
@@ -40,9 +39,21 @@ fn flooded() -> (Worker, Remote, PeerId) {
     (receiver, sender, peer)
 }
 
+/// One byte in each of our pages: few, so that they are there before a late copy has come far.
+const MARKED: usize = 4096;
+
+fn mark(receiver: &Worker) {
+    receiver.bytes_mut().iter_mut().step_by(MARKED).for_each(|byte| *byte = 1);
+}
+
+fn is_marked(receiver: &Worker) -> bool {
+    receiver.bytes().iter().step_by(MARKED).all(|byte| *byte == 1)
+}
+
 #[test]
 fn a_sender_killed_in_mid_transfer_is_reported_lost_after_what_it_delivered() {
-    let (receiver, mut sender, _peer) = flooded();
+    let directory = fixture::directory(&["shm"]);
+    let (receiver, mut sender, _peer) = flooded(directory.path());
     sender.kill();
     let mut last = 0;
     loop {
@@ -61,13 +72,14 @@ fn a_sender_killed_in_mid_transfer_is_reported_lost_after_what_it_delivered() {
 
 #[test]
 fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
-    for _ in 0..5 {
-        let (receiver, mut sender, peer) = flooded();
+    let directory = fixture::directory(&["shm"]);
+    for _ in 0..20 {
+        let (receiver, mut sender, peer) = flooded(directory.path());
         receiver.backend.disconnect(peer).unwrap();
-        receiver.bytes_mut().fill(1);
+        mark(&receiver);
         // Until the sender is dead it goes on trying.
         sender.kill();
-        assert!(receiver.bytes().iter().all(|byte| *byte == 1), "a late write landed");
+        assert!(is_marked(&receiver), "a late write landed");
         assert_eq!(receiver.backend.notifications(&mut [empty_notification()]), 0);
         assert_eq!(receiver.backend.disconnect(peer).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
     }
@@ -75,19 +87,21 @@ fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
 
 #[test]
 fn nothing_lands_after_a_deregistration_although_the_peer_keeps_writing() {
-    for _ in 0..5 {
-        let (receiver, mut sender, _peer) = flooded();
+    let directory = fixture::directory(&["shm"]);
+    for _ in 0..20 {
+        let (receiver, mut sender, _peer) = flooded(directory.path());
         receiver.backend.deregister(receiver.region).unwrap();
-        receiver.bytes_mut().fill(1);
+        mark(&receiver);
         sender.kill();
-        assert!(receiver.bytes().iter().all(|byte| *byte == 1), "a late write landed");
+        assert!(is_marked(&receiver), "a late write landed");
     }
 }
 
 #[test]
 fn a_stopped_sender_cannot_be_fenced_and_its_death_is_the_proof() {
     use rustix::process::{Pid, Signal, kill_process};
-    let (receiver, mut sender, peer) = flooded();
+    let directory = fixture::directory(&["shm"]);
+    let (receiver, mut sender, peer) = flooded(directory.path());
     let pid = Pid::from_child(&sender.process);
     // Stopped at random, the sender is inside a copy most of the time; when it is not, the fence holds at once.
     kill_process(pid, Signal::STOP).unwrap();
