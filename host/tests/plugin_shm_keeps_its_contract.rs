@@ -1,5 +1,7 @@
 //! What a host may rely on, between two instances of the loaded plugin in one process.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 #[path = "plugin_support/peer.rs"]

@@ -1,5 +1,7 @@
 //! What the shared-memory plugin does when peers die, leave, lag or talk nonsense.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 #[path = "plugin_support/peer.rs"]
