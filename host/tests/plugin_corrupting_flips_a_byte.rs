@@ -1,5 +1,7 @@
 //! The fixture that corrupts does exactly that: one byte of the configured write, and nothing else.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 #[path = "plugin_support/peer.rs"]

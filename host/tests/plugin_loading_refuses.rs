@@ -1,5 +1,7 @@
 //! Every way in which a file can fail to be a usable plugin, each in a process of its own: the outcome is a sentence.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 

@@ -1,5 +1,7 @@
 //! A panic inside a plugin is an error code and a poisoned instance; the process lives.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 

@@ -1,5 +1,7 @@
 //! A combination that cannot work is refused with everything that is wrong, and with what would work.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 

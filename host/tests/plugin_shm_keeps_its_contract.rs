@@ -1,5 +1,7 @@
 //! What a host may rely on, between two instances of the loaded plugin in one process.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 #[path = "plugin_support/peer.rs"]
@@ -200,4 +202,18 @@ fn a_wrong_configuration_is_refused_by_the_manifest_or_by_the_plugin() {
     assert!(refused("copy_threads = \"two\"").contains("it must be a integer"));
     assert!(refused("copy_threads = 17").contains("it must be 1 to 16"));
     assert!(refused("not toml").contains("configuration of plugin \"shm\""));
+}
+
+#[test]
+fn a_disconnected_peer_stays_out_until_we_connect_to_it() {
+    let (sender, receiver, _peer) = pair("");
+    let (to_sender, to_receiver) = (sender.backend.endpoint().unwrap(), receiver.backend.endpoint().unwrap());
+    let back = receiver.backend.connect("prefill", &to_sender).unwrap();
+    receiver.backend.disconnect(back).unwrap();
+    let refused = sender.backend.connect("decode", &to_receiver).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::PEER_LOST, "{refused}");
+    receiver.backend.connect("prefill", &to_sender).unwrap();
+    let peer = sender.backend.connect("decode", &to_receiver).unwrap();
+    assert_eq!(sender.backend.submit(&submission(peer, 1, b"back"), &[page(&sender, &receiver)]), 0);
+    assert_eq!(receiver.notification().kind, NotificationKind::ARRIVED);
 }

@@ -1,5 +1,7 @@
 //! Two processes move bytes through the loaded shared-memory plugin.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 #[path = "plugin_support/peer.rs"]

@@ -1,5 +1,7 @@
 //! What the shared-memory plugin does when peers die, leave, lag or talk nonsense.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 #[path = "plugin_support/peer.rs"]
@@ -28,10 +30,9 @@ fn everything(sender: &Worker, target: u32) -> Write {
 }
 
 /// A child that writes all of our memory over and over, and the peer that stands for it.
-fn flooded() -> (Worker, Remote, PeerId) {
-    let directory = fixture::directory(&["shm"]);
-    let receiver = Worker::open(directory.path(), "shm", "decode", BYTES, "");
-    let mut sender = Remote::start(directory.path(), "shm", "prefill", BYTES, "");
+fn flooded(directory: &std::path::Path) -> (Worker, Remote, PeerId) {
+    let receiver = Worker::open(directory, "shm", "decode", BYTES, "");
+    let mut sender = Remote::start(directory, "shm", "prefill", BYTES, "");
     let peer = receiver.backend.connect("prefill", &sender.endpoint()).unwrap();
     sender.ask("fill 7");
     sender.ask(&format!("connect {}", hex(&receiver.backend.endpoint().unwrap())));
@@ -40,9 +41,25 @@ fn flooded() -> (Worker, Remote, PeerId) {
     (receiver, sender, peer)
 }
 
+fn no_completion() -> Completion {
+    Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }
+}
+
+/// One byte in each of our pages: few, so that they are there before a late copy has come far.
+const MARKED: usize = 4096;
+
+fn mark(receiver: &Worker) {
+    receiver.bytes_mut().iter_mut().step_by(MARKED).for_each(|byte| *byte = 1);
+}
+
+fn is_marked(receiver: &Worker) -> bool {
+    receiver.bytes().iter().step_by(MARKED).all(|byte| *byte == 1)
+}
+
 #[test]
 fn a_sender_killed_in_mid_transfer_is_reported_lost_after_what_it_delivered() {
-    let (receiver, mut sender, _peer) = flooded();
+    let directory = fixture::directory(&["shm"]);
+    let (receiver, mut sender, _peer) = flooded(directory.path());
     sender.kill();
     let mut last = 0;
     loop {
@@ -61,13 +78,14 @@ fn a_sender_killed_in_mid_transfer_is_reported_lost_after_what_it_delivered() {
 
 #[test]
 fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
-    for _ in 0..5 {
-        let (receiver, mut sender, peer) = flooded();
+    let directory = fixture::directory(&["shm"]);
+    for _ in 0..20 {
+        let (receiver, mut sender, peer) = flooded(directory.path());
         receiver.backend.disconnect(peer).unwrap();
-        receiver.bytes_mut().fill(1);
+        mark(&receiver);
         // Until the sender is dead it goes on trying.
         sender.kill();
-        assert!(receiver.bytes().iter().all(|byte| *byte == 1), "a late write landed");
+        assert!(is_marked(&receiver), "a late write landed");
         assert_eq!(receiver.backend.notifications(&mut [empty_notification()]), 0);
         assert_eq!(receiver.backend.disconnect(peer).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
     }
@@ -75,19 +93,21 @@ fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
 
 #[test]
 fn nothing_lands_after_a_deregistration_although_the_peer_keeps_writing() {
-    for _ in 0..5 {
-        let (receiver, mut sender, _peer) = flooded();
+    let directory = fixture::directory(&["shm"]);
+    for _ in 0..20 {
+        let (receiver, mut sender, _peer) = flooded(directory.path());
         receiver.backend.deregister(receiver.region).unwrap();
-        receiver.bytes_mut().fill(1);
+        mark(&receiver);
         sender.kill();
-        assert!(receiver.bytes().iter().all(|byte| *byte == 1), "a late write landed");
+        assert!(is_marked(&receiver), "a late write landed");
     }
 }
 
 #[test]
 fn a_stopped_sender_cannot_be_fenced_and_its_death_is_the_proof() {
     use rustix::process::{Pid, Signal, kill_process};
-    let (receiver, mut sender, peer) = flooded();
+    let directory = fixture::directory(&["shm"]);
+    let (receiver, mut sender, peer) = flooded(directory.path());
     let pid = Pid::from_child(&sender.process);
     // Stopped at random, the sender is inside a copy most of the time; when it is not, the fence holds at once.
     kill_process(pid, Signal::STOP).unwrap();
@@ -130,7 +150,9 @@ fn a_receiver_killed_in_mid_transfer_ends_every_submission_with_peer_lost() {
         lost += u64::from(completion.status == ErrorCode::PEER_LOST.0);
         assert_eq!(sender.backend.settled(completion.tag), 1);
     }
-    assert_eq!(lost, 64);
+    // What the ring cannot hold, and what the copy thread had not come to.
+    assert!(lost >= 64, "only {lost} were lost");
+    assert_eq!(sender.backend.poll(&mut [no_completion()]), 0, "each ends once");
     assert_eq!(sender.notification().kind, NotificationKind::PEER_LOST);
     assert_eq!(sender.backend.submit(&submission(peer, 1, b""), &[]), ErrorCode::PEER_LOST.0);
 

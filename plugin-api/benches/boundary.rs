@@ -3,6 +3,8 @@
 //!
 //! `cargo build --release -p host-plugin-null && cargo bench -p host-plugin-api --bench boundary`
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::hint::black_box;
 use std::path::Path;
 use std::time::Instant;

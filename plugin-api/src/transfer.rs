@@ -125,7 +125,7 @@ pub struct NotificationKind(pub u32);
 impl NotificationKind {
     /// A submission's data is in our memory.
     pub const ARRIVED: NotificationKind = NotificationKind(1);
-    /// The peer is proven gone: none of its writes will land any more.
+    /// The peer is proven gone: none of its writes will land any more. May be said more than once of one peer.
     pub const PEER_LOST: NotificationKind = NotificationKind(2);
 }
 
@@ -202,6 +202,9 @@ pub trait TransferBackend: Send + Sync + 'static {
 
     /// Ends the connection in both directions. This is a fence: when it returns, nothing from or to this peer is in
     /// flight, and its late writes land nowhere. Submissions to it complete with `PEER_LOST`.
+    ///
+    /// It covers the connections that the peer made to us, which have no id of their own: a receiver that wants to
+    /// fence a sender connects to it, too. Until we connect to the peer again it cannot connect to us.
     ///
     /// # Errors
     /// `TIMEOUT` when the fence could not be proven; pages the peer may write must then stay quarantined.

@@ -134,7 +134,7 @@ pub enum PluginError {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: PreflightError,
+        source: Box<PreflightError>,
     },
     /// Another file lies there than at the scan.
     #[error("{} was replaced since it was scanned: start again", path.display())]

@@ -30,7 +30,8 @@ pub fn open_transfer(entry: &Entry, opening: &Opening) -> Result<Arc<dyn Transfe
     }
     let config = |problem| PluginError::Config { plugin: plugin.clone(), problem };
     entry.manifest.check_config(&opening.config).map_err(config)?;
-    let again = preflight(path).map_err(|source| PluginError::Preflight { path: path.clone(), source })?;
+    let again = preflight(path);
+    let again = again.map_err(|e| PluginError::Preflight { path: path.clone(), source: Box::new(e) })?;
     if again != entry.manifest {
         return Err(PluginError::Changed { path: path.clone() });
     }

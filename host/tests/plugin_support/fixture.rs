@@ -1,7 +1,7 @@
 //! Fixture plugins as files.
 
 // Each test uses its part.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! A worker's memory with a backend, and the same in another process, driven by lines.
 
 // Each test uses its part.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;

@@ -2,6 +2,8 @@
 //!
 //! `cargo bench -p host-plugin-shm --bench transfer`
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;

@@ -18,7 +18,7 @@ use rustix::net::{Shutdown, shutdown};
 use crate::config::Config;
 use crate::outbound::{Handover, Outbound};
 use crate::queue::locked;
-use crate::service::{Core, HANDSHAKE, MAX_PEERS, inbound_of};
+use crate::service::{Core, HANDSHAKE, MAX_PEERS};
 use crate::wire::{Endpoint, Hello, NAME_BYTES, decode_welcome};
 use crate::{copier, link, service};
 
@@ -215,6 +215,7 @@ impl TransferBackend for ShmBackend {
             let text = format!("{MAX_PEERS} peers are connected, disconnect one first");
             return Err(Error::new(ErrorCode::NO_RESOURCE, text));
         }
+        locked(&self.core.banned).retain(|banned| *banned != peer.instance);
         peers.insert(id.0, Arc::new(peer));
         drop(peers);
         self.core.wake();
@@ -226,7 +227,7 @@ impl TransferBackend for ShmBackend {
         let peer = self.known_peer(id)?;
         let deadline = self.deadline();
         peer.set_gone();
-        let theirs = inbound_of(&self.core, &peer.instance);
+        let theirs = service::ban(&self.core, peer.instance);
         for inbound in &theirs {
             inbound.control.close();
         }

@@ -35,7 +35,7 @@ impl Line {
     /// Waits until whoever was busy has moved on; false when `deadline` passed first. True at once when `dead` says so.
     pub fn wait(&self, deadline: Instant, dead: impl Fn() -> bool) -> bool {
         let seen = self.0.load(Ordering::SeqCst);
-        if seen % 2 == 0 {
+        if seen.is_multiple_of(2) {
             return true;
         }
         // A piece takes some tens of microseconds; a descheduled process takes longer.
@@ -150,5 +150,51 @@ impl ControlPage {
         let waiting =
             self.pushed.0.load(Ordering::Acquire).wrapping_sub(self.taken.0.load(Ordering::Relaxed));
         waiting != 0 && waiting <= RING
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_waits_for_whoever_was_busy_and_for_nobody_else() {
+        let line = Line::default();
+        let soon = Instant::now();
+        assert!(line.wait(soon, || false), "nobody is busy");
+        let busy = line.enter();
+        assert!(!line.wait(soon, || false), "busy, and the deadline has passed");
+        assert!(line.wait(soon, || true), "busy, and dead");
+        drop(busy);
+        assert!(line.wait(soon, || false));
+        // Busy again while somebody waits: the second piece began after the gate, so it is no reason to wait.
+        let first = line.enter();
+        std::thread::scope(|scope| {
+            let waiting =
+                scope.spawn(|| line.wait(Instant::now() + std::time::Duration::from_secs(60), || false));
+            drop(first);
+            let _second = line.enter();
+            // Whether it looked before or after, it need not wait for more than one end.
+            let first_look = waiting.is_finished();
+            drop(_second);
+            assert!(waiting.join().unwrap(), "looked early: {first_look}");
+        });
+    }
+
+    #[test]
+    fn the_ring_keeps_order_refuses_when_full_and_ignores_an_impossible_count() {
+        let (page, _fd) = crate::mapping::SharedPage::<ControlPage>::create("test").unwrap();
+        assert!(page.take().is_none());
+        for n in 0..RING {
+            assert!(page.push(&[n as u8; NOTIFICATION_BYTES], 8));
+        }
+        assert!(!page.push(&[0; NOTIFICATION_BYTES], 8), "full");
+        for n in 0..RING {
+            assert_eq!(page.take(), Some(([n as u8; NOTIFICATION_BYTES], 8)));
+        }
+        assert!(page.push(&[1; NOTIFICATION_BYTES], 4000));
+        assert_eq!(page.take().unwrap().1, NOTIFICATION_BYTES as u32, "a length beyond the payload is cut");
+        page.pushed.0.store(u64::MAX / 2, Ordering::SeqCst);
+        assert!(page.take().is_none() && !page.has_waiting());
     }
 }

@@ -60,7 +60,7 @@ impl Outbound {
         let live = SharedPage::open(live, false).map_err(io)?;
         let mut targets = Vec::with_capacity(cards.len());
         for (card, fd) in cards.into_iter().zip(fds) {
-            let length = usize::try_from(card.length).map_err(|_| io(rustix::io::Errno::OVERFLOW))?;
+            let length = usize::try_from(card.length).ok().ok_or_else(|| io(rustix::io::Errno::OVERFLOW))?;
             targets.push((card, Mapping::new(fd, card.fd_offset, length, true).map_err(io)?));
         }
         Ok(Self {
