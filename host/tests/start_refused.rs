@@ -1,0 +1,115 @@
+//! A configuration that cannot work ends with exit code 2 and one message, before any worker starts.
+
+mod plugin_support {
+    pub mod fixture;
+}
+
+use std::path::Path;
+use std::process::Command;
+
+/// Runs the program to its end; exit code and what it said.
+fn run(flags: &[&str]) -> (Option<i32>, String) {
+    // A server that comes up after all is ended, and its exit code (124) fails the test.
+    let host = env!("CARGO_BIN_EXE_host");
+    let output =
+        Command::new("timeout").args(["60", host]).args(flags).args(["--port", "0"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said + &String::from_utf8_lossy(&output.stdout))
+}
+
+fn refused(flags: &[&str], says: &[&str]) {
+    let (code, said) = run(flags);
+    println!("{flags:?}: {code:?}\n{said}");
+    assert_eq!(code, Some(2), "{flags:?}: {said}");
+    for part in says {
+        assert!(said.contains(part), "{flags:?} does not say {part:?}: {said}");
+    }
+    assert!(!said.contains("worker ready") && !said.contains("panicked"), "{said}");
+}
+
+/// A synthetic server with plugins from a directory.
+fn with_plugins(directory: &Path, plugins: &str, says: &[&str]) {
+    let directory = directory.display().to_string();
+    refused(&["--executor", "synthetic", "--plugins-dir", &directory, "--plugins", plugins], says);
+}
+
+#[test]
+fn an_unknown_plugin_is_answered_with_what_was_found_where() {
+    let directory = plugin_support::fixture::directory(&["shm"]);
+    let place = directory.path().display().to_string();
+    with_plugins(directory.path(), "nosuch", &["nosuch", "shm", &place]);
+    with_plugins(directory.path(), "shm,nosuch,neither", &["nosuch", "neither"]);
+}
+
+#[test]
+fn a_file_that_is_no_plugin_is_refused_with_its_reason() {
+    let good = plugin_support::fixture::plugin("shm");
+    let whole = std::fs::read(good).unwrap();
+    let cases: [(&str, &[u8], &str); 4] = [
+        ("text", b"this is not a library", "ELF"),
+        ("empty", b"", "empty"),
+        ("truncated", &whole[..3000], "cut off"),
+        ("truncated later", &whole[..500_000], "cut off"),
+    ];
+    for (name, bytes, says) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("shm.so"), bytes).unwrap();
+        println!("{name}");
+        with_plugins(directory.path(), "shm", &["shm.so", says]);
+    }
+}
+
+#[test]
+fn a_plugin_of_another_api_version_is_refused_with_both_versions() {
+    let mut bytes = std::fs::read(plugin_support::fixture::plugin("shm")).unwrap();
+    let (from, to) = (b"[api]\nversion = \"0.1.0\"", b"[api]\nversion = \"7.0.0\"");
+    let at = bytes.windows(from.len()).position(|window| window == from).expect("the manifest's API version");
+    bytes[at..at + to.len()].copy_from_slice(to);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("shm.so"), bytes).unwrap();
+    with_plugins(directory.path(), "shm", &["7.0.0", "0.1.0", "shm"]);
+}
+
+#[test]
+fn a_missing_capability_is_refused_with_the_plugin_that_has_it() {
+    let directory = plugin_support::fixture::directory(&["shm", "null"]);
+    // The fixture declares less than a supervised, split server needs.
+    with_plugins(directory.path(), "null", &["null", "shm", "because"]);
+}
+
+#[test]
+fn settings_that_contradict_are_refused_with_the_way_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let empty = directory.path().display().to_string();
+    let config = directory.path().join("host.toml");
+    std::fs::write(&config, "page-sise = 16\n").unwrap();
+    let config = config.display().to_string();
+    let cases: [(&[&str], &[&str]); 10] = [
+        (&[], &["--model", "--executor synthetic"]),
+        (&["--model", "/nowhere/at/all"], &["/nowhere/at/all"]),
+        (&["--model", &empty], &["config.json"]),
+        (&["--executor", "synthetic", "--page-size", "0"], &["--page-size"]),
+        (&["--executor", "synthetic", "--kv-memory", "1KiB"], &["--kv-memory", "32768"]),
+        (&["--executor", "synthetic", "--kv-memory", "lots"], &["lots", "512MiB"]),
+        (&["--executor", "synthetic", "--kv-layout", "upside-down"], &["upside-down", "page-head-layer"]),
+        (&["--executor", "synthetic", "--max-model-len", "999999999"], &["--max-model-len", "131072"]),
+        (&["--executor", "synthetic", "--router", "http://127.0.0.1:1"], &["--router", "--role"]),
+        (&["--config", &config], &["page-sise", "host.toml"]),
+    ];
+    for (flags, says) in cases {
+        refused(flags, says);
+    }
+}
+
+#[test]
+fn a_taken_port_is_refused() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let directory = plugin_support::fixture::directory(&["shm"]);
+    let plugins = directory.path().display().to_string();
+    let flags = ["--executor", "synthetic", "--plugins-dir", &plugins, "--port", &port];
+    let output = Command::new(env!("CARGO_BIN_EXE_host")).args(flags).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(&port) && said.contains("--port"), "{said}");
+}
