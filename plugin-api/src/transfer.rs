@@ -204,7 +204,8 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// flight, and its late writes land nowhere. Submissions to it complete with `PEER_LOST`.
     ///
     /// It covers the connections that the peer made to us, which have no id of their own: a receiver that wants to
-    /// fence a sender connects to it, too. Until we connect to the peer again it cannot connect to us.
+    /// fence a sender connects to it, too. A connection that the peer makes afterwards is a new one, with a new id on its
+    /// side: nothing submitted on the old one can come through it.
     ///
     /// # Errors
     /// `TIMEOUT` when the fence could not be proven; pages the peer may write must then stay quarantined.

@@ -114,6 +114,8 @@ pub enum Event {
         peer: Instance,
         /// Messages of the peer below this id belong to an earlier connection ([`Action::Connect`] carries it over).
         floor: u64,
+        /// Names the connection; every write over it says so ([`PageWrite::session`]).
+        session: u64,
     },
     /// The handshake failed.
     PeerRefused {
@@ -237,6 +239,9 @@ pub struct PageWrite {
     pub tag: Tag,
     /// Whose memory is written.
     pub to: Instance,
+    /// The connection that the room belongs to. A write must not go out over a later one: its pages may be another
+    /// request's by then.
+    pub session: u64,
     /// Travels behind the data.
     pub notice: Notice,
     /// Our pages.
@@ -351,7 +356,7 @@ impl Scheduler {
                 self.fail(now, room, failure, actions);
             }
             Event::Message { from, floor, message } => self.message(now, from, floor, message, actions),
-            Event::PeerReady { peer, floor } => self.peer_ready(now, peer, floor, actions),
+            Event::PeerReady { peer, floor, session } => self.peer_ready(now, peer, floor, session, actions),
             Event::PeerRefused { peer, message } => self.peer_refused(now, peer, &message, actions),
             Event::PeerLost { peer, fenced } => self.peer_lost(now, peer, fenced, actions),
             Event::FenceFailed(peer) => self.fence_failed(now, peer),

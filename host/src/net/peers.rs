@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::proto::worker_client::WorkerClient;
 use super::proto::{ControlMessage, DeliverRequest, HandshakeRequest, WorkerInfo};
 use super::wire;
-use super::worker_service::{connect, refusal};
+use super::worker_service::{connect, fence, refusal};
 use crate::worker::{Handle, Outgoing};
 
 /// Messages that may wait for one peer; more are dropped and repeated by the core.
@@ -88,7 +88,7 @@ impl Peers {
                     tokio::spawn(async move {
                         let instance = peer.instance;
                         let event = match peers.shake_hands(&info, &peer.address, instance, floor).await {
-                            Ok(()) => Event::PeerReady { peer: instance, floor: 0 },
+                            Ok(session) => Event::PeerReady { peer: instance, floor: 0, session },
                             Err(message) => {
                                 tracing::warn!(peer = %instance, %message, "handshake failed");
                                 Event::PeerRefused { peer: instance, message }
@@ -112,7 +112,9 @@ impl Peers {
         address: &str,
         instance: Instance,
         floor: u64,
-    ) -> Result<(), String> {
+    ) -> Result<u64, String> {
+        // Before the peer connects anew: a fence later would cut that connection too.
+        fence(&self.worker, instance).await?;
         let endpoint = Endpoint::from_shared(address.to_owned())
             .map_err(|error| format!("{address:?} is not an address: {error}"))?;
         let unreachable = |error: &dyn std::fmt::Display| {
@@ -137,23 +139,17 @@ impl Peers {
         if let Some(refusal) = refusal(info, &peer) {
             return Err(refusal);
         }
-        connect(&self.worker, &peer).await?;
-        tracing::info!(peer = %peer.name, %instance, "peer connected");
+        let session = connect(&self.worker, &peer).await?;
+        tracing::info!(name = %peer.name, %instance, "peer connected");
         self.add(instance, address);
-        Ok(())
+        Ok(session)
     }
 
     async fn fence(&self, peer: Instance) {
-        let links = self.worker.links().clone();
-        let fenced = tokio::task::spawn_blocking(move || links.fence(peer)).await;
-        let event = match fenced {
-            Ok(Ok(())) => Event::PeerLost { peer, fenced: true },
-            Ok(Err(error)) => {
-                tracing::warn!(%peer, %error, "a peer is not fenced; its pages stay in quarantine");
-                Event::FenceFailed(peer)
-            }
-            Err(panic) => {
-                tracing::error!(%peer, %panic, "the transfer plugin failed to fence a peer");
+        let event = match fence(&self.worker, peer).await {
+            Ok(()) => Event::PeerLost { peer, fenced: true },
+            Err(error) => {
+                tracing::warn!(%peer, error, "a peer is not fenced; its pages stay in quarantine");
                 Event::FenceFailed(peer)
             }
         };

@@ -100,21 +100,22 @@ impl Worker for WorkerService {
     ) -> Result<Response<HandshakeReply>, Status> {
         let HandshakeRequest { from, floor } = request.into_inner();
         let from = from.ok_or_else(|| Status::invalid_argument("a handshake needs a worker"))?;
-        let refusal = match refusal(&self.info, &from) {
-            Some(refusal) => Some(refusal),
-            None => connect(&self.worker, &from).await.err(),
+        let peer = Instance(from.instance);
+        let connected = match refusal(&self.info, &from) {
+            Some(refusal) => Err(refusal),
+            None => reconnect(&self.worker, &from).await,
         };
-        let accepted = refusal.is_none();
-        if let Some(refusal) = &refusal {
-            tracing::warn!(peer = %from.name, %refusal, "handshake refused");
-        } else {
-            tracing::info!(peer = %from.name, instance = %Instance(from.instance), "peer connected");
-            self.peers.add(Instance(from.instance), &from.address);
-            self.worker.event(Event::PeerReady { peer: Instance(from.instance), floor }).await;
+        match &connected {
+            Ok(session) => {
+                tracing::info!(name = %from.name, instance = %peer, "peer connected");
+                self.peers.add(peer, &from.address);
+                self.worker.event(Event::PeerReady { peer, floor, session: *session }).await;
+            }
+            Err(refusal) => tracing::warn!(name = %from.name, refusal, "handshake refused"),
         }
         Ok(Response::new(HandshakeReply {
-            accepted,
-            message: refusal.unwrap_or_default(),
+            accepted: connected.is_ok(),
+            message: connected.err().unwrap_or_default(),
             worker: Some(self.info.clone()),
         }))
     }
@@ -154,8 +155,23 @@ pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> 
     compatible(prefill, decode).err()
 }
 
-/// Connects the transfer plugin to a peer, off the async threads.
-pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<(), String> {
+/// Cuts off what is left of an earlier connection and makes a new one.
+async fn reconnect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, String> {
+    fence(worker, Instance(peer.instance)).await?;
+    connect(worker, peer).await
+}
+
+/// Fences the transfer plugin's connection to a peer, off the async threads.
+pub(super) async fn fence(worker: &Handle, peer: Instance) -> Result<(), String> {
+    let links = worker.links().clone();
+    match tokio::task::spawn_blocking(move || links.fence(peer)).await {
+        Ok(fenced) => fenced.map_err(|error| format!("an earlier connection could not be fenced: {error}")),
+        Err(panic) => Err(format!("the transfer plugin failed: {panic}")),
+    }
+}
+
+/// Connects the transfer plugin to a peer, off the async threads; returns the session.
+pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, String> {
     let (links, peer) = (worker.links().clone(), peer.clone());
     tokio::task::spawn_blocking(move || links.connect(&peer))
         .await

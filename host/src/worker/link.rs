@@ -1,6 +1,7 @@
 //! What a worker knows of other workers' memory, and the fences around it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use host_core::aux_row::AUX_ROW_BYTES;
@@ -21,6 +22,8 @@ const SHUTDOWN_MS: u64 = 3_000;
 pub struct Link {
     /// The plugin's handle.
     pub peer: PeerId,
+    /// Names this connection among all that were made to the peer.
+    pub session: u64,
     /// Region of the peer's KV pool.
     pub kv_region: u32,
     /// Generation of that region.
@@ -48,6 +51,7 @@ pub struct Links {
     layout: KvLayout,
     aux: Arc<SharedMemory>,
     peers: Mutex<HashMap<Instance, Link>>,
+    sessions: AtomicU64,
 }
 
 /// Our memory's generation: it is registered once in a worker's life.
@@ -85,7 +89,13 @@ impl Links {
                 Some(Plugin { name, backend, kv_region, aux_region })
             }
         };
-        Ok(Self { plugin, layout: *kv.layout(), aux, peers: Mutex::new(HashMap::new()) })
+        Ok(Self {
+            plugin,
+            layout: *kv.layout(),
+            aux,
+            peers: Mutex::new(HashMap::new()),
+            sessions: AtomicU64::new(0),
+        })
     }
 
     /// The plugin's instance.
@@ -141,11 +151,12 @@ impl Links {
         self.peers().get(&peer).copied()
     }
 
-    /// Fences an earlier connection to the peer and makes a new one. Blocks: not for the scheduler thread.
+    /// Connects to a peer whose earlier connection was [fenced](Self::fence); returns the new session. Blocks: not for
+    /// the scheduler thread.
     ///
     /// # Errors
     /// A sentence for the peer's refusal: no plugin in common, nobody there, an earlier connection not fenced.
-    pub fn connect(&self, peer: &WorkerInfo) -> Result<(), String> {
+    pub fn connect(&self, peer: &WorkerInfo) -> Result<u64, String> {
         let instance = Instance(peer.instance);
         let Some(plugin) = &self.plugin else {
             return Err("this worker has no transfer plugin".into());
@@ -174,8 +185,10 @@ impl Links {
         let handle = plugin.backend.connect(&instance.to_string(), &offered.endpoint).map_err(|error| {
             format!("plugin {:?} could not connect to {}: {error}", plugin.name, peer.name)
         })?;
+        let session = self.sessions.fetch_add(1, Ordering::Relaxed) + 1;
         let link = Link {
             peer: handle,
+            session,
             kv_region: offered.kv_region,
             kv_generation: offered.kv_generation,
             aux_region: offered.aux_region,
@@ -184,7 +197,7 @@ impl Links {
             aux_rows: u32::try_from(offered.aux_bytes / AUX_ROW_BYTES as u64).unwrap_or(u32::MAX),
         };
         self.peers().insert(instance, link);
-        Ok(())
+        Ok(session)
     }
 
     /// The identities were found equal, so the peer's pages have our shape; only their number is its own.

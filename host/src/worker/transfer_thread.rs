@@ -182,13 +182,13 @@ impl Thread {
     fn begin(&mut self, write: PageWrite) {
         let tag = write.tag;
         match self.describe(&write) {
-            Ok(writes) => {
+            Ok((peer, writes)) => {
                 let fragments = writes.len().div_ceil(self.max_writes).max(1);
                 self.parts.insert(tag, Part { left: fragments as u32, error: None });
                 for index in 0..fragments {
                     let from = index * self.max_writes;
                     let piece = writes[from..writes.len().min(from + self.max_writes)].to_vec();
-                    let submission = self.submission(&write, index as u32, fragments as u32);
+                    let submission = self.submission(peer, &write, index as u32, fragments as u32);
                     self.by_submission.insert(submission.tag, tag);
                     self.waiting.push_back((tag, submission, piece));
                 }
@@ -197,20 +197,29 @@ impl Thread {
         }
     }
 
-    fn submission(&mut self, write: &PageWrite, fragment: u32, fragments: u32) -> Submission {
+    fn submission(
+        &mut self,
+        peer: api::PeerId,
+        write: &PageWrite,
+        fragment: u32,
+        fragments: u32,
+    ) -> Submission {
         let mut notification = [0; NOTIFICATION_BYTES];
         notification[..NOTICE_BYTES].copy_from_slice(&write.notice.encode());
         notification[NOTICE_BYTES..NOTICE_BYTES + 4].copy_from_slice(&fragment.to_le_bytes());
         notification[NOTICE_BYTES + 4..NOTICE_BYTES + 8].copy_from_slice(&fragments.to_le_bytes());
-        let peer = self.start.links.get(write.to).map_or(api::PeerId(u32::MAX), |link| link.peer);
         self.last_submission += 1;
         let tag = api::Tag(self.last_submission);
         Submission { peer, notification_length: NOTICE_BYTES as u32 + 8, tag, notification }
     }
 
-    fn describe(&mut self, write: &PageWrite) -> Result<Vec<Write>, String> {
+    /// The peer's handle, and the writes that the plugin is asked for.
+    fn describe(&mut self, write: &PageWrite) -> Result<(api::PeerId, Vec<Write>), String> {
         let links = self.start.links.clone();
         let link = links.get(write.to).ok_or_else(|| format!("worker {} is not connected", write.to))?;
+        if link.session != write.session {
+            return Err(format!("the connection to worker {} was replaced", write.to));
+        }
         let (kv_region, aux_region) = links.regions().ok_or("there is no transfer plugin")?;
         let pieces = plan(links.layout(), &link.layout, &write.source, &write.target)
             .map_err(|error| error.to_string())?;
@@ -251,7 +260,7 @@ impl Thread {
                 target_generation: link.aux_generation,
             });
         }
-        Ok(writes)
+        Ok((link.peer, writes))
     }
 
     fn remember_sent(&mut self, key: (Room, u32), digests: Vec<u64>) {

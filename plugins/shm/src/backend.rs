@@ -215,7 +215,6 @@ impl TransferBackend for ShmBackend {
             let text = format!("{MAX_PEERS} peers are connected, disconnect one first");
             return Err(Error::new(ErrorCode::NO_RESOURCE, text));
         }
-        locked(&self.core.banned).retain(|banned| *banned != peer.instance);
         peers.insert(id.0, Arc::new(peer));
         drop(peers);
         self.core.wake();
@@ -227,7 +226,7 @@ impl TransferBackend for ShmBackend {
         let peer = self.known_peer(id)?;
         let deadline = self.deadline();
         peer.set_gone();
-        let theirs = service::ban(&self.core, peer.instance);
+        let theirs = service::connections_of(&self.core, peer.instance);
         for inbound in &theirs {
             inbound.control.close();
         }

@@ -23,8 +23,6 @@ use crate::wire::{Endpoint, Hello, Random, encode_welcome};
 pub const MAX_PEERS: usize = 256;
 /// Most connections that have not said hello.
 const MAX_STRANGERS: usize = 32;
-/// Most instances remembered as disconnected.
-const MAX_BANNED: usize = 1024;
 /// How long a stranger has to say hello, and a dialled peer to answer.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
@@ -38,8 +36,6 @@ pub struct Core {
     pub holds: [Line; MAX_COPY_THREADS],
     pub inbound: Mutex<Vec<Arc<Inbound>>>,
     pub outbound: RwLock<HashMap<u32, Arc<Outbound>>>,
-    /// Instances that the host disconnected and has not connected to again.
-    pub banned: Mutex<VecDeque<Random>>,
     /// Peers that only we were connected to, and that are gone.
     pub lost: Mutex<VecDeque<Notification>>,
     /// Readable while something waits for the host.
@@ -61,7 +57,6 @@ impl Core {
             holds: Default::default(),
             inbound: Mutex::new(Vec::with_capacity(MAX_PEERS)),
             outbound: RwLock::new(HashMap::new()),
-            banned: Mutex::default(),
             lost: Mutex::new(VecDeque::with_capacity(MAX_PEERS)),
             event: link::event().map_err(io)?,
             wake: link::event().map_err(io)?,
@@ -206,10 +201,6 @@ fn admit(core: &Core, stranger: &OwnedFd, hello: Hello) -> Result<()> {
     let peer = Arc::new(Inbound::new(hello.instance, hello.name, socket, control));
     {
         let mut inbound = locked(&core.inbound);
-        if locked(&core.banned).contains(&hello.instance) {
-            let text = "this instance disconnected you, it has to connect to you first";
-            return Err(Error::new(ErrorCode::PEER_LOST, text));
-        }
         if inbound.len() >= MAX_PEERS {
             return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{MAX_PEERS} peers are connected")));
         }
@@ -228,18 +219,8 @@ fn admit(core: &Core, stranger: &OwnedFd, hello: Hello) -> Result<()> {
     Ok(())
 }
 
-/// Keeps an instance from connecting to us, and returns the connections it has.
-///
-/// Both in one step, so that no handshake slips in between: a fence that the peer could undo would be none.
-pub fn ban(core: &Core, instance: Random) -> Vec<Arc<Inbound>> {
+/// The connections that an instance made to us.
+pub fn connections_of(core: &Core, instance: Random) -> Vec<Arc<Inbound>> {
     let inbound = locked(&core.inbound);
-    let mut banned = locked(&core.banned);
-    if !banned.contains(&instance) {
-        // Of so many instances, the first is a process that ended long ago.
-        if banned.len() >= MAX_BANNED {
-            banned.pop_front();
-        }
-        banned.push_back(instance);
-    }
     inbound.iter().filter(|i| i.instance == instance).cloned().collect()
 }

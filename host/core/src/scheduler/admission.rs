@@ -33,8 +33,12 @@ impl Scheduler {
                 actions.push(Action::Fail { room, failure });
                 return;
             }
-            job.outgoing =
-                Some(Outgoing::new(orphan.peer, orphan.attempt, orphan.reserve, self.config.page_tokens));
+            job.outgoing = Some(Outgoing::new(
+                (orphan.peer, self.peers.session(orphan.peer)),
+                orphan.attempt,
+                orphan.reserve,
+                self.config.page_tokens,
+            ));
         }
         self.jobs.insert(room, job);
         self.queue.push_back(room);

@@ -49,6 +49,8 @@ impl Incoming {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Outgoing {
     pub peer: Instance,
+    /// The connection over which decode asked.
+    pub session: u64,
     pub attempt: u32,
     pub reserve: Reserve,
     /// Pages of the prompt sent so far or held by decode already; never moves back within an attempt.
@@ -62,9 +64,14 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new(peer: Instance, attempt: u32, reserve: Reserve, page_tokens: u32) -> Self {
+    pub(super) fn new(
+        (peer, session): (Instance, u64),
+        attempt: u32,
+        reserve: Reserve,
+        page_tokens: u32,
+    ) -> Self {
         let cursor = (reserve.decode_prefix_len / page_tokens) as usize;
-        Self { peer, attempt, reserve, cursor, sequence: 0, complete: false, tags: BTreeSet::new() }
+        Self { peer, session, attempt, reserve, cursor, sequence: 0, complete: false, tags: BTreeSet::new() }
     }
 }
 

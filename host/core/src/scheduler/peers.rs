@@ -32,6 +32,8 @@ struct Peer {
     state: PeerState,
     /// Messages below this were given up by their sender.
     floor: u64,
+    /// The connection in use.
+    session: u64,
     /// Rooms that the peer aborted, by the abort's id: no earlier message may revive them. Kept until the floor
     /// passes the abort, when such a message would be dropped anyway.
     aborted: BTreeMap<u64, Room>,
@@ -50,7 +52,7 @@ impl Peers {
             Some(known) => known.state = state,
             None => {
                 self.forget_old();
-                let fresh = Peer { state, floor: 0, aborted: BTreeMap::new(), fence_again: None };
+                let fresh = Peer { state, floor: 0, session: 0, aborted: BTreeMap::new(), fence_again: None };
                 self.by_instance.insert(peer, fresh);
             }
         }
@@ -88,10 +90,16 @@ impl Peers {
         message.answers.is_some() || (message.id >= peer.floor && !revives)
     }
 
-    fn raise_floor(&mut self, peer: Instance, floor: u64) {
+    fn begin_session(&mut self, peer: Instance, floor: u64, session: u64) {
         if let Some(peer) = self.by_instance.get_mut(&peer) {
             peer.floor = peer.floor.max(floor);
+            peer.session = session;
         }
+    }
+
+    /// The connection that a room begun now belongs to.
+    pub(super) fn session(&self, peer: Instance) -> u64 {
+        self.by_instance.get(&peer).map_or(0, |peer| peer.session)
     }
 
     pub(super) fn remember_abort(&mut self, from: Instance, id: u64, room: Room) {
@@ -153,13 +161,20 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn peer_ready(&mut self, now: Time, peer: Instance, floor: u64, actions: &mut Vec<Action>) {
+    pub(super) fn peer_ready(
+        &mut self,
+        now: Time,
+        peer: Instance,
+        floor: u64,
+        session: u64,
+        actions: &mut Vec<Action>,
+    ) {
         // A second handshake is a new session: whatever the old one was about, the peer has forgotten.
         if self.peers.state(peer) == Some(&PeerState::Ready) {
             self.lose(now, peer, actions);
         }
         self.peers.set(peer, PeerState::Ready);
-        self.peers.raise_floor(peer, floor);
+        self.peers.begin_session(peer, floor, session);
         self.writer_gone(peer, actions);
     }
 

@@ -85,6 +85,7 @@ impl Scheduler {
             return Err((refusal, false));
         }
         let page_tokens = self.config.page_tokens;
+        let whom = (from, self.peers.session(from));
         let Some(job) = self.jobs.get_mut(&room) else { return Ok(()) };
         match &mut job.outgoing {
             Some(outgoing) if outgoing.peer != from => {
@@ -94,11 +95,11 @@ impl Scheduler {
             Some(outgoing) if outgoing.attempt >= attempt => Ok(()),
             Some(outgoing) => {
                 let tags = std::mem::take(&mut outgoing.tags);
-                *outgoing = Outgoing { tags, ..Outgoing::new(from, attempt, reserve, page_tokens) };
+                *outgoing = Outgoing { tags, ..Outgoing::new(whom, attempt, reserve, page_tokens) };
                 Ok(())
             }
             None => {
-                job.outgoing = Some(Outgoing::new(from, attempt, reserve, page_tokens));
+                job.outgoing = Some(Outgoing::new(whom, attempt, reserve, page_tokens));
                 Ok(())
             }
         }
@@ -150,7 +151,15 @@ impl Scheduler {
         outgoing.complete = last;
         outgoing.tags.insert(tag);
         self.stats.pages_sent += u64::from(count);
-        actions.push(Action::Write(PageWrite { tag, to: outgoing.peer, notice, source, target, aux }));
+        actions.push(Action::Write(PageWrite {
+            tag,
+            to: outgoing.peer,
+            session: outgoing.session,
+            notice,
+            source,
+            target,
+            aux,
+        }));
     }
 
     pub(super) fn written(&mut self, now: Time, tag: Tag, error: Option<String>, actions: &mut Vec<Action>) {

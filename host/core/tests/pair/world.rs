@@ -198,7 +198,6 @@ pub struct World {
     clients: BTreeMap<Room, Client>,
     /// Directions in which writes are cut: nothing of an earlier session lands.
     sessions: BTreeMap<Instance, u64>,
-    landing: BTreeMap<u64, u64>,
     fence_fails: u64,
     outcome: Outcome,
     trace: Vec<String>,
@@ -220,7 +219,6 @@ impl World {
             order: 0,
             clients: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            landing: BTreeMap::new(),
             fence_fails: 0,
             outcome: Outcome::default(),
             trace: Vec::new(),
@@ -383,8 +381,12 @@ impl World {
                 // The fence of the new handshake: whatever the old session had in flight lands nowhere.
                 self.cut_writes(prefill);
                 if self.prefill.instance == prefill {
-                    self.handle(prefill, Event::PeerReady { peer: DECODE, floor });
-                    self.handle(DECODE, Event::PeerReady { peer: prefill, floor: 0 });
+                    // What the old session still decides between the new connection and the news of it must not
+                    // go out over the new one.
+                    self.tick(true);
+                    let session = self.sessions.get(&prefill).copied().unwrap_or(0);
+                    self.handle(prefill, Event::PeerReady { peer: DECODE, floor, session });
+                    self.handle(DECODE, Event::PeerReady { peer: prefill, floor: 0, session });
                 } else {
                     let message = "connection refused".to_owned();
                     self.handle(DECODE, Event::PeerRefused { peer: prefill, message });
@@ -443,8 +445,7 @@ impl World {
     }
 
     fn land(&mut self, write: &PageWrite, from: Instance) {
-        let session = self.landing.remove(&write.tag.0.wrapping_add(from.0 << 32));
-        let cut = session != Some(self.sessions.get(&from).copied().unwrap_or(0));
+        let cut = write.session != self.sessions.get(&from).copied().unwrap_or(0);
         let error = cut.then(|| "the connection is gone".to_owned());
         self.handle(from, Event::Written { tag: write.tag, error });
         if cut || self.prefill.instance != from {
@@ -510,8 +511,6 @@ impl World {
                     self.schedule(after, Pending::Fence { at, peer });
                 }
                 Action::Write(write) => {
-                    let session = self.sessions.get(&at).copied().unwrap_or(0);
-                    self.landing.insert(write.tag.0.wrapping_add(at.0 << 32), session);
                     // One room's parts land in order: the fake backend digests them as they land.
                     let earliest = self.last_landing(at, write.notice.room);
                     let after = earliest.since(self.now) + self.soon(400);
