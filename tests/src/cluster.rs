@@ -17,6 +17,8 @@ pub struct Cluster {
     child: Child,
     /// `http://127.0.0.1:…`
     pub url: String,
+    /// Its first line: where it serves, and where workers register.
+    pub greeting: String,
     log: PathBuf,
     _directory: tempfile::TempDir,
 }
@@ -81,14 +83,17 @@ impl Cluster {
         let line = line.unwrap_or_else(|| panic!("it ended before it served:\n{}", log_text()));
         let address = line.split("http://").nth(1).and_then(|rest| rest.split([' ', ',']).next());
         let url = format!("http://{}", address.expect("an address in the first line"));
-        let cluster = Self { child, url, log, _directory: directory };
+        let cluster = Self { child, url, greeting: line, log, _directory: directory };
         cluster.wait("all workers to be there", || {
-            cluster.health().is_some_and(|health| {
-                let live = |worker: &&Value| worker["state"] == "live";
-                health["status"] == "ok"
-                    && health["workers"].as_array().map_or(0, |workers| workers.iter().filter(live).count())
-                        >= start.workers
-            })
+            start.workers == 0
+                || cluster.health().is_some_and(|health| {
+                    let live = |worker: &&Value| worker["state"] == "live";
+                    health["status"] == "ok"
+                        && health["workers"]
+                            .as_array()
+                            .map_or(0, |workers| workers.iter().filter(live).count())
+                            >= start.workers
+                })
         });
         cluster
     }
