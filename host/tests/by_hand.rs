@@ -1,6 +1,8 @@
 //! Router and workers started one by one, as on several machines: addresses by flags and by TOML, and workers that do
 //! not fit each other.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
 mod plugin_support {
     pub mod fixture;
 }
