@@ -1,5 +1,7 @@
 //! The walk: a model split over two processes answers as one undivided worker does, token for token.
 
+#![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+
 mod plugin_support {
     pub mod fixture;
 }

@@ -1,5 +1,7 @@
 //! The arrows of the house: who may depend on whom, and what the deciding part may not touch.
 
+#![allow(clippy::unwrap_used, reason = "a manifest that cannot be read is a test that fails")]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

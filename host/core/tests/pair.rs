@@ -68,15 +68,7 @@ fn a_dropped_connection_is_fenced_before_its_pages_are_used_again() {
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    let faults = Faults {
-        loss: 0.2,
-        repeat: 0.2,
-        abort: 0.3,
-        flip: 0.02,
-        death: 0.005,
-        disconnect: 0.005,
-        ..Faults::default()
-    };
+    let faults = Faults { loss: 0.2, repeat: 0.2, abort: 0.3, flip: 0.02, death: 0.005, disconnect: 0.005 };
     for seed in 0..20 {
         let trace = || {
             let mut world = World::new(seed, faults);

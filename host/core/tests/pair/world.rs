@@ -357,7 +357,7 @@ impl World {
         match what {
             Pending::Submit { to, request } => {
                 let gone = self.clients.get(&request.room).is_none_or(|client| client.ended.is_some());
-                if !gone && !(self.aggregated && to != DECODE) {
+                if !gone && (!self.aggregated || to == DECODE) {
                     let prefill =
                         (to == DECODE && !self.aggregated).then(|| request.prefill.clone()).flatten();
                     self.handle(to, Event::Submit(Request { prefill, ..request }));
