@@ -1,5 +1,7 @@
 //! Clients that leave, processes that die, input that is wrong: nothing is lost, and everything is answered.
 
+#![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+
 mod plugin_support {
     pub mod fixture;
 }

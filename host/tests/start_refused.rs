@@ -1,5 +1,7 @@
 //! A configuration that cannot work ends with exit code 2 and one message, before any worker starts.
 
+#![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+
 mod plugin_support {
     pub mod fixture;
 }
