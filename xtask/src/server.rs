@@ -49,10 +49,10 @@ impl Server {
             .with_context(|| format!("{} cannot be started", program.display()))?;
         let mut server = Self { child: Some(child), url: String::new(), log };
         let deadline = Instant::now() + START;
-        server.url = server.until(deadline, "to say its address", || address(&printed))?;
+        server.url = server.until(deadline, "said its address", || address(&printed))?;
         let health = format!("{}/health", server.url);
         server
-            .until(deadline, "to be healthy", || client::get_json(&health).filter(|h| h["status"] == "ok"))?;
+            .until(deadline, "was healthy", || client::get_json(&health).filter(|h| h["status"] == "ok"))?;
         Ok(server)
     }
 
@@ -98,10 +98,10 @@ impl Server {
             if let Some(status) = ended {
                 self.child = None;
                 let log = fs::read_to_string(&self.log).unwrap_or_default();
-                bail!("the server ended with {status} while it was waited for {what}:\n{log}");
+                bail!("the server ended with {status} before it {what}:\n{log}");
             }
             if Instant::now() > deadline {
-                bail!("the server was waited for in vain {what}; its log is {}", self.log.display());
+                bail!("no server {what} within {START:?}; its log is {}", self.log.display());
             }
             sleep(LOOK);
         }
