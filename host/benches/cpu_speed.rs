@@ -1,5 +1,7 @@
 //! Tokens per second of the CPU executor on made-up models: `cargo bench -p host --bench cpu_speed [-- small|big [threads]]`.
 
+#![allow(clippy::disallowed_methods, reason = "measures real time")]
+
 use std::time::{Duration, Instant};
 
 use host::executor::cpu::{CpuExecutor, CpuOptions};

@@ -1,5 +1,43 @@
 //! Repository commands: `cargo xtask demo` and `cargo xtask test`.
 
-fn main() -> anyhow::Result<()> {
-    anyhow::bail!("no command yet")
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "waits for real processes and measures them")]
+
+mod client;
+mod demo;
+mod python;
+mod server;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Repository commands.
+
+Usage: cargo xtask <COMMAND>
+
+Commands:
+  demo  Serve a small model with prefill and decode split, and compare with one undivided worker
+  test  Build everything and run every test
+
+`cargo xtask <COMMAND> --help` tells more.";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> =
+        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let result = match arguments.split_first() {
+        Some((command, rest)) if command == "demo" => demo::run(rest),
+        Some((command, rest)) if command == "test" => test::run(rest),
+        Some((flag, _)) if ["--help", "-h", "help"].contains(&flag.as_str()) => {
+            println!("{HELP}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Some((other, _)) => Err(anyhow::anyhow!("there is no command {other:?}\n\n{HELP}")),
+        None => Err(anyhow::anyhow!("no command given\n\n{HELP}")),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("xtask: {error:#}");
+        ExitCode::FAILURE
+    })
 }

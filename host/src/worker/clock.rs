@@ -11,6 +11,7 @@ pub struct Clock(Instant);
 impl Clock {
     /// Starts at zero.
     #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "this is the worker's clock")]
     pub fn start() -> Self {
         Self(Instant::now())
     }

@@ -98,6 +98,7 @@ pub fn submission(peer: PeerId, tag: u64, text: &[u8]) -> Submission {
 }
 
 /// Asks until there is an answer. Only how long a broken test takes depends on the clock.
+#[allow(clippy::disallowed_methods, reason = "real processes take real time")]
 pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {

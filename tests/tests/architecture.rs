@@ -1,0 +1,198 @@
+//! The arrows of the house: who may depend on whom, and what the deciding part may not touch.
+
+#![allow(clippy::unwrap_used, reason = "a manifest that cannot be read is a test that fails")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use toml::Table;
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+fn manifest(folder: &str) -> Table {
+    let path = root().join(folder).join("Cargo.toml");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// What a crate's code is built with, on any target; tests and benchmarks may use more.
+fn dependencies(manifest: &Table) -> BTreeSet<String> {
+    let targets = manifest.get("target").and_then(toml::Value::as_table);
+    let tables = targets.into_iter().flat_map(|targets| targets.values().filter_map(toml::Value::as_table));
+    let mut names = BTreeSet::new();
+    for table in tables.chain([manifest]) {
+        for kind in ["dependencies", "build-dependencies"] {
+            if let Some(dependencies) = table.get(kind).and_then(toml::Value::as_table) {
+                for (name, value) in dependencies {
+                    // A renamed dependency counts under its real name.
+                    let real = value.get("package").and_then(toml::Value::as_str).unwrap_or(name);
+                    names.insert(real.to_owned());
+                }
+            }
+        }
+    }
+    names
+}
+
+/// The crates of this workspace by their names.
+fn ours() -> BTreeSet<String> {
+    let manifest = manifest(".");
+    let dependencies = manifest["workspace"]["dependencies"].as_table().unwrap();
+    dependencies
+        .iter()
+        .filter(|(_, value)| value.get("path").is_some())
+        .map(|(name, _)| name.clone())
+        .collect()
+}
+
+fn folders(below: &str) -> Vec<String> {
+    let entries = fs::read_dir(root().join(below)).unwrap();
+    let folders = entries.map(|entry| entry.unwrap().path()).filter(|path| path.join("Cargo.toml").exists());
+    folders.map(|path| format!("{below}/{}", path.file_name().unwrap().to_string_lossy())).collect()
+}
+
+fn sources(folder: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut left = vec![root().join(folder)];
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    assert!(found.len() > 3, "{folder} has {} source files: is it the right folder?", found.len());
+    found
+}
+
+/// A file's lines of code, with their numbers: no comments, and nothing from its unit tests on.
+fn code(path: &Path) -> Vec<(usize, String)> {
+    if path.file_name().is_some_and(|name| name == "tests.rs") {
+        return Vec::new();
+    }
+    let text = fs::read_to_string(path).unwrap();
+    text.lines()
+        .enumerate()
+        .take_while(|(_, line)| line.trim() != "#[cfg(test)]")
+        .filter(|(_, line)| !line.trim_start().starts_with("//"))
+        .map(|(index, line)| (index + 1, line.to_owned()))
+        .collect()
+}
+
+/// Every line of code below a folder in which `wrong` sees something, as `file:line: text`.
+fn lines(folder: &str, wrong: impl Fn(&Path, &str) -> bool) -> Vec<String> {
+    let mut found = Vec::new();
+    for path in sources(folder) {
+        for (number, line) in code(&path) {
+            if wrong(&path, &line) {
+                found.push(format!("{}:{number}: {}", path.display(), line.trim()));
+            }
+        }
+    }
+    found
+}
+
+fn allowed(list: &[&str]) -> BTreeSet<String> {
+    list.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn the_core_depends_on_thiserror_alone() {
+    assert_eq!(dependencies(&manifest("host/core")), allowed(&["thiserror"]));
+}
+
+#[test]
+fn the_core_reaches_for_no_thread_socket_file_or_clock() {
+    let forbidden =
+        ["thread", "net", "fs", "process", "env", "io", "sync", "time::Instant", "time::SystemTime", "os"];
+    let wrong = lines("host/core/src", |_, line| {
+        forbidden.iter().any(|name| {
+            line.match_indices(&format!("std::{name}")).any(|(at, found)| {
+                !line[at + found.len()..].starts_with(|next: char| next.is_alphanumeric() || next == '_')
+            })
+        }) || line.contains("std::{")
+            || (line.contains("std::time::{") && (line.contains("Instant") || line.contains("SystemTime")))
+            || line.contains("async ")
+    });
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_plugin_api_depends_on_nothing_of_the_host() {
+    assert_eq!(dependencies(&manifest("plugin-api")), allowed(&["abi_stable"]));
+}
+
+#[test]
+fn kernels_depend_on_nothing_of_the_host() {
+    let (used, ours) = (dependencies(&manifest("kernels")), ours());
+    let wrong: Vec<_> = used.intersection(&ours).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+fn plugins_depend_on_the_plugin_api_and_the_kernels_and_nothing_else_of_the_host() {
+    let plugins = folders("plugins");
+    assert!(plugins.contains(&"plugins/shm".to_owned()), "{plugins:?}");
+    for folder in plugins {
+        let used: BTreeSet<_> = dependencies(&manifest(&folder)).intersection(&ours()).cloned().collect();
+        assert!(used.contains("host-plugin-api"), "{folder} does not use the plugin API");
+        let wrong: Vec<_> =
+            used.difference(&allowed(&["host-plugin-api", "host-kernels"])).cloned().collect();
+        assert!(wrong.is_empty(), "{folder} depends on {wrong:?}");
+    }
+    // A plugin that breaks on purpose may be built from a real one, but knows no more of the host than that one.
+    for folder in folders("tests/plugins") {
+        let (used, ours) = (dependencies(&manifest(&folder)), ours());
+        let host: Vec<_> = used
+            .intersection(&ours)
+            .filter(|name| !name.starts_with("host-plugin-") && *name != "host-kernels")
+            .collect();
+        assert!(host.is_empty(), "{folder} depends on {host:?}");
+    }
+}
+
+#[test]
+fn the_host_is_built_without_any_plugin() {
+    let used = dependencies(&manifest("host"));
+    let wrong: Vec<_> =
+        used.iter().filter(|name| name.starts_with("host-plugin-") && *name != "host-plugin-api").collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+fn no_code_of_the_host_names_a_plugin_except_the_default() {
+    let mut names = allowed(&["nixl", "mooncake"]);
+    for folder in folders("plugins") {
+        let path = root().join(&folder).join("plugin.toml");
+        let manifest: Table = fs::read_to_string(&path).unwrap().parse().unwrap();
+        names.insert(manifest["plugin"]["name"].as_str().unwrap().to_owned());
+    }
+    assert!(names.contains("shm"), "{names:?}");
+    let wrong = lines("host/src", |path, line| {
+        let default = path.ends_with("host/src/cli/settings.rs") && line.contains("unwrap_or_else");
+        names.iter().any(|name| line.contains(&format!("\"{name}\"")) && !(name == "shm" && default))
+    });
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let core =
+        lines("host/core/src", |_, line| names.iter().any(|name| line.contains(&format!("\"{name}\""))));
+    assert!(core.is_empty(), "{core:#?}");
+}
+
+#[test]
+fn the_command_runner_stays_light() {
+    let used = dependencies(&manifest("xtask"));
+    let light = allowed(&["anyhow", "host-tests", "rustix", "serde_json", "ureq"]);
+    assert!(used.is_subset(&light), "{used:?}");
+    let fixtures = manifest("tests");
+    let always: Vec<_> = fixtures["dependencies"]
+        .as_table()
+        .unwrap()
+        .iter()
+        .filter(|(_, value)| value.get("optional").and_then(toml::Value::as_bool) != Some(true))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    assert!(!always.iter().any(|name| name.starts_with("candle") || *name == "host"), "{always:?}");
+}

@@ -1,0 +1,147 @@
+//! `cargo xtask test`: everything that can fail, in one command.
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::Context;
+
+use crate::python;
+use crate::workspace::{Profile, Workspace};
+
+const HELP: &str = "\
+Build everything and run every test.
+
+Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`,
+and runs the `openai` python package against a split server; the package is installed into an environment below the
+target folder. Where that is not possible, that one test is skipped, loudly, and with CI=true it fails.
+
+Usage: cargo xtask test [ARGUMENTS FOR CARGO TEST]
+
+With arguments, only `cargo test` runs, with them: `cargo xtask test -p host --test walk`.
+
+Environment:
+  CI=true   No test may be skipped
+  PYTHON    Python that makes the environment [default: python3]";
+
+/// How one part ended.
+enum Outcome {
+    Passed(String),
+    Failed(String),
+    Skipped(String),
+}
+
+/// Runs the command.
+pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    if arguments.first().is_some_and(|first| ["--help", "-h"].contains(&first.as_str())) {
+        println!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let start = Instant::now();
+    let workspace = Workspace::find()?;
+    workspace.build(Profile::Dev)?;
+    let mut parts = vec![("cargo test", cargo_test(&workspace, arguments)?)];
+    let client = if arguments.is_empty() {
+        openai_client(&workspace)
+    } else {
+        Outcome::Skipped("arguments choose among the tests of cargo".to_owned())
+    };
+    parts.push(("openai client", client));
+
+    println!("\nsummary ({:.0} s)", start.elapsed().as_secs_f64());
+    let mut good = true;
+    for (name, outcome) in &parts {
+        let (word, what) = match outcome {
+            Outcome::Passed(what) => ("passed", what),
+            Outcome::Failed(what) => ("FAILED", what),
+            Outcome::Skipped(what) => ("SKIPPED", what),
+        };
+        good &= !matches!(outcome, Outcome::Failed(_));
+        println!("  {word:<8} {name:<14} {what}");
+    }
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn cargo_test(workspace: &Workspace, arguments: &[String]) -> anyhow::Result<Outcome> {
+    let package = |argument: &String| argument.starts_with("-p") || argument.starts_with("--package");
+    let chosen = arguments.iter().take_while(|argument| *argument != "--").any(package);
+    // One failing test program must not hide the others'.
+    let mut command = workspace.cargo(&["test", "--no-fail-fast"]);
+    if !chosen {
+        command.arg("--workspace");
+    }
+    let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
+    let mut counts = Counts::default();
+    if let Some(stdout) = child.stdout.take() {
+        let mut ours = std::io::stdout();
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = line.context("the output of cargo test cannot be read")?;
+            counts.add(&String::from_utf8_lossy(&line));
+            ours.write_all(&line).and_then(|()| ours.write_all(b"\n")).context("nobody reads the output")?;
+        }
+    }
+    let status = child.wait().context("cargo test cannot be waited for")?;
+    let Counts { passed, failed, ignored } = counts;
+    let what = format!("{passed} passed, {failed} failed, {ignored} ignored");
+    Ok(if status.success() { Outcome::Passed(what) } else { Outcome::Failed(format!("{what}; {status}")) })
+}
+
+/// What the test programs said in their last lines.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Counts {
+    /// Takes `test result: ok. 3 passed; 0 failed; 1 ignored; …`, and leaves other lines alone.
+    fn add(&mut self, line: &str) {
+        let Some(rest) = line.strip_prefix("test result: ") else { return };
+        let words: Vec<&str> = rest.split([' ', ';', '.']).filter(|word| !word.is_empty()).collect();
+        for pair in words.windows(2) {
+            let Ok(number) = pair[0].parse::<u64>() else { continue };
+            match pair[1] {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+fn openai_client(workspace: &Workspace) -> Outcome {
+    println!("\nopenai client");
+    let python = match python::environment(workspace) {
+        Ok(python) => python,
+        Err(reason) => {
+            let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+            println!("SKIPPED: the openai package cannot be had: {reason}");
+            return if ci { Outcome::Failed(reason) } else { Outcome::Skipped(reason) };
+        }
+    };
+    match python::check(workspace, &python) {
+        Ok(true) => Outcome::Passed("all checks".to_owned()),
+        Ok(false) => Outcome::Failed("see above".to_owned()),
+        Err(error) => Outcome::Failed(format!("{error:#}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_test_programs_are_added_up() {
+        let mut counts = Counts::default();
+        for line in [
+            "running 4 tests",
+            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s",
+            "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 7 filtered out; finished in 1.20s",
+        ] {
+            counts.add(line);
+        }
+        assert_eq!(counts, Counts { passed: 4, failed: 2, ignored: 1 });
+    }
+}

@@ -1,0 +1,82 @@
+//! Where things lie, and how cargo is called.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, ensure};
+
+/// The repository and where it is built.
+#[derive(Debug)]
+pub struct Workspace {
+    /// The folder of the workspace's Cargo.toml.
+    pub root: PathBuf,
+    /// Where cargo builds: `CARGO_TARGET_DIR`, its configuration, or `target`.
+    pub target: PathBuf,
+}
+
+/// Which of cargo's profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// What tests use.
+    Dev,
+    /// What is fast.
+    Release,
+}
+
+impl Workspace {
+    /// Asks cargo.
+    pub fn find() -> anyhow::Result<Self> {
+        let mut command = Command::new(cargo());
+        command.args(["metadata", "--format-version", "1", "--no-deps", "--manifest-path"]);
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        let output = command.stderr(Stdio::inherit()).output().context("cargo cannot be run")?;
+        ensure!(output.status.success(), "cargo metadata failed with {}", output.status);
+        let answer: serde_json::Value =
+            serde_json::from_slice(&output.stdout).context("cargo metadata gave no JSON")?;
+        let path = |field: &str| {
+            let text = answer[field].as_str();
+            text.map(PathBuf::from).with_context(|| format!("cargo metadata names no {field}"))
+        };
+        Ok(Self { root: path("workspace_root")?, target: path("target_directory")? })
+    }
+
+    /// A cargo command in the repository's root, building where this workspace builds.
+    pub fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(cargo());
+        command.args(arguments).current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Builds all crates, plugins included.
+    pub fn build(&self, profile: Profile) -> anyhow::Result<()> {
+        let mut command = self.cargo(&["build", "--workspace"]);
+        if profile == Profile::Release {
+            command.arg("--release");
+        }
+        let status = command.status().context("cargo cannot be run")?;
+        ensure!(status.success(), "the workspace does not build; see above");
+        Ok(())
+    }
+
+    /// Where a profile's programs and plugins lie.
+    pub fn built(&self, profile: Profile) -> PathBuf {
+        self.target.join(if profile == Profile::Release { "release" } else { "debug" })
+    }
+
+    /// The demo's small model, made from a fixed seed if it is not there yet.
+    pub fn tiny_model(&self) -> anyhow::Result<PathBuf> {
+        let model = self.target.join("demo").join("tiny-qwen3");
+        if !model.join("complete").exists() {
+            host_tests::model::tiny_qwen3(&model, 0)
+                .and_then(|()| std::fs::write(model.join("complete"), ""))
+                .with_context(|| format!("the model cannot be written to {}", model.display()))?;
+        }
+        Ok(model)
+    }
+}
+
+/// The cargo that runs this.
+fn cargo() -> PathBuf {
+    std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
