@@ -1,7 +1,7 @@
 //! A worker's messages to other workers: one task per peer, which also notices when the peer is gone.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use host_core::{Event, Instance};
@@ -35,40 +35,59 @@ struct Queued {
     message: ControlMessage,
 }
 
+/// The way to one peer, for as long as one connection lasts.
+struct Line {
+    queue: mpsc::Sender<Queued>,
+    /// Tells this line from an earlier one to the same peer.
+    number: u64,
+}
+
+#[derive(Default)]
+struct Lines {
+    by_instance: HashMap<Instance, Line>,
+    last_number: u64,
+}
+
 /// The peers that we send to.
 #[derive(Clone)]
 pub struct Peers {
     worker: Handle,
-    by_instance: Arc<Mutex<HashMap<Instance, mpsc::Sender<Queued>>>>,
+    lines: Arc<Mutex<Lines>>,
 }
 
 impl Peers {
     /// Nobody yet.
     #[must_use]
     pub fn new(worker: Handle) -> Self {
-        Self { worker, by_instance: Arc::default() }
+        Self { worker, lines: Arc::default() }
     }
 
     /// Starts sending to a peer at an address, in place of what was sent to it before.
     pub fn add(&self, peer: Instance, address: &str) {
-        let (sender, receive) = mpsc::channel(WAITING);
-        let earlier = self.table().insert(peer, sender);
-        drop(earlier);
+        let (queue, receive) = mpsc::channel(WAITING);
+        let number = {
+            let mut lines = self.lines();
+            lines.last_number += 1;
+            let number = lines.last_number;
+            lines.by_instance.insert(peer, Line { queue, number });
+            number
+        };
         match Endpoint::from_shared(address.to_owned()) {
             Ok(endpoint) => {
                 let channel = endpoint.connect_timeout(CALL).connect_lazy();
-                tokio::spawn(speak(self.clone(), peer, WorkerClient::new(channel), receive));
+                tokio::spawn(speak(self.clone(), (peer, number), WorkerClient::new(channel), receive));
             }
             Err(error) => tracing::error!(%peer, address, %error, "a peer's address is not one"),
         }
     }
 
-    fn table(&self) -> std::sync::MutexGuard<'_, HashMap<Instance, mpsc::Sender<Queued>>> {
-        self.by_instance.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remove(&self, peer: Instance) {
-        self.table().remove(&peer);
+    /// Whether this line is the one in use.
+    fn is_current(&self, peer: Instance, number: u64) -> bool {
+        self.lines().by_instance.get(&peer).is_some_and(|line| line.number == number)
     }
 
     /// Carries out what the scheduler asks until it stops.
@@ -77,8 +96,9 @@ impl Peers {
             match next {
                 Outgoing::Message { to, floor, message } => {
                     let message = wire::write_message(&message);
+                    let queued = Queued { floor, message };
                     let sent =
-                        self.table().get(&to).map(|peer| peer.try_send(Queued { floor, message }).is_ok());
+                        self.lines().by_instance.get(&to).map(|line| line.queue.try_send(queued).is_ok());
                     if sent != Some(true) {
                         tracing::debug!(%to, "a control message was dropped; it will be repeated");
                     }
@@ -98,7 +118,7 @@ impl Peers {
                     });
                 }
                 Outgoing::Fence(peer) => {
-                    self.remove(peer);
+                    self.lines().by_instance.remove(&peer);
                     let peers = self.clone();
                     tokio::spawn(async move { peers.fence(peer).await });
                 }
@@ -160,7 +180,7 @@ impl Peers {
 /// Sends to one peer until it is lost, replaced, or nobody sends any more.
 async fn speak(
     peers: Peers,
-    peer: Instance,
+    (peer, number): (Instance, u64),
     mut client: WorkerClient<Channel>,
     mut queue: mpsc::Receiver<Queued>,
 ) {
@@ -200,8 +220,11 @@ async fn speak(
         };
         failures += 1;
         if failures >= FAILURES {
-            tracing::warn!(%peer, trouble, "a peer is lost");
-            peers.worker.event(Event::PeerLost { peer, fenced: false }).await;
+            // What an earlier line came to says nothing about the one in use.
+            if peers.is_current(peer, number) {
+                tracing::warn!(%peer, trouble, "a peer is lost");
+                peers.worker.event(Event::PeerLost { peer, fenced: false }).await;
+            }
             return;
         }
         tokio::time::sleep(AFTER_FAILURE).await;
