@@ -12,9 +12,10 @@ use crate::workspace::{Profile, Workspace};
 const HELP: &str = "\
 Build everything and run every test.
 
-Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`,
-and runs the `openai` python package against a split server; the package is installed into an environment below the
-target folder. Where that is not possible, that one test is skipped, loudly, and with CI=true it fails.
+Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`
+with the comparison of the CPU executor with candle, and runs the `openai` python package against a split server. The
+package is installed into an environment below the target folder. Where that is not possible, that one test is skipped,
+loudly, and with CI=true it fails.
 
 Usage: cargo xtask test [ARGUMENTS FOR CARGO TEST]
 
