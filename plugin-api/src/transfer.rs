@@ -194,7 +194,8 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// When no endpoint can be offered.
     fn endpoint(&self) -> Result<Vec<u8>>;
 
-    /// Connects to a peer. Connecting again under the same name replaces a connection that was lost.
+    /// Connects to a peer. Connecting again under the same name replaces a connection that was lost, whose id is then
+    /// unknown.
     ///
     /// # Errors
     /// `PEER_LOST` when nobody answers, `VERSION` when the endpoint is of another kind.
