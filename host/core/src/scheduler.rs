@@ -410,7 +410,8 @@ impl Scheduler {
     /// When an invariant does not hold.
     pub fn audit(&self) {
         self.pool.audit();
-        let held: usize = self.jobs.values().map(|job| job.pages.as_ref().map_or(0, |p| p.ids().len())).sum();
+        let held: usize =
+            self.jobs.values().map(|job| job.held.as_ref().map_or(0, |pages| pages.ids().len())).sum();
         assert_eq!(held, self.pool.counts().held, "every held page has a job");
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
@@ -425,7 +426,7 @@ impl Scheduler {
 
     /// Which pages each request holds; for tests and for finding faults.
     pub fn holdings(&self) -> impl Iterator<Item = (Room, &[PageId])> {
-        self.jobs.iter().filter_map(|(room, job)| Some((*room, job.pages.as_ref()?.ids())))
+        self.jobs.iter().filter_map(|(room, job)| Some((*room, job.held.as_ref()?.ids())))
     }
 
     fn send(&self, to: Instance, message: Message, actions: &mut Vec<Action>) {

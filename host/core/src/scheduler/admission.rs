@@ -146,7 +146,8 @@ impl Scheduler {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
-        job.pages = Some(pages);
+        job.table = pages.ids().to_vec();
+        job.held = Some(pages);
         job.aux = Some(aux);
         match (self.config.role, job.request.prefill.as_ref().map(|peer| peer.instance)) {
             (Role::Decode, Some(peer)) => {
@@ -171,12 +172,12 @@ impl Scheduler {
     ) {
         let page_tokens = self.config.page_tokens as usize;
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let (Some(pages), Some(aux_slot)) = (&job.pages, job.aux) else { return };
+        let Some(aux_slot) = job.aux else { return };
         job.stage = Stage::Transfer(Incoming::new(peer, attempt));
         let prompt = job.request.prompt.len();
         let reserve = Reserve {
-            pages: pages.ids()[..prompt.div_ceil(page_tokens)].to_vec(),
-            decode_prefix_len: 0,
+            pages: job.table[job.prefix_pages..prompt.div_ceil(page_tokens)].to_vec(),
+            decode_prefix_len: u32::try_from(job.prefix_pages * page_tokens).unwrap_or(u32::MAX),
             prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
             aux_slot,
         };
@@ -272,7 +273,7 @@ impl Scheduler {
         for tag in &touchers.tags {
             actions.push(Action::CancelWrite(*tag));
         }
-        let Some(pages) = job.pages else {
+        let Some(pages) = job.held else {
             self.answer_aborts(room, answer, actions);
             return;
         };

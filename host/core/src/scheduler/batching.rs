@@ -32,13 +32,12 @@ impl Scheduler {
                 chunk_left -= count;
             }
             let end = job.computed + count;
-            let Some(pages) = &job.pages else { unreachable!("{room:?} runs without pages") };
             let covered = end.div_ceil(self.config.page_tokens as usize);
             sequences.push(Sequence {
                 room,
                 tokens: (job.computed..end).map(|position| job.token(position)).collect(),
                 start: u32::try_from(job.computed).unwrap_or(u32::MAX),
-                pages: pages.ids()[..covered].to_vec(),
+                pages: job.table[..covered].to_vec(),
                 sample: (end == job.known()).then_some(job.request.sampling),
             });
             job.in_batch = Some(end);
@@ -115,7 +114,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&room) else { return };
         let prompt = job.request.prompt.len();
         let covered = prompt.div_ceil(self.config.page_tokens as usize);
-        let pages = job.pages.as_ref().map(|pages| pages.ids()[..covered].to_vec()).unwrap_or_default();
+        let pages = job.table[..covered].to_vec();
         let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
         actions.push(Action::PromptReady { room, tokens, pages });
     }

@@ -32,11 +32,11 @@ impl Scheduler {
         }
         if incoming.complete() {
             let incoming = incoming.clone();
-            let (Some(pages), Some(aux_slot)) = (&job.pages, job.aux) else { return };
+            let Some(aux_slot) = job.aux else { return };
             actions.push(Action::Verify {
                 room: notice.room,
                 attempt: notice.attempt,
-                pages: pages.ids()[..covered].to_vec(),
+                pages: job.table[job.prefix_pages..covered].to_vec(),
                 aux_slot,
             });
             job.stage = Stage::Verifying(incoming);
@@ -60,7 +60,7 @@ impl Scheduler {
         let peer = incoming.peer;
         let prompt = job.request.prompt.len();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let pages = count(prompt.div_ceil(self.config.page_tokens as usize));
+        let pages = count(prompt.div_ceil(self.config.page_tokens as usize) - job.prefix_pages);
         let expected = Expected { room, attempt, prompt_tokens: count(prompt), pages };
         match verify(expected, found) {
             Ok(verified) => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::batch::Sampled;
-use crate::ids::{Instance, Time};
+use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
 use crate::pool::HeldPages;
 use crate::request::Request;
@@ -81,8 +81,13 @@ pub(super) struct Job {
     pub request: Request,
     pub submitted: Time,
     pub stage: Stage,
-    /// Pages for the prompt and the answer; `None` while queued.
-    pub pages: Option<HeldPages>,
+    /// The page table: pages for the prompt and the answer, in order; empty while queued. The first
+    /// `prefix_pages` are shared, the others are held.
+    pub table: Vec<PageId>,
+    /// Pages at the front of the table that were there before the request.
+    pub prefix_pages: usize,
+    /// The pages that the request gives back; `None` while queued.
+    pub held: Option<HeldPages>,
     pub aux: Option<u32>,
     /// Positions with KV.
     pub computed: usize,
@@ -104,7 +109,9 @@ impl Job {
             request,
             submitted,
             stage: Stage::Queued,
-            pages: None,
+            table: Vec::new(),
+            prefix_pages: 0,
+            held: None,
             aux: None,
             computed: 0,
             output: Vec::new(),

@@ -112,7 +112,7 @@ impl Scheduler {
     pub(super) fn push_pages(&mut self, room: Room, actions: &mut Vec<Action>) {
         let page_tokens = self.config.page_tokens as usize;
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let (Some(pages), Some(aux), Some(outgoing)) = (&job.pages, job.aux, &mut job.outgoing) else {
+        let (Some(aux), Some(outgoing)) = (job.aux, &mut job.outgoing) else {
             return;
         };
         let last = job.stage == Stage::Inflight;
@@ -127,7 +127,7 @@ impl Scheduler {
         }
         let prefix_pages = outgoing.reserve.decode_prefix_len as usize / page_tokens;
         let span = outgoing.cursor..end.max(outgoing.cursor);
-        let source = pages.ids()[span.clone()].to_vec();
+        let source = job.table[span.clone()].to_vec();
         let target = outgoing.reserve.pages[span.start - prefix_pages..span.end - prefix_pages].to_vec();
         self.last_tag += 1;
         let tag = Tag(self.last_tag);
