@@ -17,6 +17,7 @@ mod outbox;
 pub mod pool;
 mod quarantine;
 pub mod request;
+pub mod routing;
 pub mod scheduler;
 pub mod transfer;
 

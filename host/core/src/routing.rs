@@ -1,0 +1,14 @@
+//! Where a request goes: what each worker has cached against how busy it is.
+//!
+//! The router keeps one [`PrefixIndex`] over all workers, fed by their KV events, and an account of the work it has
+//! given out ([`Placement`]). A request goes to the worker that is expected to answer first: the tokens already waiting
+//! there plus the tokens of this prompt that it would have to compute.
+//!
+//! Work that was placed but is not cached yet counts as cached on the worker it was placed on. Without that, two
+//! requests with the same new prefix that arrive together would each be computed somewhere else.
+
+mod index;
+mod placement;
+
+pub use index::{Applied, BlockKey, KvEvent, PrefixIndex, WorkerSlot};
+pub use placement::{Placed, Placement, Weights};
