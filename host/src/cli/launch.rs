@@ -20,6 +20,9 @@ use crate::worker::Parts;
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
 
+/// Most threads that a worker computes on.
+const MOST_THREADS: usize = 1024;
+
 /// A worker that was checked and not started.
 #[derive(Debug)]
 pub struct Plan {
@@ -52,6 +55,11 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         ("--max-queued", settings.max_queued),
     ] {
         positive(flag, value, 1)?;
+    }
+    if settings.threads.is_some_and(|threads| threads == 0 || threads > MOST_THREADS) {
+        return Err(refused(format!(
+            "--threads must be 1 to {MOST_THREADS}: more than there are cores gain nothing"
+        )));
     }
     let page_tokens = positive("--page-size", settings.page_size, 16)? as usize;
     let order: KvOrder = match &settings.kv_layout {

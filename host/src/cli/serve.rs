@@ -188,10 +188,12 @@ async fn work(
     let listener = listen(control, "--control").await?;
     let address = format!("http://{}", listener.local_addr()?);
     let settings = settings.clone();
-    // Loading weights takes seconds; signals are still listened to.
-    let parts = tokio::task::spawn_blocking(move || launch::parts(&settings, role))
-        .await
-        .context("the worker could not be put together")??;
+    // Loading weights takes seconds to minutes; who is asked to stop meanwhile does.
+    let loading = tokio::task::spawn_blocking(move || launch::parts(&settings, role));
+    let parts = tokio::select! {
+        parts = loading => parts.context("the worker could not be put together")??,
+        () = until(stopped.clone()) => return Ok(()),
+    };
     let (worker, outgoing) = Worker::start(parts, runtime)?;
     let handle = worker.handle().clone();
     let info = crate::net::proto::WorkerInfo { address, ..handle.info().clone() };
