@@ -53,6 +53,12 @@ fn flipped_bytes_cost_a_second_transfer_and_no_answer() {
 }
 
 #[test]
+fn bytes_that_flip_again_and_again_end_in_an_error_and_free_pages() {
+    let total = run("many flips", Faults { flip: 0.5, abort: 0.2, ..Faults::default() });
+    assert!(total.failed > 0 && total.finished > 0);
+}
+
+#[test]
 fn a_dying_prefill_worker_loses_no_page() {
     let faults = Faults { loss: 0.1, repeat: 0.1, abort: 0.2, death: 0.01, ..Faults::default() };
     let total = run("deaths", faults);

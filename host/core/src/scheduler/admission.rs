@@ -8,6 +8,9 @@ use crate::message::{Body, Reserve};
 use crate::quarantine::{Entry, Touchers};
 use crate::request::{Failure, FailureCode, Request};
 
+/// Later requests that may take pages before one that lacks them.
+const OVERTAKEN: u32 = 32;
+
 impl Scheduler {
     pub(super) fn submit(&mut self, now: Time, request: Request, actions: &mut Vec<Action>) {
         let room = request.room;
@@ -112,27 +115,44 @@ impl Scheduler {
         positions.div_ceil(self.config.page_tokens as usize)
     }
 
-    /// Admits in order of arrival. A request whose other leg is not there yet is passed over; one that lacks pages
-    /// stops the line, so that it is not overtaken for ever.
+    /// Admits in order of arrival. A request whose other leg is not there yet is passed over. One that lacks pages may
+    /// be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits behind it, so that it
+    /// gets the next pages that come free.
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
-        let mut passed_over = 0;
-        while let Some(room) = self.queue.get(passed_over).copied() {
+        let mut at = 0;
+        let mut lacking: Vec<Room> = Vec::new();
+        while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            if !ready {
-                passed_over += 1;
-                continue;
-            }
             let needed = self.pages_needed(&job.request);
-            if self.aux_free.is_empty() || needed > self.pool.counts().free {
+            let fits = needed <= self.pool.counts().free;
+            if self.aux_free.is_empty() || (ready && !fits && job.overtaken >= OVERTAKEN) {
                 break;
             }
-            self.queue.remove(passed_over);
-            self.admit_one(now, room, needed, actions);
+            if ready && fits {
+                self.queue.remove(at);
+                self.admit_one(now, room, needed, actions);
+                for waits in &lacking {
+                    if let Some(job) = self.jobs.get_mut(waits) {
+                        job.overtaken += 1;
+                    }
+                }
+                if lacking
+                    .iter()
+                    .any(|waits| self.jobs.get(waits).is_some_and(|job| job.overtaken >= OVERTAKEN))
+                {
+                    break;
+                }
+                continue;
+            }
+            if ready {
+                lacking.push(room);
+            }
+            at += 1;
         }
     }
 

@@ -81,6 +81,8 @@ pub(super) struct Job {
     pub request: Request,
     pub submitted: Time,
     pub stage: Stage,
+    /// Later requests that were admitted while this one lacked pages.
+    pub overtaken: u32,
     /// The page table: pages for the prompt and the answer, in order; empty while queued. The first
     /// `prefix_pages` are shared, the others are held.
     pub table: Vec<PageId>,
@@ -109,6 +111,7 @@ impl Job {
             request,
             submitted,
             stage: Stage::Queued,
+            overtaken: 0,
             table: Vec::new(),
             prefix_pages: 0,
             held: None,
