@@ -87,21 +87,21 @@ fn a_small_request_does_not_wait_behind_one_that_lacks_pages() {
 #[test]
 fn an_endless_stream_of_small_requests_starves_nobody() {
     let mut worker = Worker::new(10);
-    // Small requests always overlap, so that 8 pages are never free by chance.
-    for room in 10..14 {
-        worker.submit(room, 2, 1 + room as u32 % 2);
+    // Lifetimes differ and more wait than fit, so that 8 pages are never free by chance.
+    for room in 10..20 {
+        worker.submit(room, 3, 1 + room as u32 % 3);
+        worker.step();
     }
-    worker.step();
     worker.submit(1, 8, 1);
-    let mut small = 14;
+    let mut small = 20;
     for step in 0..200 {
         for _ in 0..3 {
-            worker.submit(small, 2, 1 + small as u32 % 2);
+            worker.submit(small, 3, 1 + small as u32 % 3);
             small += 1;
         }
         worker.step();
         if worker.finished.contains(&Room(1)) {
-            let overtook = worker.finished.iter().filter(|room| room.0 >= 14).count();
+            let overtook = worker.finished.iter().filter(|room| room.0 >= 20).count();
             println!("admitted in step {step}, after {overtook} later ones");
             assert!(overtook > 0, "nothing was let past: the line stood still from the start");
             assert!(overtook <= 32 + 5, "{overtook} later requests came first");
