@@ -80,7 +80,12 @@ pub enum Outgoing {
         floor: u64,
     },
     /// [`host_core::Action::Fence`].
-    Fence(Instance),
+    Fence {
+        /// Whom.
+        peer: Instance,
+        /// Which connection.
+        session: u64,
+    },
 }
 
 /// Everything a worker is made of.

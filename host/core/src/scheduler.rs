@@ -114,7 +114,7 @@ pub enum Event {
         peer: Instance,
         /// Messages of the peer below this id belong to an earlier connection ([`Action::Connect`] carries it over).
         floor: u64,
-        /// Names the connection; every write over it says so ([`PageWrite::session`]).
+        /// Names the connection, higher than any before; every write over it says so ([`PageWrite::session`]).
         session: u64,
     },
     /// The handshake failed.
@@ -124,15 +124,23 @@ pub enum Event {
         /// Why.
         message: String,
     },
-    /// A peer is gone. `fenced`: it is proven that none of its writes lands any more.
+    /// A connection to a peer is gone. `fenced`: it is proven that none of the writes over it lands any more.
     PeerLost {
         /// Who.
         peer: Instance,
+        /// Which connection. News of an earlier one than that in use changes nothing: the one in use was begun when
+        /// the earlier one was fenced.
+        session: u64,
         /// Whether its late writes are proven to land nowhere.
         fenced: bool,
     },
-    /// The fence around a peer could not be proven yet.
-    FenceFailed(Instance),
+    /// The fence around a connection could not be proven yet.
+    FenceFailed {
+        /// Who.
+        peer: Instance,
+        /// Which connection.
+        session: u64,
+    },
     /// The batch was computed.
     BatchDone(Vec<SequenceOutput>),
     /// The batch could not be computed.
@@ -181,8 +189,14 @@ pub enum Action {
         /// For the peer's [`Event::PeerReady`].
         floor: u64,
     },
-    /// Cut a peer off in both directions; answer with [`Event::PeerLost`] (fenced) or [`Event::FenceFailed`].
-    Fence(Instance),
+    /// Cut one connection to a peer off in both directions; answer with [`Event::PeerLost`] (fenced) or
+    /// [`Event::FenceFailed`]. Proven already when that connection is not the one in use any more.
+    Fence {
+        /// Who.
+        peer: Instance,
+        /// Which connection.
+        session: u64,
+    },
     /// Write pages into a peer's memory; answer with [`Event::Written`] once settled.
     Write(PageWrite),
     /// Ask that what has not started of a write never starts; it still settles.
@@ -358,8 +372,10 @@ impl Scheduler {
             Event::Message { from, floor, message } => self.message(now, from, floor, message, actions),
             Event::PeerReady { peer, floor, session } => self.peer_ready(now, peer, floor, session, actions),
             Event::PeerRefused { peer, message } => self.peer_refused(now, peer, &message, actions),
-            Event::PeerLost { peer, fenced } => self.peer_lost(now, peer, fenced, actions),
-            Event::FenceFailed(peer) => self.fence_failed(now, peer),
+            Event::PeerLost { peer, session, fenced } => {
+                self.peer_lost(now, (peer, session), fenced, actions);
+            }
+            Event::FenceFailed { peer, session } => self.fence_failed(now, peer, session),
             Event::BatchDone(outputs) => self.batch_done(now, &outputs, actions),
             Event::BatchFailed(message) => self.batch_failed(now, &message, actions),
             Event::Written { tag, error } => self.written(now, tag, error, actions),
@@ -435,14 +451,15 @@ impl Scheduler {
 
     fn repeat(&mut self, now: Time, actions: &mut Vec<Action>) {
         for peer in self.outbox.silent_peers(now, self.config.peer_patience) {
-            self.peer_lost(now, peer, false, actions);
+            let session = self.peers.session(peer);
+            self.peer_lost(now, (peer, session), false, actions);
         }
         for (to, message) in self.outbox.due(now) {
             self.stats.messages_repeated += 1;
             self.send(to, message, actions);
         }
         for peer in self.peers.fences_due(now) {
-            actions.push(Action::Fence(peer));
+            actions.push(Action::Fence { peer, session: self.peers.session(peer) });
         }
     }
 

@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::proto::worker_client::WorkerClient;
 use super::proto::{ControlMessage, DeliverRequest, HandshakeRequest, WorkerInfo};
 use super::wire;
-use super::worker_service::{connect, fence, refusal};
+use super::worker_service::{connect, refusal};
 use crate::worker::{Handle, Outgoing};
 
 /// Messages that may wait for one peer; more are dropped and repeated by the core.
@@ -38,21 +38,15 @@ struct Queued {
 /// The way to one peer, for as long as one connection lasts.
 struct Line {
     queue: mpsc::Sender<Queued>,
-    /// Tells this line from an earlier one to the same peer.
-    number: u64,
-}
-
-#[derive(Default)]
-struct Lines {
-    by_instance: HashMap<Instance, Line>,
-    last_number: u64,
+    /// The connection that it belongs to.
+    session: u64,
 }
 
 /// The peers that we send to.
 #[derive(Clone)]
 pub struct Peers {
     worker: Handle,
-    lines: Arc<Mutex<Lines>>,
+    lines: Arc<Mutex<HashMap<Instance, Line>>>,
 }
 
 impl Peers {
@@ -63,31 +57,25 @@ impl Peers {
     }
 
     /// Starts sending to a peer at an address, in place of what was sent to it before.
-    pub fn add(&self, peer: Instance, address: &str) {
+    pub fn add(&self, peer: Instance, session: u64, address: &str) {
         let (queue, receive) = mpsc::channel(WAITING);
-        let number = {
-            let mut lines = self.lines();
-            lines.last_number += 1;
-            let number = lines.last_number;
-            lines.by_instance.insert(peer, Line { queue, number });
-            number
-        };
+        self.lines().insert(peer, Line { queue, session });
         match Endpoint::from_shared(address.to_owned()) {
             Ok(endpoint) => {
                 let channel = endpoint.connect_timeout(CALL).connect_lazy();
-                tokio::spawn(speak(self.clone(), (peer, number), WorkerClient::new(channel), receive));
+                tokio::spawn(speak(self.clone(), (peer, session), WorkerClient::new(channel), receive));
             }
             Err(error) => tracing::error!(%peer, address, %error, "a peer's address is not one"),
         }
     }
 
-    fn lines(&self) -> MutexGuard<'_, Lines> {
+    fn lines(&self) -> MutexGuard<'_, HashMap<Instance, Line>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this line is the one in use.
-    fn is_current(&self, peer: Instance, number: u64) -> bool {
-        self.lines().by_instance.get(&peer).is_some_and(|line| line.number == number)
+    fn is_current(&self, peer: Instance, session: u64) -> bool {
+        self.lines().get(&peer).is_some_and(|line| line.session == session)
     }
 
     /// Carries out what the scheduler asks until it stops.
@@ -97,8 +85,7 @@ impl Peers {
                 Outgoing::Message { to, floor, message } => {
                     let message = wire::write_message(&message);
                     let queued = Queued { floor, message };
-                    let sent =
-                        self.lines().by_instance.get(&to).map(|line| line.queue.try_send(queued).is_ok());
+                    let sent = self.lines().get(&to).map(|line| line.queue.try_send(queued).is_ok());
                     if sent != Some(true) {
                         tracing::debug!(%to, "a control message was dropped; it will be repeated");
                     }
@@ -117,10 +104,12 @@ impl Peers {
                         peers.worker.event(event).await;
                     });
                 }
-                Outgoing::Fence(peer) => {
-                    self.lines().by_instance.remove(&peer);
+                Outgoing::Fence { peer, session } => {
+                    if self.is_current(peer, session) {
+                        self.lines().remove(&peer);
+                    }
                     let peers = self.clone();
-                    tokio::spawn(async move { peers.fence(peer).await });
+                    tokio::spawn(async move { peers.fence(peer, session).await });
                 }
             }
         }
@@ -134,7 +123,13 @@ impl Peers {
         floor: u64,
     ) -> Result<u64, String> {
         // Before the peer connects anew: a fence later would cut that connection too.
-        fence(&self.worker, instance).await?;
+        let links = self.worker.links().clone();
+        match tokio::task::spawn_blocking(move || links.fence_all(instance)).await {
+            Ok(fenced) => {
+                fenced.map_err(|error| format!("an earlier connection could not be fenced: {error}"))?;
+            }
+            Err(panic) => return Err(format!("the transfer plugin failed: {panic}")),
+        }
         let endpoint = Endpoint::from_shared(address.to_owned())
             .map_err(|error| format!("{address:?} is not an address: {error}"))?;
         let unreachable = |error: &dyn std::fmt::Display| {
@@ -161,16 +156,21 @@ impl Peers {
         }
         let session = connect(&self.worker, &peer).await?;
         tracing::info!(name = %peer.name, %instance, "peer connected");
-        self.add(instance, address);
+        self.add(instance, session, address);
         Ok(session)
     }
 
-    async fn fence(&self, peer: Instance) {
-        let event = match fence(&self.worker, peer).await {
-            Ok(()) => Event::PeerLost { peer, fenced: true },
-            Err(error) => {
-                tracing::warn!(%peer, error, "a peer is not fenced; its pages stay in quarantine");
-                Event::FenceFailed(peer)
+    async fn fence(&self, peer: Instance, session: u64) {
+        let links = self.worker.links().clone();
+        let event = match tokio::task::spawn_blocking(move || links.fence(peer, session)).await {
+            Ok(Ok(())) => Event::PeerLost { peer, session, fenced: true },
+            Ok(Err(error)) => {
+                tracing::warn!(%peer, %error, "a peer is not fenced; its pages stay in quarantine");
+                Event::FenceFailed { peer, session }
+            }
+            Err(panic) => {
+                tracing::error!(%peer, %panic, "the transfer plugin failed to fence a peer");
+                Event::FenceFailed { peer, session }
             }
         };
         self.worker.event(event).await;
@@ -180,7 +180,7 @@ impl Peers {
 /// Sends to one peer until it is lost, replaced, or nobody sends any more.
 async fn speak(
     peers: Peers,
-    (peer, number): (Instance, u64),
+    (peer, session): (Instance, u64),
     mut client: WorkerClient<Channel>,
     mut queue: mpsc::Receiver<Queued>,
 ) {
@@ -221,9 +221,9 @@ async fn speak(
         failures += 1;
         if failures >= FAILURES {
             // What an earlier line came to says nothing about the one in use.
-            if peers.is_current(peer, number) {
+            if peers.is_current(peer, session) {
                 tracing::warn!(%peer, trouble, "a peer is lost");
-                peers.worker.event(Event::PeerLost { peer, fenced: false }).await;
+                peers.worker.event(Event::PeerLost { peer, session, fenced: false }).await;
             }
             return;
         }

@@ -103,12 +103,12 @@ impl Worker for WorkerService {
         let peer = Instance(from.instance);
         let connected = match refusal(&self.info, &from) {
             Some(refusal) => Err(refusal),
-            None => reconnect(&self.worker, &from).await,
+            None => connect(&self.worker, &from).await,
         };
         match &connected {
             Ok(session) => {
                 tracing::info!(name = %from.name, instance = %peer, "peer connected");
-                self.peers.add(peer, &from.address);
+                self.peers.add(peer, *session, &from.address);
                 self.worker.event(Event::PeerReady { peer, floor, session: *session }).await;
             }
             Err(refusal) => tracing::warn!(name = %from.name, refusal, "handshake refused"),
@@ -155,22 +155,8 @@ pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> 
     compatible(prefill, decode).err()
 }
 
-/// Cuts off what is left of an earlier connection and makes a new one.
-async fn reconnect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, String> {
-    fence(worker, Instance(peer.instance)).await?;
-    connect(worker, peer).await
-}
-
-/// Fences the transfer plugin's connection to a peer, off the async threads.
-pub(super) async fn fence(worker: &Handle, peer: Instance) -> Result<(), String> {
-    let links = worker.links().clone();
-    match tokio::task::spawn_blocking(move || links.fence(peer)).await {
-        Ok(fenced) => fenced.map_err(|error| format!("an earlier connection could not be fenced: {error}")),
-        Err(panic) => Err(format!("the transfer plugin failed: {panic}")),
-    }
-}
-
-/// Connects the transfer plugin to a peer, off the async threads; returns the session.
+/// Cuts off what is left of an earlier connection of the transfer plugin to a peer and makes a new one, off the async
+/// threads; returns the session.
 pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, String> {
     let (links, peer) = (worker.links().clone(), peer.clone());
     tokio::task::spawn_blocking(move || links.connect(&peer))

@@ -17,6 +17,9 @@ use crate::net::proto::{TransferEndpoint, WorkerInfo};
 /// How long a plugin may take to stop.
 const SHUTDOWN_MS: u64 = 3_000;
 
+/// Peers whose turn is remembered before those of nobody's concern are forgotten.
+const TURNS: usize = 1024;
+
 /// A peer's memory, as writes name it.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
@@ -51,6 +54,8 @@ pub struct Links {
     layout: KvLayout,
     aux: Arc<SharedMemory>,
     peers: Mutex<HashMap<Instance, Link>>,
+    /// One lock per peer: connecting and fencing take their turns, so that neither undoes the other unseen.
+    turns: Mutex<HashMap<Instance, Arc<Mutex<()>>>>,
     sessions: AtomicU64,
 }
 
@@ -94,6 +99,7 @@ impl Links {
             layout: *kv.layout(),
             aux,
             peers: Mutex::new(HashMap::new()),
+            turns: Mutex::default(),
             sessions: AtomicU64::new(0),
         })
     }
@@ -151,8 +157,16 @@ impl Links {
         self.peers().get(&peer).copied()
     }
 
-    /// Connects to a peer whose earlier connection was [fenced](Self::fence); returns the new session. Blocks: not for
-    /// the scheduler thread.
+    fn turn(&self, peer: Instance) -> Arc<Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if turns.len() >= TURNS {
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        }
+        turns.entry(peer).or_default().clone()
+    }
+
+    /// Fences what is left of an earlier connection to a peer and makes a new one; returns the new session. Blocks: not
+    /// for the scheduler thread.
     ///
     /// # Errors
     /// A sentence for the peer's refusal: no plugin in common, nobody there, an earlier connection not fenced.
@@ -180,7 +194,9 @@ impl Links {
                 layout.bytes()
             ));
         }
-        self.fence(instance)
+        let turn = self.turn(instance);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cut(instance, |_| true)
             .map_err(|error| format!("an earlier connection could not be fenced: {error}"))?;
         let handle = plugin.backend.connect(&instance.to_string(), &offered.endpoint).map_err(|error| {
             format!("plugin {:?} could not connect to {}: {error}", plugin.name, peer.name)
@@ -207,12 +223,30 @@ impl Links {
         Ok(KvLayout::new(KvShape { pages: peer.pages as usize, ..self.layout.shape }, order))
     }
 
-    /// Cuts a peer off in both directions. Blocks: not for the scheduler thread.
+    /// Cuts off one connection to a peer in both directions, if it is still the one in use: an earlier one was cut off
+    /// when the next was made. Blocks: not for the scheduler thread.
     ///
     /// # Errors
     /// When the plugin could not prove that nothing of the peer lands any more.
-    pub fn fence(&self, peer: Instance) -> Result<(), host_plugin_api::Error> {
-        let Some(link) = self.get(peer) else { return Ok(()) };
+    pub fn fence(&self, peer: Instance, session: u64) -> Result<(), host_plugin_api::Error> {
+        let turn = self.turn(peer);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cut(peer, |link| link.session == session)
+    }
+
+    /// Cuts off whatever connection to a peer there is. Blocks: not for the scheduler thread.
+    ///
+    /// # Errors
+    /// As [`fence`](Self::fence).
+    pub fn fence_all(&self, peer: Instance) -> Result<(), host_plugin_api::Error> {
+        let turn = self.turn(peer);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cut(peer, |_| true)
+    }
+
+    /// Whoever calls has the peer's turn.
+    fn cut(&self, peer: Instance, meant: impl Fn(&Link) -> bool) -> Result<(), host_plugin_api::Error> {
+        let Some(link) = self.get(peer).filter(meant) else { return Ok(()) };
         if let Some(plugin) = &self.plugin {
             plugin.backend.disconnect(link.peer)?;
         }

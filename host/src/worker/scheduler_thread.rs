@@ -142,7 +142,7 @@ impl Turn {
                 }
             }
             Action::Connect { peer, floor } => self.unsent.push_back(Outgoing::Connect { peer, floor }),
-            Action::Fence(peer) => self.unsent.push_back(Outgoing::Fence(peer)),
+            Action::Fence { peer, session } => self.unsent.push_back(Outgoing::Fence { peer, session }),
             Action::Write(write) => self.transfer(TransferCommand::Write(write)),
             Action::CancelWrite(tag) => self.transfer(TransferCommand::Cancel(tag)),
             Action::Verify { room, attempt, pages, aux_slot } => {

@@ -218,6 +218,9 @@ impl Thread {
         let links = self.start.links.clone();
         let link = links.get(write.to).ok_or_else(|| format!("worker {} is not connected", write.to))?;
         if link.session != write.session {
+            // The scheduler has not heard of the connection that is in use, and may never: its own is gone.
+            let lost = Event::PeerLost { peer: write.to, session: write.session, fenced: true };
+            self.report(lost);
             return Err(format!("the connection to worker {} was replaced", write.to));
         }
         let (kv_region, aux_region) = links.regions().ok_or("there is no transfer plugin")?;
@@ -404,15 +407,17 @@ impl Thread {
         let Ok(instance) = u64::from_str_radix(name, 16) else { return };
         let peer = Instance(instance);
         tracing::warn!(%peer, "the transfer plugin says that a peer is gone");
+        // Without a link, whoever took it away has told the scheduler.
+        let Some(session) = self.start.links.get(peer).map(|link| link.session) else { return };
         // The peer is proven gone; this only returns the plugin's handle.
-        let fenced = match self.start.links.fence(peer) {
+        let fenced = match self.start.links.fence(peer, session) {
             Ok(()) => true,
             Err(error) => {
                 tracing::warn!(%peer, %error, "the connection to a lost peer could not be closed yet");
                 false
             }
         };
-        self.report(Event::PeerLost { peer, fenced });
+        self.report(Event::PeerLost { peer, session, fenced });
     }
 
     fn verify(&self, room: Room, attempt: u32, pages: &[PageId], aux_slot: u32) {

@@ -171,7 +171,6 @@ impl Scheduler {
         job.aux = Some(aux);
         match (self.config.role, job.request.prefill.as_ref().map(|peer| peer.instance)) {
             (Role::Decode, Some(peer)) => {
-                job.stage = Stage::Transfer(Incoming::new(peer, 0));
                 self.reserve(now, room, peer, 1, actions);
             }
             _ => {
@@ -191,9 +190,10 @@ impl Scheduler {
         actions: &mut Vec<Action>,
     ) {
         let page_tokens = self.config.page_tokens as usize;
+        let whom = (peer, self.peers.session(peer));
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Some(aux_slot) = job.aux else { return };
-        job.stage = Stage::Transfer(Incoming::new(peer, attempt));
+        job.stage = Stage::Transfer(Incoming::new(whom, attempt));
         let prompt = job.request.prompt.len();
         let reserve = Reserve {
             pages: job.table[job.prefix_pages..prompt.div_ceil(page_tokens)].to_vec(),
@@ -249,7 +249,9 @@ impl Scheduler {
     fn tell_other_leg(&mut self, now: Time, job: &Job, failure: &Failure, actions: &mut Vec<Action>) {
         let room = job.request.room;
         let (peer, attempt, body) = match (&job.stage, &job.outgoing) {
-            (Stage::Transfer(incoming) | Stage::Verifying(incoming), _) => {
+            (Stage::Transfer(incoming) | Stage::Verifying(incoming), _)
+                if self.may_write(incoming.peer, incoming.session) =>
+            {
                 (incoming.peer, incoming.attempt, Body::Abort)
             }
             (_, Some(outgoing)) => {
@@ -282,7 +284,7 @@ impl Scheduler {
         let touchers = Touchers {
             writer: match &job.stage {
                 Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
-                    Some(incoming.peer).filter(|peer| self.may_write(*peer))
+                    Some(incoming.peer).filter(|_| self.may_write(incoming.peer, incoming.session))
                 }
                 _ => None,
             },

@@ -57,7 +57,7 @@ impl Scheduler {
         self.finish_clearing(cleared, actions);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Stage::Verifying(incoming) = &job.stage else { return };
-        let peer = incoming.peer;
+        let (peer, session) = (incoming.peer, incoming.session);
         // Nobody reads the pages any more; whatever ends the job from here on must not wait for a verification.
         job.stage = Stage::Transfer(incoming.clone());
         let prompt = job.request.prompt.len();
@@ -84,8 +84,9 @@ impl Scheduler {
                 self.stats.integrity_failures += 1;
                 // Every part of this attempt has arrived, so nothing of it can still be written: the same pages
                 // can be asked for again at once.
-                if self.peers.state(peer) != Some(&PeerState::Ready) {
-                    let message = format!("{mismatch}, and worker {peer} that could send it again is gone");
+                let connected = self.peers.state(peer) == Some(&PeerState::Ready);
+                if !connected || session != self.peers.session(peer) {
+                    let message = format!("{mismatch}, and the connection to worker {peer} is gone");
                     self.fail(now, room, Failure::new(FailureCode::PeerLost, message), actions);
                 } else if attempt < self.config.max_attempts {
                     self.outbox.forget_room(room);

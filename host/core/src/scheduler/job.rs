@@ -28,6 +28,8 @@ pub(super) enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Incoming {
     pub peer: Instance,
+    /// The connection over which it was asked for.
+    pub session: u64,
     pub attempt: u32,
     /// Sequence numbers that arrived.
     pub arrived: BTreeSet<u32>,
@@ -36,8 +38,8 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(peer: Instance, attempt: u32) -> Self {
-        Self { peer, attempt, arrived: BTreeSet::new(), last: None }
+    pub(super) fn new((peer, session): (Instance, u64), attempt: u32) -> Self {
+        Self { peer, session, attempt, arrived: BTreeSet::new(), last: None }
     }
 
     pub(super) fn complete(&self) -> bool {

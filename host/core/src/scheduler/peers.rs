@@ -94,6 +94,7 @@ impl Peers {
         if let Some(peer) = self.by_instance.get_mut(&peer) {
             peer.floor = peer.floor.max(floor);
             peer.session = session;
+            peer.fence_again = None;
         }
     }
 
@@ -169,6 +170,9 @@ impl Scheduler {
         session: u64,
         actions: &mut Vec<Action>,
     ) {
+        if session <= self.peers.session(peer) {
+            return;
+        }
         // A second handshake is a new session: whatever the old one was about, the peer has forgotten.
         if self.peers.state(peer) == Some(&PeerState::Ready) {
             self.lose(now, peer, actions);
@@ -193,7 +197,23 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn peer_lost(&mut self, now: Time, peer: Instance, fenced: bool, actions: &mut Vec<Action>) {
+    pub(super) fn peer_lost(
+        &mut self,
+        now: Time,
+        (peer, session): (Instance, u64),
+        fenced: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if session != self.peers.session(peer) {
+            return;
+        }
+        if self.peers.state(peer) == Some(&PeerState::Connecting) {
+            // The old connection's end, while the next is being made: its rooms ended before.
+            if fenced {
+                self.writer_gone(peer, actions);
+            }
+            return;
+        }
         self.lose(now, peer, actions);
         if fenced {
             self.peers.set(peer, PeerState::Fenced);
@@ -206,7 +226,7 @@ impl Scheduler {
     /// From here on the peer counts as a possible writer until its fence is proven.
     fn cut_off(&mut self, peer: Instance, actions: &mut Vec<Action>) {
         self.peers.set(peer, PeerState::Unfenced);
-        actions.push(Action::Fence(peer));
+        actions.push(Action::Fence { peer, session: self.peers.session(peer) });
     }
 
     /// Ends everything that depends on a peer.
@@ -233,9 +253,10 @@ impl Scheduler {
         self.finish_clearing(cleared, actions);
     }
 
-    /// Whether writes of this peer may still land here.
-    pub(super) fn may_write(&self, peer: Instance) -> bool {
-        !matches!(self.peers.state(peer), None | Some(PeerState::Fenced))
+    /// Whether writes over this connection may still land here: an earlier one was fenced when the next began.
+    pub(super) fn may_write(&self, peer: Instance, session: u64) -> bool {
+        let gone = matches!(self.peers.state(peer), None | Some(PeerState::Fenced));
+        !gone && session == self.peers.session(peer)
     }
 
     /// Rooms that depend on a peer and are in one of the stages asked for.
@@ -251,9 +272,10 @@ impl Scheduler {
         rooms.map(|(room, _)| *room).collect()
     }
 
-    pub(super) fn fence_failed(&mut self, now: Time, peer: Instance) {
+    pub(super) fn fence_failed(&mut self, now: Time, peer: Instance, session: u64) {
         if let Some(known) = self.peers.by_instance.get_mut(&peer)
             && known.state == PeerState::Unfenced
+            && known.session == session
         {
             known.fence_again = Some(now.after(FENCE_AGAIN));
         }

@@ -170,13 +170,36 @@ impl Worker {
 
 /// Something under way that happens at its time.
 enum Pending {
-    Deliver { to: Instance, from: Instance, floor: u64, message: Message },
+    Deliver {
+        to: Instance,
+        from: Instance,
+        floor: u64,
+        message: Message,
+    },
     Land(PageWrite, Instance),
-    Settle { at: Instance, event: Event },
-    Connect { prefill: Instance, floor: u64 },
-    Fence { at: Instance, peer: Instance },
+    Settle {
+        at: Instance,
+        event: Event,
+    },
+    /// Prefill hears the handshake.
+    Handshake {
+        prefill: Instance,
+        floor: u64,
+    },
+    /// Decode hears the answer.
+    Connected {
+        prefill: Instance,
+    },
+    Fence {
+        at: Instance,
+        peer: Instance,
+        session: u64,
+    },
     Cancel(Room),
-    Submit { to: Instance, request: Request },
+    Submit {
+        to: Instance,
+        request: Request,
+    },
 }
 
 struct Client {
@@ -196,8 +219,11 @@ pub struct World {
     pending: BTreeMap<(Time, u64), Pending>,
     order: u64,
     clients: BTreeMap<Room, Client>,
-    /// Directions in which writes are cut: nothing of an earlier session lands.
-    sessions: BTreeMap<Instance, u64>,
+    /// Prefill's connection to decode, by its own count: a write lands only over the one it was given for.
+    prefill_link: Option<u64>,
+    /// Decode's connection to prefill, by its own count. Cutting it cuts prefill's.
+    decode_link: Option<u64>,
+    last_session: u64,
     fence_fails: u64,
     outcome: Outcome,
     trace: Vec<String>,
@@ -218,7 +244,9 @@ impl World {
             pending: BTreeMap::new(),
             order: 0,
             clients: BTreeMap::new(),
-            sessions: BTreeMap::new(),
+            prefill_link: None,
+            decode_link: None,
+            last_session: 0,
             fence_fails: 0,
             outcome: Outcome::default(),
             trace: Vec::new(),
@@ -378,36 +406,64 @@ impl World {
             }
             Pending::Land(write, from) => self.land(&write, from),
             Pending::Settle { at, event } => self.handle(at, event),
-            Pending::Connect { prefill, floor } => {
-                // The fence of the new handshake: whatever the old session had in flight lands nowhere.
-                self.cut_writes(prefill);
-                if self.prefill.instance == prefill {
-                    // What the old session still decides between the new connection and the news of it must not
-                    // go out over the new one.
-                    self.tick(true);
-                    let session = self.sessions.get(&prefill).copied().unwrap_or(0);
-                    self.handle(prefill, Event::PeerReady { peer: DECODE, floor, session });
-                    self.handle(DECODE, Event::PeerReady { peer: prefill, floor: 0, session });
-                } else {
+            Pending::Handshake { prefill, floor } => {
+                if self.prefill.instance != prefill {
                     let message = "connection refused".to_owned();
-                    self.handle(DECODE, Event::PeerRefused { peer: prefill, message });
+                    return self.handle(DECODE, Event::PeerRefused { peer: prefill, message });
                 }
+                self.last_session += 1;
+                let session = self.last_session;
+                self.prefill_link = Some(session);
+                // What the old session still decides between the new connection and the news of it must not go out
+                // over the new one.
+                self.tick(true);
+                self.handle(prefill, Event::PeerReady { peer: DECODE, floor, session });
+                let after = self.soon(50);
+                self.schedule(after, Pending::Connected { prefill });
             }
-            Pending::Fence { at, peer } => {
-                if self.fence_fails > 0 {
+            Pending::Connected { prefill } => {
+                if self.prefill.instance != prefill {
+                    let message = "connection refused".to_owned();
+                    return self.handle(DECODE, Event::PeerRefused { peer: prefill, message });
+                }
+                self.last_session += 1;
+                let session = self.last_session;
+                self.decode_link = Some(session);
+                let after = self.soon(20);
+                let event = Event::PeerReady { peer: prefill, floor: 0, session };
+                self.schedule(after, Pending::Settle { at: DECODE, event });
+            }
+            Pending::Fence { at, peer, session } => {
+                let event = if self.fence_fails > 0 {
                     self.fence_fails -= 1;
                     self.outcome.fences_failed += 1;
-                    return self.handle(at, Event::FenceFailed(peer));
-                }
-                self.cut_writes(if at == DECODE { peer } else { at });
-                self.handle(at, Event::PeerLost { peer, fenced: true });
+                    Event::FenceFailed { peer, session }
+                } else {
+                    let ours = if at == DECODE { self.decode_link } else { self.prefill_link };
+                    if ours == Some(session) {
+                        self.cut();
+                    }
+                    Event::PeerLost { peer, session, fenced: true }
+                };
+                // The news takes its time; a new connection may be there first.
+                let after = self.soon(200);
+                self.schedule(after, Pending::Settle { at, event });
             }
         }
     }
 
-    /// Nothing that this prefill worker has in flight lands any more; each write settles with an error.
-    fn cut_writes(&mut self, prefill: Instance) {
-        *self.sessions.entry(prefill).or_default() += 1;
+    /// Ends the connection in both directions: writes in flight land nowhere and settle with an error. Each side that
+    /// did not ask for it hears of it.
+    fn cut(&mut self) {
+        let prefill = self.prefill.instance;
+        let ends = [(DECODE, prefill, self.decode_link.take()), (prefill, DECODE, self.prefill_link.take())];
+        for (at, peer, session) in ends {
+            if let Some(session) = session {
+                let after = self.soon(50);
+                let event = Event::PeerLost { peer, session, fenced: true };
+                self.schedule(after, Pending::Settle { at, event });
+            }
+        }
     }
 
     fn kill_prefill(&mut self) {
@@ -417,12 +473,12 @@ impl World {
         let total = (pages.free + pages.held + pages.quarantined) as u32;
         self.prefill = Worker::new(Instance(dead.0 + 1), Role::Prefill, total);
         // A dead process writes no more; the backend tells us so.
-        self.cut_writes(dead);
-        let after = self.soon(50);
-        self.schedule(
-            after,
-            Pending::Settle { at: DECODE, event: Event::PeerLost { peer: dead, fenced: true } },
-        );
+        self.prefill_link = None;
+        if let Some(session) = self.decode_link.take() {
+            let after = self.soon(50);
+            let event = Event::PeerLost { peer: dead, session, fenced: true };
+            self.schedule(after, Pending::Settle { at: DECODE, event });
+        }
         // The router sees the prefill legs break and gives the decode legs up.
         let rooms: Vec<Room> =
             self.clients.iter().filter(|(_, c)| c.ended.is_none()).map(|(r, _)| *r).collect();
@@ -438,15 +494,20 @@ impl World {
 
     /// One side sees the connection break; late writes may still land until the fence is proven.
     fn drop_connection(&mut self) {
+        let prefill = self.prefill.instance;
+        let at_decode = self.random.chance(0.7);
+        let (at, peer, session) = match at_decode {
+            true => (DECODE, prefill, self.decode_link),
+            false => (prefill, DECODE, self.prefill_link),
+        };
+        let Some(session) = session else { return };
         self.outcome.disconnects += 1;
         self.fence_fails = self.random.below(3);
-        let prefill = self.prefill.instance;
-        let (at, peer) = if self.random.chance(0.7) { (DECODE, prefill) } else { (prefill, DECODE) };
-        self.handle(at, Event::PeerLost { peer, fenced: false });
+        self.handle(at, Event::PeerLost { peer, session, fenced: false });
     }
 
     fn land(&mut self, write: &PageWrite, from: Instance) {
-        let cut = write.session != self.sessions.get(&from).copied().unwrap_or(0);
+        let cut = self.prefill.instance != from || self.prefill_link != Some(write.session);
         let error = cut.then(|| "the connection is gone".to_owned());
         self.handle(from, Event::Written { tag: write.tag, error });
         if cut || self.prefill.instance != from {
@@ -504,12 +565,14 @@ impl World {
                 }
                 Action::Send { to, floor, message } => self.post(at, to, floor, &message),
                 Action::Connect { peer, floor } => {
+                    // What is left of an earlier connection is fenced before the peer is called.
+                    self.cut();
                     let after = self.soon(50);
-                    self.schedule(after, Pending::Connect { prefill: peer.instance, floor });
+                    self.schedule(after, Pending::Handshake { prefill: peer.instance, floor });
                 }
-                Action::Fence(peer) => {
+                Action::Fence { peer, session } => {
                     let after = self.soon(100);
-                    self.schedule(after, Pending::Fence { at, peer });
+                    self.schedule(after, Pending::Fence { at, peer, session });
                 }
                 Action::Write(write) => {
                     // One room's parts land in order: the fake backend digests them as they land.
