@@ -15,6 +15,7 @@ mod rank_thread;
 mod scheduler_thread;
 mod transfer_thread;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -22,7 +23,7 @@ use host_core::request::{Failure, FinishReason, Request, Usage};
 use host_core::scheduler::Stats;
 use host_core::{Config, Event, Instance, KvLayout, Room, Sampled};
 use host_plugin_api::transfer::TransferBackend;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::executor::{Executor, KvMemory};
 use crate::net::proto::{KvIdentity, WorkerInfo};
@@ -88,6 +89,27 @@ pub enum Outgoing {
     },
 }
 
+/// Held by each thread of a worker. A thread that ends before it was asked to (a panic, a plugin that failed) leaves a
+/// worker that answers nobody, so its end is told to whoever runs the process.
+pub(crate) struct Alive {
+    thread: &'static str,
+    stopping: Arc<AtomicBool>,
+    died: watch::Sender<Option<&'static str>>,
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if !self.stopping.load(Ordering::Acquire) {
+            // The others end for the first one's sake.
+            self.died.send_if_modified(|died| {
+                let first = died.is_none();
+                *died = died.or(Some(self.thread));
+                first
+            });
+        }
+    }
+}
+
 /// Everything a worker is made of.
 pub struct Parts {
     /// Its name for people: "prefill-0".
@@ -115,6 +137,8 @@ pub struct Worker {
     handle: Handle,
     threads: Vec<JoinHandle<()>>,
     stop: scheduler_thread::Stop,
+    stopping: Arc<AtomicBool>,
+    died: watch::Receiver<Option<&'static str>>,
 }
 
 /// The way in to a running worker, for any thread or task.
@@ -154,7 +178,10 @@ impl Worker {
             transfer: links.endpoint()?.into_iter().collect(),
         };
         let mut threads = Vec::new();
-        let (to_rank, rank) = rank_thread::start(executor, kv.clone(), inputs.clone())?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (died, receive_died) = watch::channel(None);
+        let alive = |thread| Alive { thread, stopping: stopping.clone(), died: died.clone() };
+        let (to_rank, rank) = rank_thread::start(executor, kv.clone(), inputs.clone(), alive("rank"))?;
         threads.push(rank);
         let to_transfer = match links.backend() {
             Some(_) => {
@@ -163,6 +190,7 @@ impl Worker {
                     kv,
                     inputs: inputs.clone(),
                     page_integrity,
+                    alive: alive("transfer"),
                 };
                 let (to_transfer, thread) = transfer_thread::start(start)?;
                 threads.push(thread);
@@ -180,10 +208,11 @@ impl Worker {
             to_rank,
             to_transfer,
             stats: stats.clone(),
+            alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
         let handle = Handle { inputs, stats, links, info: Arc::new(info), instance };
-        Ok((Worker { handle, threads, stop }, receive_outgoing))
+        Ok((Worker { handle, threads, stop, stopping, died: receive_died }, receive_outgoing))
     }
 
     /// The way in.
@@ -192,11 +221,19 @@ impl Worker {
         &self.handle
     }
 
+    /// Resolves with a thread's name when one ended although nobody asked it to. The worker is of no use then.
+    pub async fn died(&self) -> &'static str {
+        let mut died = self.died.clone();
+        let thread = died.wait_for(Option::is_some).await.ok().and_then(|thread| *thread);
+        thread.unwrap_or("last")
+    }
+
     /// Ends all threads and the transfer plugin. Requests that still run are given up.
     ///
     /// # Errors
     /// When the plugin did not stop in time.
     pub fn stop(self) -> anyhow::Result<()> {
+        self.stopping.store(true, Ordering::Release);
         self.stop.now();
         for thread in self.threads {
             if thread.join().is_err() {

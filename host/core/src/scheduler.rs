@@ -279,6 +279,8 @@ pub struct Stats {
     pub quarantined_rooms: usize,
     /// Messages repeated until answered.
     pub unanswered: usize,
+    /// Peers that were cut off without proof so far that nothing of them lands here any more.
+    pub unfenced_peers: usize,
     /// Batches computed.
     pub batches: u64,
     /// Prompt tokens computed.
@@ -410,6 +412,7 @@ impl Scheduler {
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
             unanswered: self.outbox.len(),
+            unfenced_peers: self.peers.unfenced(),
             ..self.stats
         }
     }

@@ -224,7 +224,10 @@ async fn work(
     let server =
         tokio::spawn(axum::serve(listener, app).with_graceful_shutdown(until(closing)).into_future());
 
-    until(stopped).await;
+    tokio::select! {
+        () = until(stopped) => {}
+        thread = worker.died() => anyhow::bail!("the worker's {thread} thread has ended; see above"),
+    }
     registration.abort();
     drain(&handle).await;
     close.send_replace(true);

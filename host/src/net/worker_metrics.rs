@@ -49,6 +49,11 @@ impl Collector for WorkerCollector {
                 "Ended requests whose pages may still be written",
                 stats.quarantined_rooms,
             ),
+            (
+                "host_peers_unfenced",
+                "Peers cut off without proof that none of their writes lands",
+                stats.unfenced_peers,
+            ),
             ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
         ];
         for (name, help, value) in gauges {

@@ -1,17 +1,14 @@
 //! The thread that owns a rank's executor and computes on its KV pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use host_core::{Batch, Event, PageId, Room};
 use tokio::sync::mpsc;
 
-use super::Input;
+use super::{Alive, Input};
 use crate::executor::{Executor, KvMemory, digest};
-
-/// Commands under way: one batch, and a few digests before it.
-const COMMANDS: usize = 64;
 
 /// What a rank is asked to do, in order.
 #[derive(Debug)]
@@ -26,10 +23,15 @@ pub(super) fn start(
     executor: Box<dyn Executor>,
     kv: KvMemory,
     inputs: mpsc::Sender<Input>,
-) -> std::io::Result<(SyncSender<Command>, JoinHandle<()>)> {
-    let (commands, receive) = sync_channel(COMMANDS);
+    alive: Alive,
+) -> std::io::Result<(Sender<Command>, JoinHandle<()>)> {
+    // At most one batch, and the digests of prompts that became ready while the last one was computed.
+    let (commands, receive) = channel();
     let thread = std::thread::Builder::new().name("rank-0".into());
-    let thread = thread.spawn(move || run(executor, kv, &receive, &inputs))?;
+    let thread = thread.spawn(move || {
+        let _alive = alive;
+        run(executor, kv, &receive, &inputs);
+    })?;
     Ok((commands, thread))
 }
 

@@ -1,7 +1,7 @@
 //! The thread that owns the core: events in, actions out, nothing that waits.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::clock::Clock;
 use super::transfer_thread::{Command as TransferCommand, Inbox};
-use super::{Answer, Input, Outgoing, rank_thread};
+use super::{Alive, Answer, Input, Outgoing, rank_thread};
 
 /// Longest sleep without an event: keeps the published counters fresh.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -20,13 +20,16 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 const EVENTS_PER_TURN: usize = 256;
 
 pub(super) struct Start {
+    /// First, so that this thread's end is told before those that follow from it.
+    #[expect(dead_code, reason = "held for its drop")]
+    pub alive: Alive,
     pub config: Config,
     pub page_bytes: u64,
     pub clock: Clock,
     pub runtime: tokio::runtime::Handle,
     pub inputs: mpsc::Receiver<Input>,
     pub outgoing: mpsc::Sender<Outgoing>,
-    pub to_rank: SyncSender<rank_thread::Command>,
+    pub to_rank: Sender<rank_thread::Command>,
     pub to_transfer: Option<Inbox>,
     pub stats: Arc<Mutex<Stats>>,
 }
@@ -120,18 +123,10 @@ impl Turn {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Run(batch) => {
-                // One batch at a time, so there is room, or the rank thread is gone and so is the worker.
-                if self.start.to_rank.try_send(rank_thread::Command::Run(batch)).is_err() {
-                    tracing::error!("the rank thread does not take batches any more");
-                }
-            }
+            Action::Run(batch) => self.rank(rank_thread::Command::Run(batch)),
             Action::PromptReady { room, tokens, pages } => {
                 if tracing::enabled!(target: "host::pages", tracing::Level::DEBUG) {
-                    let command = rank_thread::Command::LogDigests { room, tokens: tokens as usize, pages };
-                    if let Err(TrySendError::Full(_)) = self.start.to_rank.try_send(command) {
-                        tracing::debug!(%room, "page digests left out: the rank is busy");
-                    }
+                    self.rank(rank_thread::Command::LogDigests { room, tokens: tokens as usize, pages });
                 }
             }
             Action::Send { to, floor, message } => {
@@ -167,6 +162,13 @@ impl Turn {
         let gone = client.is_none_or(|client| client.send(answer).is_err());
         if gone {
             tracing::trace!(%room, "an answer had no taker");
+        }
+    }
+
+    fn rank(&self, command: rank_thread::Command) {
+        // A rank thread that is gone takes the worker with it; see `Alive`.
+        if self.start.to_rank.send(command).is_err() {
+            tracing::error!("the rank thread takes no commands any more");
         }
     }
 

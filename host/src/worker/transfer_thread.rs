@@ -23,8 +23,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
-use super::Input;
 use super::link::Links;
+use super::{Alive, Input};
 use crate::executor::{KvMemory, digest};
 
 /// Sleep while the plugin has no descriptor to wait on, is full, or has something unsettled.
@@ -71,6 +71,9 @@ impl Drop for Inbox {
 }
 
 pub(super) struct Start {
+    /// First, so that this thread's end is told before those that follow from it.
+    #[expect(dead_code, reason = "held for its drop")]
+    pub alive: Alive,
     pub links: Arc<Links>,
     pub kv: KvMemory,
     pub inputs: mpsc::Sender<Input>,
@@ -101,6 +104,11 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
         thread.run(&state);
     })?;
     Ok((Inbox(inbox), thread))
+}
+
+/// How many entries a plugin filled in, or what is wrong with it.
+fn counted(answer: i32) -> Result<usize, ErrorCode> {
+    usize::try_from(answer).map(|count| count.min(BATCH)).map_err(|_negative| ErrorCode(answer))
 }
 
 /// One page write's way through the plugin, as one or more submissions.
@@ -143,8 +151,14 @@ impl Thread {
                 }
             }
             busy |= self.submit_waiting();
-            busy |= self.take_completions();
-            busy |= self.take_notifications();
+            match (self.take_completions(), self.take_notifications()) {
+                (Ok(completed), Ok(notified)) => busy |= completed || notified,
+                (Err(code), _) | (_, Err(code)) => {
+                    // Nothing can be known of what is in flight any more; only a new process can go on.
+                    tracing::error!(code = code.name(), "the transfer plugin has failed");
+                    return;
+                }
+            }
             self.settle();
             if !busy {
                 self.wait(inbox);
@@ -311,11 +325,10 @@ impl Thread {
         }
     }
 
-    fn take_completions(&mut self) -> bool {
+    fn take_completions(&mut self) -> Result<bool, ErrorCode> {
         let blank = Completion { tag: api::Tag(0), bytes: 0, status: 0, reserved: 0 };
         let mut completions = [blank; BATCH];
-        let count = self.backend.poll(&mut completions);
-        let count = usize::try_from(count).unwrap_or(0).min(BATCH);
+        let count = counted(self.backend.poll(&mut completions))?;
         for completion in &completions[..count] {
             if completion.status == 0 {
                 self.ended(completion.tag, None);
@@ -326,7 +339,7 @@ impl Thread {
                 self.unsettled.push(completion.tag);
             }
         }
-        count > 0
+        Ok(count > 0)
     }
 
     /// A failed submission counts as ended only when the plugin says that nothing of it is in flight.
@@ -351,7 +364,7 @@ impl Thread {
         }
     }
 
-    fn take_notifications(&mut self) -> bool {
+    fn take_notifications(&mut self) -> Result<bool, ErrorCode> {
         let blank = Notification {
             kind: NotificationKind(0),
             length: 0,
@@ -361,8 +374,7 @@ impl Thread {
             peer_name: [0; 64],
         };
         let mut notifications = [blank; BATCH];
-        let count = self.backend.notifications(&mut notifications);
-        let count = usize::try_from(count).unwrap_or(0).min(BATCH);
+        let count = counted(self.backend.notifications(&mut notifications))?;
         for notification in &notifications[..count] {
             match notification.kind {
                 NotificationKind::ARRIVED => self.arrived(notification),
@@ -370,7 +382,7 @@ impl Thread {
                 _ => {}
             }
         }
-        count > 0
+        Ok(count > 0)
     }
 
     fn arrived(&mut self, notification: &Notification) {

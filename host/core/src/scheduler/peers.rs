@@ -1,6 +1,6 @@
 //! Other workers: who is there, who is gone, and who must be cut off.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::job::Stage;
@@ -109,6 +109,11 @@ impl Peers {
         {
             peer.aborted.insert(id, room);
         }
+    }
+
+    /// Peers cut off without proof so far; their rooms' pages stay in quarantine.
+    pub(super) fn unfenced(&self) -> usize {
+        self.by_instance.values().filter(|peer| peer.state == PeerState::Unfenced).count()
     }
 
     pub(super) fn next_fence(&self) -> Option<Time> {
@@ -279,12 +284,5 @@ impl Scheduler {
         {
             known.fence_again = Some(now.after(FENCE_AGAIN));
         }
-    }
-
-    /// Peers cut off without proof so far; their rooms' pages stay in quarantine.
-    #[must_use]
-    pub fn unfenced_peers(&self) -> BTreeSet<Instance> {
-        let unfenced = self.peers.by_instance.iter().filter(|(_, peer)| peer.state == PeerState::Unfenced);
-        unfenced.map(|(instance, _)| *instance).collect()
     }
 }

@@ -1,0 +1,30 @@
+//! A worker that lost a thread ends, so that a supervisor can start it again; it does not linger as "live".
+
+#![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+
+mod plugin_support {
+    pub mod fixture;
+}
+
+use std::process::Command;
+
+#[test]
+fn a_worker_whose_transfer_plugin_panics_ends_with_an_error() {
+    let plugins = plugin_support::fixture::directory(&["panicking"]);
+    let config = plugins.path().join("host.toml");
+    std::fs::write(&config, "[plugin.panicking]\nin = \"poll\"\n").unwrap();
+    // A worker that lives on is ended, and its exit code (124) fails the test.
+    let output = Command::new("timeout")
+        .args(["60", env!("CARGO_BIN_EXE_host"), "--role", "prefill", "--executor", "synthetic"])
+        .args(["--plugins", "panicking", "--plugins-dir"])
+        .arg(plugins.path())
+        .arg("--config")
+        .arg(&config)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    println!("{said}");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("transfer plugin has failed") && said.contains("PANICKED"), "{said}");
+    assert!(said.contains("transfer thread has ended"), "{said}");
+}
