@@ -327,13 +327,18 @@ impl TransferBackend for ShmBackend {
         let mut any_lost = false;
         {
             let inbound = locked(&self.core.inbound);
-            for peer in inbound.iter() {
-                while taken < notifications.len()
-                    && let Some(notification) = peer.take()
-                {
-                    any_lost |= peer.is_finished();
-                    notifications[taken] = notification;
-                    taken += 1;
+            // One of each peer per round, so that a talkative one does not hide what others say.
+            let mut before = usize::MAX;
+            while before != taken {
+                before = taken;
+                for peer in inbound.iter() {
+                    if taken < notifications.len()
+                        && let Some(notification) = peer.take()
+                    {
+                        any_lost |= peer.is_finished();
+                        notifications[taken] = notification;
+                        taken += 1;
+                    }
                 }
             }
         }
