@@ -161,7 +161,7 @@ pub fn run(workload: &Workload) {
     }
     let start = std::time::Instant::now();
     let lock = cache.tree.lock(cache.namespace, workload.sequence(0));
-    let hashes = cache.tree.page_hashes(&lock).len();
+    let hashes = cache.tree.page_hashes(&lock, 0).len();
     println!(
         "{:<58} {:.1} us",
         format!("ours: hash chain of {hashes} pages, on demand"),

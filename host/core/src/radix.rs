@@ -144,16 +144,28 @@ impl RadixTree {
         }
     }
 
-    /// The names of a locked prefix's pages, in order. Hashes what was not asked for before; a node remembers the name
-    /// of its last page.
-    pub fn page_hashes(&mut self, lock: &PrefixLock) -> Vec<PageHash> {
-        let path: Vec<NodeIndex> = self.upwards(lock.node).map(|(index, _)| index).collect();
-        let mut hashes = Vec::with_capacity(lock.pages());
-        let Some(mut last) = self.namespaces.seed(lock.namespace) else { return hashes };
+    /// The names of a locked prefix's pages behind the first `known`, in order; none once its namespace is forgotten.
+    /// Every node remembers the name of its last page once it was asked for, so the names of what was just inserted
+    /// cost a hash for each page of it.
+    pub fn page_hashes(&mut self, lock: &PrefixLock, known: usize) -> Vec<PageHash> {
+        let Some(mut last) = self.namespaces.seed(lock.namespace) else { return Vec::new() };
+        let mut hashes = Vec::with_capacity(lock.pages().saturating_sub(known));
+        let mut path = Vec::new();
+        for (index, node) in self.upwards(lock.node) {
+            if let Some(hash) = self.hashes.get(&index).filter(|_| node.end as usize <= known) {
+                last = *hash;
+                break;
+            }
+            path.push(index);
+        }
         for index in path.into_iter().rev() {
-            for page in self.nodes[index].tokens.chunks_exact(self.page_tokens) {
-                last = last.next(page);
-                hashes.push(last);
+            let node = &self.nodes[index];
+            let start = node.end as usize - node.pages();
+            for (page, tokens) in (start..).zip(node.tokens.chunks_exact(self.page_tokens)) {
+                last = last.next(tokens);
+                if page >= known {
+                    hashes.push(last);
+                }
             }
             self.hashes.insert(index, last);
         }

@@ -308,7 +308,7 @@ fn a_prefix_split_off_a_locked_node_is_locked_too() {
     let mut cache = Cache::new(12);
     let written_back = cache.fill(&tokens(0..16));
     let pages = cache.pages(&written_back);
-    let names = cache.tree.page_hashes(&written_back);
+    let names = cache.tree.page_hashes(&written_back, 0);
     // Two cuts through the locked node, one by a match and one by an insertion.
     let matched = cache.lock(&tokens(0..12));
     cache.tree.unlock(matched);
@@ -316,7 +316,7 @@ fn a_prefix_split_off_a_locked_node_is_locked_too() {
     assert_eq!(cache.tree.counts().nodes, 4);
     assert_eq!((cache.tree.counts().locked, cache.evict(usize::MAX)), (4, 2));
     assert_eq!(cache.pages(&written_back), pages);
-    assert_eq!(cache.tree.page_hashes(&written_back), names);
+    assert_eq!(cache.tree.page_hashes(&written_back, 0), names);
     cache.tree.unlock(written_back);
     cache.drained();
 }
@@ -398,7 +398,7 @@ fn namespaces_share_nothing_and_their_number_is_limited() {
 fn the_hash_chain_is_the_documented_one_and_names_the_whole_prefix() {
     let mut cache = Cache::new(8);
     let lock = cache.fill(&tokens(0..12));
-    let names = cache.tree.page_hashes(&lock);
+    let names = cache.tree.page_hashes(&lock, 0);
     // Computed with Python's hashlib: seed = sha256(09 * 32 + three empty parts, each behind its u64 LE length),
     // h = sha256(h + four u32 LE), tokens 0 to 11.
     let expected = [
@@ -407,7 +407,18 @@ fn the_hash_chain_is_the_documented_one_and_names_the_whole_prefix() {
         "67850b36099a498b7e14d375df9ab497070ff4c5304a2caf773a887f1b5de8a8",
     ];
     assert_eq!(names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>(), expected);
+    for known in 0..4 {
+        assert_eq!(cache.tree.page_hashes(&lock, known), &names[known..]);
+    }
     cache.tree.unlock(lock);
+    // What is inserted behind, in the place of what was evicted, and behind a split gets its own names.
+    assert_eq!(cache.evict(1), 1);
+    for other in [[70, 71, 72, 73], [80, 81, 82, 83]] {
+        let lock = cache.fill(&[&tokens(0..8)[..], &other].concat());
+        assert_eq!(cache.tree.page_hashes(&lock, 2), [names[1].next(&other)]);
+        cache.tree.unlock(lock);
+        assert_eq!(cache.evict(1), 1);
+    }
     let key = |extra_key: &str, salt: &str| NamespaceKey {
         model: "m".into(),
         extra_key: extra_key.into(),
