@@ -1,6 +1,8 @@
 //! What a cache of this kind must not get wrong, one test per sentence. Several stand for faults that other trees had;
 //! the sentence says which.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
+
 use host_core::ids::PageId;
 use host_core::pool::{HeldPages, PagePool, PoolCounts};
 use host_core::radix::{
@@ -419,6 +421,14 @@ fn the_hash_chain_is_the_documented_one_and_names_the_whole_prefix() {
         cache.tree.unlock(lock);
         assert_eq!(cache.evict(1), 1);
     }
+    // Everything anew: no node inherits the name of the one whose place it takes.
+    cache.evict(usize::MAX);
+    let short = cache.fill(&tokens(20..28));
+    let lock = cache.fill(&tokens(20..32));
+    let behind = cache.tree.page_hashes(&lock, 2);
+    assert_eq!(behind, cache.tree.page_hashes(&lock, 0)[2..]);
+    cache.tree.unlock(short);
+    cache.tree.unlock(lock);
     let key = |extra_key: &str, salt: &str| NamespaceKey {
         model: "m".into(),
         extra_key: extra_key.into(),

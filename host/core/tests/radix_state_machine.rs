@@ -1,6 +1,8 @@
 //! The radix tree against a naive model, step by step, under every policy: the same matches, the same locks, the same
 //! pages evicted, the same contents told by events, and after every step every page of the pool in exactly one place.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
+
 mod radix {
     pub mod model;
 }

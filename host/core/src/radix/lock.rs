@@ -165,7 +165,8 @@ impl RadixTree {
         let hash = self.children.hash(owner, &self.nodes[lower].tokens[..self.page_tokens]);
         self.children.insert(hash, lower);
         if !pinned {
-            self.order.push_behind(&mut self.nodes, lower, upper);
+            // In any place: whoever has a node split pins its upper half next.
+            self.order.push(&mut self.nodes, upper);
         }
         upper
     }
@@ -198,5 +199,43 @@ impl RadixTree {
             let Ok(parent) = self.nodes[index].owner.get() else { return };
             index = parent;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::pool::PagePool;
+    use crate::radix::{NamespaceKey, PageHash, Policy, TreeConfig};
+
+    #[test]
+    fn prompts_whose_hashes_collide_keep_their_own_pages() {
+        let identity = PageHash([0; 32]);
+        let config = TreeConfig { page_tokens: 2, policy: Policy::Lru, identity, max_namespaces: 1, seed: 5 };
+        let mut tree = RadixTree::new(&config);
+        let namespace = tree.namespace(&NamespaceKey::default()).unwrap();
+        let mut seen = BTreeMap::new();
+        let colliding = (0..1_000_000).map(|token| [token, token + 1]).find_map(|page| {
+            let hash = tree.children.hash(Owner::namespace(namespace), &page);
+            seen.insert(hash, page).map(|other| [other, page])
+        });
+        let mut pool = PagePool::new(2);
+        for page in colliding.unwrap() {
+            let lock = tree.lock(namespace, &page);
+            assert_eq!(lock.pages(), 0, "another prompt's page");
+            let owned = pool.allocate(1).unwrap();
+            let offered = owned.ids().to_vec();
+            let inserted = tree.insert(&mut pool, lock, &page, owned, 0, &mut ());
+            let mut pages = Vec::new();
+            tree.pages(&inserted.lock, &mut pages);
+            assert_eq!(pages, offered);
+            pool.release(inserted.duplicates);
+            pool.release(inserted.rest);
+            tree.unlock(inserted.lock);
+        }
+        tree.audit();
+        assert_eq!(tree.counts().pages, 2);
     }
 }

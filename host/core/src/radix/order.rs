@@ -81,7 +81,7 @@ impl Order {
         self.queues.first_key_value().map(|(_, queue)| queue.head)
     }
 
-    /// The node's last pin has gone.
+    /// The node's last pin has gone, or it was just split off and is about to be pinned.
     pub(super) fn push(&mut self, nodes: &mut Nodes, index: NodeIndex) {
         let class = self.policy.class(&nodes[index]);
         let queue = self.queues.entry(class).or_insert(Queue { head: index, tail: NO_NODE });
@@ -91,24 +91,6 @@ impl Order {
         part.next = NO_NODE;
         if tail != NO_NODE {
             nodes[tail].full_mut().next = index;
-        }
-    }
-
-    /// Puts a node that was just split off directly behind the rest of what it was.
-    pub(super) fn push_behind(&mut self, nodes: &mut Nodes, lower: NodeIndex, upper: NodeIndex) {
-        let next = std::mem::replace(&mut nodes[lower].full_mut().next, upper);
-        let part = nodes[upper].full_mut();
-        part.previous = lower;
-        part.next = next;
-        match next {
-            NO_NODE => {
-                let class = self.policy.class(&nodes[upper]);
-                let Some(queue) = self.queues.get_mut(&class) else {
-                    unreachable!("a split changes no class")
-                };
-                queue.tail = upper;
-            }
-            next => nodes[next].full_mut().previous = upper,
         }
     }
 
