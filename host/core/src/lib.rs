@@ -16,6 +16,7 @@ pub mod notice;
 mod outbox;
 pub mod pool;
 mod quarantine;
+pub mod radix;
 pub mod request;
 pub mod routing;
 pub mod scheduler;

@@ -1,9 +1,15 @@
 //! The pages of a worker, each in exactly one place.
 //!
-//! A page is *free*, *held* by one owner, or *quarantined*: nobody uses it, but somebody may still touch it (a peer's
-//! write, our own transfer reading it, a batch being computed). Pages leave the pool and come back as values that can
-//! be neither copied nor dropped unnoticed, and a quarantined page becomes free only against [`Settled`] evidence.
-//! There is no timer.
+//! A page is *free*, *held* by one owner, *cached* in the [radix tree](crate::radix), or *quarantined*: nobody uses it,
+//! but somebody may still touch it (a peer's write, our own transfer reading it, a batch being computed). Pages leave
+//! the pool and come back as values that can be neither copied nor dropped unnoticed, and a quarantined page becomes
+//! free only against [`Settled`] evidence. There is no timer.
+//!
+//! ```text
+//! free ─allocate─► held ─cache─► cached ─release_cached─► free
+//!                   ├─release─► free
+//!                   └─quarantine─► quarantined ─clear─► free
+//! ```
 
 use crate::ids::PageId;
 
@@ -12,10 +18,11 @@ use crate::ids::PageId;
 enum Place {
     Free,
     Held,
+    Cached,
     Quarantined,
 }
 
-/// Pages with one owner. Must go back through [`PagePool::release`] or [`PagePool::quarantine`].
+/// Pages with one owner. Must go back through [`PagePool::release`], [`PagePool::quarantine`] or [`PagePool::cache`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct HeldPages(Vec<PageId>);
@@ -25,6 +32,46 @@ impl HeldPages {
     #[must_use]
     pub fn ids(&self) -> &[PageId] {
         &self.0
+    }
+
+    /// Keeps the first `at` pages and returns the others, or none if there are not more than `at`.
+    pub fn split_off(&mut self, at: usize) -> HeldPages {
+        HeldPages(self.0.split_off(at.min(self.0.len())))
+    }
+
+    /// Adds the pages of another owner behind these.
+    pub fn append(&mut self, mut other: HeldPages) {
+        self.0.append(&mut other.0);
+    }
+}
+
+/// Pages that hold KV for whoever asks for it. They belong to the tree, which gives them back by eviction.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use = "pages must go back to the pool"]
+pub struct CachedPages(Box<[PageId]>);
+
+impl CachedPages {
+    /// The pages, in the order of the tokens whose KV they hold.
+    #[must_use]
+    pub fn ids(&self) -> &[PageId] {
+        &self.0
+    }
+
+    /// Keeps the first `at` pages and returns the others.
+    pub(crate) fn split_off(&mut self, at: usize) -> CachedPages {
+        let mut pages = std::mem::take(&mut self.0).into_vec();
+        let rest = pages.split_off(at);
+        self.0 = pages.into_boxed_slice();
+        CachedPages(rest.into_boxed_slice())
+    }
+
+    /// All pages of many owners as one.
+    pub(crate) fn concat(parts: Vec<CachedPages>) -> CachedPages {
+        let mut pages = Vec::with_capacity(parts.iter().map(|part| part.0.len()).sum());
+        for part in parts {
+            pages.extend_from_slice(&part.0);
+        }
+        CachedPages(pages.into_boxed_slice())
     }
 }
 
@@ -59,6 +106,8 @@ pub struct PoolCounts {
     pub free: usize,
     /// Owned by a request.
     pub held: usize,
+    /// Owned by the radix tree, locked ones included.
+    pub cached: usize,
     /// Waiting until nobody can touch them.
     pub quarantined: usize,
 }
@@ -79,7 +128,7 @@ impl PagePool {
         Self {
             places: vec![Place::Free; pages as usize],
             free: (0..pages).rev().map(PageId).collect(),
-            counts: PoolCounts { free: pages as usize, held: 0, quarantined: 0 },
+            counts: PoolCounts { free: pages as usize, ..PoolCounts::default() },
         }
     }
 
@@ -121,6 +170,28 @@ impl PagePool {
         self.check();
     }
 
+    /// Hands pages over to the tree: their KV is complete, and nobody writes them any more.
+    pub fn cache(&mut self, pages: HeldPages) -> CachedPages {
+        for page in &pages.0 {
+            self.relocate(*page, Place::Held, Place::Cached);
+        }
+        self.counts.held -= pages.0.len();
+        self.counts.cached += pages.0.len();
+        self.check();
+        CachedPages(pages.0.into_boxed_slice())
+    }
+
+    /// Takes pages back that the tree has evicted.
+    pub fn release_cached(&mut self, pages: CachedPages) {
+        for page in &pages.0 {
+            self.relocate(*page, Place::Cached, Place::Free);
+        }
+        self.counts.cached -= pages.0.len();
+        self.counts.free += pages.0.len();
+        self.free.extend_from_slice(&pages.0);
+        self.check();
+    }
+
     /// Sets pages aside that somebody may still touch.
     pub fn quarantine(&mut self, pages: HeldPages) -> QuarantinedPages {
         for page in &pages.0 {
@@ -149,13 +220,13 @@ impl PagePool {
         *place = to;
     }
 
-    /// The invariant: free + held + quarantined = total.
+    /// The invariant: free + held + cached + quarantined = total.
     fn check(&self) {
         assert_eq!(self.free.len(), self.counts.free, "the free list and its count differ");
         assert_eq!(
-            self.counts.free + self.counts.held + self.counts.quarantined,
+            self.counts.free + self.counts.held + self.counts.cached + self.counts.quarantined,
             self.places.len(),
-            "free + held + quarantined = total"
+            "free + held + cached + quarantined = total"
         );
     }
 
@@ -168,6 +239,7 @@ impl PagePool {
         let counted = PoolCounts {
             free: count(Place::Free),
             held: count(Place::Held),
+            cached: count(Place::Cached),
             quarantined: count(Place::Quarantined),
         };
         assert_eq!(counted, self.counts, "pages counted one by one");
@@ -199,10 +271,33 @@ mod tests {
         let held = pool.allocate(2).unwrap();
         let quarantined = pool.quarantine(held);
         assert_eq!(pool.allocate(1), None);
-        assert_eq!(pool.counts(), PoolCounts { free: 0, held: 0, quarantined: 2 });
+        assert_eq!(pool.counts(), PoolCounts { quarantined: 2, ..PoolCounts::default() });
         pool.clear(quarantined, &Settled(()));
         assert_eq!(pool.counts().free, 2);
         pool.audit();
+    }
+
+    #[test]
+    fn a_cached_page_is_free_again_only_through_the_tree() {
+        let mut pool = PagePool::new(3);
+        let mut held = pool.allocate(3).unwrap();
+        let rest = held.split_off(2);
+        let cached = pool.cache(held);
+        assert_eq!(pool.counts(), PoolCounts { held: 1, cached: 2, ..PoolCounts::default() });
+        pool.audit();
+        pool.release(rest);
+        assert_eq!(pool.allocate(2), None);
+        pool.release_cached(cached);
+        assert_eq!(pool.counts().free, 3);
+        pool.audit();
+    }
+
+    #[test]
+    #[should_panic(expected = "somewhere else")]
+    fn a_page_that_a_request_holds_cannot_be_evicted() {
+        let mut pool = PagePool::new(1);
+        let held = pool.allocate(1).unwrap();
+        pool.release_cached(CachedPages(held.ids().into()));
     }
 
     #[test]

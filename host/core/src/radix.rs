@@ -1,0 +1,243 @@
+//! The radix tree: which cached pages hold the KV of which tokens.
+//!
+//! A node owns a *range* of pages and the raw tokens of the edge that leads to it; matching compares tokens, so no
+//! collision can serve another prompt's KV. Everything is in whole pages. The life of a request:
+//!
+//! ```text
+//! lock    the longest cached prefix, as a receipt ([`PrefixLock`]) that keeps it from being evicted
+//! insert  what was received or computed, as often as wanted; the receipt then names the longer prefix
+//! unlock  once, at the end, however it ends
+//! ```
+//!
+//! and once per tick, for all admissions together, [`RadixTree::evict`] gives back exactly as many pages as are
+//! wanted, as long as so many are not locked. The order of eviction persists between calls (see [`Policy`]).
+//! Time is the order of calls: there is no clock.
+//!
+//! A node that a prefix ends in is split there first, so a lock never keeps more than its prefix. The lower half stays
+//! the node that it was, so receipts, children and pins below a split need no correction.
+
+mod chain;
+mod children;
+mod event;
+mod eviction;
+mod insertion;
+mod lock;
+mod namespace;
+mod node;
+mod order;
+
+use std::collections::BTreeMap;
+
+pub use chain::PageHash;
+pub use event::{EventSink, TreeEvent};
+pub use insertion::Inserted;
+pub use lock::PrefixLock;
+pub use namespace::{Namespace, NamespaceKey};
+pub use node::Component;
+pub use order::Policy;
+
+use crate::ids::PageId;
+use children::Children;
+use namespace::Namespaces;
+use node::{NO_NODE, NodeIndex, Nodes, Owner};
+use order::Order;
+
+/// What a tree needs to know from the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeConfig {
+    /// Tokens in a page.
+    pub page_tokens: u32,
+    /// What is evicted first.
+    pub policy: Policy,
+    /// Digest of everything beside namespace and tokens that makes KV differ: model weights, dtype, layout, page size,
+    /// TP shard. Hash chains start from it.
+    pub identity: PageHash,
+    /// Namespaces at most, counting only those that hold pages once there are so many.
+    pub max_namespaces: usize,
+    /// Any number that clients do not know: it keeps them from choosing tokens that are slow to look up.
+    pub seed: u64,
+}
+
+/// What is in a tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TreeCounts {
+    /// Pages.
+    pub pages: usize,
+    /// Pages that some receipt keeps; the others can be evicted.
+    pub locked: usize,
+    /// Nodes.
+    pub nodes: usize,
+    /// Receipts that have not come back.
+    pub locks: usize,
+    /// Pages evicted since start.
+    pub evicted: u64,
+}
+
+/// The tree of one pool.
+#[derive(Debug)]
+pub struct RadixTree {
+    page_tokens: usize,
+    identity: PageHash,
+    namespaces: Namespaces,
+    nodes: Nodes,
+    children: Children,
+    order: Order,
+    counts: TreeCounts,
+    /// Hash of a node's last page, for those that somebody asked for.
+    hashes: BTreeMap<NodeIndex, PageHash>,
+    /// Events told.
+    events: u64,
+}
+
+impl RadixTree {
+    /// An empty tree.
+    ///
+    /// # Panics
+    /// When a page has no tokens.
+    #[must_use]
+    pub fn new(config: &TreeConfig) -> Self {
+        assert!(config.page_tokens > 0, "a page needs tokens");
+        Self {
+            page_tokens: config.page_tokens as usize,
+            identity: config.identity,
+            namespaces: Namespaces::new(config.max_namespaces),
+            nodes: Nodes::default(),
+            children: Children::new(config.seed),
+            order: Order::new(config.policy),
+            counts: TreeCounts::default(),
+            hashes: BTreeMap::new(),
+            events: 0,
+        }
+    }
+
+    /// The namespace of this key; `None` when as many others as are allowed hold pages, so that the request must run
+    /// without the cache.
+    pub fn namespace(&mut self, key: &NamespaceKey) -> Option<Namespace> {
+        self.namespaces.intern(key, &self.identity)
+    }
+
+    /// What is in the tree.
+    #[must_use]
+    pub fn counts(&self) -> TreeCounts {
+        TreeCounts { nodes: self.children.len(), ..self.counts }
+    }
+
+    /// Pages that [`evict`](Self::evict) could give back now.
+    #[must_use]
+    pub fn evictable(&self) -> usize {
+        self.counts.pages - self.counts.locked
+    }
+
+    /// How many pages a lock on these tokens would get. Changes nothing, the order of eviction included.
+    #[must_use]
+    pub fn peek(&self, namespace: Namespace, tokens: &[u32]) -> usize {
+        self.walk(namespace, NO_NODE, 0, tokens).pages()
+    }
+
+    /// The pages of a locked prefix, in order, behind what `into` holds already.
+    pub fn pages(&self, lock: &PrefixLock, into: &mut Vec<PageId>) {
+        let start = into.len();
+        into.resize(start + lock.pages(), PageId(0));
+        for (_, node) in self.upwards(lock.node) {
+            let end = start + node.end as usize;
+            into[end - node.pages()..end].copy_from_slice(node.full().pages.ids());
+        }
+    }
+
+    /// The names of a locked prefix's pages behind the first `known`, in order; none once its namespace is forgotten.
+    /// Every node remembers the name of its last page once it was asked for, so the names of what was just inserted
+    /// cost a hash for each page of it.
+    pub fn page_hashes(&mut self, lock: &PrefixLock, known: usize) -> Vec<PageHash> {
+        let Some(mut last) = self.namespaces.seed(lock.namespace) else { return Vec::new() };
+        let mut hashes = Vec::with_capacity(lock.pages().saturating_sub(known));
+        let mut path = Vec::new();
+        for (index, node) in self.upwards(lock.node) {
+            if let Some(hash) = self.hashes.get(&index).filter(|_| node.end as usize <= known) {
+                last = *hash;
+                break;
+            }
+            path.push(index);
+        }
+        for index in path.into_iter().rev() {
+            let node = &self.nodes[index];
+            let start = node.end as usize - node.pages();
+            for (page, tokens) in (start..).zip(node.tokens.chunks_exact(self.page_tokens)) {
+                last = last.next(tokens);
+                if page >= known {
+                    hashes.push(last);
+                }
+            }
+            self.hashes.insert(index, last);
+        }
+        hashes
+    }
+
+    /// A node and its ancestors.
+    fn upwards(&self, node: NodeIndex) -> impl Iterator<Item = (NodeIndex, &node::Node)> {
+        let first = Some(node).filter(|node| *node != NO_NODE);
+        std::iter::successors(first, |index| self.nodes[*index].owner.get().ok())
+            .map(|index| (index, &self.nodes[index]))
+    }
+
+    fn tell(&mut self, sink: &mut (impl EventSink + ?Sized), event: TreeEvent<'_>) {
+        self.events += 1;
+        sink.event(self.events, event);
+    }
+
+    /// Counts everything anew; for tests and for a worker that is idle.
+    ///
+    /// # Panics
+    /// When something counted along the way is wrong, or the order of eviction would not start with a leaf.
+    pub fn audit(&self) {
+        let mut counts =
+            TreeCounts { locks: self.counts.locks, evicted: self.counts.evicted, ..TreeCounts::default() };
+        let mut children: BTreeMap<Owner, (u32, u32)> = BTreeMap::new();
+        let mut roots = 0;
+        for (index, node) in self.nodes.iter() {
+            let pinned = node.full().pins > 0;
+            counts.nodes += 1;
+            counts.pages += node.pages();
+            counts.locked += if pinned { node.pages() } else { 0 };
+            assert_eq!(
+                node.tokens.len(),
+                node.pages() * self.page_tokens,
+                "node {index}: tokens of its pages"
+            );
+            let (above, parent_pinned) = match node.owner.get() {
+                Ok(parent) => (self.nodes[parent].end, self.nodes[parent].full().pins > 0),
+                Err(_) => {
+                    roots += 1;
+                    (0, true)
+                }
+            };
+            assert_eq!(node.end as usize, above as usize + node.pages(), "node {index}: where it ends");
+            assert!(parent_pinned || !pinned, "node {index} is pinned and its parent is not");
+            let found = self.find_child(node.owner, &node.tokens);
+            assert_eq!(found, Some(index), "node {index} is found from its parent");
+            let count = children.entry(node.owner).or_default();
+            count.0 += 1;
+            count.1 += u32::from(pinned);
+        }
+        assert_eq!(counts, self.counts(), "counted one by one");
+        assert_eq!(roots, self.namespaces.roots(), "nodes at the top");
+        let mut locks = 0;
+        for (index, node) in self.nodes.iter() {
+            let (all, pinned) = children.get(&Owner::parent(index)).copied().unwrap_or_default();
+            assert_eq!(node.children, all, "node {index}: its children");
+            assert!(node.full().pins >= pinned, "node {index}: a pinned child does not pin it");
+            locks += (node.full().pins - pinned) as usize;
+        }
+        assert!(locks <= self.counts.locks, "{locks} locks on nodes, {} given out", self.counts.locks);
+        let mut gone: BTreeMap<Owner, u32> = BTreeMap::new();
+        let mut ordered = 0;
+        for index in self.order.iter(&self.nodes) {
+            let node = &self.nodes[index];
+            ordered += node.pages();
+            assert_eq!(node.full().pins, 0, "node {index} is pinned and could be evicted");
+            let below = gone.get(&Owner::parent(index)).copied().unwrap_or_default();
+            assert_eq!(below, node.children, "node {index} would be evicted before a child of it");
+            *gone.entry(node.owner).or_default() += 1;
+        }
+        assert_eq!(ordered, self.evictable(), "pages that can be evicted are in the order of eviction");
+    }
+}

@@ -1,0 +1,44 @@
+//! The name of a page outside of its worker.
+//!
+//! Inside, tokens are compared with tokens. What leaves (storage tiers, events) is named by a hash of everything up to
+//! the page's end, h_i = SHA-256(h_{i-1} ‖ tokens as u32 LE), seeded by a digest of everything that makes KV differ.
+
+use sha2::{Digest, Sha256};
+
+use super::namespace::NamespaceKey;
+
+/// Names a page and everything before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageHash(pub [u8; 32]);
+
+impl std::fmt::Debug for PageHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl PageHash {
+    /// The page after `self` with these tokens.
+    #[must_use]
+    pub fn next(&self, tokens: &[u32]) -> PageHash {
+        let mut hasher = Sha256::new();
+        hasher.update(self.0);
+        for token in tokens {
+            hasher.update(token.to_le_bytes());
+        }
+        PageHash(hasher.finalize().into())
+    }
+
+    /// Where a namespace's chains start, `self` being the worker's identity: SHA-256 over the identity and the key's
+    /// three parts, each behind its length as u64 LE, so that no two keys read alike.
+    #[must_use]
+    pub fn namespace(&self, key: &NamespaceKey) -> PageHash {
+        let mut hasher = Sha256::new();
+        hasher.update(self.0);
+        for part in [&key.model, &key.extra_key, &key.salt] {
+            hasher.update((part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        PageHash(hasher.finalize().into())
+    }
+}

@@ -1,0 +1,39 @@
+//! What a tree tells about its contents.
+
+use super::namespace::Namespace;
+use crate::ids::PageId;
+
+/// A change of the contents. Pages are named by their numbers, which name them uniquely for as long as they are
+/// cached; whoever publishes events turns them into [`PageHash`](super::PageHash)es, off the scheduler's path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeEvent<'a> {
+    /// Pages that were not there before.
+    Stored {
+        /// Whose.
+        namespace: Namespace,
+        /// The page before the first, unless that starts the sequence.
+        parent: Option<PageId>,
+        /// The pages, in order.
+        pages: &'a [PageId],
+        /// Their tokens.
+        tokens: &'a [u32],
+    },
+    /// Pages that are gone, always from the ends of sequences.
+    Removed {
+        /// The pages, in order.
+        pages: &'a [PageId],
+    },
+    /// Everything is gone.
+    Cleared,
+}
+
+/// Takes events as they happen. Sequence numbers start at 1 and have no gaps.
+pub trait EventSink {
+    /// One event; must not wait.
+    fn event(&mut self, sequence: u64, event: TreeEvent<'_>);
+}
+
+/// Nobody listens.
+impl EventSink for () {
+    fn event(&mut self, _sequence: u64, _event: TreeEvent<'_>) {}
+}
