@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{Instance, Room};
 use crate::pool::{PagePool, QuarantinedPages, Settled};
+use crate::radix::PrefixLock;
 use crate::transfer::Tag;
 
 /// Who may still touch a room's pages.
@@ -34,6 +35,8 @@ impl Touchers {
 pub(crate) struct Entry {
     pub pages: QuarantinedPages,
     pub aux: Option<u32>,
+    /// Keeps the cached pages that the room used.
+    pub lock: Option<PrefixLock>,
     pub touchers: Touchers,
     /// Peer and message id of aborts to answer once cleared, with their attempt.
     pub answer: Vec<(Instance, u64, u32)>,
@@ -44,6 +47,7 @@ pub(crate) struct Entry {
 pub(crate) struct Cleared {
     pub room: Room,
     pub aux: Option<u32>,
+    pub lock: Option<PrefixLock>,
     pub answer: Vec<(Instance, u64, u32)>,
 }
 
@@ -72,6 +76,11 @@ impl Quarantine {
         self.entries.len()
     }
 
+    /// Entries that keep cached pages.
+    pub(crate) fn locks(&self) -> usize {
+        self.entries.values().filter(|entry| entry.lock.is_some()).count()
+    }
+
     /// Applies `change` to every entry and frees what nobody can touch any more.
     pub(crate) fn update(
         &mut self,
@@ -84,7 +93,7 @@ impl Quarantine {
         }
         for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touchers.nobody()) {
             pool.clear(entry.pages, &Settled(()));
-            cleared.push(Cleared { room, aux: entry.aux, answer: entry.answer });
+            cleared.push(Cleared { room, aux: entry.aux, lock: entry.lock, answer: entry.answer });
         }
         cleared
     }

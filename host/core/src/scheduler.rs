@@ -13,6 +13,7 @@
 
 mod admission;
 mod batching;
+mod cache;
 mod decode;
 mod job;
 mod peers;
@@ -28,8 +29,9 @@ use crate::integrity::Found;
 use crate::message::Message;
 use crate::notice::Notice;
 use crate::outbox::Outbox;
-use crate::pool::{PagePool, PoolCounts};
+use crate::pool::{HeldPages, PagePool, PoolCounts};
 use crate::quarantine::{Cleared, Quarantine};
+use crate::radix::{Namespace, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
@@ -75,6 +77,10 @@ pub struct Config {
     pub vocabulary: u32,
     /// Prompt tokens computed in one batch at most.
     pub chunk_tokens: u32,
+    /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
+    pub radix_cache: Option<Policy>,
+    /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
+    pub seed: u64,
     /// Sequences in one batch at most.
     pub max_batch: u32,
     /// Requests past the queue at most: computing, or with a transfer under way. Each has an aux row.
@@ -277,6 +283,12 @@ pub struct Stats {
     pub active: usize,
     /// Rooms whose pages are in quarantine.
     pub quarantined_rooms: usize,
+    /// Cached pages that a request uses.
+    pub locked_pages: usize,
+    /// Cached pages given up for want of free ones.
+    pub evicted_pages: u64,
+    /// Prompt tokens found cached at admission.
+    pub cached_tokens: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,
     /// Peers that were cut off without proof so far that nothing of them lands here any more.
@@ -308,6 +320,8 @@ pub struct Stats {
 pub struct Scheduler {
     config: Config,
     pool: PagePool,
+    /// Cached prefixes, if the worker keeps any, and the namespace of all requests.
+    cache: Option<(RadixTree, Namespace)>,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
@@ -346,6 +360,7 @@ impl Scheduler {
         );
         Self {
             pool: PagePool::new(config.pages),
+            cache: config.radix_cache.and_then(|policy| cache::open(&config, policy)),
             aux_free: (0..config.max_running).rev().collect(),
             config,
             jobs: BTreeMap::new(),
@@ -411,6 +426,8 @@ impl Scheduler {
             queued: self.queue.len(),
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
+            locked_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().locked),
+            evicted_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().evicted),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -429,9 +446,15 @@ impl Scheduler {
     /// When an invariant does not hold.
     pub fn audit(&self) {
         self.pool.audit();
-        let held: usize =
-            self.jobs.values().map(|job| job.held.as_ref().map_or(0, |pages| pages.ids().len())).sum();
+        let count = |pages: &Option<HeldPages>| pages.as_ref().map_or(0, |pages| pages.ids().len());
+        let held: usize = self.jobs.values().map(|job| count(&job.held) + count(&job.spare)).sum();
         assert_eq!(held, self.pool.counts().held, "every held page has a job");
+        if let Some((tree, _)) = &self.cache {
+            tree.audit();
+            assert_eq!(tree.counts().pages, self.pool.counts().cached, "every cached page is in the tree");
+            let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();
+            assert_eq!(tree.counts().locks, locks, "every lock has a job, or pages in quarantine");
+        }
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,
@@ -469,6 +492,7 @@ impl Scheduler {
     fn finish_clearing(&mut self, cleared: Vec<Cleared>, actions: &mut Vec<Action>) {
         for entry in cleared {
             self.aux_free.extend(entry.aux);
+            self.unlock(entry.lock);
             self.answer_aborts(entry.room, entry.answer, actions);
         }
     }

@@ -22,6 +22,8 @@ impl Worker {
             max_tokens: pages,
             vocabulary: 10,
             chunk_tokens: 4,
+            radix_cache: None,
+            seed: 0,
             max_batch: 64,
             max_running: 64,
             max_queued: 10_000,

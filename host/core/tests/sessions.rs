@@ -15,6 +15,8 @@ fn decode_worker() -> Scheduler {
         max_tokens: 32,
         vocabulary: 10,
         chunk_tokens: 4,
+        radix_cache: None,
+        seed: 0,
         max_batch: 4,
         max_running: 4,
         max_queued: 10,

@@ -6,6 +6,7 @@ use super::{Action, Role, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Reserve};
 use crate::quarantine::{Entry, Touchers};
+use crate::radix::PrefixLock;
 use crate::request::{Failure, FailureCode, Request};
 
 /// Later requests that may take pages before one that lacks them.
@@ -121,6 +122,8 @@ impl Scheduler {
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
+        let mut admitted: Vec<(Room, usize, Option<PrefixLock>)> = Vec::new();
+        let mut promised = 0;
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
@@ -128,31 +131,42 @@ impl Scheduler {
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            let needed = self.pages_needed(&job.request);
-            let fits = needed <= self.pool.counts().free;
-            if self.aux_free.is_empty() || (ready && !fits && job.overtaken >= OVERTAKEN) {
+            let (whole, worn) = (self.pages_needed(&job.request), job.overtaken >= OVERTAKEN);
+            if admitted.len() >= self.aux_free.len() {
                 break;
             }
-            if ready && fits {
-                self.queue.remove(at);
-                self.admit_one(now, room, needed, actions);
-                for waits in &lacking {
-                    if let Some(job) = self.jobs.get_mut(waits) {
-                        job.overtaken += 1;
-                    }
-                }
-                if lacking
-                    .iter()
-                    .any(|waits| self.jobs.get(waits).is_some_and(|job| job.overtaken >= OVERTAKEN))
-                {
-                    break;
-                }
+            if !ready {
+                at += 1;
                 continue;
             }
-            if ready {
+            let lock = self.lock_prefix(room);
+            let needed = whole - lock.as_ref().map_or(0, PrefixLock::pages);
+            if promised + needed > self.pages_to_be_had() {
+                self.unlock(lock);
+                if worn {
+                    break;
+                }
                 lacking.push(room);
+                at += 1;
+                continue;
             }
-            at += 1;
+            promised += needed;
+            self.queue.remove(at);
+            admitted.push((room, needed, lock));
+            for waits in &lacking {
+                if let Some(job) = self.jobs.get_mut(waits) {
+                    job.overtaken += 1;
+                }
+            }
+            if lacking.iter().any(|waits| self.jobs.get(waits).is_some_and(|job| job.overtaken >= OVERTAKEN))
+            {
+                break;
+            }
+        }
+        // Once for all that were admitted.
+        self.make_free(promised);
+        for (room, needed, lock) in admitted {
+            self.admit_one(now, room, needed, lock, actions);
         }
     }
 
@@ -161,18 +175,29 @@ impl Scheduler {
         self.peers.state(peer.instance) == Some(&PeerState::Ready)
     }
 
-    fn admit_one(&mut self, now: Time, room: Room, needed: usize, actions: &mut Vec<Action>) {
+    fn admit_one(
+        &mut self,
+        now: Time,
+        room: Room,
+        needed: usize,
+        lock: Option<PrefixLock>,
+        actions: &mut Vec<Action>,
+    ) {
         let (Some(pages), Some(aux)) = (self.pool.allocate(needed), self.aux_free.pop()) else {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
-        job.table = pages.ids().to_vec();
+        if let (Some((tree, _)), Some(lock)) = (&self.cache, &lock) {
+            tree.pages(lock, &mut job.table);
+        }
+        job.begin_with(job.table.len(), self.config.page_tokens as usize, self.config.role);
+        self.stats.cached_tokens += u64::from(job.cached_tokens);
+        job.table.extend_from_slice(pages.ids());
         job.held = Some(pages);
+        job.lock = lock;
         job.aux = Some(aux);
         match (self.config.role, job.request.prefill.as_ref().map(|peer| peer.instance)) {
-            (Role::Decode, Some(peer)) => {
-                self.reserve(now, room, peer, 1, actions);
-            }
+            (Role::Decode, Some(peer)) => self.reserve(now, room, peer, 1, actions),
             _ => {
                 job.stage = Stage::Running;
                 self.running.push(room);
@@ -295,17 +320,22 @@ impl Scheduler {
         for tag in &touchers.tags {
             actions.push(Action::CancelWrite(*tag));
         }
-        let Some(pages) = job.held else {
+        let Some(mut pages) = job.held else {
             self.answer_aborts(room, answer, actions);
             return;
         };
+        if let Some(spare) = job.spare {
+            pages.append(spare);
+        }
         if touchers.nobody() {
             self.pool.release(pages);
             self.aux_free.extend(job.aux);
+            self.unlock(job.lock);
             self.answer_aborts(room, answer, actions);
         } else {
             let pages = self.pool.quarantine(pages);
-            self.quarantine.insert(room, Entry { pages, aux: job.aux, touchers, answer });
+            let entry = Entry { pages, aux: job.aux, lock: job.lock, touchers, answer };
+            self.quarantine.insert(room, entry);
         }
     }
 }

@@ -95,6 +95,7 @@ impl Scheduler {
             self.stats.prefill_tokens += (end - before) as u64;
             if end >= prompt {
                 self.prompt_ready(room, actions);
+                self.cache_computed(room);
             }
         }
         match &output.sampled {
@@ -142,6 +143,7 @@ impl Scheduler {
     }
 
     pub(super) fn finish(&mut self, room: Room, reason: FinishReason, actions: &mut Vec<Action>) {
+        self.cache_computed(room);
         let Some(job) = self.jobs.remove(&room) else { return };
         let usage = Usage {
             prompt_tokens: u32::try_from(job.request.prompt.len()).unwrap_or(u32::MAX),

@@ -68,7 +68,7 @@ impl Scheduler {
             Ok(verified) => {
                 job.stage = Stage::Running;
                 job.computed = prompt;
-                job.cached_tokens = verified.cached_tokens();
+                job.cached_tokens = job.cached_tokens.max(verified.cached_tokens());
                 job.transferred_pages = pages;
                 self.running.push(room);
                 self.stats.pages_received += u64::from(pages);
@@ -78,6 +78,7 @@ impl Scheduler {
                     self.send(peer, commit, actions);
                 }
                 self.prompt_ready(room, actions);
+                self.cache_computed(room);
                 self.drawn(room, verified.first(), actions);
             }
             Err(mismatch) => {

@@ -6,6 +6,7 @@ use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
 use crate::pool::HeldPages;
+use crate::radix::PrefixLock;
 use crate::request::Request;
 use crate::transfer::Tag;
 
@@ -90,8 +91,12 @@ pub(super) struct Job {
     pub table: Vec<PageId>,
     /// Pages at the front of the table that were there before the request.
     pub prefix_pages: usize,
-    /// The pages that the request gives back; `None` while queued.
+    /// The pages that the request gives back: those of the table behind the locked ones. `None` while queued.
     pub held: Option<HeldPages>,
+    /// Pages that the request held and no longer uses, because the cache has others with the same contents.
+    pub spare: Option<HeldPages>,
+    /// Keeps the cached pages at the front of the table.
+    pub lock: Option<PrefixLock>,
     pub aux: Option<u32>,
     /// Positions with KV.
     pub computed: usize,
@@ -117,6 +122,8 @@ impl Job {
             table: Vec::new(),
             prefix_pages: 0,
             held: None,
+            spare: None,
+            lock: None,
             aux: None,
             computed: 0,
             output: Vec::new(),

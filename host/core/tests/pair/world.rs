@@ -6,6 +6,7 @@ use std::time::Duration;
 use host_core::aux_row::{AUX_ROW_BYTES, AuxRow};
 use host_core::integrity::Found;
 use host_core::message::Message;
+use host_core::radix::Policy;
 use host_core::request::{PeerRef, Request};
 use host_core::scheduler::PageWrite;
 use host_core::{
@@ -26,6 +27,8 @@ pub struct Faults {
     pub flip: f64,
     pub death: f64,
     pub disconnect: f64,
+    /// Not a mishap: both workers keep their pages for requests that begin alike.
+    pub cache: bool,
 }
 
 /// What happened.
@@ -40,6 +43,8 @@ pub struct Outcome {
     pub integrity_failures: u64,
     pub messages_repeated: u64,
     pub messages_stale: u64,
+    pub cached_tokens: u64,
+    pub evicted_pages: u64,
 }
 
 impl Outcome {
@@ -53,6 +58,8 @@ impl Outcome {
         self.integrity_failures += other.integrity_failures;
         self.messages_repeated += other.messages_repeated;
         self.messages_stale += other.messages_stale;
+        self.cached_tokens += other.cached_tokens;
+        self.evicted_pages += other.evicted_pages;
     }
 }
 
@@ -117,7 +124,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(instance: Instance, role: Role, pages: u32) -> Self {
+    fn new(instance: Instance, role: Role, pages: u32, cache: bool) -> Self {
         let config = Config {
             role,
             pages,
@@ -125,6 +132,8 @@ impl Worker {
             max_tokens: 64,
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
+            radix_cache: cache.then_some(Policy::Lru),
+            seed: 5,
             max_batch: 3,
             max_running: 5,
             max_queued: 100,
@@ -235,8 +244,8 @@ impl World {
         let pages = |random: &mut Random| 17 + random.below(20) as u32;
         let (prefill_pages, decode_pages) = (pages(&mut random), pages(&mut random));
         let mut world = Self {
-            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages),
-            decode: Worker::new(DECODE, Role::Decode, decode_pages),
+            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults.cache),
+            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults.cache),
             random,
             faults,
             now: Time::default(),
@@ -258,10 +267,10 @@ impl World {
         world
     }
 
-    pub fn aggregated(seed: u64) -> Self {
-        let mut world = Self::new(seed, Faults::default());
+    pub fn aggregated(seed: u64, cache: bool) -> Self {
+        let mut world = Self::new(seed, Faults { cache, ..Faults::default() });
         world.aggregated = true;
-        world.decode = Worker::new(DECODE, Role::Aggregated, 20);
+        world.decode = Worker::new(DECODE, Role::Aggregated, 20, cache);
         world
     }
 
@@ -270,7 +279,7 @@ impl World {
         let length = 1 + self.random.below(40) as usize;
         let request = Request {
             room,
-            prompt: (0..length).map(|_| self.random.below(u64::from(VOCABULARY)) as u32).collect(),
+            prompt: self.prompt(length),
             max_new_tokens: 1 + self.random.below(12) as u32,
             stop_tokens: Vec::new(),
             ignore_stop: false,
@@ -287,6 +296,17 @@ impl World {
             self.schedule(at, Pending::Submit { to, request: request.clone() });
         }
         self.clients.insert(room, Client { request, tokens: Vec::new(), ended: None });
+    }
+
+    /// Half of the prompts begin like one of three others.
+    fn prompt(&mut self, length: usize) -> Vec<u32> {
+        let mut own = Random(self.random.next());
+        let base = self.random.below(6);
+        let shared = if base < 3 { self.random.below(length as u64 + 1) as usize } else { 0 };
+        let mut alike = Random(base);
+        let alike = (0..shared).map(|_| alike.below(u64::from(VOCABULARY)) as u32).collect::<Vec<u32>>();
+        let rest = (shared..length).map(|_| own.below(u64::from(VOCABULARY)) as u32);
+        alike.into_iter().chain(rest).collect()
     }
 
     fn schedule(&mut self, after: Duration, what: Pending) {
@@ -470,8 +490,8 @@ impl World {
         self.outcome.deaths += 1;
         let dead = self.prefill.instance;
         let pages = self.prefill.scheduler.stats().pool;
-        let total = (pages.free + pages.held + pages.quarantined) as u32;
-        self.prefill = Worker::new(Instance(dead.0 + 1), Role::Prefill, total);
+        let total = (pages.free + pages.held + pages.cached + pages.quarantined) as u32;
+        self.prefill = Worker::new(Instance(dead.0 + 1), Role::Prefill, total, self.faults.cache);
         // A dead process writes no more; the backend tells us so.
         self.prefill_link = None;
         if let Some(session) = self.decode_link.take() {
@@ -661,7 +681,7 @@ impl World {
                 "{:?} leaks pages",
                 worker.instance
             );
-            assert_eq!((stats.queued, stats.active, stats.unanswered), (0, 0, 0));
+            assert_eq!((stats.queued, stats.active, stats.unanswered, stats.locked_pages), (0, 0, 0, 0));
         }
         for (room, client) in &self.clients {
             assert!(client.ended.is_some(), "{room:?} never ended");
@@ -677,6 +697,8 @@ impl World {
             integrity_failures: stats[1].integrity_failures,
             messages_repeated: stats.iter().map(|s| s.messages_repeated).sum(),
             messages_stale: stats.iter().map(|s| s.messages_stale).sum(),
+            cached_tokens: stats.iter().map(|s| s.cached_tokens).sum(),
+            evicted_pages: stats.iter().map(|s| s.evicted_pages).sum(),
             ..self.outcome
         }
     }

@@ -1,0 +1,93 @@
+//! What requests leave behind for those that begin alike.
+
+use super::job::Job;
+use super::{Config, Role, Scheduler};
+use crate::ids::Room;
+use crate::radix::{Namespace, NamespaceKey, PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
+
+/// Namespaces at most; today all requests of a worker share one.
+const NAMESPACES: usize = 1024;
+
+/// An empty cache and the namespace of all requests.
+pub(super) fn open(config: &Config, policy: Policy) -> Option<(RadixTree, Namespace)> {
+    let mut tree = RadixTree::new(&TreeConfig {
+        page_tokens: config.page_tokens,
+        policy,
+        // Nothing leaves the worker yet, so nothing needs to be told from other workers' pages.
+        identity: PageHash([0; 32]),
+        max_namespaces: NAMESPACES,
+        seed: config.seed,
+    });
+    let namespace = tree.namespace(&NamespaceKey::default())?;
+    Some((tree, namespace))
+}
+
+impl Scheduler {
+    /// Locks what is cached of a request's prompt. A worker that computes needs at least one token to compute; one that
+    /// is sent the rest may hold all of it.
+    pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
+        let (tree, namespace) = self.cache.as_mut()?;
+        let prompt = &self.jobs.get(&room)?.request.prompt;
+        let usable = match self.config.role {
+            Role::Decode => prompt.len(),
+            Role::Prefill | Role::Aggregated => prompt.len() - 1,
+        };
+        Some(tree.lock(*namespace, &prompt[..usable]))
+    }
+
+    pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {
+        if let (Some((tree, _)), Some(lock)) = (&mut self.cache, lock) {
+            tree.unlock(lock);
+        }
+    }
+
+    /// Pages that can be had: free ones, and cached ones that nobody uses.
+    pub(super) fn pages_to_be_had(&self) -> usize {
+        self.pool.counts().free + self.cache.as_ref().map_or(0, |(tree, _)| tree.evictable())
+    }
+
+    /// Gives up cached pages until so many are free.
+    pub(super) fn make_free(&mut self, pages: usize) {
+        let missing = pages.saturating_sub(self.pool.counts().free);
+        if let Some((tree, _)) = &mut self.cache
+            && missing > 0
+        {
+            let evicted = tree.evict(missing, &mut ());
+            self.pool.release_cached(evicted);
+        }
+    }
+
+    /// Gives the tree the whole pages of what a job has computed or received. The job goes on with the tree's pages;
+    /// pages that the tree had already from somebody else stay the job's until it ends, since a transfer may still
+    /// read them.
+    pub(super) fn cache_computed(&mut self, room: Room) {
+        let (Some((tree, _)), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
+        if job.lock.is_none() || job.held.is_none() {
+            return;
+        }
+        let (Some(lock), Some(held)) = (job.lock.take(), job.held.take()) else { return };
+        let tokens: Vec<u32> = (0..job.computed).map(|position| job.token(position)).collect();
+        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut ());
+        let mut table = Vec::with_capacity(job.table.len());
+        tree.pages(&inserted.lock, &mut table);
+        table.extend_from_slice(&job.table[table.len()..]);
+        job.table = table;
+        job.held = Some(inserted.rest);
+        job.lock = Some(inserted.lock);
+        match &mut job.spare {
+            Some(spare) => spare.append(inserted.duplicates),
+            None => job.spare = Some(inserted.duplicates),
+        }
+    }
+}
+
+impl Job {
+    /// Takes note of how much of the prompt was cached at admission.
+    pub(super) fn begin_with(&mut self, prefix: usize, page_tokens: usize, role: Role) {
+        self.prefix_pages = prefix;
+        self.cached_tokens = u32::try_from(prefix * page_tokens).unwrap_or(u32::MAX);
+        if role != Role::Decode {
+            self.computed = prefix * page_tokens;
+        }
+    }
+}
