@@ -73,8 +73,39 @@ fn a_dropped_connection_is_fenced_before_its_pages_are_used_again() {
 }
 
 #[test]
+fn cached_prefixes_change_no_answer_and_are_used() {
+    let total = run("cache", Faults { cache: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.cached_tokens > 0 && total.evicted_pages > 0, "nothing was cached, or nothing evicted");
+}
+
+#[test]
+fn cached_prefixes_survive_aborts_loss_flips_deaths_and_disconnects() {
+    let faults = Faults {
+        loss: 0.2,
+        repeat: 0.2,
+        abort: 0.4,
+        flip: 0.05,
+        death: 0.005,
+        disconnect: 0.005,
+        cache: true,
+    };
+    let total = run("cache and faults", faults);
+    assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+    assert!(total.cached_tokens > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run() {
-    let faults = Faults { loss: 0.2, repeat: 0.2, abort: 0.3, flip: 0.02, death: 0.005, disconnect: 0.005 };
+    let faults = Faults {
+        loss: 0.2,
+        repeat: 0.2,
+        abort: 0.3,
+        flip: 0.02,
+        death: 0.005,
+        disconnect: 0.005,
+        cache: true,
+    };
     for seed in 0..20 {
         let trace = || {
             let mut world = World::new(seed, faults);
@@ -88,7 +119,7 @@ fn the_same_seed_gives_the_same_run() {
 #[test]
 fn the_aggregated_worker_gives_the_same_answers() {
     for seed in 0..50 {
-        let mut world = World::aggregated(seed);
+        let mut world = World::aggregated(seed, seed % 2 == 1);
         world.run();
         assert_eq!(world.outcome().failed, 0, "seed {seed}");
         assert!(world.outcome().finished > 0);

@@ -1,5 +1,6 @@
 //! Other workers: who is there, who is gone, and who must be cut off.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ struct Peer {
     /// passes the abort, when such a message would be dropped anyway.
     aborted: BTreeMap<u64, Room>,
     fence_again: Option<Time>,
+    /// A connection whose end was heard of before its beginning, and whether it is fenced.
+    early_loss: Option<(u64, bool)>,
 }
 
 /// All peers.
@@ -52,7 +55,14 @@ impl Peers {
             Some(known) => known.state = state,
             None => {
                 self.forget_old();
-                let fresh = Peer { state, floor: 0, session: 0, aborted: BTreeMap::new(), fence_again: None };
+                let fresh = Peer {
+                    state,
+                    floor: 0,
+                    session: 0,
+                    aborted: BTreeMap::new(),
+                    fence_again: None,
+                    early_loss: None,
+                };
                 self.by_instance.insert(peer, fresh);
             }
         }
@@ -96,6 +106,20 @@ impl Peers {
             peer.session = session;
             peer.fence_again = None;
         }
+    }
+
+    fn remember_early_loss(&mut self, peer: Instance, session: u64, fenced: bool) {
+        if self.state(peer).is_none() {
+            self.set(peer, PeerState::Connecting);
+        }
+        if let Some(peer) = self.by_instance.get_mut(&peer) {
+            peer.early_loss = Some((session, fenced));
+        }
+    }
+
+    fn lost_early(&mut self, peer: Instance, session: u64) -> Option<bool> {
+        let early = self.by_instance.get_mut(&peer)?.early_loss.take_if(|(lost, _)| *lost <= session)?;
+        (early.0 == session).then_some(early.1)
     }
 
     /// The connection that a room begun now belongs to.
@@ -185,6 +209,9 @@ impl Scheduler {
         self.peers.set(peer, PeerState::Ready);
         self.peers.begin_session(peer, floor, session);
         self.writer_gone(peer, actions);
+        if let Some(fenced) = self.peers.lost_early(peer, session) {
+            self.peer_lost(now, (peer, session), fenced, actions);
+        }
     }
 
     pub(super) fn peer_refused(
@@ -209,8 +236,10 @@ impl Scheduler {
         fenced: bool,
         actions: &mut Vec<Action>,
     ) {
-        if session != self.peers.session(peer) {
-            return;
+        match session.cmp(&self.peers.session(peer)) {
+            Ordering::Less => return,
+            Ordering::Equal => {}
+            Ordering::Greater => return self.peers.remember_early_loss(peer, session, fenced),
         }
         if self.peers.state(peer) == Some(&PeerState::Connecting) {
             // The old connection's end, while the next is being made: its rooms ended before.
