@@ -33,6 +33,10 @@ const LARGEST_MESSAGE: usize = 32 << 20;
 /// When the configuration cannot work ([`Refused`]), or something fails on the way.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     start_logging(&settings)?;
+    if settings.supervised {
+        // It was started through a descriptor, whose number would be its name in `ps` and `top`.
+        rustix::thread::set_name(c"host").context("this process cannot be named")?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("control")
@@ -87,8 +91,8 @@ pub(super) async fn asked_to_stop() -> &'static str {
     }
 }
 
-/// Becomes true when the process is asked to stop. A supervised one leaves Ctrl-C to its supervisor, and stops when
-/// its standard input ends.
+/// Becomes true when the process is asked to stop. A supervised one stops when its standard input ends and leaves
+/// signals to its supervisor, which knows who has to end first.
 fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
     let (stop, stopped) = watch::channel(false);
     let ended = stop.clone();
@@ -102,11 +106,13 @@ fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
     tokio::spawn(async move {
         loop {
             let signal = asked_to_stop().await;
-            if signal == "SIGTERM" || !supervised {
-                tracing::info!(signal, "stopping");
-                stop.send_replace(true);
-                return;
+            if supervised {
+                tracing::debug!(signal, "left to the supervisor");
+                continue;
             }
+            tracing::info!(signal, "stopping");
+            stop.send_replace(true);
+            return;
         }
     });
     stopped

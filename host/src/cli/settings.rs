@@ -179,7 +179,7 @@ pub struct Settings {
     #[serde(skip)]
     pub listen_fds: Option<Vec<i32>>,
 
-    /// End when standard input ends, and leave Ctrl-C to the supervisor
+    /// End when standard input ends, and leave signals to the supervisor
     #[arg(long, hide = true)]
     #[serde(skip)]
     pub supervised: bool,
