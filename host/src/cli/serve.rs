@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
 use super::settings::{LogFormat, RoleName, Settings};
-use super::{Refused, launch, plugins, supervise};
+use super::{Refused, addresses, launch, plugins, supervise};
 use crate::net::front::{self, FrontConfig};
 use crate::net::peers::Peers;
 use crate::net::proto::worker_server::WorkerServer;
@@ -53,10 +53,18 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 supervise::run(&settings).await
             }
             Some(RoleName::Router) => route(&settings, stop_signal(settings.supervised)).await,
-            Some(RoleName::Aggregated) => aggregated(&settings, &handle).await,
             Some(role) => {
-                plugins::check(&settings)?;
-                let router = settings.router.clone().unwrap_or_else(|| "http://127.0.0.1:8001".to_owned());
+                // The supervisor has checked the same, and reading a large model twice takes time.
+                if !settings.supervised {
+                    launch::plan(&settings)?;
+                }
+                if role == RoleName::Aggregated && settings.router.is_none() {
+                    return aggregated(&settings, &handle).await;
+                }
+                let router = addresses::check_worker(&settings)?;
+                if role != RoleName::Aggregated {
+                    plugins::check(&settings)?;
+                }
                 work(&settings, role, router, &handle, stop_signal(settings.supervised)).await
             }
         }
@@ -161,10 +169,6 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
 
 /// A worker and its own router in one process.
 async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
-    if let Some(router) = settings.router.clone() {
-        let stopped = stop_signal(settings.supervised);
-        return work(settings, RoleName::Aggregated, router, runtime, stopped).await;
-    }
     let text = launch::text_model(settings)?;
     let http = listen(settings.http_address(), "--host or --port").await?;
     let control = listen(([127, 0, 0, 1], 0).into(), "the loopback interface").await?;
@@ -190,8 +194,7 @@ async fn work(
     runtime: &tokio::runtime::Handle,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
-    let control = settings.control.unwrap_or(([127, 0, 0, 1], 0).into());
-    let listener = listen(control, "--control").await?;
+    let listener = listen(addresses::control(settings), "--control").await?;
     let address = format!("http://{}", listener.local_addr()?);
     let settings = settings.clone();
     // Loading weights takes seconds to minutes; who is asked to stop meanwhile does.
