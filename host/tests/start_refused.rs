@@ -135,7 +135,10 @@ fn addresses_that_others_cannot_reach_are_refused_with_the_way_out() {
         (&["--router", "http://127.0.0.1:1/v1"], &["after the port"]),
         (&["--control", "0.0.0.0:0"], &["--control 0.0.0.0", "one of this machine's own"]),
         (&["--control", "[::]:0"], &["--control ::", "one of this machine's own"]),
-        (&["--router", "http://192.0.2.1:8001"], &["192.0.2.1", "--control 127.0.0.1", "for example --control"]),
+        (
+            &["--router", "http://192.0.2.1:8001"],
+            &["192.0.2.1", "--control 127.0.0.1", "for example --control"],
+        ),
     ];
     for (flags, says) in cases {
         refused(&[&worker[..], flags].concat(), says);

@@ -7,8 +7,8 @@ use anyhow::Context;
 use host_core::layout::KvOrder;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
-use super::{Refused, memory};
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
+use super::{Refused, memory};
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use crate::executor::{Executor, KvMemory, ModelShape};

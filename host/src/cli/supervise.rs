@@ -185,7 +185,8 @@ async fn keep(
                     }
                 };
                 if status.code() == Some(REFUSED) {
-                    let message = format!("the {} process refused its configuration; see above", role.as_str());
+                    let message =
+                        format!("the {} process refused its configuration; see above", role.as_str());
                     return Err(Refused(message).into());
                 }
                 (pid, format!("ended with {status}"))
@@ -199,7 +200,12 @@ async fn keep(
         }
         // A signal to all processes can end a child that is too young to ignore it, a moment before it is noted here.
         if asked_within(FIRST_WAIT, &mut stage).await {
-            tracing::warn!(role = role.as_str(), pid, why, "a process ended by itself while everything stops");
+            tracing::warn!(
+                role = role.as_str(),
+                pid,
+                why,
+                "a process ended by itself while everything stops"
+            );
             return Ok(());
         }
         if restarts.len() > RESTARTS {
@@ -210,7 +216,13 @@ async fn keep(
             );
         }
         let wait = FIRST_WAIT * (1 << (restarts.len() - 1).min(5));
-        tracing::error!(role = role.as_str(), pid, why, ?wait, "a process ended by itself; starting it again");
+        tracing::error!(
+            role = role.as_str(),
+            pid,
+            why,
+            ?wait,
+            "a process ended by itself; starting it again"
+        );
         if asked_within(wait - FIRST_WAIT, &mut stage).await {
             return Ok(());
         }

@@ -17,8 +17,8 @@ use tonic::transport::Channel;
 
 use super::clock::{self, Instant};
 use super::proto::{Load, WorkerInfo};
-pub use table::{Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
 use table::{Denied, Picked, WorkerTable};
+pub use table::{Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
 
 /// A worker as the router calls it. The connection is opened on first use and shared by all requests.
 #[derive(Clone, Debug)]

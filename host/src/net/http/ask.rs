@@ -142,10 +142,19 @@ impl Ask {
             "ebnf",
             "json_schema",
             "stop_regex",
+            "allowed_token_ids",
+            "bad_words",
+            "logits_processors",
+            "custom_logit_processor",
+            "continue_final_message",
+            "include_stop_str_in_output",
+            "no_stop_trim",
         ] {
             fields.refuse_unless(name, empty)?;
         }
-        fields.refuse_unless("skip_special_tokens", |value| value == &Value::Bool(true))?;
+        for name in ["skip_special_tokens", "spaces_between_special_tokens", "detokenize"] {
+            fields.refuse_unless(name, |value| value == &Value::Bool(true))?;
+        }
         fields.refuse_unless("tool_choice", one_of(&["none", "auto"]))?;
         fields.refuse_unless("response_format", |value| {
             value.get("type").and_then(Value::as_str) == Some("text")

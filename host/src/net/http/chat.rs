@@ -45,7 +45,13 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
         }
     };
     let messages = messages(&mut fields)?;
-    let extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+    let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+    if let Some(add) = fields.boolean("add_generation_prompt")? {
+        extra.insert("add_generation_prompt".into(), Value::Bool(add));
+    }
+    // The template writes the special tokens.
+    fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
+    fields.refuse_rest(|_| None)?;
     let prompt = not_empty("messages", prompt(app, messages, extra, body.len()).await?)?;
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),

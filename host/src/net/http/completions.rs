@@ -37,7 +37,11 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
     let max = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
     ask.max_new_tokens = u32::try_from(max).ok();
     ask.sampling.logprobs = fields.integer("logprobs", 0..=5)?.and_then(|count| u32::try_from(count).ok());
-    let prompt = not_empty("prompt", prompt(app, &mut fields).await?)?;
+    // Texts are always given the special tokens that the model begins with.
+    fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(true))?;
+    let prompt = fields.take("prompt");
+    fields.refuse_rest(|_| None)?;
+    let prompt = not_empty("prompt", read_prompt(app, prompt).await?)?;
     let shape = Completion {
         id: format!("cmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -49,9 +53,10 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
 }
 
 /// A string, a list of token ids, or a list of one of either.
-async fn prompt(app: &App, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+async fn read_prompt(app: &App, prompt: Option<Value>) -> Result<Vec<u32>, ApiError> {
     let tokenizer = &app.text.tokenizer;
-    let Some(mut prompt) = fields.take("prompt") else {
+    let fields = Fields::default();
+    let Some(mut prompt) = prompt else {
         return Err(ApiError::field("prompt", "prompt is missing"));
     };
     if let Value::Array(items) = &mut prompt
