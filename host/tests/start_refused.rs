@@ -107,7 +107,8 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
 
 #[test]
 fn numbers_that_cannot_work_are_refused_with_their_bounds() {
-    let cases: [(&[&str], &[&str]); 7] = [
+    let cases: [(&[&str], &[&str]); 8] = [
+        (&["--default-max-tokens", "0"], &["--default-max-tokens", "1 to"]),
         (&["--max-running", "4294967295"], &["--max-running", "4294967295", "1 to 32768"]),
         (&["--max-batch", "0"], &["--max-batch", "1 to 16384"]),
         (&["--max-queued", "4000000000"], &["--max-queued", "1 to 1048576"]),

@@ -48,12 +48,11 @@ fn refused(message: impl Into<String>) -> Refused {
     Refused(message.into())
 }
 
-/// Checks the model and sizes the pool, without loading weights or taking memory.
+/// Checks that every number is within its bounds.
 ///
 /// # Errors
-/// When the settings cannot work, with what would.
-pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
-    let shape = shape(settings)?;
+/// With the bounds, when one is not.
+pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
     for (flag, value, most) in [
         ("--chunk-tokens", settings.chunk_tokens, MOST_CHUNK_TOKENS),
         ("--max-batch", settings.max_batch, MOST_BATCH),
@@ -62,6 +61,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         ("--page-size", settings.page_size, MOST_PAGE_TOKENS),
         ("--pool-pages", settings.pool_pages, u32::MAX),
         ("--max-model-len", settings.max_model_len, u32::MAX),
+        ("--default-max-tokens", settings.default_max_tokens, u32::MAX),
     ] {
         if value.is_some_and(|value| value == 0 || value > most) {
             let value = value.unwrap_or_default();
@@ -73,6 +73,16 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
             "--threads must be 1 to {MOST_THREADS}: more than there are cores gain nothing"
         )));
     }
+    Ok(())
+}
+
+/// Checks the model and sizes the pool, without loading weights or taking memory.
+///
+/// # Errors
+/// When the settings cannot work, with what would.
+pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
+    let shape = shape(settings)?;
+    check_numbers(settings)?;
     let page_tokens = settings.page_size.unwrap_or(16) as usize;
     let order: KvOrder = match &settings.kv_layout {
         Some(text) => text.parse().map_err(refused)?,

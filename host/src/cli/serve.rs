@@ -18,6 +18,7 @@ use crate::net::front::{self, FrontConfig};
 use crate::net::peers::Peers;
 use crate::net::proto::worker_server::WorkerServer;
 use crate::net::{registration, worker_metrics, worker_service::WorkerService};
+use crate::text::TextModel;
 use crate::worker::{Handle, Worker};
 
 /// A worker that was asked to end waits this long for its requests.
@@ -146,7 +147,14 @@ fn inherited(fd: i32) -> anyhow::Result<TcpListener> {
     Ok(TcpListener::from_std(std::net::TcpListener::from(fd))?)
 }
 
+fn front_config(settings: &Settings, text: TextModel) -> FrontConfig {
+    let standard = FrontConfig::new(settings.model_name(), text);
+    let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
+    FrontConfig { drain: ROUTER_DRAIN, default_max_tokens, ..standard }
+}
+
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {
+    launch::check_numbers(settings)?;
     let text = launch::text_model(settings)?;
     let (http, control) = match settings.listen_fds.as_deref() {
         Some([http, control]) => (inherited(*http)?, inherited(*control)?),
@@ -163,7 +171,7 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
             (http, control)
         }
     };
-    let config = FrontConfig { drain: ROUTER_DRAIN, ..FrontConfig::new(settings.model_name(), text) };
+    let config = front_config(settings, text);
     front::serve(config, http, control, until(stopped)).await
 }
 
@@ -174,7 +182,7 @@ async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> an
     let control = listen(([127, 0, 0, 1], 0).into(), "the loopback interface").await?;
     let router = format!("http://{}", control.local_addr()?);
     println!("host: serving {} on http://{} (Ctrl-C ends it)", settings.model_name(), http.local_addr()?);
-    let config = FrontConfig { drain: ROUTER_DRAIN, ..FrontConfig::new(settings.model_name(), text) };
+    let config = front_config(settings, text);
     let stopped = stop_signal(settings.supervised);
     let (drained, worker_stopped) = watch::channel(false);
     let front = async {

@@ -43,6 +43,8 @@ pub struct App {
     pub max_body: usize,
     /// Longest wait for a whole request body.
     pub body_timeout: Duration,
+    /// Most tokens of a chat answer when the request names no number.
+    pub default_max_tokens: u32,
 }
 
 impl App {

@@ -205,6 +205,22 @@ async fn chat_renders_the_template_and_may_use_what_is_left_of_the_context() {
 }
 
 #[tokio::test]
+async fn chat_without_a_length_asks_for_the_default_and_not_the_whole_context() {
+    for (default, expected) in [(100, 100), (100_000, 512 - "<user>p<assistant>".len())] {
+        let mut config = config();
+        config.default_max_tokens = default;
+        let mut front = Front::start(config).await;
+        let worker = front.worker("all", "aggregated", says("hi")).await;
+        assert_eq!(front.post(CHAT, &asking(CHAT)).await.status, 200);
+        assert_eq!(worker.watch.calls()[0].max_new_tokens as usize, expected);
+        let mut body = asking(CHAT);
+        body["max_tokens"] = json!(300);
+        assert_eq!(front.post(CHAT, &body).await.status, 200);
+        assert_eq!(worker.watch.calls()[1].max_new_tokens, 300, "a number that is given counts");
+    }
+}
+
+#[tokio::test]
 async fn chat_leaves_the_assistants_turn_out_when_asked_to() {
     let mut config = config();
     let template = "{{ messages[0].content }}{% if add_generation_prompt %}<assistant>{% endif %}";

@@ -16,6 +16,7 @@ use crate::text::Tokenizer;
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub max_new_tokens: Option<u32>,
+    pub default_max_tokens: u32,
     pub sampling: Sampling,
     pub stop: Vec<String>,
     pub stop_tokens: Vec<u32>,
@@ -65,6 +66,7 @@ impl Ask {
         };
         Ok(Self {
             max_new_tokens: None,
+            default_max_tokens: app.default_max_tokens,
             sampling,
             stop: stops(fields)?,
             stop_tokens,
@@ -170,6 +172,7 @@ impl Ask {
             request_id,
             prompt: Arc::new(prompt),
             max_new_tokens: self.max_new_tokens,
+            default_max_tokens: self.default_max_tokens,
             stop_tokens: self.stop_tokens.clone(),
             ignore_stop: self.ignore_stop,
             sampling: self.sampling,
