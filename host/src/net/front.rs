@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
 use super::clock;
-use super::http::App;
+use super::http::{App, MAX_UPLOADS};
 use super::metrics::Metrics;
 use super::proto::registry_server::RegistryServer;
 use super::registry::{Policy, Registry, Terms};
@@ -101,6 +101,7 @@ pub async fn serve(
         max_body: config.max_body,
         body_timeout: config.body_timeout,
         default_max_tokens: config.default_max_tokens,
+        uploads: Semaphore::new(MAX_UPLOADS),
     };
 
     let stopped = |mut signal: watch::Receiver<bool>| async move {

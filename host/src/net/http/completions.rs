@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -23,13 +24,11 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let arrived = clock::now();
-    let prepare = prepare(&app, &id, request);
-    serve(&app, "/v1/completions", id.clone(), arrived, prepare).await
+    serve(&app, "/v1/completions", id.clone(), request, |body| prepare(&app, &id, body)).await
 }
 
-async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Prepared<Completion>, ApiError> {
-    let mut fields = Fields::parse(&app.body(request).await?)?;
+async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Completion>, ApiError> {
+    let mut fields = Fields::parse(&body)?;
     check_model(app, &mut fields)?;
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
@@ -12,7 +13,6 @@ use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::respond::{Prepared, Shape, serve};
 use super::{App, RequestId, Shared};
-use crate::net::clock;
 use crate::text::Tokenizer;
 
 /// What belongs into `sampling_params`, and is often put beside it.
@@ -36,13 +36,11 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let arrived = clock::now();
-    let prepare = prepare(&app, &id, request);
-    serve(&app, "/generate", id.clone(), arrived, prepare).await
+    serve(&app, "/generate", id.clone(), request, |body| prepare(&app, &id, body)).await
 }
 
-async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Prepared<Generate>, ApiError> {
-    let mut fields = Fields::parse(&app.body(request).await?)?;
+async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Generate>, ApiError> {
+    let mut fields = Fields::parse(&body)?;
     for name in ["input_embeds", "image_data", "lora_path", "session_params"] {
         fields.refuse_unless(name, empty)?;
     }
