@@ -1,6 +1,8 @@
 //! Commands and flags.
 
+pub mod addresses;
 pub mod launch;
+pub mod memory;
 pub mod plugins;
 pub mod serve;
 pub mod settings;

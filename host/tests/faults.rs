@@ -246,6 +246,45 @@ fn ctrl_c_ends_all_processes_and_so_does_the_death_of_the_supervisor() {
 }
 
 #[test]
+fn a_signal_to_all_processes_at_once_lets_requests_end_and_starts_nothing_again() {
+    let (mut cluster, _plugins) = split(&[], "step-us = 20000\n");
+    let children: Vec<u32> =
+        ["router", "prefill", "decode"].iter().map(|role| cluster.pid(role).unwrap()).collect();
+    let url = cluster.url.clone();
+    let request = std::thread::spawn(move || stream(&url, &[1, 2, 3], 40, None));
+    let decode = cluster.worker("decode");
+    cluster.wait("the request to decode", || {
+        cluster.metrics(&decode).get("host_decode_tokens_total").is_some_and(|tokens| *tokens > 1.0)
+    });
+    for pid in &children {
+        signal(*pid, "TERM");
+    }
+    assert_eq!(cluster.interrupt(), Some(0), "log:\n{}", cluster.log());
+    assert!(request.join().unwrap(), "the answer ended early; log:\n{}", cluster.log());
+    let log = cluster.log();
+    assert!(!log.contains("ended by itself"), "{log}");
+    assert!(children.iter().all(|pid| !runs(*pid)));
+}
+
+#[test]
+fn a_worker_is_restarted_after_the_programs_file_was_replaced() {
+    let plugins = plugin_support::fixture::directory(&["shm"]);
+    let program = plugins.path().join("host");
+    std::fs::copy(env!("CARGO_BIN_EXE_host"), &program).unwrap();
+    let flags = ["--executor", "synthetic", "--plugins-dir", &plugins.path().display().to_string()];
+    let flags = flags.map(str::to_owned).to_vec();
+    let cluster = Cluster::start(&Start { program: &program, flags, config: String::new(), workers: 2 });
+    let first = cluster.worker("prefill");
+    std::fs::remove_file(&program).unwrap();
+    signal(cluster.pid("prefill").unwrap(), "KILL");
+    cluster.wait("another prefill worker", || {
+        let workers = cluster.workers();
+        workers.iter().any(|worker| worker.role == "prefill" && worker.instance != first.instance)
+    });
+    assert!(cluster.generate(&[1, 2, 3], 4).is_ok());
+}
+
+#[test]
 fn wrong_input_is_answered_with_a_sentence_and_loses_nothing() {
     let (cluster, _plugins) = split(&["--pool-pages", "32", "--max-model-len", "500"], "");
     let long: Vec<u32> = vec![7; 501];

@@ -106,6 +106,47 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
 }
 
 #[test]
+fn numbers_that_cannot_work_are_refused_with_their_bounds() {
+    let cases: [(&[&str], &[&str]); 8] = [
+        (&["--default-max-tokens", "0"], &["--default-max-tokens", "1 to"]),
+        (&["--max-running", "4294967295"], &["--max-running", "4294967295", "1 to 32768"]),
+        (&["--max-batch", "0"], &["--max-batch", "1 to 16384"]),
+        (&["--max-queued", "4000000000"], &["--max-queued", "1 to 1048576"]),
+        (&["--chunk-tokens", "4294967295"], &["--chunk-tokens", "1 to 16777216"]),
+        (&["--page-size", "4294967295"], &["--page-size", "1 to 65536"]),
+        (&["--kv-memory", "100000GiB"], &["--kv-memory", "214748364800000 bytes", "bytes of memory"]),
+        (&["--pool-pages", "4294967295"], &["--pool-pages", "bytes of memory"]),
+    ];
+    for (flags, says) in cases {
+        for role in [&[][..], &["--role", "decode"], &["--role", "aggregated"]] {
+            let says = if role.is_empty() { says } else { &says[..1] };
+            refused(&[&["--executor", "synthetic"], role, flags].concat(), says);
+        }
+    }
+}
+
+#[test]
+fn addresses_that_others_cannot_reach_are_refused_with_the_way_out() {
+    let worker = ["--executor", "synthetic", "--role", "decode"];
+    let cases: [(&[&str], &[&str]); 8] = [
+        (&["--router", "nonsense"], &["--router \"nonsense\"", "http://127.0.0.1:8001"]),
+        (&["--router", "https://127.0.0.1:1"], &["http://"]),
+        (&["--router", "http://127.0.0.1"], &["names no port"]),
+        (&["--router", "http://127.0.0.1:0"], &["names no port"]),
+        (&["--router", "http://127.0.0.1:1/v1"], &["after the port"]),
+        (&["--control", "0.0.0.0:0"], &["--control 0.0.0.0", "one of this machine's own"]),
+        (&["--control", "[::]:0"], &["--control ::", "one of this machine's own"]),
+        (
+            &["--router", "http://192.0.2.1:8001"],
+            &["192.0.2.1", "--control 127.0.0.1", "for example --control"],
+        ),
+    ];
+    for (flags, says) in cases {
+        refused(&[&worker[..], flags].concat(), says);
+    }
+}
+
+#[test]
 fn a_taken_port_is_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

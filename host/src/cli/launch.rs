@@ -7,8 +7,8 @@ use anyhow::Context;
 use host_core::layout::KvOrder;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
-use super::Refused;
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
+use super::{Refused, memory};
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use crate::executor::{Executor, KvMemory, ModelShape};
@@ -22,6 +22,16 @@ const KV_MEMORY: &str = "256MiB";
 
 /// Most threads that a worker computes on.
 const MOST_THREADS: usize = 1024;
+/// Most prompt tokens in one step: more than any context.
+const MOST_CHUNK_TOKENS: u32 = 1 << 24;
+/// Most sequences in one step.
+const MOST_BATCH: u32 = 1 << 14;
+/// Most requests with pages; each has a row of memory beside the pool, which is taken at the start.
+const MOST_RUNNING: u32 = 1 << 15;
+/// Most requests that wait; each holds its prompt.
+const MOST_QUEUED: u32 = 1 << 20;
+/// Most tokens in a page.
+const MOST_PAGE_TOKENS: u32 = 1 << 16;
 
 /// A worker that was checked and not started.
 #[derive(Debug)]
@@ -38,30 +48,42 @@ fn refused(message: impl Into<String>) -> Refused {
     Refused(message.into())
 }
 
-/// Checks the model and sizes the pool, without loading weights or taking memory.
+/// Checks that every number is within its bounds.
 ///
 /// # Errors
-/// When the settings cannot work, with what would.
-pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
-    let shape = shape(settings)?;
-    let positive = |flag: &str, value: Option<u32>, default: u32| match value {
-        Some(0) => Err(refused(format!("{flag} is 0: it must be at least 1"))),
-        value => Ok(value.unwrap_or(default)),
-    };
-    for (flag, value) in [
-        ("--chunk-tokens", settings.chunk_tokens),
-        ("--max-batch", settings.max_batch),
-        ("--max-running", settings.max_running),
-        ("--max-queued", settings.max_queued),
+/// With the bounds, when one is not.
+pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
+    for (flag, value, most) in [
+        ("--chunk-tokens", settings.chunk_tokens, MOST_CHUNK_TOKENS),
+        ("--max-batch", settings.max_batch, MOST_BATCH),
+        ("--max-running", settings.max_running, MOST_RUNNING),
+        ("--max-queued", settings.max_queued, MOST_QUEUED),
+        ("--page-size", settings.page_size, MOST_PAGE_TOKENS),
+        ("--pool-pages", settings.pool_pages, u32::MAX),
+        ("--max-model-len", settings.max_model_len, u32::MAX),
+        ("--default-max-tokens", settings.default_max_tokens, u32::MAX),
     ] {
-        positive(flag, value, 1)?;
+        if value.is_some_and(|value| value == 0 || value > most) {
+            let value = value.unwrap_or_default();
+            return Err(refused(format!("{flag} is {value}: it must be 1 to {most}")));
+        }
     }
     if settings.threads.is_some_and(|threads| threads == 0 || threads > MOST_THREADS) {
         return Err(refused(format!(
             "--threads must be 1 to {MOST_THREADS}: more than there are cores gain nothing"
         )));
     }
-    let page_tokens = positive("--page-size", settings.page_size, 16)? as usize;
+    Ok(())
+}
+
+/// Checks the model and sizes the pool, without loading weights or taking memory.
+///
+/// # Errors
+/// When the settings cannot work, with what would.
+pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
+    let shape = shape(settings)?;
+    check_numbers(settings)?;
+    let page_tokens = settings.page_size.unwrap_or(16) as usize;
     let order: KvOrder = match &settings.kv_layout {
         Some(text) => text.parse().map_err(refused)?,
         None => KvOrder::PageHeadLayerKvTokenDim,
@@ -75,8 +97,9 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         dtype: shape.kv_dtype,
     };
     let page_bytes = page.page_bytes() as u64;
+    let flag = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
     let pages = match settings.pool_pages {
-        Some(_) => u64::from(positive("--pool-pages", settings.pool_pages, 1)?),
+        Some(pages) => u64::from(pages),
         None => {
             let memory = settings.kv_memory.as_deref().unwrap_or(KV_MEMORY);
             let pages = parse_bytes(memory)? / page_bytes;
@@ -88,6 +111,15 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
             pages
         }
     };
+    // Without a role, a prefill and a decode worker share this machine.
+    let pools = if settings.role.is_none() { 2 } else { 1 };
+    let needed = pages.saturating_mul(page_bytes).saturating_mul(pools);
+    if let Some(available) = memory::available().filter(|available| needed > *available) {
+        return Err(refused(format!(
+            "{flag} asks for {needed} bytes of KV pages ({pools} workers on this machine), which has {available} bytes \
+             of memory: lower {flag}"
+        )));
+    }
     let pages = u32::try_from(pages).map_err(|_too_many| {
         refused(format!(
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
@@ -102,7 +134,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
                 u64::from(pages) * page_tokens as u64
             )));
         }
-        Some(wanted) => positive("--max-model-len", Some(wanted), wanted)?,
+        Some(wanted) => wanted,
         None => u32::try_from(possible).unwrap_or(u32::MAX),
     };
     let layout = KvLayout::new(KvShape { pages: pages as usize, ..page }, order);

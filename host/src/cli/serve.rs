@@ -13,11 +13,12 @@ use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
 use super::settings::{LogFormat, RoleName, Settings};
-use super::{Refused, launch, plugins, supervise};
+use super::{Refused, addresses, launch, plugins, supervise};
 use crate::net::front::{self, FrontConfig};
 use crate::net::peers::Peers;
 use crate::net::proto::worker_server::WorkerServer;
 use crate::net::{registration, worker_metrics, worker_service::WorkerService};
+use crate::text::TextModel;
 use crate::worker::{Handle, Worker};
 
 /// A worker that was asked to end waits this long for its requests.
@@ -33,6 +34,10 @@ const LARGEST_MESSAGE: usize = 32 << 20;
 /// When the configuration cannot work ([`Refused`]), or something fails on the way.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     start_logging(&settings)?;
+    if settings.supervised {
+        // It was started through a descriptor, whose number would be its name in `ps` and `top`.
+        rustix::thread::set_name(c"host").context("this process cannot be named")?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("control")
@@ -49,10 +54,18 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 supervise::run(&settings).await
             }
             Some(RoleName::Router) => route(&settings, stop_signal(settings.supervised)).await,
-            Some(RoleName::Aggregated) => aggregated(&settings, &handle).await,
             Some(role) => {
-                plugins::check(&settings)?;
-                let router = settings.router.clone().unwrap_or_else(|| "http://127.0.0.1:8001".to_owned());
+                // The supervisor has checked the same, and reading a large model twice takes time.
+                if !settings.supervised {
+                    launch::plan(&settings)?;
+                }
+                if role == RoleName::Aggregated && settings.router.is_none() {
+                    return aggregated(&settings, &handle).await;
+                }
+                let router = addresses::check_worker(&settings)?;
+                if role != RoleName::Aggregated {
+                    plugins::check(&settings)?;
+                }
                 work(&settings, role, router, &handle, stop_signal(settings.supervised)).await
             }
         }
@@ -87,8 +100,8 @@ pub(super) async fn asked_to_stop() -> &'static str {
     }
 }
 
-/// Becomes true when the process is asked to stop. A supervised one leaves Ctrl-C to its supervisor, and stops when
-/// its standard input ends.
+/// Becomes true when the process is asked to stop. A supervised one stops when its standard input ends and leaves
+/// signals to its supervisor, which knows who has to end first.
 fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
     let (stop, stopped) = watch::channel(false);
     let ended = stop.clone();
@@ -102,11 +115,13 @@ fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
     tokio::spawn(async move {
         loop {
             let signal = asked_to_stop().await;
-            if signal == "SIGTERM" || !supervised {
-                tracing::info!(signal, "stopping");
-                stop.send_replace(true);
-                return;
+            if supervised {
+                tracing::debug!(signal, "left to the supervisor");
+                continue;
             }
+            tracing::info!(signal, "stopping");
+            stop.send_replace(true);
+            return;
         }
     });
     stopped
@@ -132,7 +147,14 @@ fn inherited(fd: i32) -> anyhow::Result<TcpListener> {
     Ok(TcpListener::from_std(std::net::TcpListener::from(fd))?)
 }
 
+fn front_config(settings: &Settings, text: TextModel) -> FrontConfig {
+    let standard = FrontConfig::new(settings.model_name(), text);
+    let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
+    FrontConfig { drain: ROUTER_DRAIN, default_max_tokens, ..standard }
+}
+
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {
+    launch::check_numbers(settings)?;
     let text = launch::text_model(settings)?;
     let (http, control) = match settings.listen_fds.as_deref() {
         Some([http, control]) => (inherited(*http)?, inherited(*control)?),
@@ -149,22 +171,18 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
             (http, control)
         }
     };
-    let config = FrontConfig { drain: ROUTER_DRAIN, ..FrontConfig::new(settings.model_name(), text) };
+    let config = front_config(settings, text);
     front::serve(config, http, control, until(stopped)).await
 }
 
 /// A worker and its own router in one process.
 async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
-    if let Some(router) = settings.router.clone() {
-        let stopped = stop_signal(settings.supervised);
-        return work(settings, RoleName::Aggregated, router, runtime, stopped).await;
-    }
     let text = launch::text_model(settings)?;
     let http = listen(settings.http_address(), "--host or --port").await?;
     let control = listen(([127, 0, 0, 1], 0).into(), "the loopback interface").await?;
     let router = format!("http://{}", control.local_addr()?);
     println!("host: serving {} on http://{} (Ctrl-C ends it)", settings.model_name(), http.local_addr()?);
-    let config = FrontConfig { drain: ROUTER_DRAIN, ..FrontConfig::new(settings.model_name(), text) };
+    let config = front_config(settings, text);
     let stopped = stop_signal(settings.supervised);
     let (drained, worker_stopped) = watch::channel(false);
     let front = async {
@@ -184,8 +202,7 @@ async fn work(
     runtime: &tokio::runtime::Handle,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
-    let control = settings.control.unwrap_or(([127, 0, 0, 1], 0).into());
-    let listener = listen(control, "--control").await?;
+    let listener = listen(addresses::control(settings), "--control").await?;
     let address = format!("http://{}", listener.local_addr()?);
     let settings = settings.clone();
     // Loading weights takes seconds to minutes; who is asked to stop meanwhile does.

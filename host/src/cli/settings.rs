@@ -148,6 +148,10 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<u32>,
 
+    /// Most tokens of a chat answer when the request names no number [default: 1024, or what the context leaves]
+    #[arg(long, value_name = "TOKENS")]
+    pub default_max_tokens: Option<u32>,
+
     /// Threads that compute, per worker [default: all cores, shared between the workers on this machine]
     #[arg(long)]
     pub threads: Option<usize>,
@@ -179,7 +183,7 @@ pub struct Settings {
     #[serde(skip)]
     pub listen_fds: Option<Vec<i32>>,
 
-    /// End when standard input ends, and leave Ctrl-C to the supervisor
+    /// End when standard input ends, and leave signals to the supervisor
     #[arg(long, hide = true)]
     #[serde(skip)]
     pub supervised: bool,
@@ -227,7 +231,7 @@ impl Settings {
         fill_from!(self, file,
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
-            threads log_format log_level synthetic
+            default_max_tokens threads log_format log_level synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
         self.plugin = file.plugin;

@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
 use super::clock;
-use super::http::App;
+use super::http::{App, MAX_UPLOADS};
 use super::metrics::Metrics;
 use super::proto::registry_server::RegistryServer;
 use super::registry::{Policy, Registry, Terms};
@@ -38,6 +38,8 @@ pub struct FrontConfig {
     pub max_requests: usize,
     /// Largest request body, in bytes.
     pub max_body: usize,
+    /// Most tokens of a chat answer when the request names no number, as far as the model's context has room for them.
+    pub default_max_tokens: u32,
     /// Longest wait for a whole request body.
     pub body_timeout: Duration,
     /// At shutdown, requests under way have this long to end by themselves.
@@ -58,6 +60,7 @@ impl FrontConfig {
             max_workers: 4096,
             max_requests: 1024,
             max_body: 8 << 20,
+            default_max_tokens: 1024,
             body_timeout: Duration::from_secs(30),
             drain: Duration::from_secs(30),
         }
@@ -97,6 +100,8 @@ pub async fn serve(
         metrics,
         max_body: config.max_body,
         body_timeout: config.body_timeout,
+        default_max_tokens: config.default_max_tokens,
+        uploads: Semaphore::new(MAX_UPLOADS),
     };
 
     let stopped = |mut signal: watch::Receiver<bool>| async move {

@@ -20,13 +20,14 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use self::error::ApiError;
 use super::clock;
 use super::metrics::Metrics;
 use super::random::random_u64;
-use super::router::Router;
+use super::router::{Failure, Router};
 use crate::text::TextModel;
 
 /// What all handlers share.
@@ -43,7 +44,14 @@ pub struct App {
     pub max_body: usize,
     /// Longest wait for a whole request body.
     pub body_timeout: Duration,
+    /// Most tokens of a chat answer when the request names no number.
+    pub default_max_tokens: u32,
+    /// Places for requests whose body is on its way.
+    pub uploads: Semaphore,
 }
+
+/// Most requests whose body is on its way.
+pub const MAX_UPLOADS: usize = 4096;
 
 impl App {
     /// The service.
@@ -69,6 +77,11 @@ impl App {
 
     /// The whole body, or why not.
     async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
+        let _upload = self.uploads.try_acquire().map_err(|error| {
+            ApiError::from(Failure::Busy(format!(
+                "{MAX_UPLOADS} requests are being sent, the limit ({error})"
+            )))
+        })?;
         let declared = request
             .headers()
             .get(header::CONTENT_LENGTH)

@@ -22,15 +22,16 @@ pub async fn keep_registered(worker: Handle, info: WorkerInfo, address: String) 
     let endpoint = Endpoint::from_shared(address.clone())
         .map_err(|error| anyhow::anyhow!("the router's address {address:?} is not one: {error}"))?;
     let mut client = RegistryClient::new(endpoint.connect_timeout(CALL).connect_lazy());
-    let mut reachable = true;
+    // What was logged last: the same trouble is told once.
+    let mut known = String::new();
     loop {
-        match session(&worker, &info, &mut client, &mut reachable).await {
+        match session(&worker, &info, &mut client, &mut known).await {
             Ok(never) => match never {},
-            Err(trouble) => {
-                if std::mem::replace(&mut reachable, false) {
-                    tracing::warn!(router = %address, %trouble, "not registered with the router; trying again");
-                }
+            Err(trouble) if trouble != known => {
+                tracing::warn!(router = %address, %trouble, "not registered with the router; trying again");
+                known = trouble;
             }
+            Err(_told) => {}
         }
         tokio::time::sleep(HEARTBEAT).await;
     }
@@ -40,7 +41,7 @@ async fn session(
     worker: &Handle,
     info: &WorkerInfo,
     client: &mut RegistryClient<Channel>,
-    reachable: &mut bool,
+    trouble: &mut String,
 ) -> Result<std::convert::Infallible, String> {
     let request = RegisterRequest { worker: Some(info.clone()) };
     let reply = timeout(CALL, client.register(request)).await.map_err(|elapsed| elapsed.to_string())?;
@@ -48,7 +49,7 @@ async fn session(
     if !reply.accepted {
         return Err(reply.message);
     }
-    *reachable = true;
+    trouble.clear();
     match reply.message.as_str() {
         "" => tracing::info!("registered with the router"),
         note => tracing::warn!(note, "registered with the router"),

@@ -17,8 +17,8 @@ use tonic::transport::Channel;
 
 use super::clock::{self, Instant};
 use super::proto::{Load, WorkerInfo};
+use table::{Denied, Picked, WorkerTable};
 pub use table::{Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
-use table::{Picked, WorkerTable};
 
 /// A worker as the router calls it. The connection is opened on first use and shared by all requests.
 #[derive(Clone, Debug)]
@@ -88,14 +88,22 @@ impl Registry {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds or replaces a worker. The text names pairs that were refused; empty when there are none.
+    /// Adds or replaces a worker. The text names pairs that were refused; empty when there are none. A worker whose name
+    /// another one has gets in when that one's address refuses connections.
     ///
     /// # Errors
     /// Why the worker is not accepted.
-    pub fn register(&self, worker: WorkerInfo) -> Result<String, String> {
-        let accepted = self.lock().register(worker, clock::now());
+    pub async fn register(&self, worker: WorkerInfo) -> Result<String, String> {
+        let again = worker.clone();
+        let mut accepted = self.lock().register(worker, clock::now());
+        if let Err(Denied::NameTaken { holder, holder_address, .. }) = &accepted
+            && nobody_listens(holder_address).await
+        {
+            self.suspect(*holder, "its address refuses connections");
+            accepted = self.lock().register(again, clock::now());
+        }
         self.changed();
-        accepted
+        accepted.map_err(|denied| denied.to_string())
     }
 
     /// Notes that a worker lives. False when it is not known and must register again.
@@ -168,6 +176,20 @@ impl Registry {
 const CONNECT: Duration = Duration::from_secs(2);
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WAIT: Duration = Duration::from_secs(10);
+
+/// How long to ask whether somebody listens at an address.
+const PROBE: Duration = Duration::from_millis(500);
+
+/// True when the machine says so itself; silence may be the network's.
+async fn nobody_listens(address: &str) -> bool {
+    let Ok(uri) = address.parse::<tonic::transport::Uri>() else { return false };
+    let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else { return false };
+    let connection = tokio::net::TcpStream::connect((host.trim_matches(['[', ']']), port));
+    match clock::timeout(PROBE, connection).await {
+        Ok(Err(error)) => error.kind() == std::io::ErrorKind::ConnectionRefused,
+        _ => false,
+    }
+}
 
 /// A connection that opens when it is first used.
 fn channel(address: &str) -> Result<Channel, String> {

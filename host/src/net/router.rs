@@ -44,8 +44,10 @@ pub struct Job {
     pub request_id: String,
     /// At least one token.
     pub prompt: Arc<Vec<u32>>,
-    /// Absent: what the model's context leaves.
+    /// Absent: [`Job::default_max_tokens`], or what the model's context leaves if that is less.
     pub max_new_tokens: Option<u32>,
+    /// A worker reserves pages for the whole answer, so that nobody should get the whole context unasked.
+    pub default_max_tokens: u32,
     /// Tokens that end the answer.
     pub stop_tokens: Vec<u32>,
     /// Generate `max_new_tokens` whatever comes.
@@ -254,7 +256,7 @@ impl Generation {
             room: room.0,
             request_id: self.job.request_id.clone(),
             prompt: self.job.prompt.to_vec(),
-            max_new_tokens: self.job.max_new_tokens.unwrap_or(left),
+            max_new_tokens: self.job.max_new_tokens.unwrap_or(left.min(self.job.default_max_tokens)),
             stop_tokens: self.job.stop_tokens.clone(),
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling),

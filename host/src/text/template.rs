@@ -46,8 +46,9 @@ impl ChatTemplate {
         Ok(Self { environment, bos, eos })
     }
 
-    /// The prompt for these messages (a JSON list of objects with `role` and `content`), ready for the assistant's turn.
-    /// `extra` are further variables of the template (`enable_thinking`); `now` is seconds since 1970.
+    /// The prompt for these messages (a JSON list of objects with `role` and `content`), ready for the assistant's turn
+    /// unless `extra` has `add_generation_prompt: false`. `extra` are further variables of the template
+    /// (`enable_thinking`); `now` is seconds since 1970.
     ///
     /// # Errors
     /// When the template refuses the messages.
@@ -61,7 +62,12 @@ impl ChatTemplate {
             extra.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value)))).collect();
         variables.extend([
             ("messages".into(), Value::from(Serde(messages))),
-            ("add_generation_prompt".into(), Value::from(true)),
+            (
+                "add_generation_prompt".into(),
+                extra
+                    .get("add_generation_prompt")
+                    .map_or_else(|| Value::from(true), |add| Value::from(Serde(add))),
+            ),
             ("bos_token".into(), Value::from(self.bos.clone())),
             ("eos_token".into(), Value::from(self.eos.clone())),
             ("strftime_now".into(), Value::from_function(move |format: String| strftime(&format, now))),

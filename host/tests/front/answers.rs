@@ -16,6 +16,15 @@ fn content_of(events: &[Value]) -> String {
     events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect()
 }
 
+/// A request for either path.
+fn asking(path: &str) -> Value {
+    if path == PATH {
+        json!({"model": "fake", "prompt": "p"})
+    } else {
+        json!({"model": "fake", "messages": [{"role": "user", "content": "p"}]})
+    }
+}
+
 /// A script that says these tokens and ends.
 fn tokens(tokens: &[u32]) -> Script {
     steps(tokens.iter().map(|&token| Step::Token(token)).chain([Step::Finish("stop")]).collect())
@@ -54,8 +63,7 @@ async fn streaming_gives_the_same_text_as_not_streaming() {
         ["é漢🦀", "x"].concat().bytes().map(u32::from).chain([0xff, 0xe2, 65, 257, 0xf0]).collect();
     let (front, _prefill, _decode) = Front::with_pair(tokens(&odd)).await;
     for path in [PATH, CHAT] {
-        let mut body =
-            json!({"model": "fake", "prompt": "p", "messages": [{"role": "user", "content": "p"}]});
+        let mut body = asking(path);
         let whole = front.post(path, &body).await.json().await;
         body["stream"] = json!(true);
         let reply = front.post(path, &body).await;
@@ -88,8 +96,10 @@ async fn streaming_gives_the_same_text_as_not_streaming() {
 async fn usage_comes_last_when_asked_for() {
     let (front, _prefill, _decode) = Front::echoing().await;
     for path in [PATH, CHAT] {
-        let body = json!({"prompt": "ab", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3,
-            "stream": true, "stream_options": {"include_usage": true}});
+        let mut body = asking(path);
+        body["max_tokens"] = json!(3);
+        body["stream"] = json!(true);
+        body["stream_options"] = json!({"include_usage": true});
         let events = front.post(path, &body).await.events().await;
         let [before @ .., usage, done] = events.as_slice() else { panic!("{events:?}") };
         assert_eq!(done, "[DONE]");
@@ -192,6 +202,39 @@ async fn chat_renders_the_template_and_may_use_what_is_left_of_the_context() {
     let prompt: Vec<u8> = call.prompt.iter().map(|&token| u8::try_from(token).unwrap()).collect();
     assert_eq!(String::from_utf8(prompt).unwrap(), "<system>be brief<user>a\nb<assistant>");
     assert_eq!(call.max_new_tokens as usize, 512 - call.prompt.len());
+}
+
+#[tokio::test]
+async fn chat_without_a_length_asks_for_the_default_and_not_the_whole_context() {
+    for (default, expected) in [(100, 100), (100_000, 512 - "<user>p<assistant>".len())] {
+        let mut config = config();
+        config.default_max_tokens = default;
+        let mut front = Front::start(config).await;
+        let worker = front.worker("all", "aggregated", says("hi")).await;
+        assert_eq!(front.post(CHAT, &asking(CHAT)).await.status, 200);
+        assert_eq!(worker.watch.calls()[0].max_new_tokens as usize, expected);
+        let mut body = asking(CHAT);
+        body["max_tokens"] = json!(300);
+        assert_eq!(front.post(CHAT, &body).await.status, 200);
+        assert_eq!(worker.watch.calls()[1].max_new_tokens, 300, "a number that is given counts");
+    }
+}
+
+#[tokio::test]
+async fn chat_leaves_the_assistants_turn_out_when_asked_to() {
+    let mut config = config();
+    let template = "{{ messages[0].content }}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let template = host::text::ChatTemplate::new(template.into(), String::new(), String::new()).unwrap();
+    config.text.template = Some(std::sync::Arc::new(template));
+    let mut front = Front::start(config).await;
+    let worker = front.worker("all", "aggregated", says("hi")).await;
+    for (add, prompt) in [(json!(null), "p<assistant>"), (json!(true), "p<assistant>"), (json!(false), "p")] {
+        let mut body = asking(CHAT);
+        body["add_generation_prompt"] = add;
+        assert_eq!(front.post(CHAT, &body).await.status, 200);
+        let call = worker.watch.calls().pop().unwrap();
+        assert_eq!(call.prompt, prompt.bytes().map(u32::from).collect::<Vec<_>>());
+    }
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ async fn wrong_requests_are_refused_by_name() {
             with("max_tokens", json!(0)),
             400,
             json!("max_tokens"),
-            "max_tokens must be an integer of at least 1, got 0",
+            "max_tokens must be an integer from 1 to 4294967295, got 0",
         ),
         (path, with("max_tokens", json!(-1)), 400, json!("max_tokens"), "got -1"),
         (path, with("max_tokens", json!(1.5)), 400, json!("max_tokens"), "got 1.5"),
@@ -116,6 +116,60 @@ async fn wrong_requests_are_refused_by_name() {
             json!("tools"),
             "not supported",
         ),
+        (
+            path,
+            with("max_tokens", json!(5_000_000_000_u64)),
+            400,
+            json!("max_tokens"),
+            "from 1 to 4294967295, got",
+        ),
+        (path, with("allowed_token_ids", json!([1])), 400, json!("allowed_token_ids"), "not supported"),
+        (path, with("bad_words", json!(["x"])), 400, json!("bad_words"), "not supported"),
+        (path, with("logits_processors", json!(["x"])), 400, json!("logits_processors"), "not supported"),
+        (path, with("add_special_tokens", json!(false)), 400, json!("add_special_tokens"), "not supported"),
+        (
+            path,
+            with("truncate_prompt_tokens", json!(5)),
+            400,
+            json!("truncate_prompt_tokens"),
+            "not known here, got 5",
+        ),
+        (path, with("temprature", json!(0)), 400, json!("temprature"), "temprature is not known here, got 0"),
+        (
+            chat_path,
+            json!({"messages": [{"role": "user", "content": "x"}], "continue_final_message": true}),
+            400,
+            json!("continue_final_message"),
+            "not supported",
+        ),
+        (
+            "/generate",
+            json!({"text": "a", "temperature": 0}),
+            400,
+            json!("temperature"),
+            "put it into sampling_params",
+        ),
+        (
+            "/generate",
+            json!({"text": "a", "max_new_tokens": 5}),
+            400,
+            json!("max_new_tokens"),
+            "into sampling_params",
+        ),
+        (
+            "/generate",
+            json!({"text": "a", "sampling_parms": {}}),
+            400,
+            json!("sampling_parms"),
+            "not known here",
+        ),
+        (
+            "/generate",
+            json!({"text": "a", "sampling_params": {"temprature": 0}}),
+            400,
+            json!("sampling_params.temprature"),
+            "not known here",
+        ),
         ("/generate", json!({"text": "a", "input_ids": [1]}), 400, json!("text"), "either text or input_ids"),
         (
             "/generate",
@@ -154,7 +208,8 @@ async fn fields_that_ask_for_nothing_are_accepted() {
     let (front, _prefill, _decode) = Front::echoing().await;
     let body = json!({"prompt": ["abc"], "n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0.0,
         "logit_bias": {}, "echo": false, "suffix": null, "top_k": -1, "tools": [], "tool_choice": "auto",
-        "response_format": {"type": "text"}, "stream_options": null, "made_up": {"x": [1]}, "max_tokens": 509});
+        "response_format": {"type": "text"}, "stream_options": null, "made_up": null, "allowed_token_ids": [], "add_special_tokens": true,
+        "continue_final_message": false, "user": "me", "metadata": {"x": [1]}, "store": true, "max_tokens": 509});
     assert_eq!(front.post("/v1/completions", &body).await.status, 200);
     let body = json!({"text": "a", "lora_path": "", "image_data": [], "return_logprob": false,
         "sampling_params": {"max_new_tokens": 1, "skip_special_tokens": true, "n": 1}});

@@ -261,3 +261,22 @@ async fn a_stopping_server_lets_requests_end_and_then_ends_them() {
     let events = reply.events().await;
     assert!(message(events.last().unwrap()).contains("shutting down"), "{events:?}");
 }
+
+#[tokio::test]
+async fn a_body_that_comes_slowly_keeps_nobody_out() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut config = config();
+    config.max_requests = 1;
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let mut slow = tokio::net::TcpStream::connect(front.http).await.unwrap();
+    let head =
+        format!("POST {PATH} HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n");
+    slow.write_all(head.as_bytes()).await.unwrap();
+    // Said when the server begins to wait for the body.
+    let mut go_on = [0; 12];
+    slow.read_exact(&mut go_on).await.unwrap();
+    assert_eq!(&go_on, b"HTTP/1.1 100");
+    assert_eq!(front.post(PATH, &request()).await.status, 200);
+    drop(slow);
+}

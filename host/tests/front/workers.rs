@@ -49,19 +49,37 @@ async fn a_pair_without_a_common_transfer_plugin_is_refused() {
 
 #[tokio::test]
 async fn a_restarted_worker_takes_over_and_streams_on_the_old_instance_end() {
-    let mut front = Front::start(config()).await;
+    let mut config = config();
+    // Nobody says anything, so all are suspected at once and none is lost.
+    config.worker_timeout = Duration::from_secs(2);
+    let mut front = Front::start(config).await;
     let old = front.worker("w", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
     let body = json!({"prompt": "abc", "max_tokens": 2, "stream": true});
     let mut stream = front.post(PATH, &body).await;
     assert_eq!(stream.some_events().await.len(), 1);
     let new = FakeWorker::start("w", "aggregated", 99, echoes());
-    assert!(front.register(new.info.clone()).await.accepted);
+    while !front.register(new.info.clone()).await.accepted {}
     let rest = stream.events().await;
     assert!(rest[0]["error"]["message"].as_str().unwrap().contains("replaced by a new instance"), "{rest:?}");
     assert!(!front.heartbeat(old.info.instance).await, "the old instance is unknown now");
     assert!(front.heartbeat(99).await);
     let answer = front.post(PATH, &json!({"prompt": "abc", "max_tokens": 2})).await.json().await;
     assert_eq!(answer["choices"][0]["text"], "ab");
+}
+
+#[tokio::test]
+async fn a_second_worker_of_a_live_ones_name_is_refused_until_that_one_is_gone() {
+    let mut front = Front::start(config()).await;
+    let mut old = front.worker("w", "aggregated", echoes()).await;
+    let new = FakeWorker::start("w", "aggregated", 99, echoes());
+    let reply = front.register(new.info.clone()).await;
+    assert!(!reply.accepted);
+    assert!(reply.message.contains(&old.info.address) && reply.message.contains(&new.info.address));
+    assert!(front.heartbeat(old.info.instance).await, "the first keeps its place");
+    // Its address refuses connections from now on; the worker's timeout of ten minutes is not waited for.
+    old.kill();
+    while !front.register(new.info.clone()).await.accepted {}
+    assert!(front.heartbeat(99).await);
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use crate::text::Tokenizer;
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub max_new_tokens: Option<u32>,
+    pub default_max_tokens: u32,
     pub sampling: Sampling,
     pub stop: Vec<String>,
     pub stop_tokens: Vec<u32>,
@@ -65,6 +66,7 @@ impl Ask {
         };
         Ok(Self {
             max_new_tokens: None,
+            default_max_tokens: app.default_max_tokens,
             sampling,
             stop: stops(fields)?,
             stop_tokens,
@@ -142,10 +144,19 @@ impl Ask {
             "ebnf",
             "json_schema",
             "stop_regex",
+            "allowed_token_ids",
+            "bad_words",
+            "logits_processors",
+            "custom_logit_processor",
+            "continue_final_message",
+            "include_stop_str_in_output",
+            "no_stop_trim",
         ] {
             fields.refuse_unless(name, empty)?;
         }
-        fields.refuse_unless("skip_special_tokens", |value| value == &Value::Bool(true))?;
+        for name in ["skip_special_tokens", "spaces_between_special_tokens", "detokenize"] {
+            fields.refuse_unless(name, |value| value == &Value::Bool(true))?;
+        }
         fields.refuse_unless("tool_choice", one_of(&["none", "auto"]))?;
         fields.refuse_unless("response_format", |value| {
             value.get("type").and_then(Value::as_str) == Some("text")
@@ -161,6 +172,7 @@ impl Ask {
             request_id,
             prompt: Arc::new(prompt),
             max_new_tokens: self.max_new_tokens,
+            default_max_tokens: self.default_max_tokens,
             stop_tokens: self.stop_tokens.clone(),
             ignore_stop: self.ignore_stop,
             sampling: self.sampling,

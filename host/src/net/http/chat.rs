@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
@@ -20,13 +21,10 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let arrived = clock::now();
-    let prepare = prepare(&app, &id, request);
-    serve(&app, "/v1/chat/completions", id.clone(), arrived, prepare).await
+    serve(&app, "/v1/chat/completions", id.clone(), request, |body| prepare(&app, &id, body)).await
 }
 
-async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Prepared<Chat>, ApiError> {
-    let body = app.body(request).await?;
+async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Chat>, ApiError> {
     let mut fields = Fields::parse(&body)?;
     check_model(app, &mut fields)?;
     Ask::refuse_unsupported(&mut fields)?;
@@ -45,7 +43,13 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
         }
     };
     let messages = messages(&mut fields)?;
-    let extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+    let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+    if let Some(add) = fields.boolean("add_generation_prompt")? {
+        extra.insert("add_generation_prompt".into(), Value::Bool(add));
+    }
+    // The template writes the special tokens.
+    fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
+    fields.refuse_rest(|_| None)?;
     let prompt = not_empty("messages", prompt(app, messages, extra, body.len()).await?)?;
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -23,13 +24,11 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let arrived = clock::now();
-    let prepare = prepare(&app, &id, request);
-    serve(&app, "/v1/completions", id.clone(), arrived, prepare).await
+    serve(&app, "/v1/completions", id.clone(), request, |body| prepare(&app, &id, body)).await
 }
 
-async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Prepared<Completion>, ApiError> {
-    let mut fields = Fields::parse(&app.body(request).await?)?;
+async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Completion>, ApiError> {
+    let mut fields = Fields::parse(&body)?;
     check_model(app, &mut fields)?;
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
@@ -37,7 +36,11 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
     let max = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
     ask.max_new_tokens = u32::try_from(max).ok();
     ask.sampling.logprobs = fields.integer("logprobs", 0..=5)?.and_then(|count| u32::try_from(count).ok());
-    let prompt = not_empty("prompt", prompt(app, &mut fields).await?)?;
+    // Texts are always given the special tokens that the model begins with.
+    fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(true))?;
+    let prompt = fields.take("prompt");
+    fields.refuse_rest(|_| None)?;
+    let prompt = not_empty("prompt", read_prompt(app, prompt).await?)?;
     let shape = Completion {
         id: format!("cmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -49,9 +52,10 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
 }
 
 /// A string, a list of token ids, or a list of one of either.
-async fn prompt(app: &App, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+async fn read_prompt(app: &App, prompt: Option<Value>) -> Result<Vec<u32>, ApiError> {
     let tokenizer = &app.text.tokenizer;
-    let Some(mut prompt) = fields.take("prompt") else {
+    let fields = Fields::default();
+    let Some(mut prompt) = prompt else {
         return Err(ApiError::field("prompt", "prompt is missing"));
     };
     if let Value::Array(items) = &mut prompt

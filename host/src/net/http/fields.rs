@@ -8,12 +8,31 @@ use serde_json::{Map, Value};
 use super::error::ApiError;
 
 /// The body's top level. `null` is the same as absent.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Fields {
     fields: Map<String, Value>,
     /// Put before names in messages: "sampling_params." or nothing.
     prefix: &'static str,
 }
+
+/// Fields of other servers that this one ignores, because no answer depends on them: who asks, how it is filed, billed,
+/// scheduled, cached or logged.
+const HARMLESS: [&str; 14] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "cache_salt",
+    "parallel_tool_calls",
+    "priority",
+    "request_id",
+    "rid",
+    "log_metrics",
+    "return_text_in_logprobs",
+];
 
 /// Values longer than this are not repeated in messages.
 const LONGEST_ECHO: usize = 60;
@@ -75,7 +94,6 @@ impl Fields {
             _ => {
                 let expected = match (*range.start(), *range.end()) {
                     (i64::MIN, i64::MAX) => "an integer".to_owned(),
-                    (start, end) if end >= i64::from(u32::MAX) => format!("an integer of at least {start}"),
                     (start, end) => format!("an integer from {start} to {end}"),
                 };
                 Err(self.wrong(name, expected, &value))
@@ -116,6 +134,19 @@ impl Fields {
             .collect()
     }
 
+    /// Refuses what nobody has taken: a misspelt field, or one that this server does not have. `hint` may say what to do.
+    pub fn refuse_rest(mut self, hint: impl Fn(&str) -> Option<String>) -> Result<(), ApiError> {
+        self.fields.retain(|name, value| !value.is_null() && !HARMLESS.contains(&name.as_str()));
+        let Some((name, value)) = self.fields.iter().next() else { return Ok(()) };
+        let full = format!("{}{}", self.prefix, shorten(name));
+        let hint = hint(name).unwrap_or_else(|| "leave it out".to_owned());
+        let message = format!(
+            "{full} is not known here, got {}, and may be meant to change the answer; {hint}",
+            echo(value)
+        );
+        Err(ApiError::unsupported(&full, message))
+    }
+
     /// Refuses a field that this server does not have, unless its value asks for nothing.
     pub fn refuse_unless(&mut self, name: &str, harmless: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
         match self.take(name) {
@@ -138,6 +169,15 @@ pub(super) fn empty(value: &Value) -> bool {
         Value::Bool(on) => !on,
         Value::Null => true,
         Value::Number(_) => false,
+    }
+}
+
+/// A field's name, as far as a message repeats it.
+fn shorten(name: &str) -> String {
+    if name.len() <= LONGEST_ECHO {
+        name.to_owned()
+    } else {
+        format!("a field with a name of {} bytes", name.len())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
@@ -12,8 +13,20 @@ use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::respond::{Prepared, Shape, serve};
 use super::{App, RequestId, Shared};
-use crate::net::clock;
 use crate::text::Tokenizer;
+
+/// What belongs into `sampling_params`, and is often put beside it.
+const SAMPLING: [&str; 9] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_new_tokens",
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "sampling_seed",
+];
 
 /// SGLang's default.
 const DEFAULT_MAX_TOKENS: i64 = 128;
@@ -23,13 +36,11 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let arrived = clock::now();
-    let prepare = prepare(&app, &id, request);
-    serve(&app, "/generate", id.clone(), arrived, prepare).await
+    serve(&app, "/generate", id.clone(), request, |body| prepare(&app, &id, body)).await
 }
 
-async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Prepared<Generate>, ApiError> {
-    let mut fields = Fields::parse(&app.body(request).await?)?;
+async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Generate>, ApiError> {
+    let mut fields = Fields::parse(&body)?;
     for name in ["input_embeds", "image_data", "lora_path", "session_params"] {
         fields.refuse_unless(name, empty)?;
     }
@@ -42,7 +53,20 @@ async fn prepare(app: &Arc<App>, id: &RequestId, request: Request) -> Result<Pre
     let logprobs = fields.boolean("return_logprob")?.unwrap_or(false);
     let top = fields.integer("top_logprobs_num", 0..=20)?.unwrap_or(0);
     ask.sampling.logprobs = if logprobs { u32::try_from(top).ok() } else { None };
-    let prompt = match (fields.take("input_ids"), fields.take("text")) {
+    // Log probabilities of the prompt are not computed.
+    fields.refuse_unless("logprob_start_len", |value| value.as_i64() == Some(-1))?;
+    for name in ["return_hidden_states", "token_ids_logprob", "bootstrap_host", "bootstrap_room"] {
+        fields.refuse_unless(name, empty)?;
+    }
+    params.refuse_rest(|_| None)?;
+    let (input_ids, text) = (fields.take("input_ids"), fields.take("text"));
+    fields.refuse_rest(|name| {
+        SAMPLING
+            .contains(&name)
+            .then(|| format!("put it into sampling_params: {{\"sampling_params\": {{\"{name}\": …}}}}"))
+    })?;
+    let fields = Fields::default();
+    let prompt = match (input_ids, text) {
         (Some(Value::Array(ids)), None) => {
             let ids = fields.token_ids("input_ids", &ids, app.text.tokenizer.vocabulary())?;
             not_empty("input_ids", ids)?

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
+use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream;
@@ -14,7 +15,7 @@ use super::answer::{Answer, Count, End, Next, Piece};
 use super::ask::Ask;
 use super::error::ApiError;
 use super::{App, RequestId};
-use crate::net::clock::Instant;
+use crate::net::clock;
 use crate::net::router::Place;
 use crate::text::Tokenizer;
 
@@ -37,18 +38,21 @@ pub(super) struct Prepared<S> {
     pub shape: S,
 }
 
-/// Runs a handler's reading part and answers; counts the outcome whichever way it ends.
-pub(super) async fn serve<S: Shape>(
+/// Reads the body, runs a handler's reading part on it, and answers; counts the outcome whichever way it ends.
+pub(super) async fn serve<S: Shape, P: Future<Output = Result<Prepared<S>, ApiError>>>(
     app: &Arc<App>,
     endpoint: &'static str,
     id: RequestId,
-    arrived: Instant,
-    prepare: impl Future<Output = Result<Prepared<S>, ApiError>>,
+    request: Request,
+    prepare: impl FnOnce(Bytes) -> P,
 ) -> Result<Response, ApiError> {
+    let arrived = clock::now();
     let mut count = Count::new(Arc::clone(&app.metrics), endpoint);
     let started = async {
+        // Before it takes its place: a client that sends slowly keeps nobody else out.
+        let body = app.body(request).await?;
         let place = app.router.admit()?;
-        Ok::<(Place, Prepared<S>), ApiError>((place, prepare.await?))
+        Ok::<(Place, Prepared<S>), ApiError>((place, prepare(body).await?))
     };
     let (place, Prepared { prompt, ask, shape }) = match started.await {
         Ok(started) => started,

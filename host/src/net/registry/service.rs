@@ -16,7 +16,7 @@ impl proto::registry_server::Registry for Registry {
             return Err(Status::invalid_argument("the registration names no worker"));
         };
         let (name, role, instance) = (worker.name.clone(), worker.role.clone(), Instance(worker.instance));
-        let reply = match Registry::register(self, worker) {
+        let reply = match Registry::register(self, worker).await {
             Ok(message) => {
                 tracing::info!(name, role, %instance, "worker registered");
                 if !message.is_empty() {

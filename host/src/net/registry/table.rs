@@ -168,6 +168,26 @@ pub(super) struct Picked {
     pub decode: Chosen,
 }
 
+/// Why a worker is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Denied {
+    /// What it says of itself cannot be.
+    #[error("{0}")]
+    Wrong(String),
+    /// Another worker of its name lives.
+    #[error(
+        "the name {name:?} belongs to the worker at {holder_address} (instance {holder}), which is alive; the worker at \
+         {address} (instance {instance}) needs another: set --name"
+    )]
+    NameTaken { name: String, holder: Instance, holder_address: String, instance: Instance, address: String },
+}
+
+impl From<String> for Denied {
+    fn from(why: String) -> Self {
+        Denied::Wrong(why)
+    }
+}
+
 /// What a heartbeat came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heard {
@@ -189,16 +209,34 @@ impl WorkerTable {
         Self { terms, workers: BTreeMap::new(), picks: 0 }
     }
 
-    pub fn register(&mut self, info: WorkerInfo, now: Instant) -> Result<String, String> {
+    /// Adds a worker, or replaces what was known under its instance or, when nobody of it is alive, under its name.
+    pub fn register(&mut self, info: WorkerInfo, now: Instant) -> Result<String, Denied> {
         let role = admission::check(&info, &self.terms.model)?;
         let forget = self.terms.lost_after.saturating_mul(FORGET);
         let instance = Instance(info.instance);
+        let holder = self.workers.iter().find(|(other, entry)| {
+            **other != instance
+                && entry.info.name == info.name
+                // Two processes cannot listen at one address, so the earlier is gone.
+                && entry.info.address != info.address
+                && entry.state(self.terms.worker_timeout, now) == WorkerState::Live
+        });
+        if let Some((holder, entry)) = holder {
+            return Err(Denied::NameTaken {
+                name: info.name,
+                holder: *holder,
+                holder_address: entry.info.address.clone(),
+                instance,
+                address: info.address,
+            });
+        }
         self.workers.retain(|&other, entry| {
             let replaced = other != instance && entry.info.name == info.name;
             !replaced && now.saturating_duration_since(entry.heard) <= forget
         });
         if self.workers.len() >= self.terms.max_workers && !self.workers.contains_key(&instance) {
-            return Err(format!("{} workers are registered, which is the limit", self.terms.max_workers));
+            let limit = self.terms.max_workers;
+            return Err(Denied::Wrong(format!("{limit} workers are registered, which is the limit")));
         }
         let chosen = Chosen {
             instance,

@@ -16,7 +16,7 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
         instance,
         name: name.into(),
         role: role.into(),
-        address: "http://127.0.0.1:1".into(),
+        address: format!("http://127.0.0.1:{}", instance % 60_000 + 1),
         identity: Some(KvIdentity {
             model: "m".into(),
             weights: "w".into(),
@@ -72,13 +72,40 @@ async fn a_broken_worker_is_not_chosen_until_it_is_heard_of() {
 }
 
 #[tokio::test]
-async fn a_new_instance_replaces_the_old_one_of_its_name() {
+async fn a_name_belongs_to_the_live_worker_that_has_it() {
     let (mut table, start) = (WorkerTable::new(terms()), Instant::now());
     table.register(worker(1, "a", "aggregated"), start).unwrap();
-    table.register(worker(2, "a", "aggregated"), start).unwrap();
-    assert!(table.lost(Instance(1), start).unwrap_err().contains("replaced"));
-    assert!(!table.heartbeat(Instance(1), Load::default(), start).known);
-    assert_eq!(table.pick(NEED, &[], start).unwrap().decode.instance, Instance(2));
+    let refused = table.register(worker(2, "a", "aggregated"), start).unwrap_err().to_string();
+    for part in ["\"a\"", "http://127.0.0.1:2", "http://127.0.0.1:3", "--name"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    assert!(table.heartbeat(Instance(1), Load::default(), start).known);
+    assert!(!table.heartbeat(Instance(2), Load::default(), start).known);
+    table.register(worker(1, "a", "aggregated"), start).unwrap();
+}
+
+#[tokio::test]
+async fn a_new_instance_replaces_the_old_one_of_its_name_when_that_is_gone() {
+    type Gone = fn(&mut WorkerTable, &mut WorkerInfo, Instant) -> Instant;
+    let silent: Gone = |_, _, start| start + Duration::from_millis(3001);
+    let broken: Gone = |table, _, start| {
+        table.suspect(Instance(1), "connection reset");
+        start
+    };
+    let same_address: Gone = |_, new, start| {
+        new.address = worker(1, "a", "aggregated").address;
+        start
+    };
+    for gone in [silent, broken, same_address] {
+        let (mut table, start) = (WorkerTable::new(terms()), Instant::now());
+        table.register(worker(1, "a", "aggregated"), start).unwrap();
+        let mut new = worker(2, "a", "aggregated");
+        let now = gone(&mut table, &mut new, start);
+        table.register(new, now).unwrap();
+        assert!(table.lost(Instance(1), now).unwrap_err().contains("replaced"));
+        assert!(!table.heartbeat(Instance(1), Load::default(), now).known);
+        assert_eq!(table.pick(NEED, &[], now).unwrap().decode.instance, Instance(2));
+    }
 }
 
 #[tokio::test]
@@ -191,13 +218,14 @@ async fn registrations_that_make_no_sense_are_refused_by_name() {
     for (sentence, change) in changes {
         let mut info = worker(1, "a", "aggregated");
         change(&mut info);
-        let refused = table.register(info, now).unwrap_err();
+        let refused = table.register(info, now).unwrap_err().to_string();
         assert!(refused.contains(sentence), "{refused}");
     }
     for instance in 1..=4 {
         table.register(worker(instance, &format!("w{instance}"), "aggregated"), now).unwrap();
     }
-    assert!(table.register(worker(5, "w5", "aggregated"), now).unwrap_err().contains("limit"));
+    assert!(table.register(worker(5, "w5", "aggregated"), now).unwrap_err().to_string().contains("limit"));
+    table.suspect(Instance(4), "connection reset");
     table.register(worker(6, "w4", "aggregated"), now).unwrap();
     let much_later = now + Duration::from_secs(301);
     table.register(worker(5, "w5", "aggregated"), much_later).unwrap();

@@ -1,0 +1,63 @@
+//! Whether a worker, its router and its peers can reach each other by the addresses that the settings give.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+
+use axum::http::Uri;
+
+use super::Refused;
+use super::settings::Settings;
+
+/// The router's control address when nothing is said.
+pub const ROUTER: &str = "http://127.0.0.1:8001";
+
+/// Where a worker listens for its router and its peers.
+#[must_use]
+pub fn control(settings: &Settings) -> SocketAddr {
+    settings.control.unwrap_or(([127, 0, 0, 1], 0).into())
+}
+
+/// Checks a worker's addresses and returns its router's.
+///
+/// # Errors
+/// When the router's is not one, or others could not reach this worker.
+pub fn check_worker(settings: &Settings) -> Result<String, Refused> {
+    let router = settings.router.as_deref().unwrap_or(ROUTER);
+    let wrong = |why: &str| {
+        Refused(format!("--router {router:?} {why}: give the router's control address, for example {ROUTER}"))
+    };
+    let uri: Uri = router.parse().map_err(|error| wrong(&format!("is not an address ({error})")))?;
+    if uri.scheme_str() != Some("http") {
+        return Err(wrong("does not begin with http://"));
+    }
+    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| wrong("names no host"))?;
+    let port = uri.port_u16().filter(|port| *port > 0).ok_or_else(|| wrong("names no port"))?;
+    if uri.path().len() > 1 || uri.query().is_some() {
+        return Err(wrong("has something after the port"));
+    }
+    let own = control(settings).ip();
+    if own.is_unspecified() {
+        return Err(Refused(format!(
+            "--control {own} is no address that others can reach this worker at: give one of this machine's own, \
+             for example --control 192.0.2.7:4000, or 127.0.0.1:0 when everything runs here"
+        )));
+    }
+    if own.is_loopback() && elsewhere(host, port) {
+        return Err(Refused(format!(
+            "the router at {router} may be on another machine, and this worker's --control {own} can be reached from \
+             this one only: give an address of this machine that the router and the other workers reach, for example \
+             --control 192.0.2.7:4000"
+        )));
+    }
+    Ok(router.to_owned())
+}
+
+/// Whether a host is not this machine's loopback. A name that means nothing yet may come to mean something.
+fn elsewhere(host: &str, port: u16) -> bool {
+    let literal: Result<IpAddr, _> = host.trim_matches(['[', ']']).parse();
+    match literal {
+        Ok(address) => !address.is_loopback(),
+        Err(_name) => (host, port)
+            .to_socket_addrs()
+            .is_ok_and(|mut addresses| addresses.any(|address| !address.ip().is_loopback())),
+    }
+}
