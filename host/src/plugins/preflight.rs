@@ -4,6 +4,7 @@
 //! kills the process inside the system's loader. Both are excluded, or at least announced, by what the file says.
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use host_plugin_api::note;
@@ -28,10 +29,14 @@ pub fn preflight(path: &Path) -> Result<Manifest, PreflightError> {
     if !metadata.is_file() {
         return Err(PreflightError::NotAFile);
     }
+    if metadata.permissions().mode() & 0o002 != 0 {
+        return Err(PreflightError::WorldWritable);
+    }
     let file = File::open(path).map_err(PreflightError::Unreadable)?;
     let length = file.metadata().map_err(PreflightError::Unreadable)?.len();
     let manifest = read(&ReadCache::new(file), length)?;
     check_api(&manifest)?;
+    check_host(&manifest)?;
     if manifest.build.panic != "unwind" {
         return Err(PreflightError::PanicAbort);
     }
@@ -119,6 +124,16 @@ fn check_api(manifest: &Manifest) -> Result<(), PreflightError> {
         major => (found.major == major, format!("{major}")),
     };
     if fits { Ok(()) } else { Err(PreflightError::ApiVersion { found, host, needed }) }
+}
+
+/// The oldest host that the plugin's author tried.
+fn check_host(manifest: &Manifest) -> Result<(), PreflightError> {
+    let bad = |e: semver::Error| PreflightError::BadManifest(format!("the host's own version: {e}"));
+    let host = Version::parse(env!("CARGO_PKG_VERSION")).map_err(bad)?;
+    match &manifest.plugin.min_host {
+        Some(needed) if *needed > host => Err(PreflightError::HostTooOld { needed: needed.clone(), host }),
+        _ => Ok(()),
+    }
 }
 
 fn machine_name(machine: u16) -> String {
