@@ -25,4 +25,4 @@ pub use loaded_allocator::LoadedAllocator;
 pub use loaded_tier::LoadedTier;
 pub use loaded_transfer::LoadedTransfer;
 pub use manifest::{Build, ConfigKey, Manifest, Role};
-pub use preflight::preflight;
+pub use preflight::{needed_libraries, preflight};

@@ -83,6 +83,19 @@ impl Catalog {
         catalog
     }
 
+    /// Reads one directory as if it had no lock file.
+    #[must_use]
+    pub fn scan_unlocked(directory: &Path) -> Self {
+        let mut catalog = Self::default();
+        let entries = std::fs::read_dir(directory).into_iter().flatten().take(MAX_FILES).flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        paths.sort();
+        for path in paths.into_iter().filter(|path| path.extension().is_some_and(|e| e == "so")) {
+            catalog.add(path, None);
+        }
+        catalog
+    }
+
     fn add(&mut self, path: PathBuf, lock: Option<&Lock>) {
         let checked = preflight(&path).and_then(|manifest| {
             let pinned = lock.map(|lock| lock.check(&path, &manifest)).transpose()?;
