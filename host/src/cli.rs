@@ -10,7 +10,7 @@ pub mod supervise;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
 use settings::Settings;
 
@@ -24,17 +24,30 @@ pub struct Refused(pub String);
 /// Without --role, one prefill worker, one decode worker and a router are started on this machine, each its own
 /// process, and served until Ctrl-C.
 #[derive(Debug, Parser)]
-#[command(name = "host", version)]
+#[command(name = "host", version, args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(flatten)]
     settings: Settings,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Lists, checks, tests and installs plugins
+    #[command(subcommand)]
+    Plugins(plugins::Command),
 }
 
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = cli.settings.with_file().and_then(serve::run);
+    let result = match cli.command {
+        None => cli.settings.with_file().and_then(serve::run),
+        Some(Command::Plugins(command)) => command.run(),
+    };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

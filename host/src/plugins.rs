@@ -2,7 +2,7 @@
 //!
 //! [`Catalog::scan`] reads the manifests of all shared libraries in some directories without running any of their code.
 //! [`requirements::check`] compares what a configuration needs with what the chosen plugins declare.
-//! [`open_transfer`] then loads one and hands out its backend as the plain trait, so that nothing behind it knows
+//! [`open_transfer`], [`open_tier`] and [`open_allocator`] then load one and hand it out as the role's plain trait, so that nothing behind it knows
 //! whether a backend was loaded or linked.
 //!
 //! A loaded library is never unloaded: threads and thread-local destructors of Rust code make that unsafe.
@@ -10,14 +10,19 @@
 mod catalog;
 mod error;
 mod load;
+mod loaded_allocator;
+mod loaded_tier;
 mod loaded_transfer;
+pub mod lock;
 mod manifest;
 mod preflight;
 pub mod requirements;
 
 pub use catalog::{Catalog, Entry, Unusable};
 pub use error::{NoneFound, PluginError, PreflightError};
-pub use load::open_transfer;
+pub use load::{load_root, open_allocator, open_tier, open_transfer};
+pub use loaded_allocator::LoadedAllocator;
+pub use loaded_tier::LoadedTier;
 pub use loaded_transfer::LoadedTransfer;
 pub use manifest::{Build, ConfigKey, Manifest, Role};
-pub use preflight::preflight;
+pub use preflight::{needed_libraries, preflight};

@@ -64,12 +64,13 @@ fn a_file_that_is_no_plugin_is_refused_with_its_reason() {
 #[test]
 fn a_plugin_of_another_api_version_is_refused_with_both_versions() {
     let mut bytes = std::fs::read(plugin_support::fixture::plugin("shm")).unwrap();
-    let (from, to) = (b"[api]\nversion = \"0.1.0\"", b"[api]\nversion = \"7.0.0\"");
+    let ours = host_plugin_api::VERSION;
+    let from = format!("[api]\nversion = \"{ours}\"").into_bytes();
     let at = bytes.windows(from.len()).position(|window| window == from).expect("the manifest's API version");
-    bytes[at..at + to.len()].copy_from_slice(to);
+    bytes[at..at + from.len()].copy_from_slice(b"[api]\nversion = \"7.0.0\"");
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("shm.so"), bytes).unwrap();
-    with_plugins(directory.path(), "shm", &["7.0.0", "0.1.0", "shm"]);
+    with_plugins(directory.path(), "shm", &["7.0.0", ours, "shm"]);
 }
 
 #[test]

@@ -4,16 +4,24 @@
 //! version and rebuilds every plugin; from 1.0 on methods and root fields are only appended.
 
 mod guard;
+mod guarded_allocator;
+mod guarded_tier;
 mod root;
 
 pub use abi_stable::std_types::{ROption, RResult, RSlice, RSliceMut, RStr, RString, RVec};
 pub use guard::open_guarded;
-pub use root::{HeaderError, OpenTransfer, PluginRoot, PluginRoot_Ref, Root, root_header};
+pub use guarded_allocator::open_guarded_allocator;
+pub use guarded_tier::open_guarded_tier;
+pub use root::{
+    HeaderError, OpenAllocator, OpenTier, OpenTransfer, PluginRoot, PluginRoot_Ref, Roles, Root, root_header,
+};
 
 use abi_stable::StableAbi;
 use abi_stable::std_types::RBox;
 
+use crate::allocator::{Budget, Component, Grant, Growth, PoolPage};
 use crate::error::{Error, ErrorCode};
+use crate::tier::{Key, Scanned, TierCompletion, TierLimits, TierPage, TierUsage};
 use crate::transfer::{
     Completion, Memory, Notification, PeerId, PreparedId, RegionId, Submission, Tag, TransferLimits, Write,
 };
@@ -84,3 +92,80 @@ pub trait TransferRole: Send + Sync + 'static {
 
 /// A transfer backend on the other side of the boundary.
 pub type TransferObject = TransferRole_TO<RBox<()>>;
+
+/// The role as it crosses; each method is the one of the same name in [`StorageTier`](crate::StorageTier).
+#[abi_stable::sabi_trait]
+pub trait TierRole: Send + Sync + 'static {
+    /// See [`StorageTier::limits`](crate::StorageTier::limits).
+    fn limits(&self) -> TierLimits;
+    /// See [`StorageTier::register`](crate::StorageTier::register).
+    fn register(&self, memory: &Memory) -> AbiResult<RegionId>;
+    /// See [`StorageTier::deregister`](crate::StorageTier::deregister).
+    fn deregister(&self, region: RegionId) -> AbiResult<()>;
+    /// See [`StorageTier::exists`](crate::StorageTier::exists).
+    fn exists(&self, tag: Tag, keys: RSlice<'_, Key>) -> i32;
+    /// See [`StorageTier::get`](crate::StorageTier::get).
+    fn get(&self, tag: Tag, pages: RSlice<'_, TierPage>) -> i32;
+    /// See [`StorageTier::put`](crate::StorageTier::put).
+    fn put(&self, tag: Tag, pages: RSlice<'_, TierPage>) -> i32;
+    /// See [`StorageTier::delete`](crate::StorageTier::delete).
+    fn delete(&self, tag: Tag, keys: RSlice<'_, Key>) -> i32;
+    /// See [`StorageTier::poll`](crate::StorageTier::poll).
+    fn poll(&self, completions: RSliceMut<'_, TierCompletion>) -> i32;
+    /// See [`StorageTier::cancel`](crate::StorageTier::cancel).
+    fn cancel(&self, tag: Tag) -> i32;
+    /// See [`StorageTier::settled`](crate::StorageTier::settled).
+    fn settled(&self, tag: Tag) -> i32;
+    /// See [`StorageTier::scan`](crate::StorageTier::scan).
+    fn scan(&self, cursor: u64, keys: RSliceMut<'_, Key>) -> AbiResult<Scanned>;
+    /// See [`StorageTier::usage`](crate::StorageTier::usage).
+    fn usage(&self) -> AbiResult<TierUsage>;
+    /// See [`StorageTier::event_fd`](crate::StorageTier::event_fd).
+    fn event_fd(&self) -> i32;
+    /// See [`StorageTier::shutdown`](crate::StorageTier::shutdown).
+    #[sabi(last_prefix_field)]
+    fn shutdown(&self, deadline_ms: u64) -> AbiResult<()>;
+}
+
+/// A storage tier on the other side of the boundary.
+pub type TierObject = TierRole_TO<RBox<()>>;
+
+/// The role as it crosses; each method is the one of the same name in [`PoolAllocator`](crate::PoolAllocator).
+#[abi_stable::sabi_trait]
+pub trait AllocatorRole: Send + Sync + 'static {
+    /// See [`PoolAllocator::budgets`](crate::PoolAllocator::budgets).
+    fn budgets(&self, budgets: RSliceMut<'_, Budget>) -> i32;
+    /// See [`PoolAllocator::alloc`](crate::PoolAllocator::alloc).
+    fn alloc(&self, component: Component, pages: RSliceMut<'_, PoolPage>) -> i32;
+    /// See [`PoolAllocator::free`](crate::PoolAllocator::free).
+    fn free(&self, component: Component, pages: RSlice<'_, PoolPage>) -> i32;
+    /// See [`PoolAllocator::need`](crate::PoolAllocator::need).
+    fn need(&self, growths: RSlice<'_, Growth>, tail: u32, pages: RSliceMut<'_, u32>) -> i32;
+    /// See [`PoolAllocator::extend`](crate::PoolAllocator::extend).
+    fn extend(
+        &self,
+        growths: RSlice<'_, Growth>,
+        grants: RSliceMut<'_, Grant>,
+        pages: RSliceMut<'_, PoolPage>,
+    ) -> i32;
+    /// See [`PoolAllocator::extend_tail`](crate::PoolAllocator::extend_tail).
+    fn extend_tail(
+        &self,
+        growths: RSlice<'_, Growth>,
+        grants: RSliceMut<'_, Grant>,
+        pages: RSliceMut<'_, PoolPage>,
+    ) -> i32;
+    /// See [`PoolAllocator::step`](crate::PoolAllocator::step).
+    fn step(
+        &self,
+        held: RSlice<'_, u32>,
+        grants: RSliceMut<'_, Grant>,
+        pages: RSliceMut<'_, PoolPage>,
+    ) -> i32;
+    /// See [`PoolAllocator::first_live`](crate::PoolAllocator::first_live).
+    #[sabi(last_prefix_field)]
+    fn first_live(&self, component: Component, tokens: u32) -> i32;
+}
+
+/// A pool allocator on the other side of the boundary.
+pub type AllocatorObject = AllocatorRole_TO<RBox<()>>;

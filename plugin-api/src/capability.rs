@@ -9,7 +9,8 @@ pub const PAGE_WRITES: &str = "page_writes";
 /// The peer sees a submission's notification only after all of the submission's data.
 pub const ARRIVAL_NOTIFICATION: &str = "arrival_notification";
 
-/// [`settled`](crate::TransferBackend::settled) is exact: once it says 1, nothing of the tag is in flight, also after
+/// Of a transfer backend or a tier: `settled` ([here](crate::TransferBackend::settled) and
+/// [here](crate::StorageTier::settled)) is exact: once it says 1, nothing of the tag is in flight, also after
 /// failure and cancellation, so that pages may outlive the request that moved them.
 pub const SETTLED: &str = "settled";
 
@@ -22,5 +23,32 @@ pub const MULTI_HOST: &str = "multi_host";
 /// A peer whose process restarted can be connected again, and what its predecessor had in flight lands nowhere.
 pub const PEER_RESTART: &str = "peer_restart";
 
+/// Of a tier: values outlive the process, and are found again by the next one.
+pub const PERSISTENT: &str = "persistent";
+
+/// Of a tier: workers on other machines see what this one put.
+pub const SHARED: &str = "shared";
+
+/// Of a tier: [`scan`](crate::StorageTier::scan) lists the keys.
+pub const SCAN: &str = "scan";
+
+/// Of an allocator: components with a window, so that pages behind it are given back.
+pub const WINDOW: &str = "window";
+
+/// Of an allocator: [`extend_tail`](crate::PoolAllocator::extend_tail) takes the window's pages only.
+pub const TAIL_EXTEND: &str = "tail_extend";
+
 /// Every capability this version of the API knows. Hosts ignore others.
-pub const ALL: &[&str] = &[PAGE_WRITES, ARRIVAL_NOTIFICATION, SETTLED, VRAM, MULTI_HOST, PEER_RESTART];
+pub const ALL: &[&str] = &[
+    PAGE_WRITES,
+    ARRIVAL_NOTIFICATION,
+    SETTLED,
+    VRAM,
+    MULTI_HOST,
+    PEER_RESTART,
+    PERSISTENT,
+    SHARED,
+    SCAN,
+    WINDOW,
+    TAIL_EXTEND,
+];

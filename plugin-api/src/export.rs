@@ -11,6 +11,8 @@
 /// fn open(opening: &Opening) -> host_plugin_api::Result<MyBackend> { .. }
 /// ```
 ///
+/// `transfer:`, `tier:` and `allocator:` name a factory each; give those of the roles that the plugin plays, in this order.
+///
 /// The crate builds as `cdylib`, or as `cdylib` and `rlib` when it is also linked directly. The exported symbol carries
 /// the crate's name, so several plugins may be linked into one binary. A plugin that links another plugin's crate names
 /// it in its manifest, `[plugin] built_on = ["other.id"]`, so that the host knows whose file it is.
@@ -19,7 +21,13 @@
 /// are filled in here.
 #[macro_export]
 macro_rules! export_plugin {
-    (manifest: $manifest:expr, transfer: $open:path $(,)?) => {
+    (
+        manifest: $manifest:expr
+        $(, transfer: $transfer:path)?
+        $(, tier: $tier:path)?
+        $(, allocator: $allocator:path)?
+        $(,)?
+    ) => {
         const _: () = {
             const AUTHORED: &str = $manifest;
             const PARTS: &[&str] = &[
@@ -60,15 +68,43 @@ macro_rules! export_plugin {
                 TEXT.text().into()
             }
 
-            extern "C" fn open_transfer(
-                name: $crate::abi::RStr<'_>,
-                config: $crate::abi::RStr<'_>,
-            ) -> $crate::abi::AbiResult<$crate::abi::TransferObject> {
-                $crate::abi::open_guarded($open, name, config)
-            }
-
             fn root() -> $crate::abi::PluginRoot_Ref {
-                $crate::abi::PluginRoot::leak(describe, $crate::abi::OpenTransfer { call: open_transfer })
+                #[allow(unused_mut)]
+                let mut roles = $crate::abi::Roles::default();
+                $(
+                    extern "C" fn open_transfer(
+                        name: $crate::abi::RStr<'_>,
+                        config: $crate::abi::RStr<'_>,
+                    ) -> $crate::abi::AbiResult<$crate::abi::TransferObject> {
+                        $crate::abi::open_guarded($transfer, name, config)
+                    }
+                    roles.transfer =
+                        $crate::abi::ROption::RSome($crate::abi::OpenTransfer { call: open_transfer });
+                )?
+                $(
+                    extern "C" fn open_tier(
+                        name: $crate::abi::RStr<'_>,
+                        config: $crate::abi::RStr<'_>,
+                    ) -> $crate::abi::AbiResult<$crate::abi::TierObject> {
+                        $crate::abi::open_guarded_tier($tier, name, config)
+                    }
+                    roles.tier = $crate::abi::ROption::RSome($crate::abi::OpenTier { call: open_tier });
+                )?
+                $(
+                    extern "C" fn open_allocator(
+                        name: $crate::abi::RStr<'_>,
+                        config: $crate::abi::RStr<'_>,
+                        page_tokens: u32,
+                        components: $crate::abi::RSlice<'_, $crate::ComponentPool>,
+                    ) -> $crate::abi::AbiResult<$crate::abi::AllocatorObject> {
+                        $crate::abi::open_guarded_allocator(
+                            $allocator, name, config, page_tokens, components,
+                        )
+                    }
+                    roles.allocator =
+                        $crate::abi::ROption::RSome($crate::abi::OpenAllocator { call: open_allocator });
+                )?
+                $crate::abi::PluginRoot::leak(describe, roles)
             }
 
             extern "C" fn constructor() -> $crate::__private::RootModuleResult {

@@ -4,7 +4,7 @@
 //! export macro turns an implementation into the checked ABI that the host loads.
 //!
 //! An author writes three things: a `plugin.toml` beside `Cargo.toml`, a type that implements the role's trait
-//! ([`TransferBackend`]), and one [`export_plugin!`] line that names the factory. A panic in any of it reaches the host
+//! ([`TransferBackend`], [`StorageTier`], [`PoolAllocator`]), and one [`export_plugin!`] line that names the factory. A panic in any of it reaches the host
 //! as [`ErrorCode::PANICKED`], after which the instance answers nothing else.
 //!
 //! ```toml
@@ -15,9 +15,11 @@
 //! name = "wire"                 # what users write
 //! version = "0.1.0"             # as in Cargo.toml
 //! description = "Moves pages over a wire"
+//! min_host = "0.1.0"            # optional: the oldest host it works with
+//! threads = "own"               # optional: own or none
 //!
 //! [[role]]
-//! kind = "transfer"
+//! kind = "transfer"              # transfer, tier or allocator
 //! memory = ["dram"]
 //! capabilities = ["page_writes", "arrival_notification"]   # see the module `capability`
 //!
@@ -27,19 +29,24 @@
 //! doc = "Writes in flight."
 //! ```
 //!
-//! Compatibility: `VERSION` follows semver. Below 1.0 a plugin needs a host with the same minor version.
+//! Compatibility: `VERSION` follows semver. Below 1.0 a plugin needs a host with the same minor version; patches only
+//! append, and either side may be the newer one.
 
 // The generated code of `sabi_trait` and prefix types has such names.
 #![allow(non_camel_case_types, non_local_definitions)]
 
 pub mod abi;
+pub mod allocator;
 pub mod capability;
 pub mod error;
 mod export;
 pub mod note;
+pub mod tier;
 pub mod transfer;
 
+pub use allocator::{Budget, Component, ComponentPool, Grant, Growth, PoolAllocator, PoolOpening, PoolPage};
 pub use error::{Error, ErrorCode, Result};
+pub use tier::{Key, Scanned, StorageTier, TierCompletion, TierLimits, TierPage, TierUsage};
 pub use transfer::{
     Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, Opening, PeerId,
     PreparedId, RegionId, Submission, Tag, TransferBackend, TransferLimits, Write,

@@ -1,4 +1,12 @@
-//! The plugins that the settings ask for.
+//! The plugins that the settings ask for, and the commands about plugins.
+
+mod command;
+mod inspect;
+mod install;
+mod list;
+mod rules;
+
+pub use command::Command;
 
 use std::sync::Arc;
 

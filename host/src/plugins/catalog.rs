@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::error::{NoneFound, PluginError, PreflightError};
+use super::lock::Lock;
 use super::manifest::Manifest;
 use super::preflight::preflight;
 
@@ -16,6 +17,18 @@ pub struct Entry {
     pub path: PathBuf,
     /// What it says about itself.
     pub manifest: Manifest,
+    /// The sha256 that a lock file lists for it; checked once more before it is loaded.
+    pub pinned: Option<String>,
+}
+
+impl Entry {
+    /// A plugin named by its file.
+    ///
+    /// # Errors
+    /// What [`preflight`] says.
+    pub fn of_file(path: &Path) -> Result<Self, PreflightError> {
+        Ok(Self { path: path.to_owned(), manifest: preflight(path)?, pinned: None })
+    }
 }
 
 /// A file that looked like a plugin and is not usable.
@@ -52,23 +65,48 @@ impl Catalog {
                     continue;
                 }
             };
-            catalog.searched.push((directory.to_owned(), None));
             // The system lists in no order; which of two files shadows the other should not depend on that.
             paths.sort();
+            // An unreadable lock file locks everything out, rather than nothing.
+            let lock = match Lock::of_directory(directory) {
+                Ok(lock) => lock,
+                Err(error) => {
+                    catalog.searched.push((directory.to_owned(), Some(error)));
+                    continue;
+                }
+            };
             for path in paths.into_iter().filter(|path| path.extension().is_some_and(|e| e == "so")) {
-                catalog.add(path);
+                catalog.add(path, lock.as_ref());
             }
+            catalog.searched.push((directory.to_owned(), None));
         }
         catalog
     }
 
-    fn add(&mut self, path: PathBuf) {
-        match preflight(&path) {
-            Ok(manifest) => {
+    /// Reads one directory as if it had no lock file.
+    #[must_use]
+    pub fn scan_unlocked(directory: &Path) -> Self {
+        let mut catalog = Self::default();
+        let entries = std::fs::read_dir(directory).into_iter().flatten().take(MAX_FILES).flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        paths.sort();
+        for path in paths.into_iter().filter(|path| path.extension().is_some_and(|e| e == "so")) {
+            catalog.add(path, None);
+        }
+        catalog
+    }
+
+    fn add(&mut self, path: PathBuf, lock: Option<&Lock>) {
+        let checked = preflight(&path).and_then(|manifest| {
+            let pinned = lock.map(|lock| lock.check(&path, &manifest)).transpose()?;
+            Ok((manifest, pinned))
+        });
+        match checked {
+            Ok((manifest, pinned)) => {
                 let name = &manifest.plugin.name;
                 let taken = self.entries.iter().any(|e| e.manifest.plugin.name == *name);
                 let list = if taken { &mut self.shadowed } else { &mut self.entries };
-                list.push(Entry { path, manifest });
+                list.push(Entry { path, manifest, pinned });
             }
             Err(reason) => self.unusable.push(Unusable { path, reason }),
         }

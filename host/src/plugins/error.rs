@@ -56,6 +56,30 @@ pub enum PreflightError {
         /// What would do.
         needed: String,
     },
+    /// It wants a newer host.
+    #[error("needs host {needed} or newer, this is {host}: update the host")]
+    HostTooOld {
+        /// What its manifest says.
+        needed: semver::Version,
+        /// Ours.
+        host: semver::Version,
+    },
+    /// Anyone may change it.
+    #[error("may be changed by every user of this machine: chmod o-w it, and its directory")]
+    WorldWritable,
+    /// `plugins.lock` does not list it.
+    #[error("is not listed in {}: add it with `host plugins lock`", .0.display())]
+    NotLocked(PathBuf),
+    /// `plugins.lock` lists other bytes.
+    #[error("has sha256 {found}, but {} pins {pinned}: restore the file, or lock it again", lock.display())]
+    WrongHash {
+        /// The lock file.
+        lock: PathBuf,
+        /// What it lists.
+        pinned: String,
+        /// What the file has.
+        found: String,
+    },
     /// A panic in it would end the process.
     #[error(
         "was built with panic = \"abort\", so that a defect in it would end this process: build it with panic = \"unwind\""
@@ -78,6 +102,10 @@ impl PreflightError {
             Self::BadManifest(_) => "bad_manifest",
             Self::Ambiguous(_) => "ambiguous",
             Self::ApiVersion { .. } => "api_version",
+            Self::HostTooOld { .. } => "host_too_old",
+            Self::WorldWritable => "world_writable",
+            Self::NotLocked(_) => "not_locked",
+            Self::WrongHash { .. } => "wrong_hash",
             Self::PanicAbort => "panic_abort",
         }
     }
@@ -194,6 +222,16 @@ pub enum PluginError {
         /// By its note.
         noted: String,
     },
+    /// Its code exports other roles than its note declares.
+    #[error("{} exports the roles {exported:?}, but its manifest declares {declared:?}: declare what it exports", path.display())]
+    Roles {
+        /// The file.
+        path: PathBuf,
+        /// By its code.
+        exported: Vec<&'static str>,
+        /// By its note.
+        declared: Vec<&'static str>,
+    },
     /// The plugin's factory failed.
     #[error("plugin {plugin:?} ({}) did not open: {source}", path.display())]
     Factory {
@@ -220,6 +258,7 @@ impl PluginError {
             Self::NoHeader { .. } => "no_header",
             Self::Header { .. } => "header",
             Self::Mismatch { .. } => "mismatch",
+            Self::Roles { .. } => "roles",
             Self::Factory { .. } => "factory",
         }
     }

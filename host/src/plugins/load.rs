@@ -5,13 +5,16 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use host_plugin_api::abi::Root;
-use host_plugin_api::{Opening, TransferBackend};
+use host_plugin_api::{Opening, PoolAllocator, PoolOpening, StorageTier, TransferBackend};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use semver::Version;
 
 use super::catalog::Entry;
-use super::error::PluginError;
+use super::error::{PluginError, PreflightError};
+use super::loaded_allocator::LoadedAllocator;
+use super::loaded_tier::LoadedTier;
 use super::loaded_transfer::LoadedTransfer;
+use super::lock::sha256;
 use super::manifest::Manifest;
 use super::preflight::preflight;
 
@@ -23,22 +26,62 @@ use super::preflight::preflight;
 /// # Errors
 /// See [`PluginError`]: one variant per step.
 pub fn open_transfer(entry: &Entry, opening: &Opening) -> Result<Arc<dyn TransferBackend>, PluginError> {
-    let (path, plugin) = (&entry.path, &entry.manifest.plugin.name);
-    if entry.manifest.role("transfer").is_none() {
+    let opened = ready(entry, "transfer", &opening.config)?.open_transfer(opening);
+    Ok(Arc::new(LoadedTransfer::new(opened.map_err(|source| factory(entry, source))?)))
+}
+
+/// Opens an instance of a plugin's storage role, as [`open_transfer`] does.
+///
+/// # Errors
+/// See [`PluginError`]: one variant per step.
+pub fn open_tier(entry: &Entry, opening: &Opening) -> Result<Arc<dyn StorageTier>, PluginError> {
+    let opened = ready(entry, "tier", &opening.config)?.open_tier(opening);
+    Ok(Arc::new(LoadedTier::new(opened.map_err(|source| factory(entry, source))?)))
+}
+
+/// Opens an instance of a plugin's allocator role, as [`open_transfer`] does.
+///
+/// # Errors
+/// See [`PluginError`]: one variant per step.
+pub fn open_allocator(entry: &Entry, opening: &PoolOpening) -> Result<Arc<dyn PoolAllocator>, PluginError> {
+    let opened = ready(entry, "allocator", &opening.config)?.open_allocator(opening);
+    Ok(Arc::new(LoadedAllocator::new(opened.map_err(|source| factory(entry, source))?)))
+}
+
+fn factory(entry: &Entry, source: host_plugin_api::Error) -> PluginError {
+    PluginError::Factory { plugin: entry.manifest.plugin.name.clone(), path: entry.path.clone(), source }
+}
+
+/// The loaded root, after everything that can be checked before an instance is opened.
+fn ready(entry: &Entry, role: &'static str, config: &str) -> Result<Root, PluginError> {
+    let plugin = &entry.manifest.plugin.name;
+    if entry.manifest.role(role).is_none() {
         let roles = entry.manifest.roles.iter().map(|r| r.kind.clone()).collect();
-        return Err(PluginError::NoRole { plugin: plugin.clone(), role: "transfer", roles });
+        return Err(PluginError::NoRole { plugin: plugin.clone(), role, roles });
     }
-    let config = |problem| PluginError::Config { plugin: plugin.clone(), problem };
-    entry.manifest.check_config(&opening.config).map_err(config)?;
-    let again = preflight(path);
-    let again = again.map_err(|e| PluginError::Preflight { path: path.clone(), source: Box::new(e) })?;
+    let wrong = |problem| PluginError::Config { plugin: plugin.clone(), problem };
+    entry.manifest.check_config(config).map_err(wrong)?;
+    load_root(entry)
+}
+
+/// Loads a plugin and checks that it is what its note says; opens nothing.
+///
+/// # Errors
+/// See [`PluginError`]: one variant per step.
+pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
+    let path = &entry.path;
+    let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
+    let again = preflight(path).map_err(refused)?;
     if again != entry.manifest {
         return Err(PluginError::Changed { path: path.clone() });
     }
-    let root = load(path, &entry.manifest)?;
-    let opened = root.open_transfer(opening);
-    let factory = |source| PluginError::Factory { plugin: plugin.clone(), path: path.clone(), source };
-    Ok(Arc::new(LoadedTransfer::new(opened.map_err(factory)?)))
+    if let Some(pinned) = &entry.pinned {
+        let found = sha256(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
+        if found != *pinned {
+            return Err(PluginError::Changed { path: path.clone() });
+        }
+    }
+    load(path, &entry.manifest)
 }
 
 /// Loads the library, for good, and checks that its code agrees with its note.
@@ -67,6 +110,13 @@ fn load(path: &Path, noted: &Manifest) -> Result<Root, PluginError> {
         let named = |m: &Manifest| format!("{} {}", m.plugin.id, m.plugin.version);
         let described = described.map_or_else(|e| format!("something unreadable ({e})"), |m| named(&m));
         return Err(PluginError::Mismatch { path: path.to_owned(), described, noted: named(noted) });
+    }
+    // Roles that a newer host knows are not this host's to check.
+    let exported = root.roles();
+    let declared = ["transfer", "tier", "allocator"].into_iter().filter(|role| noted.role(role).is_some());
+    let declared: Vec<&str> = declared.collect();
+    if exported.iter().any(|role| !declared.contains(role)) {
+        return Err(PluginError::Roles { path: path.to_owned(), exported, declared });
     }
     Ok(root)
 }

@@ -23,7 +23,7 @@ impl LoadedTransfer {
 
 /// A count that the caller may slice by, or a code.
 #[inline]
-fn counted(answer: i32, room: usize) -> i32 {
+pub(super) fn counted(answer: i32, room: usize) -> i32 {
     if answer > 0 && answer as usize > room { ErrorCode::INTERNAL.0 } else { answer }
 }
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// The manifest that a plugin file carries. Unknown keys are ignored, so that newer plugins can say more.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Manifest {
     /// Format of the manifest itself; 1.
     pub manifest_version: u32,
@@ -24,7 +24,7 @@ pub struct Manifest {
 }
 
 /// See [`Manifest::plugin`].
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Identity {
     /// Unique.
     pub id: String,
@@ -38,19 +38,23 @@ pub struct Identity {
     /// Ids of plugins whose crates are linked into this file.
     #[serde(default)]
     pub built_on: Vec<String>,
+    /// The oldest host it works with.
+    pub min_host: Option<semver::Version>,
+    /// `own` or `none`: whether its instances run threads.
+    pub threads: Option<String>,
 }
 
 /// See [`Manifest::api`].
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Api {
     /// Version of the plugin API.
     pub version: semver::Version,
 }
 
 /// One role a plugin plays.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Role {
-    /// `transfer`, or a role that a newer host knows.
+    /// `transfer`, `tier`, `allocator`, or a role that a newer host knows.
     pub kind: String,
     /// Kinds of memory: `dram`, `vram`.
     #[serde(default)]
@@ -61,7 +65,7 @@ pub struct Role {
 }
 
 /// One key of a plugin's configuration.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ConfigKey {
     /// `string`, `integer`, `float`, `boolean`, `array` or `table`.
     #[serde(rename = "type")]
@@ -74,7 +78,7 @@ pub struct ConfigKey {
 }
 
 /// See [`Manifest::build`].
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Build {
     /// `unwind` or `abort`.
     pub panic: String,

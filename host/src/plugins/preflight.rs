@@ -4,16 +4,22 @@
 //! kills the process inside the system's loader. Both are excluded, or at least announced, by what the file says.
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use host_plugin_api::note;
 use object::elf::{ET_DYN, FileHeader64, PT_LOAD};
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef};
 use semver::Version;
 
 use super::error::PreflightError;
 use super::manifest::Manifest;
+
+const DT_NEEDED: i64 = 1;
+const DT_STRTAB: i64 = 5;
+/// Longest name of a library.
+const MAX_NAME: u64 = 4096;
 
 /// Longest manifest that is read.
 const MANIFEST_BYTES: usize = 1 << 20;
@@ -28,10 +34,14 @@ pub fn preflight(path: &Path) -> Result<Manifest, PreflightError> {
     if !metadata.is_file() {
         return Err(PreflightError::NotAFile);
     }
+    if metadata.permissions().mode() & 0o002 != 0 {
+        return Err(PreflightError::WorldWritable);
+    }
     let file = File::open(path).map_err(PreflightError::Unreadable)?;
     let length = file.metadata().map_err(PreflightError::Unreadable)?.len();
     let manifest = read(&ReadCache::new(file), length)?;
     check_api(&manifest)?;
+    check_host(&manifest)?;
     if manifest.build.panic != "unwind" {
         return Err(PreflightError::PanicAbort);
     }
@@ -94,6 +104,41 @@ fn read<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightEr
     choose(manifests)
 }
 
+/// Names of the libraries that the system's loader will look for; empty when there are none or they cannot be read.
+#[must_use]
+pub fn needed_libraries(path: &Path) -> Vec<String> {
+    let Ok(file) = File::open(path) else { return Vec::new() };
+    needed(&ReadCache::new(file)).unwrap_or_default()
+}
+
+fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<String>> {
+    let header = FileHeader64::<Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let segments = header.program_headers(endian, data)?;
+    let mut names = Vec::new();
+    for segment in segments {
+        let Some(entries) = segment.dynamic(endian, data)? else { continue };
+        let value = |tag: i64| {
+            entries.iter().find(|e| i64::try_from(e.tag(endian).0) == Ok(tag)).map(|e| e.val(endian))
+        };
+        let Some(table) = value(DT_STRTAB) else { continue };
+        // The table's address in memory; its place in the file is in the segment that covers it.
+        let Some(base) = segments.iter().find_map(|s| {
+            let inside = table.checked_sub(s.p_vaddr(endian)).filter(|at| *at < s.p_filesz(endian));
+            Some(s.p_offset(endian) + inside.filter(|_| s.p_type(endian) == PT_LOAD)?)
+        }) else {
+            continue;
+        };
+        for entry in entries.iter().filter(|e| i64::try_from(e.tag(endian).0) == Ok(DT_NEEDED)) {
+            let start = base.saturating_add(entry.val(endian));
+            let bytes =
+                data.read_bytes_at_until(start..start.saturating_add(MAX_NAME), 0).unwrap_or_default();
+            names.push(String::from_utf8_lossy(bytes).into_owned());
+        }
+    }
+    Ok(names)
+}
+
 /// The file's own manifest, among those of the plugins that are linked into it.
 fn choose(manifests: Vec<Manifest>) -> Result<Manifest, PreflightError> {
     let below: Vec<String> = manifests.iter().flat_map(|m| m.plugin.built_on.clone()).collect();
@@ -119,6 +164,16 @@ fn check_api(manifest: &Manifest) -> Result<(), PreflightError> {
         major => (found.major == major, format!("{major}")),
     };
     if fits { Ok(()) } else { Err(PreflightError::ApiVersion { found, host, needed }) }
+}
+
+/// The oldest host that the plugin's author tried.
+fn check_host(manifest: &Manifest) -> Result<(), PreflightError> {
+    let bad = |e: semver::Error| PreflightError::BadManifest(format!("the host's own version: {e}"));
+    let host = Version::parse(env!("CARGO_PKG_VERSION")).map_err(bad)?;
+    match &manifest.plugin.min_host {
+        Some(needed) if *needed > host => Err(PreflightError::HostTooOld { needed: needed.clone(), host }),
+        _ => Ok(()),
+    }
 }
 
 fn machine_name(machine: u16) -> String {

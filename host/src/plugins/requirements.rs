@@ -1,22 +1,42 @@
 //! Compares what a configuration needs with what plugins declare.
 //!
-//! Everything that a feature needs of a plugin is a row of [`RULES`]; there is no other place that decides it, and none
-//! that knows a plugin by name.
+//! Everything that a feature needs of a plugin, or of another feature, is a row of [`RULES`]; there is no other place that
+//! decides it, and none that knows a plugin by name.
+
+mod table;
 
 use std::fmt;
 
-use host_plugin_api::capability as can;
+pub use table::RULES;
 
 use super::catalog::Catalog;
 use super::manifest::Manifest;
 
-/// Something a configuration turns on that needs abilities of the transfer plugins.
+/// Something a configuration turns on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Feature {
     /// Prefill and decode on separate workers.
     PdTransfer,
-    /// Pages stay in a cache after their request: radix cache, hierarchical cache, retraction.
+    /// Pages stay in a cache after their request.
     PagesOutliveRequests,
+    /// Decode workers keep prefixes and receive only what they lack.
+    DecodeRadixCache,
+    /// Requests give their pages up for others and come back.
+    Retraction,
+    /// Pages move on to host memory.
+    HierarchicalCache,
+    /// Pages move on to a storage tier.
+    StorageCache,
+    /// A storage tier that several machines use.
+    SharedStorage,
+    /// A storage tier that survives restarts.
+    PersistentStorage,
+    /// A model with sliding-window layers that have pools of their own.
+    SlidingWindow,
+    /// Decode receives only the window's tail for such layers.
+    WindowTail,
+    /// No prefix cache at all.
+    NoPrefixCache,
     /// KV pools in device memory.
     DeviceMemory,
     /// Workers on other machines.
@@ -25,45 +45,41 @@ pub enum Feature {
     SupervisedRestart,
 }
 
-/// A row of the table: the feature needs the capability, because.
+/// What a feature needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A capability of every loaded plugin of a role, and at least one such plugin.
+    Capability {
+        /// The role's kind.
+        role: &'static str,
+        /// See [`host_plugin_api::capability`].
+        name: &'static str,
+    },
+    /// Another feature beside it.
+    Also(Feature),
+    /// The absence of another feature.
+    Without(Feature),
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Need::Capability { name, .. } => f.write_str(name),
+            Need::Also(feature) => write!(f, "{feature:?}"),
+            Need::Without(feature) => write!(f, "the absence of {feature:?}"),
+        }
+    }
+}
+
+/// A row of the table: the feature needs something, because.
 pub struct Rule {
     /// Who needs it.
     pub feature: Feature,
-    /// What, of every loaded transfer plugin.
-    pub capability: &'static str,
+    /// What.
+    pub need: Need,
     /// Why.
     pub reason: &'static str,
 }
-
-/// The table.
-pub const RULES: &[Rule] = &[
-    Rule {
-        feature: Feature::PdTransfer,
-        capability: can::PAGE_WRITES,
-        reason: "prefill writes pages into the decode worker's pool",
-    },
-    Rule {
-        feature: Feature::PdTransfer,
-        capability: can::ARRIVAL_NOTIFICATION,
-        reason: "decode must not read a page before its data is there",
-    },
-    Rule {
-        feature: Feature::PagesOutliveRequests,
-        capability: can::SETTLED,
-        reason: "a page is reused only when no write to it can still land",
-    },
-    Rule { feature: Feature::DeviceMemory, capability: can::VRAM, reason: "the pools lie in device memory" },
-    Rule {
-        feature: Feature::RemoteWorkers,
-        capability: can::MULTI_HOST,
-        reason: "a worker's address is on another machine",
-    },
-    Rule {
-        feature: Feature::SupervisedRestart,
-        capability: can::PEER_RESTART,
-        reason: "a worker that is started again must be reachable again",
-    },
-];
 
 /// A need that a loaded plugin does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,10 +87,10 @@ pub struct Violation {
     /// Who needs it.
     pub feature: Feature,
     /// What.
-    pub capability: &'static str,
+    pub need: Need,
     /// Why.
     pub reason: &'static str,
-    /// The plugin that lacks it, with what it has; `None` when no transfer plugin is loaded at all.
+    /// The plugin that lacks it, with what it has; `None` when no plugin of the role is loaded at all.
     pub loaded: Option<(String, Vec<String>)>,
     /// Installed plugins that would do for all the features asked for.
     pub would_do: Vec<String>,
@@ -84,13 +100,18 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} needs {}, because {}: ", self.feature, self.capability, self.reason)?;
+        write!(f, "{:?} needs {}, because {}: ", self.feature, self.need, self.reason)?;
+        let role = match self.need {
+            Need::Capability { role, .. } => role,
+            Need::Also(_) => return f.write_str("turn it on, too"),
+            Need::Without(_) => return f.write_str("turn one of them off"),
+        };
         match &self.loaded {
             Some((name, has)) => {
                 let has = if has.is_empty() { "nothing".to_owned() } else { has.join(", ") };
                 write!(f, "plugin {name:?} declares {has}")?;
             }
-            None => f.write_str("no transfer plugin is loaded")?,
+            None => write!(f, "no {role} plugin is loaded")?,
         }
         match (self.would_do.is_empty(), self.have_it.is_empty()) {
             (false, _) => write!(f, "; use instead: {}", self.would_do.join(", ")),
@@ -102,41 +123,69 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Checks all loaded transfer plugins against all features.
+/// Checks all loaded plugins against all features, and the features against each other.
 ///
 /// # Errors
 /// Every violation, not only the first.
 pub fn check(features: &[Feature], loaded: &[&Manifest], installed: &Catalog) -> Result<(), Vec<Violation>> {
     let needed: Vec<&Rule> = RULES.iter().filter(|rule| features.contains(&rule.feature)).collect();
-    let transfer: Vec<&Manifest> = loaded.iter().copied().filter(|m| m.role("transfer").is_some()).collect();
-    let candidates = || installed.entries().iter().map(|e| &e.manifest);
-    let name = |m: &Manifest| m.plugin.name.clone();
     let mut violations = Vec::new();
     for rule in &needed {
-        let lacking = transfer.iter().copied().filter(|m| !has(m, rule.capability));
-        let lacking: Vec<Option<&Manifest>> =
-            if transfer.is_empty() { vec![None] } else { lacking.map(Some).collect() };
-        for plugin in lacking {
-            let would_do = candidates().filter(|m| needed.iter().all(|rule| has(m, rule.capability)));
-            let have_it = candidates().filter(|m| has(m, rule.capability));
-            violations.push(Violation {
-                feature: rule.feature,
-                capability: rule.capability,
-                reason: rule.reason,
-                loaded: plugin.map(|m| (name(m), capabilities(m))),
-                would_do: would_do.map(name).collect(),
-                have_it: have_it.map(name).collect(),
-            });
+        let plain = Violation {
+            feature: rule.feature,
+            need: rule.need,
+            reason: rule.reason,
+            loaded: None,
+            would_do: Vec::new(),
+            have_it: Vec::new(),
+        };
+        match rule.need {
+            Need::Also(other) if !features.contains(&other) => violations.push(plain),
+            Need::Without(other) if features.contains(&other) => violations.push(plain),
+            Need::Also(_) | Need::Without(_) => {}
+            Need::Capability { role, name } => {
+                let of_role: Vec<&Manifest> =
+                    loaded.iter().copied().filter(|m| m.role(role).is_some()).collect();
+                let lacking = of_role.iter().copied().filter(|m| !has(m, role, name));
+                let lacking: Vec<Option<&Manifest>> =
+                    if of_role.is_empty() { vec![None] } else { lacking.map(Some).collect() };
+                for plugin in lacking {
+                    let loaded = plugin.map(|m| (m.plugin.name.clone(), capabilities(m, role)));
+                    let (would_do, have_it) = alternatives(installed, &needed, role, name);
+                    violations.push(Violation { loaded, would_do, have_it, ..plain.clone() });
+                }
+            }
         }
     }
     if violations.is_empty() { Ok(()) } else { Err(violations) }
 }
 
-/// Whether the plugin's transfer role declares it; what its other roles can do does not help a transfer.
-fn has(manifest: &Manifest, capability: &str) -> bool {
-    manifest.role("transfer").is_some_and(|role| role.capabilities.iter().any(|c| c == capability))
+/// Names of the installed plugins that meet all needs of a role, and of those that meet this one.
+fn alternatives(
+    installed: &Catalog,
+    needed: &[&Rule],
+    wanted: &str,
+    capability: &str,
+) -> (Vec<String>, Vec<String>) {
+    let all = |manifest: &&Manifest| {
+        needed.iter().all(|rule| match rule.need {
+            Need::Capability { role, name } if role == wanted => has(manifest, role, name),
+            _ => true,
+        })
+    };
+    let candidates = || installed.entries().iter().map(|e| &e.manifest);
+    let name = |m: &Manifest| m.plugin.name.clone();
+    let of_role = |m: &&Manifest| m.role(wanted).is_some();
+    let would_do = candidates().filter(of_role).filter(all).map(name).collect();
+    let have_it = candidates().filter(|m| has(m, wanted, capability)).map(name).collect();
+    (would_do, have_it)
 }
 
-fn capabilities(manifest: &Manifest) -> Vec<String> {
-    manifest.role("transfer").map(|role| role.capabilities.clone()).unwrap_or_default()
+/// Whether the plugin's role declares it; what its other roles can do does not help this one.
+fn has(manifest: &Manifest, role: &str, capability: &str) -> bool {
+    manifest.role(role).is_some_and(|role| role.capabilities.iter().any(|c| c == capability))
+}
+
+fn capabilities(manifest: &Manifest, role: &str) -> Vec<String> {
+    manifest.role(role).map(|role| role.capabilities.clone()).unwrap_or_default()
 }

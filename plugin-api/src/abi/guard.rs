@@ -20,14 +20,14 @@ use crate::transfer::{
 };
 
 /// The author's backend behind a net. After its first panic every call answers `PANICKED` with that panic's text.
-struct Guard<T> {
+pub(super) struct Guard<T> {
     inner: ManuallyDrop<T>,
     poisoned: AtomicBool,
     first: OnceLock<String>,
 }
 
 impl<T> Guard<T> {
-    fn new(inner: T) -> Self {
+    pub(super) fn new(inner: T) -> Self {
         Self { inner: ManuallyDrop::new(inner), poisoned: AtomicBool::new(false), first: OnceLock::new() }
     }
 
@@ -35,7 +35,7 @@ impl<T> Guard<T> {
     ///
     /// After a caught panic the backend may be inconsistent, which is why nothing but drop reaches it again.
     #[inline]
-    fn run<R>(&self, call: impl FnOnce(&T) -> R) -> Option<R> {
+    pub(super) fn run<R>(&self, call: impl FnOnce(&T) -> R) -> Option<R> {
         // Relaxed: a call that races with the first panic may still enter, as it might have a moment earlier.
         if self.poisoned.load(Ordering::Relaxed) {
             return None;
@@ -56,11 +56,11 @@ impl<T> Guard<T> {
     }
 
     #[inline]
-    fn hot(&self, call: impl FnOnce(&T) -> i32) -> i32 {
+    pub(super) fn hot(&self, call: impl FnOnce(&T) -> i32) -> i32 {
         self.run(call).unwrap_or(ErrorCode::PANICKED.0)
     }
 
-    fn cold<R>(&self, call: impl FnOnce(&T) -> Result<R>) -> AbiResult<R> {
+    pub(super) fn cold<R>(&self, call: impl FnOnce(&T) -> Result<R>) -> AbiResult<R> {
         match self.run(call) {
             Some(Ok(value)) => RResult::ROk(value),
             Some(Err(error)) => RResult::RErr(error.into()),
@@ -142,8 +142,13 @@ pub fn open_guarded<T: TransferBackend>(
     config: RStr<'_>,
 ) -> AbiResult<TransferObject> {
     let opening = Opening { name: name.into(), config: config.into() };
-    match catch_unwind(AssertUnwindSafe(|| open(&opening))) {
-        Ok(Ok(backend)) => RResult::ROk(TransferRole_TO::from_value(Guard::new(backend), TD_Opaque)),
+    caught(|| open(&opening)).map(|backend| TransferRole_TO::from_value(Guard::new(backend), TD_Opaque))
+}
+
+/// What a factory made, or said, or panicked with.
+pub(super) fn caught<T>(open: impl FnOnce() -> Result<T>) -> AbiResult<T> {
+    match catch_unwind(AssertUnwindSafe(open)) {
+        Ok(Ok(made)) => RResult::ROk(made),
         Ok(Err(error)) => RResult::RErr(error.into()),
         Err(payload) => RResult::RErr(panicked(&text_of(payload))),
     }

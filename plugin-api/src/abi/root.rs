@@ -7,10 +7,11 @@ use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::check_layout_compatibility;
 use abi_stable::library::{AbiHeaderRef, CheckTypeLayout, LibHeader, RootModule, RootModuleResult};
 use abi_stable::sabi_types::VersionStrings;
-use abi_stable::std_types::{ROption, RStr};
+use abi_stable::std_types::{ROption, RSlice, RStr};
 use abi_stable::type_layout::TypeLayout;
 
-use super::{AbiResult, TransferObject};
+use super::{AbiResult, AllocatorObject, TierObject, TransferObject};
+use crate::allocator::{ComponentPool, PoolOpening};
 use crate::error::{Error, ErrorCode, Result};
 use crate::transfer::Opening;
 
@@ -20,6 +21,38 @@ use crate::transfer::Opening;
 pub struct OpenTransfer {
     /// Takes [`Opening::name`] and [`Opening::config`].
     pub call: extern "C" fn(name: RStr<'_>, config: RStr<'_>) -> AbiResult<TransferObject>,
+}
+
+/// Opens a storage tier. See [`OpenTransfer`].
+#[repr(transparent)]
+#[derive(Clone, Copy, StableAbi)]
+pub struct OpenTier {
+    /// Takes [`Opening::name`] and [`Opening::config`].
+    pub call: extern "C" fn(name: RStr<'_>, config: RStr<'_>) -> AbiResult<TierObject>,
+}
+
+/// Opens a pool allocator. See [`OpenTransfer`].
+#[repr(transparent)]
+#[derive(Clone, Copy, StableAbi)]
+pub struct OpenAllocator {
+    /// Takes the fields of [`PoolOpening`].
+    pub call: extern "C" fn(
+        name: RStr<'_>,
+        config: RStr<'_>,
+        page_tokens: u32,
+        components: RSlice<'_, ComponentPool>,
+    ) -> AbiResult<AllocatorObject>,
+}
+
+/// The factories of the roles that a plugin plays.
+#[derive(Clone, Copy, Default)]
+pub struct Roles {
+    /// See [`TransferBackend`](crate::TransferBackend).
+    pub transfer: ROption<OpenTransfer>,
+    /// See [`StorageTier`](crate::StorageTier).
+    pub tier: ROption<OpenTier>,
+    /// See [`PoolAllocator`](crate::PoolAllocator).
+    pub allocator: ROption<OpenAllocator>,
 }
 
 /// The plugin's root. New roles are appended.
@@ -33,6 +66,12 @@ pub struct PluginRoot {
     /// The transfer role, when the plugin plays it.
     #[sabi(last_prefix_field)]
     pub transfer: ROption<OpenTransfer>,
+    /// The storage role, since 0.1.1.
+    #[sabi(missing_field(default))]
+    pub tier: ROption<OpenTier>,
+    /// The allocator role, since 0.1.1.
+    #[sabi(missing_field(default))]
+    pub allocator: ROption<OpenAllocator>,
 }
 
 impl RootModule for PluginRoot_Ref {
@@ -60,9 +99,10 @@ impl PluginRoot {
 
     /// A root of these parts that lives as long as the process.
     #[must_use]
-    pub fn leak(describe: extern "C" fn() -> RStr<'static>, transfer: OpenTransfer) -> PluginRoot_Ref {
+    pub fn leak(describe: extern "C" fn() -> RStr<'static>, roles: Roles) -> PluginRoot_Ref {
         use abi_stable::prefix_type::PrefixTypeTrait;
-        Self { describe, transfer: ROption::RSome(transfer) }.leak_into_prefix()
+        let Roles { transfer, tier, allocator } = roles;
+        Self { describe, transfer, tier, allocator }.leak_into_prefix()
     }
 }
 
@@ -140,6 +180,43 @@ impl Root {
         (open.call)(opening.name.as_str().into(), opening.config.as_str().into())
             .into_result()
             .map_err(Error::from)
+    }
+
+    /// Opens an instance of the storage role.
+    ///
+    /// # Errors
+    /// `UNSUPPORTED` without the role; else what the plugin's factory says.
+    pub fn open_tier(&self, opening: &Opening) -> Result<TierObject> {
+        let ROption::RSome(open) = self.0.tier() else {
+            return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no tier role"));
+        };
+        (open.call)(opening.name.as_str().into(), opening.config.as_str().into())
+            .into_result()
+            .map_err(Error::from)
+    }
+
+    /// Opens an instance of the allocator role.
+    ///
+    /// # Errors
+    /// `UNSUPPORTED` without the role; else what the plugin's factory says.
+    pub fn open_allocator(&self, opening: &PoolOpening) -> Result<AllocatorObject> {
+        let ROption::RSome(open) = self.0.allocator() else {
+            return Err(Error::new(ErrorCode::UNSUPPORTED, "the plugin has no allocator role"));
+        };
+        let (name, config) = (opening.name.as_str().into(), opening.config.as_str().into());
+        let components = RSlice::from_slice(&opening.components);
+        (open.call)(name, config, opening.page_tokens, components).into_result().map_err(Error::from)
+    }
+
+    /// The kinds of role whose factories the plugin exports, as manifests name them.
+    #[must_use]
+    pub fn roles(&self) -> Vec<&'static str> {
+        let exported = [
+            ("transfer", self.0.transfer().is_some()),
+            ("tier", self.0.tier().is_some()),
+            ("allocator", self.0.allocator().is_some()),
+        ];
+        exported.into_iter().filter_map(|(role, there)| there.then_some(role)).collect()
     }
 }
 

@@ -1,0 +1,71 @@
+//! `host plugins install` and `host plugins lock`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::cli::Refused;
+use crate::plugins::Catalog;
+use crate::plugins::lock::{FILE, Lock, Locked, write_whole};
+use crate::plugins::preflight;
+
+/// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file.
+pub fn run(file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {
+    let manifest = preflight(file).map_err(|error| Refused(format!("{} {error}", file.display())))?;
+    let directory = first(directories)?;
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("the directory {} cannot be made", directory.display()))?;
+    // By the plugin's name, so that a new version takes the old one's place. Names are checked before they become paths.
+    let name = &manifest.plugin.name;
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+        let text =
+            format!("{} names itself {name:?}: use letters, digits, - and _, 64 at most", file.display());
+        return Err(Refused(text).into());
+    }
+    let target = directory.join(format!("{name}.so"));
+    let content = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
+    write_whole(&target, &content, 0o755)
+        .with_context(|| format!("{} cannot be written", target.display()))?;
+    let written = preflight(&target).map_err(|error| Refused(format!("{} {error}", target.display())))?;
+    let locked = Locked::of(&target, &written)?;
+    println!("installed {} {} as {}", name, locked.version, target.display());
+    println!("sha256 {}", locked.sha256);
+    match Lock::of_directory(directory).map_err(Refused)? {
+        Some(lock) if lock.check(&target, &written).is_err() => {
+            println!("{} does not list it yet: run host plugins lock", directory.join(FILE).display());
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Lists the usable files of the first directory in its lock file. Entries of other targets stay.
+pub fn lock(directories: &[PathBuf]) -> anyhow::Result<()> {
+    let directory = first(directories)?;
+    let mut lock = Lock::of_directory(directory).map_err(Refused)?.unwrap_or_default();
+    let unlocked = Catalog::scan_unlocked(directory);
+    let mut files = Vec::new();
+    for entry in unlocked.entries().iter().chain(unlocked.shadowed()) {
+        files.push(Locked::of(&entry.path, &entry.manifest)?);
+    }
+    let mut targets: Vec<String> = files.iter().map(|locked| locked.target.clone()).collect();
+    targets.push(host_plugin_api::note::BUILT_FOR.to_owned());
+    targets.sort();
+    targets.dedup();
+    for target in targets {
+        let own = files.iter().filter(|locked| locked.target == target).cloned().collect();
+        lock.replace(&target, own);
+    }
+    lock.write(directory).with_context(|| format!("{} cannot be written", directory.join(FILE).display()))?;
+    println!("{} lists {} files", directory.join(FILE).display(), lock.plugins.len());
+    for file in unlocked.unusable() {
+        println!("left out: {} {}", file.path.display(), file.reason);
+    }
+    Ok(())
+}
+
+fn first(directories: &[PathBuf]) -> anyhow::Result<&Path> {
+    let none = || Refused("no plugin directory: name one with --plugins-dir".to_owned());
+    Ok(directories.first().ok_or_else(none)?)
+}

@@ -1,0 +1,53 @@
+//! `host plugins list`.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::plugins::{Catalog, Entry};
+
+/// Prints what the directories hold. Runs none of it.
+pub fn run(directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
+    let catalog = Catalog::scan(directories);
+    let shadowed = catalog.shadowed();
+    if as_json {
+        let of = |entry: &Entry, state: &str| {
+            json!({
+                "state": state,
+                "path": entry.path,
+                "sha256_pinned": entry.pinned,
+                "manifest": entry.manifest,
+            })
+        };
+        let usable = catalog.entries().iter().map(|e| of(e, "usable"));
+        let shadowed = shadowed.iter().map(|e| of(e, "shadowed"));
+        let unusable = catalog.unusable().iter().map(
+            |u| json!({"state": "unusable", "path": u.path, "reason": u.reason.reason(), "text": u.reason.to_string()}),
+        );
+        let all: Vec<Value> = usable.chain(shadowed).chain(unusable).collect();
+        println!("{}", serde_json::to_string_pretty(&json!({"directories": directories, "plugins": all}))?);
+        return Ok(());
+    }
+    let line = |entry: &Entry, state: &str| {
+        let m = &entry.manifest;
+        let roles: Vec<_> = m.roles.iter().map(|role| role.kind.as_str()).collect();
+        println!(
+            "{:<16} {:<8} {:<20} api {:<7} {state:<9} {}",
+            m.plugin.name,
+            m.plugin.version,
+            roles.join(","),
+            m.api.version,
+            entry.path.display()
+        );
+    };
+    catalog.entries().iter().for_each(|e| line(e, if e.pinned.is_some() { "locked" } else { "usable" }));
+    shadowed.iter().for_each(|e| line(e, "shadowed"));
+    for file in catalog.unusable() {
+        println!("{} {}", file.path.display(), file.reason);
+    }
+    if catalog.entries().is_empty() {
+        let searched: Vec<_> = directories.iter().map(|d| d.display().to_string()).collect();
+        println!("no usable plugin in {}", searched.join(", "));
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! A loaded storage tier as the plain trait.
+
+use host_plugin_api::abi::{RSlice, RSliceMut, TierObject};
+use host_plugin_api::{
+    Error, ErrorCode, Key, Memory, RegionId, Result, Scanned, StorageTier, Tag, TierCompletion, TierLimits,
+    TierPage, TierUsage,
+};
+
+use super::loaded_transfer::counted;
+
+/// The far side of the boundary, spoken to through the trait that plugins implement.
+///
+/// What comes back is checked as far as memory safety here depends on it: a count never exceeds the caller's slice.
+pub struct LoadedTier {
+    object: TierObject,
+}
+
+impl LoadedTier {
+    /// Wraps what a plugin's root opened.
+    #[must_use]
+    pub fn new(object: TierObject) -> Self {
+        Self { object }
+    }
+}
+
+impl StorageTier for LoadedTier {
+    fn limits(&self) -> TierLimits {
+        self.object.limits()
+    }
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        self.object.register(memory).into_result().map_err(Error::from)
+    }
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.object.deregister(region).into_result().map_err(Error::from)
+    }
+    #[inline]
+    fn exists(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.object.exists(tag, RSlice::from_slice(keys))
+    }
+    #[inline]
+    fn get(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.object.get(tag, RSlice::from_slice(pages))
+    }
+    #[inline]
+    fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.object.put(tag, RSlice::from_slice(pages))
+    }
+    #[inline]
+    fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.object.delete(tag, RSlice::from_slice(keys))
+    }
+    #[inline]
+    fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
+        let room = completions.len();
+        counted(self.object.poll(RSliceMut::from_mut_slice(completions)), room)
+    }
+    fn cancel(&self, tag: Tag) -> i32 {
+        self.object.cancel(tag)
+    }
+    #[inline]
+    fn settled(&self, tag: Tag) -> i32 {
+        self.object.settled(tag)
+    }
+    fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
+        let room = keys.len();
+        let scanned = self.object.scan(cursor, RSliceMut::from_mut_slice(keys));
+        let scanned = scanned.into_result().map_err(Error::from)?;
+        if scanned.keys as usize > room {
+            let text = format!("a scan into {room} keys claims to have written {}", scanned.keys);
+            return Err(Error::new(ErrorCode::INTERNAL, text));
+        }
+        Ok(scanned)
+    }
+    fn usage(&self) -> Result<TierUsage> {
+        self.object.usage().into_result().map_err(Error::from)
+    }
+    fn event_fd(&self) -> i32 {
+        self.object.event_fd()
+    }
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.object.shutdown(deadline_ms).into_result().map_err(Error::from)
+    }
+}

@@ -1,0 +1,164 @@
+//! `plugins.lock`: which files of a directory may be loaded, by their bytes.
+//!
+//! Entries are per target, so that one file serves a directory shared by several machines. While the file exists, only
+//! what it lists is usable; the hash is checked when the directory is read and again before the library is loaded.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::PreflightError;
+use super::manifest::Manifest;
+
+/// Its name in a plugin directory.
+pub const FILE: &str = "plugins.lock";
+
+/// Most bytes of a lock file.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The file's content.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lock {
+    /// One per file and target.
+    #[serde(default, rename = "plugin")]
+    pub plugins: Vec<Locked>,
+    #[serde(skip)]
+    path: PathBuf,
+}
+
+/// A file that may be loaded.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Locked {
+    /// The plugin's id.
+    pub id: String,
+    /// Its version.
+    pub version: semver::Version,
+    /// Target triple it was built for.
+    pub target: String,
+    /// Name of the file, without its directory.
+    pub file: String,
+    /// Of the whole file, in hexadecimal.
+    pub sha256: String,
+}
+
+impl Locked {
+    /// What a lock file says of this plugin.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn of(path: &Path, manifest: &Manifest) -> io::Result<Self> {
+        Ok(Self {
+            id: manifest.plugin.id.clone(),
+            version: manifest.plugin.version.clone(),
+            target: manifest.build.target.clone(),
+            file: file_name(path),
+            sha256: sha256(path)?,
+        })
+    }
+}
+
+impl Lock {
+    /// The directory's lock, if it has one.
+    ///
+    /// # Errors
+    /// A sentence, when it cannot be read.
+    pub fn of_directory(directory: &Path) -> Result<Option<Self>, String> {
+        let path = directory.join(FILE);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("{} cannot be read: {error}", path.display())),
+        };
+        let mut text = String::new();
+        let read = file.take(MAX_BYTES).read_to_string(&mut text);
+        read.map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
+        let lock: Self = toml::from_str(&text).map_err(|error| {
+            let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            format!("{} is wrong: {error}", path.display())
+        })?;
+        Ok(Some(Self { path, ..lock }))
+    }
+
+    /// The pinned hash of a file that is listed and unchanged.
+    ///
+    /// # Errors
+    /// `NotLocked` or `WrongHash`.
+    pub fn check(&self, path: &Path, manifest: &Manifest) -> Result<String, PreflightError> {
+        let found = Locked::of(path, manifest).map_err(PreflightError::Unreadable)?;
+        let same = |l: &&Locked| (&l.file, &l.target, &l.id) == (&found.file, &found.target, &found.id);
+        match self.plugins.iter().find(same) {
+            None => Err(PreflightError::NotLocked(self.path.clone())),
+            Some(listed) if *listed == found => Ok(found.sha256),
+            Some(listed) => Err(PreflightError::WrongHash {
+                lock: self.path.clone(),
+                pinned: listed.sha256.clone(),
+                found: found.sha256,
+            }),
+        }
+    }
+
+    /// Lists these instead of what was listed for their target; entries of other targets stay.
+    pub fn replace(&mut self, target: &str, plugins: Vec<Locked>) {
+        self.plugins.retain(|locked| locked.target != target);
+        self.plugins.extend(plugins);
+        self.plugins.sort_by(|a, b| (&a.file, &a.target).cmp(&(&b.file, &b.target)));
+    }
+
+    /// Writes the directory's lock, whole or not at all.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub fn write(&self, directory: &Path) -> io::Result<()> {
+        let text = toml::to_string(self).map_err(io::Error::other)?;
+        write_whole(&directory.join(FILE), text.as_bytes(), 0o644)
+    }
+}
+
+/// Writes a file beside its place, syncs it and renames it there: a reader sees the old file or the new one. A loaded
+/// plugin's file must never be written in place, since the process has it mapped.
+///
+/// # Errors
+/// When any step fails; the file is then as before.
+pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let temporary = directory.join(format!(".{}.{}.tmp", file_name(path), std::process::id()));
+    let written = (|| {
+        let mut file = File::options().write(true).create_new(true).mode(mode).open(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        File::open(directory)?.sync_all()
+    })();
+    if written.is_err() {
+        // Gone already when the rename was done.
+        let _removed = std::fs::remove_file(&temporary);
+    }
+    written
+}
+
+/// The sha256 of a file, in hexadecimal.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn sha256(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut digest = Sha256::new();
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut piece)? {
+            0 => break,
+            n => digest.update(&piece[..n]),
+        }
+    }
+    Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}

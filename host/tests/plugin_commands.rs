@@ -1,0 +1,139 @@
+//! `host plugins ..`, on the real program.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "plugin_support/fixture.rs"]
+mod fixture;
+
+use std::path::Path;
+use std::process::Command;
+
+/// Exit code, standard output and standard error.
+fn host(arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_host")).args(arguments).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().expect("an exit code, no signal"), text(&output.stdout), text(&output.stderr))
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn list_shows_usable_shadowed_and_unusable_files() {
+    let (first, second) = (fixture::directory(&["null"]), fixture::directory(&["null", "memory"]));
+    std::fs::write(second.path().join("notes.so"), "hello").unwrap();
+    let directories = format!("{},{}", path(first.path()), path(second.path()));
+    let (code, said, _) = host(&["plugins", "list", "--plugins-dir", &directories]);
+    assert_eq!(code, 0);
+    assert!(said.contains("null") && said.contains("memory") && said.contains("tier"), "{said}");
+    assert!(said.contains("shadowed") && said.contains("notes.so is not an ELF shared object"), "{said}");
+
+    let (_, said, _) = host(&["plugins", "list", "--json", "--plugins-dir", &directories]);
+    let list: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let states: Vec<_> =
+        list["plugins"].as_array().unwrap().iter().map(|p| p["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["usable", "usable", "shadowed", "unusable"]);
+    assert_eq!(list["plugins"][1]["manifest"]["role"][0]["kind"], "tier");
+}
+
+#[test]
+fn inspect_tells_what_a_file_is_and_refuses_what_is_no_plugin() {
+    let directory = fixture::directory(&["shm"]);
+    let file = directory.path().join("shm.so");
+    let (code, said, _) = host(&["plugins", "inspect", path(&file)]);
+    assert_eq!(code, 0, "{said}");
+    for part in
+        ["shm 0.1.0 (host.shm)", "libc.so.6", "settled", "copy_threads: integer, default 1", "verdict"]
+    {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+    let (code, said, _) = host(&["plugins", "inspect", "--json", path(&file)]);
+    let all: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, all["manifest"]["plugin"]["name"].as_str()), (0, Some("shm")));
+    assert_eq!(all["sha256"].as_str().unwrap().len(), 64);
+
+    let text = directory.path().join("text.so");
+    std::fs::write(&text, "hello").unwrap();
+    let (code, _, said) = host(&["plugins", "inspect", path(&text)]);
+    assert_eq!(code, 2);
+    assert!(said.contains("text.so is not an ELF shared object"), "{said}");
+}
+
+#[test]
+fn check_answers_2_with_all_violations_and_0_when_it_works() {
+    let directory = fixture::directory(&["null", "shm"]);
+    let check = |plugin: &str| {
+        let directory = path(directory.path());
+        host(&[
+            "plugins",
+            "check",
+            "--executor",
+            "synthetic",
+            "--plugins-dir",
+            directory,
+            "--plugins",
+            plugin,
+        ])
+    };
+    assert_eq!(check("shm"), (0, "the configuration works\n".into(), String::new()));
+    let (code, _, said) = check("null");
+    assert_eq!(code, 2);
+    for part in ["arrival_notification, because", "peer_restart, because", "use instead: shm"] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+}
+
+#[test]
+fn rules_prints_every_row_with_its_reason() {
+    let (code, said, _) = host(&["plugins", "rules"]);
+    assert_eq!(code, 0);
+    for rule in host::plugins::requirements::RULES {
+        assert!(said.contains(rule.reason), "{}", rule.reason);
+    }
+    let (_, said, _) = host(&["plugins", "rules", "--json"]);
+    let rows: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), host::plugins::requirements::RULES.len());
+}
+
+#[test]
+fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = path(directory.path());
+    let (code, said, error) =
+        host(&["plugins", "install", path(&fixture::plugin("memory")), "--plugins-dir", at]);
+    assert_eq!(code, 0, "{said}{error}");
+    assert!(said.contains("installed memory 0.1.0"), "{said}");
+    let list = || host(&["plugins", "list", "--plugins-dir", at]).1;
+    assert!(list().contains("usable"), "{}", list());
+
+    let (code, said, _) = host(&["plugins", "lock", "--plugins-dir", at]);
+    assert_eq!(code, 0);
+    assert!(said.contains("lists 1 files"), "{said}");
+    assert!(list().contains("locked"), "{}", list());
+
+    // Another file, and other bytes under a listed name.
+    std::fs::copy(fixture::plugin("null"), directory.path().join("null.so")).unwrap();
+    assert!(list().contains("null.so is not listed in"), "{}", list());
+    let file = directory.path().join("memory.so");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    assert!(list().contains("plugins.lock pins"), "{}", list());
+
+    // A lock file that cannot be read locks everything out.
+    std::fs::write(directory.path().join("plugins.lock"), "[[plugin]]\nid = 3\n").unwrap();
+    assert!(list().contains("no usable plugin"), "{}", list());
+}
+
+#[test]
+fn a_file_that_anyone_may_change_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = fixture::directory(&["null"]);
+    let file = directory.path().join("null.so");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let (code, _, said) = host(&["plugins", "inspect", path(&file)]);
+    assert_eq!(code, 2);
+    assert!(said.contains("may be changed by every user"), "{said}");
+}
