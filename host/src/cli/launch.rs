@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use host_core::layout::KvOrder;
+use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
@@ -81,6 +82,7 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
 /// # Errors
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
+    radix_cache(settings, Role::Decode)?;
     let shape = shape(settings)?;
     check_numbers(settings)?;
     let page_tokens = settings.page_size.unwrap_or(16) as usize;
@@ -206,6 +208,21 @@ pub fn worker_name(settings: &Settings, role: RoleName) -> String {
     settings.name.clone().unwrap_or_else(|| format!("{}-{}", role.as_str(), std::process::id()))
 }
 
+/// What a worker of this role evicts first, if it keeps a radix cache.
+fn radix_cache(settings: &Settings, role: Role) -> Result<Option<Policy>, Refused> {
+    let policy = match settings.radix_eviction.as_deref() {
+        None => Policy::Lru,
+        Some(name) => Policy::from_name(name).ok_or_else(|| {
+            refused(format!("--radix-eviction {name:?} is not a policy: use lru, lfu, slru or priority"))
+        })?,
+    };
+    let wanted = match role {
+        Role::Decode => settings.decode_radix_cache,
+        Role::Prefill | Role::Aggregated => settings.prefill_radix_cache,
+    };
+    Ok(wanted.then_some(policy))
+}
+
 /// Loads the model and takes the memory.
 ///
 /// # Errors
@@ -242,6 +259,8 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         max_tokens,
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
+        radix_cache: radix_cache(settings, core_role)?,
+        seed: random_u64().context("no random seed for the radix cache")?,
         max_batch,
         max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),
         max_queued: settings.max_queued.unwrap_or(1024),

@@ -58,6 +58,9 @@ fn features(settings: &Settings) -> Vec<Feature> {
         return Vec::new();
     }
     let mut features = vec![Feature::PdTransfer];
+    if settings.decode_radix_cache {
+        features.push(Feature::DecodeRadixCache);
+    }
     if settings.role.is_none() {
         features.push(Feature::SupervisedRestart);
     }

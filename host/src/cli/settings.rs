@@ -132,6 +132,20 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS")]
     pub chunk_tokens: Option<u32>,
 
+    /// Decode workers keep the KV of ended requests, and only what they lack of a prompt is sent to them
+    #[arg(long)]
+    #[serde(default)]
+    pub decode_radix_cache: bool,
+
+    /// Prefill and aggregated workers keep the KV of ended requests, and compute only what they lack of a prompt
+    #[arg(long)]
+    #[serde(default)]
+    pub prefill_radix_cache: bool,
+
+    /// What leaves a radix cache first: lru, lfu, slru or priority [default: lru]
+    #[arg(long, value_name = "POLICY")]
+    pub radix_eviction: Option<String>,
+
     /// Sequences in one step at most [default: 64]
     #[arg(long, value_name = "SEQUENCES")]
     pub max_batch: Option<u32>,
@@ -231,9 +245,11 @@ impl Settings {
         fill_from!(self, file,
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
-            default_max_tokens threads log_format log_level synthetic
+            default_max_tokens radix_eviction threads log_format log_level synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
+        self.decode_radix_cache |= file.decode_radix_cache;
+        self.prefill_radix_cache |= file.prefill_radix_cache;
         self.plugin = file.plugin;
         Ok(self)
     }

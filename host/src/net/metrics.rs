@@ -150,6 +150,7 @@ impl Metrics {
             for (state, pages) in [
                 ("free", load.pages_free),
                 ("held", load.pages_held),
+                ("cached", load.pages_cached),
                 ("quarantined", load.pages_quarantined),
             ] {
                 self.pages.get_or_create(&labels(state)).set(i64::from(pages));

@@ -74,5 +74,6 @@ fn load(worker: &Handle) -> Load {
         pages_free: count(stats.pool.free),
         pages_held: count(stats.pool.held),
         pages_quarantined: count(stats.pool.quarantined),
+        pages_cached: count(stats.pool.cached),
     }
 }

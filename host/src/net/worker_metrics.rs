@@ -34,9 +34,12 @@ impl Collector for WorkerCollector {
                 None,
                 pages.metric_type(),
             )?;
-            for (place, count) in
-                [("free", pool.free), ("held", pool.held), ("quarantined", pool.quarantined)]
-            {
+            for (place, count) in [
+                ("free", pool.free),
+                ("held", pool.held),
+                ("cached", pool.cached),
+                ("quarantined", pool.quarantined),
+            ] {
                 let count = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
                 count.encode(family.encode_family(&[("state", place)])?)?;
             }
@@ -54,6 +57,7 @@ impl Collector for WorkerCollector {
                 "Peers cut off without proof that none of their writes lands",
                 stats.unfenced_peers,
             ),
+            ("host_kv_pages_locked", "Cached pages that a request uses", stats.locked_pages),
             ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
         ];
         for (name, help, value) in gauges {
@@ -64,6 +68,12 @@ impl Collector for WorkerCollector {
             ("host_batches", "Batches computed", stats.batches),
             ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
             ("host_decode_tokens", "Decode steps computed", stats.decode_tokens),
+            (
+                "host_cached_tokens",
+                "Prompt tokens found in the radix cache at admission",
+                stats.cached_tokens,
+            ),
+            ("host_pages_evicted", "Cached pages given up for want of free ones", stats.evicted_pages),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
             ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),

@@ -38,6 +38,7 @@ pub(super) async fn health(State(app): Shared) -> Response {
                     "total": worker.info.pages,
                     "free": worker.load.pages_free,
                     "held": worker.load.pages_held,
+                    "cached": worker.load.pages_cached,
                     "quarantined": worker.load.pages_quarantined,
                 },
                 "silent_seconds": worker.silent.as_secs_f64(),

@@ -35,6 +35,11 @@ pub const RULES: &[Rule] = &[
         "decode must not read a page before its data is there",
     ),
     transfer(
+        Feature::PdTransfer,
+        can::SETTLED,
+        "pages of a write that failed are reused only when nothing of it is in flight any more",
+    ),
+    transfer(
         Feature::PagesOutliveRequests,
         can::SETTLED,
         "a page is reused only when no write to it can still land",
