@@ -100,8 +100,8 @@ fn allowed(list: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_core_depends_on_thiserror_alone() {
-    assert_eq!(dependencies(&manifest("host/core")), allowed(&["thiserror"]));
+fn the_core_depends_on_error_types_and_hashing_alone() {
+    assert_eq!(dependencies(&manifest("host/core")), allowed(&["sha2", "thiserror"]));
 }
 
 #[test]
