@@ -46,7 +46,7 @@ pub struct Metrics {
     pub inter_token: Histogram,
     /// Tokens of prompts.
     pub prompt_tokens: Counter,
-    /// Tokens of answers.
+    /// Tokens that came from workers, also those of answers that were cancelled or begun again.
     pub output_tokens: Counter,
     /// Prompt tokens that workers found in their caches.
     pub cached_tokens: Counter,
@@ -106,7 +106,11 @@ impl Metrics {
             metrics.inter_token.clone(),
         );
         exposition.register("prompt_tokens", "Tokens of prompts", metrics.prompt_tokens.clone());
-        exposition.register("output_tokens", "Tokens of answers", metrics.output_tokens.clone());
+        exposition.register(
+            "output_tokens",
+            "Tokens of answers, also of those cancelled or begun again",
+            metrics.output_tokens.clone(),
+        );
         exposition.register(
             "cached_prompt_tokens",
             "Prompt tokens that workers found in their caches",

@@ -228,6 +228,9 @@ async fn a_client_that_hangs_up_cancels_both_legs() {
         decode.watch.cancelled(1).await;
         prefill.watch.cancelled(1).await;
         while !front.get("/metrics").await.text().await.contains("outcome=\"cancelled\"} 1") {}
+        let counted = format!("host_output_tokens_total {}\n", u32::from(stream));
+        let metrics = front.get("/metrics").await.text().await;
+        assert!(metrics.contains(&counted), "{counted} is not in\n{metrics}");
     }
 }
 

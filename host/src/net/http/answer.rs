@@ -141,7 +141,6 @@ impl Answer {
     /// The next piece, or the end. Not to be called after the end or an error.
     pub async fn next(&mut self) -> Result<Next, Failure> {
         if let Some(end) = self.end.take() {
-            self.count.metrics.output_tokens.inc_by(u64::from(end.output_tokens));
             self.count.set("ok");
             return Ok(Next::End(Box::new(end)));
         }
@@ -182,6 +181,8 @@ impl Answer {
         }
         self.last = now;
         self.output_tokens += 1;
+        // Now, not at the end: an answer that is cancelled or begins again was work too.
+        self.count.metrics.output_tokens.inc();
         let id = token.token;
         let ends = !self.ask.ignore_stop && self.ask.stop_tokens.contains(&id);
         if ends {
