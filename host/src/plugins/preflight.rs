@@ -119,7 +119,7 @@ fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<String>> {
     for segment in segments {
         let Some(entries) = segment.dynamic(endian, data)? else { continue };
         let value = |tag: i64| {
-            entries.iter().find(|e| i64::try_from(e.tag(endian).0) == Ok(tag)).map(|e| e.val(endian))
+            entries.iter().find(|e| e.tag(endian).0 == tag).map(|e| e.val(endian))
         };
         let Some(table) = value(DT_STRTAB) else { continue };
         // The table's address in memory; its place in the file is in the segment that covers it.
@@ -129,7 +129,7 @@ fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<String>> {
         }) else {
             continue;
         };
-        for entry in entries.iter().filter(|e| i64::try_from(e.tag(endian).0) == Ok(DT_NEEDED)) {
+        for entry in entries.iter().filter(|e| e.tag(endian).0 == DT_NEEDED) {
             let start = base.saturating_add(entry.val(endian));
             let bytes =
                 data.read_bytes_at_until(start..start.saturating_add(MAX_NAME), 0).unwrap_or_default();
