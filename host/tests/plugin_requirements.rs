@@ -20,7 +20,7 @@ fn all_violations_are_listed_with_what_has_the_capability() {
 
     let violations = check(&common, &[null], &installed).unwrap_err();
     let lacking: Vec<_> = violations.iter().map(|v| v.need.to_string()).collect();
-    assert_eq!(lacking, ["arrival_notification", "settled", "peer_restart"]);
+    assert_eq!(lacking, ["arrival_notification", "settled", "settled", "peer_restart"]);
     assert_eq!(
         violations[0].to_string(),
         "PdTransfer needs arrival_notification, because decode must not read a page before its data is there: \
@@ -34,7 +34,7 @@ fn all_violations_are_listed_with_what_has_the_capability() {
     assert!(violations[0].to_string().ends_with("; no installed plugin has it"));
 
     let violations = check(&[Feature::PdTransfer], &[], &installed).unwrap_err();
-    assert_eq!(violations.len(), 2);
+    assert_eq!(violations.len(), 3);
     assert!(violations[0].to_string().contains("no transfer plugin is loaded"));
 }
 

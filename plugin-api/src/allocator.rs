@@ -171,9 +171,10 @@ mod tests {
                     let all = lacking(growth, window, page_tokens, false).unwrap();
                     assert_eq!((all.first, all.pages), (0, target.div_ceil(page_tokens)));
                     assert_eq!(tail.first + tail.pages, all.pages, "a tail ends where the sequence does");
-                    // By enumeration: the tokens that exist and that token `target` reads.
-                    let read = (0..target).filter(|t| window == 0 || t + window > target);
-                    let expected = read.map(|token| token / page_tokens).min().unwrap_or(all.pages);
+                    // By enumeration: what token `target` reads, itself included, as far as there are pages.
+                    let read = (0..=target).filter(|t| window == 0 || t + window > target);
+                    let first = read.map(|token| token / page_tokens).min().unwrap_or(0);
+                    let expected = first.min(all.pages);
                     assert_eq!(tail.first, expected, "page {page_tokens}, window {window}, {target} tokens");
                 }
             }

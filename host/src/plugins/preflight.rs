@@ -118,9 +118,7 @@ fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<String>> {
     let mut names = Vec::new();
     for segment in segments {
         let Some(entries) = segment.dynamic(endian, data)? else { continue };
-        let value = |tag: i64| {
-            entries.iter().find(|e| e.tag(endian).0 == tag).map(|e| e.val(endian))
-        };
+        let value = |tag: i64| entries.iter().find(|e| e.tag(endian).0 == tag).map(|e| e.val(endian));
         let Some(table) = value(DT_STRTAB) else { continue };
         // The table's address in memory; its place in the file is in the segment that covers it.
         let Some(base) = segments.iter().find_map(|s| {
