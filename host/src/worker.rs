@@ -37,6 +37,13 @@ const INPUTS: usize = 4096;
 /// What happens to a request, as its client is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
+    /// The prompt's KV is complete; tokens follow.
+    Began {
+        /// Prompt tokens whose KV was not computed for this request.
+        cached_tokens: u32,
+        /// Bytes of KV that came through the transfer plugin.
+        transferred_bytes: u64,
+    },
     /// One more token.
     Token(Sampled),
     /// The answer is complete.

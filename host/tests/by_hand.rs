@@ -102,3 +102,33 @@ fn two_prefill_workers_share_one_decode_worker() {
     cluster.wait("all pages to be free", || cluster.all_free());
     drop(workers);
 }
+
+#[test]
+fn an_answer_that_ends_in_a_stop_string_still_says_what_was_moved() {
+    let plugins = plugin_support::fixture::directory(&["shm"]);
+    let (cluster, control) = router();
+    let workers = [
+        Worker::start(plugins.path(), "prefill", &control, &["--name=p"]),
+        Worker::start(plugins.path(), "decode", &control, &["--name=d"]),
+    ];
+    cluster.wait("both to register", || cluster.workers().len() == 2);
+    let ask = |stop: Option<&str>| -> serde_json::Value {
+        let body = serde_json::json!({
+            "input_ids": vec![9; 40],
+            "sampling_params": { "max_new_tokens": 12, "temperature": 0, "stop": stop },
+        });
+        let (status, text) = cluster.post("/generate", &body.to_string()).unwrap();
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).unwrap()
+    };
+    let whole = ask(None);
+    let text = whole["text"].as_str().unwrap();
+    let stop = &text[5..7];
+    let stopped = ask(Some(stop));
+    assert!(stopped["text"].as_str().unwrap().len() < text.len(), "{stopped}");
+    for field in ["transferred_bytes", "transfer_plugin"] {
+        assert_eq!(stopped["meta_info"][field], whole["meta_info"][field], "{field}: {stopped}");
+    }
+    cluster.wait("all pages to be free", || cluster.all_free());
+    drop(workers);
+}

@@ -249,6 +249,10 @@ pub enum Action {
         tokens: u32,
         /// Its pages, in order.
         pages: Vec<PageId>,
+        /// Tokens of it whose KV was not computed for this request.
+        cached_tokens: u32,
+        /// Pages of it that came in through a transfer backend.
+        transferred_pages: u32,
     },
 }
 

@@ -70,6 +70,8 @@ pub struct ServedBy {
 /// What comes out of a [`Generation`].
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// The prompt's KV is complete; tokens follow.
+    Began(proto::Began),
     /// The next token.
     Token(proto::Token),
     /// All tokens so far are void; the answer begins again. Only for restartable jobs.
@@ -200,6 +202,10 @@ impl Generation {
                 None => self.begin().await?,
             };
             match attempt.next().await {
+                Step::Began(began) => {
+                    self.attempt = Some(attempt);
+                    return Ok(Event::Began(began));
+                }
                 Step::Token(token) => {
                     self.emitted = true;
                     self.attempt = Some(attempt);

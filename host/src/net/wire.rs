@@ -110,6 +110,11 @@ pub fn read_request(request: proto::GenerateRequest) -> Result<Request, Malforme
 #[must_use]
 pub fn write_answer(answer: &Answer, plugin: &str) -> proto::GenerateEvent {
     let event = match answer {
+        Answer::Began { cached_tokens, transferred_bytes } => generate_event::Event::Began(proto::Began {
+            transferred_bytes: *transferred_bytes,
+            transfer_plugin: plugin.to_owned(),
+            cached_tokens: *cached_tokens,
+        }),
         Answer::Token(token) => generate_event::Event::Token(write_token(token)),
         Answer::Finished { reason, usage, transferred_bytes } => {
             generate_event::Event::Finished(proto::Finished {

@@ -51,7 +51,7 @@ impl Stream for AnswerStream {
         }
         self.answers.poll_recv(context).map(|answer| match answer {
             Some(answer) => {
-                self.ended = !matches!(answer, Answer::Token(_));
+                self.ended = matches!(answer, Answer::Finished { .. } | Answer::Failed(_));
                 Some(Ok(wire::write_answer(&answer, self.worker.links().plugin_name())))
             }
             None => {

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use host_core::scheduler::Stats;
-use host_core::{Action, Config, Event, Room, Scheduler};
+use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use tokio::sync::{mpsc, watch};
 
 use super::clock::Clock;
@@ -124,7 +124,11 @@ impl Turn {
     fn act(&mut self, action: Action) {
         match action {
             Action::Run(batch) => self.rank(rank_thread::Command::Run(batch)),
-            Action::PromptReady { room, tokens, pages } => {
+            Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages } => {
+                if self.start.config.role != Role::Prefill {
+                    let transferred_bytes = u64::from(transferred_pages) * self.start.page_bytes;
+                    self.answer(room, Answer::Began { cached_tokens, transferred_bytes }, false);
+                }
                 if tracing::enabled!(target: "host::pages", tracing::Level::DEBUG) {
                     self.rank(rank_thread::Command::LogDigests { room, tokens: tokens as usize, pages });
                 }

@@ -117,7 +117,8 @@ impl Scheduler {
         let covered = prompt.div_ceil(self.config.page_tokens as usize);
         let pages = job.table[..covered].to_vec();
         let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
-        actions.push(Action::PromptReady { room, tokens, pages });
+        let (cached_tokens, transferred_pages) = (job.cached_tokens, job.transferred_pages);
+        actions.push(Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages });
     }
 
     /// Takes over a drawn token: answers the client, and ends the request if it was the last.

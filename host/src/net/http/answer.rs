@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::ask::Ask;
 use crate::net::clock::{self, Instant};
 use crate::net::metrics::{Metrics, RequestLabels};
-use crate::net::proto::{Finished, Token};
+use crate::net::proto::{Began, Finished, Token};
 use crate::net::router::{Event, Failure, Generation, ServedBy};
 use crate::text::{StopMatcher, TextStream, Tokenizer};
 
@@ -38,7 +38,7 @@ pub(super) struct End {
     pub reason: &'static str,
     pub prompt_tokens: u32,
     pub output_tokens: u32,
-    /// What the decode worker reported; absent when a stop string ended the answer here.
+    /// What the decode worker reported; when a stop string ended the answer here, what it had reported by then.
     pub finished: Option<Finished>,
     pub served_by: Option<ServedBy>,
     pub first_token: Duration,
@@ -67,6 +67,8 @@ pub(super) struct Answer {
     waiting: VecDeque<Shown>,
     prompt_tokens: u32,
     output_tokens: u32,
+    /// What is known of the prompt's KV.
+    began: Option<Began>,
     end: Option<End>,
     arrived: Instant,
     first: Option<Instant>,
@@ -120,6 +122,7 @@ impl Answer {
             waiting: VecDeque::new(),
             prompt_tokens,
             output_tokens: 0,
+            began: None,
             end: None,
             arrived,
             first: None,
@@ -144,12 +147,20 @@ impl Answer {
             self.count.set("ok");
             return Ok(Next::End(Box::new(end)));
         }
-        match self.generation.next().await? {
+        let event = loop {
+            match self.generation.next().await? {
+                Event::Began(began) => self.began(began),
+                event => break event,
+            }
+        };
+        match event {
+            Event::Began(_) => unreachable!("taken in the loop above"),
             Event::Token(token) => Ok(Next::Piece(self.token(token))),
             Event::Restarted => {
                 self.text = Arc::clone(&self.tokenizer).stream();
                 self.stops = StopMatcher::new(self.ask.stop.clone());
                 (self.decoded, self.shown, self.output_tokens) = (0, 0, 0);
+                self.began = None;
                 self.waiting.clear();
                 Ok(Next::Restarted)
             }
@@ -159,15 +170,28 @@ impl Answer {
                 self.decoded += tail.len();
                 text.push_str(&self.stops.finish());
                 let by_length = finished.reason == "length" && !self.stops.stopped();
-                let metrics = &self.count.metrics;
-                metrics.cached_tokens.inc_by(u64::from(finished.cached_tokens));
-                metrics.transferred_bytes.inc_by(finished.transferred_bytes);
+                if self.began.is_none() {
+                    // A worker that did not say so before.
+                    self.began(Began {
+                        transferred_bytes: finished.transferred_bytes,
+                        transfer_plugin: finished.transfer_plugin.clone(),
+                        cached_tokens: finished.cached_tokens,
+                    });
+                }
                 let reason = if by_length { "length" } else { "stop" };
                 let piece = self.piece(text, Vec::new(), true);
                 self.end = Some(self.ended(reason, Some(finished)));
                 Ok(Next::Piece(piece))
             }
         }
+    }
+
+    /// Counted now, not at the end: an answer that is cancelled or ends in a stop string had its KV moved, too.
+    fn began(&mut self, began: Began) {
+        let metrics = &self.count.metrics;
+        metrics.cached_tokens.inc_by(u64::from(began.cached_tokens));
+        metrics.transferred_bytes.inc_by(began.transferred_bytes);
+        self.began = Some(began);
     }
 
     fn token(&mut self, token: Token) -> Piece {
@@ -196,7 +220,16 @@ impl Answer {
         self.decoded += new.len();
         let text = self.stops.push(&new);
         if self.stops.stopped() {
-            self.end = Some(self.ended("stop", None));
+            // The worker's own end will not be heard.
+            let finished = self.began.clone().map(|began| Finished {
+                reason: "stop".to_owned(),
+                prompt_tokens: self.prompt_tokens,
+                output_tokens: self.output_tokens,
+                transferred_bytes: began.transferred_bytes,
+                transfer_plugin: began.transfer_plugin,
+                cached_tokens: began.cached_tokens,
+            });
+            self.end = Some(self.ended("stop", finished));
         }
         self.piece(text, vec![id], false)
     }

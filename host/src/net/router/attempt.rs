@@ -11,7 +11,7 @@ use super::{Failure, ServedBy};
 use crate::net::clock;
 use crate::net::proto::generate_event::Event as WireEvent;
 use crate::net::proto::worker_client::WorkerClient;
-use crate::net::proto::{Finished, GenerateEvent, GenerateRequest, Peer, Token};
+use crate::net::proto::{Began, Finished, GenerateEvent, GenerateRequest, Peer, Token};
 use crate::net::registry::{Chosen, Registry, Route};
 
 type Events = Pin<Box<dyn Stream<Item = Result<GenerateEvent, Status>> + Send>>;
@@ -49,6 +49,7 @@ impl Leg {
             biased;
             event = self.events.next() => match event {
                 Some(Ok(GenerateEvent { event: Some(event) })) => match event {
+                    WireEvent::Began(began) => Step::Began(began),
                     WireEvent::Token(token) => Step::Token(token),
                     WireEvent::Finished(finished) => Step::Finished(finished),
                     WireEvent::Failed(event) => failed(Failure::of_worker(&self.name, &event), false),
@@ -73,6 +74,7 @@ impl Leg {
 
 /// What a try came to next.
 pub(super) enum Step {
+    Began(Began),
     Token(Token),
     Finished(Finished),
     Failed {
@@ -127,7 +129,7 @@ impl Attempt {
                     step = self.decode.next() => step,
                     step = prefill.next() => {
                         match step {
-                            Step::Token(_) => {}
+                            Step::Token(_) | Step::Began(_) => {}
                             Step::Finished(_) => self.prefill = None,
                             // Decode has the whole prompt once it answers; prefill is not needed any more.
                             Step::Failed { leg, failure, suspect } if self.first_token => {
