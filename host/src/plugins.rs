@@ -8,6 +8,7 @@
 //! A loaded library is never unloaded: threads and thread-local destructors of Rust code make that unsafe.
 
 mod catalog;
+pub mod conformance;
 mod error;
 mod load;
 mod loaded_allocator;

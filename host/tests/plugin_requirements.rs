@@ -20,11 +20,11 @@ fn all_violations_are_listed_with_what_has_the_capability() {
 
     let violations = check(&common, &[null], &installed).unwrap_err();
     let lacking: Vec<_> = violations.iter().map(|v| v.need.to_string()).collect();
-    assert_eq!(lacking, ["arrival_notification", "settled", "settled", "peer_restart"]);
+    assert_eq!(lacking, ["page_writes", "arrival_notification", "settled", "settled", "peer_restart"]);
     assert_eq!(
         violations[0].to_string(),
-        "PdTransfer needs arrival_notification, because decode must not read a page before its data is there: \
-         plugin \"null\" declares page_writes; use instead: shm"
+        "PdTransfer needs page_writes, because prefill writes pages into the decode worker's pool: \
+         plugin \"null\" declares nothing; use instead: shm"
     );
 
     let more = [&common[..], &[Feature::DeviceMemory, Feature::RemoteWorkers]].concat();

@@ -5,6 +5,7 @@ mod inspect;
 mod install;
 mod list;
 mod rules;
+mod test;
 
 pub use command::Command;
 

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::super::launch;
 use super::super::settings::Settings;
-use super::{check, inspect, install, list, rules};
+use super::{check, inspect, install, list, rules, test};
 
 /// What to do with plugins.
 #[derive(Debug, Subcommand)]
@@ -54,6 +54,11 @@ pub enum Command {
         #[command(flatten)]
         directories: Directories,
     },
+    /// Says whether a plugin keeps its contract: named cases, each in a process of its own
+    Test(test::Test),
+    /// Runs one case in this process
+    #[command(hide = true)]
+    RunCase(test::RunCase),
 }
 
 /// Where plugins are.
@@ -96,6 +101,8 @@ impl Command {
             }
             Command::Rules { json } => rules::run(json),
             Command::Install { file, directories } => install::run(&file, &directories.list()),
+            Command::Test(test) => test.run(),
+            Command::RunCase(case) => case.run(),
             Command::Lock { directories } => install::lock(&directories.list()),
         }
     }

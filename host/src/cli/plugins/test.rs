@@ -1,0 +1,95 @@
+//! `host plugins test`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+
+use crate::cli::Refused;
+use crate::plugins::conformance::{Limits, Report, Status, cases, run_case, test_file};
+
+/// What to test, and how.
+#[derive(Args, Debug)]
+pub struct Test {
+    /// The plugin's file
+    #[arg(required_unless_present = "list")]
+    file: Option<PathBuf>,
+    /// One JSON document
+    #[arg(long)]
+    json: bool,
+    /// Only the cases whose names start so; may be given several times
+    #[arg(long = "case", value_name = "NAME")]
+    cases: Vec<String>,
+    /// TOML file with the plugin's own configuration table
+    #[arg(long, value_name = "FILE")]
+    plugin_config: Option<PathBuf>,
+    /// Seconds that a case may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    time_limit: u64,
+    /// Print the cases' names and what they check, and test nothing
+    #[arg(long)]
+    list: bool,
+}
+
+/// One case, in this process.
+#[derive(Args, Debug)]
+pub struct RunCase {
+    #[arg(long)]
+    case: String,
+    #[arg(long, default_value = "")]
+    config_text: String,
+    file: PathBuf,
+}
+
+impl Test {
+    /// Runs the cases and prints their reports. Refused when one did not pass.
+    pub fn run(self) -> anyhow::Result<()> {
+        if self.list {
+            for case in cases() {
+                println!("{:<26} {}", case.name, case.about);
+            }
+            return Ok(());
+        }
+        for wanted in &self.cases {
+            if !cases().any(|case| case.name.starts_with(wanted.as_str())) {
+                return Err(
+                    Refused(format!("no case starts with {wanted:?}: see host plugins test --list")).into()
+                );
+            }
+        }
+        let chosen =
+            |name: &str| self.cases.is_empty() || self.cases.iter().any(|c| name.starts_with(c.as_str()));
+        let config = self.plugin_config.as_deref().map(std::fs::read_to_string).transpose();
+        let config = config.context("the plugin's configuration cannot be read")?.unwrap_or_default();
+        let program = std::env::current_exe().context("this program cannot be found")?;
+        let limits = Limits { time: Duration::from_secs(self.time_limit) };
+        let file = self.file.as_deref().unwrap_or(Path::new(""));
+        let line = |report: &Report| {
+            if !self.json {
+                let status = format!("{:?}", report.status).to_lowercase();
+                println!("{status:<8} {:<26} {}", report.case, report.text);
+            }
+        };
+        let reports = test_file(&program, file, &config, limits, chosen, line)?;
+        let count = |status| reports.iter().filter(|report| report.status == status).count();
+        let (passed, skipped) = (count(Status::Pass), count(Status::Skip));
+        let broken = reports.len() - passed - skipped;
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&reports)?);
+        } else {
+            println!("{passed} passed, {broken} did not, {skipped} skipped");
+        }
+        if broken > 0 {
+            return Err(Refused(format!("{} does not keep its contract", file.display())).into());
+        }
+        Ok(())
+    }
+}
+
+impl RunCase {
+    /// Runs the case here.
+    pub fn run(self) -> anyhow::Result<()> {
+        Ok(run_case(&self.file, &self.config_text, &self.case)?)
+    }
+}

@@ -1,0 +1,118 @@
+//! The conformance kit: named cases that say whether a plugin keeps its contract.
+//!
+//! Each case runs in a process of its own with a time limit, so that a plugin that crashes or hangs ends that case and
+//! nothing else. [`test_file`] starts those processes; [`run_case`] is what each of them does.
+//!
+//! A case that cannot be checked on a plugin is skipped with the reason, never passed.
+
+mod allocations;
+mod allocator;
+mod child;
+mod common;
+mod observe;
+mod random;
+mod tier;
+mod transfer;
+mod transfer_hot;
+mod transfer_pair;
+
+use std::path::Path;
+
+use serde::Serialize;
+
+pub use child::{Limits, run_case, test_file};
+
+use super::{Entry, Manifest};
+
+/// How a case ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should.
+    Pass,
+    /// The plugin breaks its contract.
+    Fail,
+    /// The process died.
+    Crash,
+    /// It did not end in time.
+    Timeout,
+    /// It could not be checked.
+    Skip,
+}
+
+/// A case's outcome.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The case.
+    pub case: &'static str,
+    /// How it ended.
+    pub status: Status,
+    /// What happened, in a sentence; what the case checks when it passed.
+    pub text: String,
+}
+
+/// What a plugin is tested with.
+pub(super) struct Subject {
+    entry: Entry,
+    /// TOML for the plugin's instances.
+    config: String,
+}
+
+impl Subject {
+    fn manifest(&self) -> &Manifest {
+        &self.entry.manifest
+    }
+
+    /// Whether the role declares the capability.
+    fn declares(&self, role: &str, capability: &str) -> bool {
+        self.manifest().role(role).is_some_and(|role| role.capabilities.iter().any(|c| c == capability))
+    }
+}
+
+/// Why a case did not pass.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// The plugin breaks its contract.
+    Fail(String),
+    /// It could not be checked.
+    Skip(String),
+}
+
+impl From<String> for Stop {
+    fn from(text: String) -> Self {
+        Stop::Fail(text)
+    }
+}
+
+type Outcome = Result<(), Stop>;
+
+/// Fails the case with a sentence unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::plugins::conformance::Stop::Fail(format!($($text)+)));
+        }
+    };
+}
+use ensure;
+
+/// A case.
+pub struct Case {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// The role it is about; `None` for all plugins.
+    pub role: Option<&'static str>,
+    /// What must hold.
+    pub about: &'static str,
+    run: fn(&Subject) -> Outcome,
+}
+
+/// All cases, in the order in which they run.
+pub fn cases() -> impl Iterator<Item = &'static Case> {
+    [common::CASES, transfer::CASES, transfer_hot::CASES, tier::CASES, allocator::CASES].into_iter().flatten()
+}
+
+fn subject(file: &Path, config: &str) -> Result<Subject, Stop> {
+    let entry = Entry::of_file(file).map_err(|error| Stop::Fail(format!("the file {error}")))?;
+    Ok(Subject { entry, config: config.to_owned() })
+}

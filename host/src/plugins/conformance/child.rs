@@ -1,0 +1,148 @@
+//! One process per case.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use super::{Case, Report, Status, Stop, cases, subject};
+
+/// Most bytes kept of what a case's process writes.
+const OUTPUT: u64 = 1 << 20;
+
+/// Starts the line that carries a verdict.
+const MARK: &str = "@verdict ";
+
+/// What a case may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Time, after which its process is killed.
+    pub time: Duration,
+}
+
+#[derive(Deserialize, Serialize)]
+struct Verdict {
+    status: String,
+    text: String,
+}
+
+/// Runs the chosen cases on a file, each in its own process: this program again, as `plugins run-case`.
+///
+/// `chosen` is asked with each case's name; `each` is told every report as it comes.
+///
+/// # Errors
+/// When processes cannot be started.
+pub fn test_file(
+    program: &Path,
+    file: &Path,
+    config: &str,
+    limits: Limits,
+    chosen: impl Fn(&str) -> bool,
+    mut each: impl FnMut(&Report),
+) -> std::io::Result<Vec<Report>> {
+    let roles: Vec<String> = match super::Entry::of_file(file) {
+        Ok(entry) => entry.manifest.roles.iter().map(|role| role.kind.clone()).collect(),
+        // The case `manifest` says what is wrong.
+        Err(_refused) => Vec::new(),
+    };
+    let fits = |case: &&Case| case.role.is_none_or(|role| roles.iter().any(|r| r == role));
+    let mut reports = Vec::new();
+    for case in cases().filter(fits).filter(|case| chosen(case.name)) {
+        let report = one(program, file, config, limits, case)?;
+        each(&report);
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+fn one(program: &Path, file: &Path, config: &str, limits: Limits, case: &Case) -> std::io::Result<Report> {
+    let mut child = Command::new(program)
+        .args(["plugins", "run-case", "--case", case.name, "--config-text", config, "--"])
+        .arg(file)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // Read while it runs, so that a talkative plugin does not stop at a full pipe.
+    let output = child.stdout.take().map(read_all);
+    let errors = child.stderr.take().map(read_all);
+    let ended = ends_within(&child, limits.time)?;
+    if !ended {
+        child.kill()?;
+    }
+    let exit = child.wait()?;
+    let text = |reader: Option<std::thread::JoinHandle<Vec<u8>>>| {
+        let bytes = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let (output, errors) = (text(output), text(errors));
+    let report = |status, text| Ok(Report { case: case.name, status, text });
+    let verdict = output.lines().rev().find_map(|line| line.split_once(MARK));
+    let verdict = verdict.and_then(|(_, json)| serde_json::from_str::<Verdict>(json).ok());
+    // The last words of a process that died usually say why.
+    let said = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing was written");
+    match verdict {
+        _ if !ended => report(
+            Status::Timeout,
+            format!("it did not end within {} s; {}", limits.time.as_secs(), case.about),
+        ),
+        Some(Verdict { status, text }) if exit.success() => match status.as_str() {
+            "pass" => report(Status::Pass, case.about.to_owned()),
+            "skip" => report(Status::Skip, text),
+            _ => report(Status::Fail, text),
+        },
+        Some(_) => report(Status::Crash, format!("the process ended with {exit} after the case: {said}")),
+        None => report(Status::Crash, format!("the process ended with {exit}: {said}")),
+    }
+}
+
+fn read_all(pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let mut kept = pipe.take(OUTPUT);
+        // What could be read is what there is.
+        let _partial = kept.read_to_end(&mut bytes);
+        let _rest = std::io::copy(&mut kept.into_inner(), &mut std::io::sink());
+        bytes
+    })
+}
+
+/// Whether the process ends in time.
+fn ends_within(child: &Child, time: Duration) -> std::io::Result<bool> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| std::io::Error::other("the process has no id"))?;
+    let handle = pidfd_open(pid, PidfdFlags::empty())?;
+    let deadline = std::time::Instant::now() + time;
+    loop {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Runs one case in this process and writes its verdict to standard output.
+///
+/// # Errors
+/// When there is no such case, or nobody to tell.
+pub fn run_case(file: &Path, config: &str, name: &str) -> std::io::Result<()> {
+    let unknown = || std::io::Error::other(format!("no case is named {name:?}"));
+    let case = cases().find(|case| case.name == name).ok_or_else(unknown)?;
+    let outcome = subject(file, config).and_then(|subject| (case.run)(&subject));
+    let (status, text) = match outcome {
+        Ok(()) => ("pass", String::new()),
+        Err(Stop::Fail(text)) => ("fail", text),
+        Err(Stop::Skip(text)) => ("skip", text),
+    };
+    let verdict = serde_json::to_string(&Verdict { status: status.to_owned(), text })?;
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "\n{MARK}{verdict}")?;
+    output.flush()
+}

@@ -1,0 +1,218 @@
+//! Cases for every plugin.
+
+use std::sync::Arc;
+
+use host_plugin_api::capability;
+use host_plugin_api::{
+    Component, ComponentPool, Opening, PoolAllocator, PoolOpening, StorageTier, TransferBackend,
+};
+
+use super::observe::{descriptors, threads, wait_for};
+use super::{Case, Outcome, Stop, Subject, ensure};
+use crate::plugins::{PluginError, load_root, open_allocator, open_tier, open_transfer};
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "manifest",
+        role: None,
+        about: "the manifest is readable, its id and its config keys are well-formed",
+        run: manifest,
+    },
+    Case {
+        name: "load",
+        role: None,
+        about: "the library loads, its types fit, it is what its note says, and loading starts no threads",
+        run: load,
+    },
+    Case {
+        name: "config",
+        role: None,
+        about: "it opens with the defaults, and text that is no TOML is an error or ignored",
+        run: config,
+    },
+    Case {
+        name: "lifecycle",
+        role: None,
+        about: "instances live side by side, and leave no thread or descriptor behind when they end",
+        run: lifecycle,
+    },
+];
+
+/// Instances opened one after the other, in search of what each leaves behind.
+const INSTANCES: usize = 20;
+
+/// Time that a shutdown gets.
+pub(super) const DEADLINE_MS: u64 = 2000;
+
+/// An instance of any role.
+pub(super) enum Instance {
+    Transfer(Arc<dyn TransferBackend>),
+    Tier(Arc<dyn StorageTier>),
+    /// Kept for its drop.
+    Allocator(#[allow(dead_code)] Arc<dyn PoolAllocator>),
+}
+
+impl Instance {
+    fn end(self) -> Result<(), String> {
+        let ended = match &self {
+            Instance::Transfer(backend) => backend.shutdown(DEADLINE_MS),
+            Instance::Tier(tier) => tier.shutdown(DEADLINE_MS),
+            Instance::Allocator(_) => Ok(()),
+        };
+        ended.map_err(|error| format!("shutdown of an idle instance answered {error}"))
+    }
+}
+
+impl Subject {
+    fn opening(&self, name: &str) -> Opening {
+        Opening { name: name.to_owned(), config: self.config.clone() }
+    }
+
+    pub fn transfer(&self, name: &str) -> Result<Arc<dyn TransferBackend>, String> {
+        open_transfer(&self.entry, &self.opening(name)).map_err(|e| e.to_string())
+    }
+
+    pub fn tier(&self, name: &str) -> Result<Arc<dyn StorageTier>, String> {
+        open_tier(&self.entry, &self.opening(name)).map_err(|e| e.to_string())
+    }
+
+    pub fn allocator(&self, opening: &PoolOpening) -> Result<Arc<dyn PoolAllocator>, String> {
+        let opening = PoolOpening { config: self.config.clone(), ..opening.clone() };
+        open_allocator(&self.entry, &opening).map_err(|e| e.to_string())
+    }
+
+    /// One instance of each role that this host knows.
+    fn instances(&self, name: &str) -> Result<Vec<Instance>, String> {
+        let mut all = Vec::new();
+        for role in &self.manifest().roles {
+            match role.kind.as_str() {
+                "transfer" => all.push(Instance::Transfer(self.transfer(name)?)),
+                "tier" => all.push(Instance::Tier(self.tier(name)?)),
+                "allocator" => all.push(Instance::Allocator(self.allocator(&pools(64, 64))?)),
+                _ => {}
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// A full pool and a pool with a window of 40 tokens, pages of 16 tokens.
+pub(super) fn pools(full: u32, window: u32) -> PoolOpening {
+    let pool = |component, pages, window| ComponentPool { component, pages, window, reserved: 0 };
+    PoolOpening {
+        name: "conformance".to_owned(),
+        config: String::new(),
+        page_tokens: 16,
+        components: vec![pool(Component::FULL, full, 0), pool(Component::WINDOW, window, 40)],
+    }
+}
+
+fn manifest(subject: &Subject) -> Outcome {
+    let manifest = subject.manifest();
+    let id = &manifest.plugin.id;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    ensure!(id.contains('.') && id.chars().all(plain), "the id {id:?} is not of the form com.example.name");
+    let name = &manifest.plugin.name;
+    ensure!(!name.is_empty() && !name.contains([',', '/', ' ']), "users cannot write the name {name:?}");
+    ensure!(!manifest.roles.is_empty(), "the manifest declares no role");
+    for role in &manifest.roles {
+        let unknown = role.capabilities.iter().find(|c| !capability::ALL.contains(&c.as_str()));
+        if let Some(unknown) = unknown {
+            ensure!(
+                false,
+                "role {} declares {unknown:?}, which is no capability of API {}",
+                role.kind,
+                host_plugin_api::VERSION
+            );
+        }
+    }
+    for (key, of) in &manifest.config {
+        let kinds = ["string", "integer", "float", "boolean", "array", "table"];
+        ensure!(
+            kinds.contains(&of.kind.as_str()),
+            "config key {key:?} has the type {:?}, not one of {}",
+            of.kind,
+            kinds.join(", ")
+        );
+        if let Some(default) = &of.default {
+            let found = default.type_str();
+            ensure!(found == of.kind, "config key {key:?} is a {}, but its default is a {found}", of.kind);
+        }
+        ensure!(!of.doc.is_empty(), "config key {key:?} has no doc");
+    }
+    Ok(())
+}
+
+fn load(subject: &Subject) -> Outcome {
+    let before = threads();
+    let root = load_root(&subject.entry).map_err(|error| error.to_string())?;
+    let after = threads();
+    ensure!(after <= before, "loading started {} threads; start them when an instance opens", after - before);
+    let exported = root.roles();
+    for role in &subject.manifest().roles {
+        let known = ["transfer", "tier", "allocator"].contains(&role.kind.as_str());
+        ensure!(
+            !known || exported.contains(&role.kind.as_str()),
+            "the manifest declares the role {}, but export_plugin! names no factory for it",
+            role.kind
+        );
+    }
+    Ok(())
+}
+
+fn config(subject: &Subject) -> Outcome {
+    for instance in subject.instances("config")? {
+        instance.end()?;
+    }
+    // Past the host's own check, which would refuse it: the plugin must not fall over it.
+    let root = load_root(&subject.entry).map_err(|error| error.to_string())?;
+    let opening = Opening { name: "config".to_owned(), config: "= [not toml".to_owned() };
+    let mut said = Vec::new();
+    for role in root.roles() {
+        match role {
+            "transfer" => said.push(root.open_transfer(&opening).err()),
+            "tier" => said.push(root.open_tier(&opening).err()),
+            _ => {
+                let opening = PoolOpening { config: opening.config.clone(), ..pools(4, 4) };
+                said.push(root.open_allocator(&opening).err());
+            }
+        }
+    }
+    for error in said.into_iter().flatten() {
+        ensure!(
+            error.code == host_plugin_api::ErrorCode::CONFIG,
+            "a configuration that is no TOML was answered with {error}, it should be CONFIG"
+        );
+    }
+    let undeclared = crate::plugins::open_transfer;
+    if subject.manifest().role("transfer").is_some() {
+        let opening = Opening { name: "config".to_owned(), config: "no_such_key_ = 1".to_owned() };
+        let refused = matches!(undeclared(&subject.entry, &opening), Err(PluginError::Config { .. }));
+        ensure!(refused, "a key that the manifest does not declare was not refused");
+    }
+    Ok(())
+}
+
+fn lifecycle(subject: &Subject) -> Outcome {
+    // The first may set up what the library keeps for good.
+    let (first, second) = (subject.instances("first")?, subject.instances("second")?);
+    for instance in first.into_iter().chain(second) {
+        instance.end()?;
+    }
+    let before = (threads(), descriptors());
+    for number in 0..INSTANCES {
+        for instance in subject.instances(&format!("instance-{number}"))? {
+            instance.end()?;
+        }
+    }
+    let clean = wait_for(|| (threads() <= before.0 && descriptors() <= before.1).then_some(()));
+    if clean.is_none() {
+        let left = (threads().saturating_sub(before.0), descriptors().saturating_sub(before.1));
+        let text = format!(
+            "{INSTANCES} instances that were shut down and dropped left {} threads and {} descriptors behind",
+            left.0, left.1
+        );
+        return Err(Stop::Fail(text));
+    }
+    Ok(())
+}

@@ -1,0 +1,447 @@
+//! Cases for transfer backends.
+
+use std::collections::BTreeMap;
+
+use host_plugin_api::{
+    ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, PeerId, PreparedId, RegionId,
+    Submission, Tag, Write, capability,
+};
+
+use super::common::DEADLINE_MS;
+use super::observe::wait_for;
+use super::random::Random;
+use super::transfer_pair::{BYTES, NO_COMPLETION, Pair, no_notification, read};
+use super::{Case, Outcome, Stop, Subject, ensure};
+
+const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
+    Case { name, role: Some("transfer"), about, run }
+}
+
+pub(super) const CASES: &[Case] = &[
+    case("transfer-data", "every byte of every write arrives, and no other byte changes", data),
+    case("transfer-completions", "every accepted submission completes", completions),
+    case("transfer-repeats", "no submission completes twice, and none that was not accepted", repeats),
+    case("transfer-capabilities", "what the manifest declares is so", capabilities),
+    case("transfer-flow-control", "a full backend says WOULD_BLOCK and recovers", flow_control),
+    case("transfer-bounds", "writes outside of regions, or of another generation, land nowhere", bounds),
+    case("transfer-threads", "several threads submit at once", threads),
+    case("transfer-panics", "wrong input is answered with a code, not with a panic", panics),
+    case("transfer-cancel", "a cancelled submission still ends in one completion", cancel),
+    case("transfer-peer-gone", "writes to a peer that ended fail or complete, and never hang", peer_gone),
+    case("transfer-closed", "after shutdown every call answers CLOSED", closed),
+];
+
+/// Submissions in the two cases about completions.
+const SUBMISSIONS: u64 = 64;
+
+fn data(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    let mut random = Random::new();
+    let mut source = vec![0; BYTES];
+    random.fill(&mut source);
+    pair.source.write(0, &source);
+    let mut expected = read(&pair.target);
+    let most = pair.sender.limits().max_writes.clamp(1, 64) as usize;
+    for tag in 1..=12u64 {
+        let mut writes = Vec::new();
+        for _ in 0..=random.below(most as u64) {
+            // Odd sizes and offsets, from one byte up.
+            let most_bytes = if random.below(4) == 0 { 60_000 } else { 500 };
+            let length = 1 + random.below(most_bytes) as usize;
+            let from = random.below((BYTES - length) as u64) as usize;
+            let to = random.below((BYTES - length) as u64) as usize;
+            let overlaps = |w: &Write| {
+                let start = w.target_offset as usize;
+                start < to + length && to < start + w.length as usize
+            };
+            // The order of writes in a batch is the backend's own affair.
+            if writes.len() == most || writes.iter().any(overlaps) {
+                continue;
+            }
+            writes.push(pair.write(from as u64, to as u64, length as u32));
+            expected[to..to + length].copy_from_slice(&source[from..from + length]);
+        }
+        if writes.is_empty() {
+            continue;
+        }
+        pair.transfer(tag, &writes)?;
+        let found = read(&pair.target);
+        let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        if let Some(at) = wrong {
+            let inside = writes
+                .iter()
+                .any(|w| (w.target_offset..w.target_offset + u64::from(w.length)).contains(&(at as u64)));
+            let place = if inside { "inside a write" } else { "where nothing was written" };
+            let (found, expected) = (found[at], expected[at]);
+            ensure!(
+                false,
+                "after submission {tag} byte {at} of the target, {place}, is {found} instead of {expected} (seed {})",
+                Random::SEED
+            );
+        }
+        ensure!(read(&pair.source) == source, "submission {tag} changed the source");
+    }
+    prepared(&pair, &source, &mut expected)
+}
+
+/// The same through a prepared list, in another order than it was prepared in.
+fn prepared(pair: &Pair, source: &[u8], expected: &mut [u8]) -> Outcome {
+    let count = pair.sender.limits().max_writes.clamp(1, 8) as usize;
+    let writes: Vec<Write> =
+        (0..count).map(|i| pair.write((i * 1000) as u64, (500_000 + i * 1000) as u64, 999)).collect();
+    let list = match pair.sender.prepare(pair.peer, &writes) {
+        Err(error) if error.code == ErrorCode::UNSUPPORTED => return Ok(()),
+        list => list.map_err(|e| format!("prepare answered {e}"))?,
+    };
+    let indices: Vec<u32> = (0..count as u32).rev().step_by(2).collect();
+    let code = pair.sender.post(&pair.submission(1000), list, &indices);
+    ensure!(code == 0, "post of a prepared list answered {:?}", ErrorCode(code));
+    let done = pair.completion()?;
+    ensure!(done.is_some_and(|d| d.tag == Tag(1000) && d.status == 0), "a posted list never completed");
+    for index in indices {
+        let (from, to) = (index as usize * 1000, 500_000 + index as usize * 1000);
+        expected[to..to + 999].copy_from_slice(&source[from..from + 999]);
+    }
+    ensure!(read(&pair.target) == expected, "a posted list moved other bytes than those of its indices");
+    pair.sender.release(list).map_err(|e| format!("release answered {e}"))?;
+    Ok(())
+}
+
+/// How often each tag completed, once all were seen or patience ended.
+fn completed(pair: &Pair) -> Result<BTreeMap<u64, u32>, Stop> {
+    let mut seen = BTreeMap::new();
+    for tag in 1..=SUBMISSIONS {
+        let writes = [pair.write(0, (tag * 64) % BYTES as u64, 64)];
+        pair.submit(&pair.submission(tag), &writes)?;
+        take(pair, &mut seen)?;
+    }
+    let all = wait_for(|| {
+        let taken = take(pair, &mut seen);
+        (taken.is_err() || seen.len() as u64 >= SUBMISSIONS).then_some(taken)
+    });
+    if let Some(taken) = all {
+        taken?;
+    }
+    // Stragglers: what comes twice may come late.
+    for _ in 0..1000 {
+        take(pair, &mut seen)?;
+        std::thread::yield_now();
+    }
+    Ok(seen)
+}
+
+fn take(pair: &Pair, seen: &mut BTreeMap<u64, u32>) -> Result<(), Stop> {
+    let mut done = [NO_COMPLETION; 16];
+    let count = pair.sender.poll(&mut done);
+    ensure!(count >= 0, "poll answered {:?}", ErrorCode(count));
+    for completion in &done[..count as usize] {
+        *seen.entry(completion.tag.0).or_insert(0) += 1;
+    }
+    Ok(())
+}
+
+fn completions(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    let seen = completed(&pair)?;
+    let missing: Vec<u64> = (1..=SUBMISSIONS).filter(|tag| !seen.contains_key(tag)).collect();
+    ensure!(
+        missing.is_empty(),
+        "of {SUBMISSIONS} accepted submissions {} never completed, the first is number {}",
+        missing.len(),
+        missing.first().copied().unwrap_or_default()
+    );
+    Ok(())
+}
+
+fn repeats(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    for (tag, times) in completed(&pair)? {
+        ensure!((1..=SUBMISSIONS).contains(&tag), "tag {tag} completed and was never submitted");
+        ensure!(times == 1, "submission {tag} completed {times} times");
+    }
+    Ok(())
+}
+
+fn capabilities(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    let declares = |c| subject.declares("transfer", c);
+    let limits = pair.sender.limits();
+    ensure!(limits.max_writes > 0 && limits.max_submissions > 0, "limits says that nothing fits: {limits:?}");
+    if declares(capability::ARRIVAL_NOTIFICATION) {
+        for round in 1..=8u64 {
+            let bytes = [round as u8; 5000];
+            pair.source.write(0, &bytes);
+            let mut submission = pair.submission(round);
+            submission.notification[..8].copy_from_slice(&round.to_le_bytes());
+            submission.notification_length = 8;
+            pair.submit(&submission, &[pair.write(0, 1234, 5000)])?;
+            let Some(seen) = pair.notification()? else {
+                return Err(Stop::Fail(
+                    "arrival_notification is declared, but no notification came".to_owned(),
+                ));
+            };
+            check_notification(&seen, round)?;
+            let mut landed = [0; 5000];
+            pair.target.read(1234, &mut landed);
+            ensure!(landed == bytes, "notification {round} was there before all of its data");
+            let done = pair.completion()?;
+            ensure!(done.is_some(), "submission {round} with a notification never completed");
+        }
+    }
+    if declares(capability::SETTLED) {
+        pair.transfer(100, &[pair.write(0, 0, 4096)])?;
+        for tag in [100, 987_654_321] {
+            let code = pair.sender.settled(Tag(tag));
+            let what = if tag == 100 { "that completed" } else { "never seen" };
+            ensure!(code == 1, "settled is declared, but answers {code} for a tag {what}");
+        }
+    }
+    if declares(capability::VRAM) {
+        let role = subject.manifest().role("transfer");
+        let listed = role.is_some_and(|role| role.memory.iter().any(|m| m == "vram"));
+        ensure!(listed, "vram is declared, but not listed under memory");
+    }
+    Ok(())
+}
+
+fn check_notification(seen: &Notification, round: u64) -> Outcome {
+    let length = seen.length as usize;
+    ensure!(
+        length == 8 && seen.payload[..8] == round.to_le_bytes(),
+        "notification {round} carries other bytes than were sent"
+    );
+    let name = seen.peer_name.get(..seen.peer_name_length as usize);
+    ensure!(name == Some(b"sender"), "notification {round} does not name its sender");
+    Ok(())
+}
+
+fn flow_control(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    ensure!(pair.sender.poll(&mut []) == 0, "poll without room answers something else than 0");
+    let limits = pair.sender.limits();
+    let most = u64::from(limits.max_submissions).min(4096) + 1;
+    let mut accepted = 0;
+    let mut full = false;
+    for tag in 1..=most {
+        match pair.sender.submit(&pair.submission(tag), &[pair.write(0, 0, 64)]) {
+            0 => accepted += 1,
+            code if code == ErrorCode::WOULD_BLOCK.0 => {
+                full = true;
+                break;
+            }
+            code => ensure!(false, "submit number {tag} answered {:?}", ErrorCode(code)),
+        }
+    }
+    let bounded = u64::from(limits.max_submissions) < most;
+    ensure!(
+        full || !bounded || accepted < most,
+        "limits allows {} submissions that are not yet polled, but {accepted} were accepted",
+        limits.max_submissions
+    );
+    let mut done = [NO_COMPLETION; 64];
+    wait_for(|| {
+        let count = pair.sender.poll(&mut done);
+        (count < 0 || pair.sender.submit(&pair.submission(most + 1), &[pair.write(0, 0, 64)]) == 0)
+            .then_some(())
+    })
+    .ok_or_else(|| {
+        "a backend that was full still answers WOULD_BLOCK after everything was polled".to_owned()
+    })?;
+    if limits.max_writes < 1 << 20 {
+        let writes = vec![pair.write(0, 0, 1); limits.max_writes as usize + 1];
+        let code = pair.sender.submit(&pair.submission(most + 2), &writes);
+        ensure!(code < 0, "a submission of more writes than limits allows was accepted");
+        ensure!(
+            code != ErrorCode::WOULD_BLOCK.0 || full,
+            "a submission that can never fit answers WOULD_BLOCK"
+        );
+    }
+    Ok(())
+}
+
+fn bounds(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    pair.source.write(0, &vec![0xAA; BYTES]);
+    let before = read(&pair.target);
+    let good = pair.write(0, 0, 64);
+    let end = BYTES as u64;
+    let cases = [
+        ("beyond the target", Write { target_offset: end - 32, ..good }),
+        ("beyond the source", Write { source_offset: end - 32, ..good }),
+        ("past the end of all numbers", Write { target_offset: u64::MAX - 8, ..good }),
+        ("from past the end of all numbers", Write { source_offset: u64::MAX - 8, ..good }),
+        ("of no bytes", Write { length: 0, ..good }),
+        ("into an unknown region", Write { target_region: 999_999, ..good }),
+        ("from an unknown region", Write { source_region: 999_999, ..good }),
+        ("of another generation", Write { target_generation: 8, ..good }),
+    ];
+    for (number, (what, write)) in cases.into_iter().enumerate() {
+        let code = pair.sender.submit(&pair.submission(number as u64 + 1), &[write]);
+        if code == 0 {
+            let done = pair.completion()?;
+            let done = done.ok_or_else(|| format!("a write {what} was accepted and never completed"))?;
+            ensure!(done.status < 0, "a write {what} completed as if it had worked");
+        }
+        ensure!(read(&pair.target) == before, "a write {what} changed the target");
+    }
+    pair.receiver.deregister(pair.to).map_err(|e| format!("deregister answered {e}"))?;
+    if pair.sender.submit(&pair.submission(100), &[good]) == 0 {
+        let done = pair.completion()?;
+        ensure!(done.is_some(), "a write into a region that is gone was accepted and never completed");
+    }
+    ensure!(read(&pair.target) == before, "a write landed in a region that was deregistered");
+    Ok(())
+}
+
+fn threads(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    let source: Vec<u8> = (0..BYTES).map(|i| (i / 1000) as u8).collect();
+    pair.source.write(0, &source);
+    let failed = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4u64)
+            .map(|thread| {
+                let pair = &pair;
+                scope.spawn(move || {
+                    for number in 0..8 {
+                        let place = (thread * 8 + number) * 10_000;
+                        let tag = thread * 8 + number + 1;
+                        pair.submit(&pair.submission(tag), &[pair.write(place, place, 10_000)])?;
+                    }
+                    Ok::<(), String>(())
+                })
+            })
+            .collect();
+        let ends = workers.into_iter().map(|w| w.join().unwrap_or_else(|_| Err("a thread panicked".into())));
+        ends.filter_map(Result::err).next()
+    });
+    if let Some(text) = failed {
+        return Err(Stop::Fail(text));
+    }
+    let mut seen = 0;
+    while seen < 32 {
+        let done = pair.completion()?;
+        let done = done.ok_or_else(|| format!("of 32 submissions by 4 threads {seen} completed"))?;
+        ensure!(done.status == 0, "submission {} completed with {:?}", done.tag.0, ErrorCode(done.status));
+        seen += 1;
+    }
+    let target = read(&pair.target);
+    ensure!(target[..320_000] == source[..320_000], "4 threads submitted at once, and the bytes are wrong");
+    Ok(())
+}
+
+fn panics(subject: &Subject) -> Outcome {
+    let backend = subject.transfer("panics")?;
+    let nobody = Submission {
+        peer: PeerId(4_000_000_000),
+        notification_length: 0,
+        tag: Tag(u64::MAX),
+        notification: [0; NOTIFICATION_BYTES],
+    };
+    let long = Submission { notification_length: u32::MAX, ..nobody };
+    let everywhere = Write {
+        source_region: u32::MAX,
+        target_region: u32::MAX,
+        source_offset: u64::MAX,
+        target_offset: u64::MAX,
+        length: u32::MAX,
+        target_generation: u32::MAX,
+    };
+    let memory = Memory {
+        address: u64::MAX,
+        length: u64::MAX,
+        kind: MemoryKind(77),
+        device: u32::MAX,
+        fd: -1,
+        generation: 0,
+        fd_offset: u64::MAX,
+    };
+    let code = |result: host_plugin_api::Result<()>| result.err().map_or(0, |e| e.code.0);
+    let answers: [(&str, i32); 17] = [
+        ("submit to an unknown peer", backend.submit(&nobody, &[everywhere])),
+        ("submit of nothing", backend.submit(&nobody, &[])),
+        ("submit with a notification that is too long", backend.submit(&long, &[everywhere])),
+        ("post of an unknown list", backend.post(&nobody, PreparedId(u64::MAX), &[u32::MAX])),
+        ("poll without room", backend.poll(&mut [])),
+        ("notifications without room", backend.notifications(&mut [])),
+        ("cancel of an unknown tag", backend.cancel(Tag(u64::MAX))),
+        ("settled of an unknown tag", backend.settled(Tag(u64::MAX))),
+        ("register of memory of an unknown kind", code(backend.register(&memory).map(drop))),
+        ("deregister of an unknown region", code(backend.deregister(RegionId(u32::MAX)))),
+        ("connect to an endpoint of no bytes", code(backend.connect("x", &[]).map(drop))),
+        ("connect to a strange endpoint", code(backend.connect("", &[0xFF; 300]).map(drop))),
+        ("disconnect of an unknown peer", code(backend.disconnect(PeerId(u32::MAX)))),
+        ("prepare for an unknown peer", code(backend.prepare(PeerId(u32::MAX), &[everywhere]).map(drop))),
+        ("release of an unknown list", code(backend.release(PreparedId(u64::MAX)))),
+        ("shutdown", code(backend.shutdown(DEADLINE_MS))),
+        ("a second shutdown", code(backend.shutdown(DEADLINE_MS))),
+    ];
+    for (what, answer) in answers {
+        // After the first panic everything answers so; the first is the one to name.
+        ensure!(answer != ErrorCode::PANICKED.0, "{what} made the plugin panic");
+    }
+    Ok(())
+}
+
+fn cancel(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    let unknown = pair.sender.cancel(Tag(12_345));
+    ensure!(unknown < 0, "cancel of a tag that is not in flight answers {unknown}, it should be an error");
+    for tag in 1..=16 {
+        pair.submit(&pair.submission(tag), &[pair.write(0, 0, 60_000)])?;
+        // May come too late, which is an error and changes nothing.
+        let _too_late = pair.sender.cancel(Tag(tag));
+        let done = pair.completion()?;
+        let done = done.ok_or_else(|| format!("submission {tag} was cancelled and never completed"))?;
+        ensure!(done.tag == Tag(tag), "submission {tag} was cancelled, but {} completed", done.tag.0);
+    }
+    let mut one = [no_notification()];
+    ensure!(pair.receiver.notifications(&mut one) <= 0, "a notification came that nobody sent");
+    Ok(())
+}
+
+fn peer_gone(subject: &Subject) -> Outcome {
+    let Pair { sender, receiver, source, target, from, to, peer } = Pair::open(subject)?;
+    receiver.shutdown(DEADLINE_MS).map_err(|e| format!("shutdown answered {e}"))?;
+    drop(receiver);
+    let before = read(&target);
+    source.write(0, &[0xAA; 64]);
+    let write = Write {
+        source_region: from.0,
+        target_region: to.0,
+        length: 64,
+        target_generation: super::transfer_pair::GENERATION,
+        ..Write::default()
+    };
+    let submission =
+        Submission { peer, notification_length: 0, tag: Tag(1), notification: [0; NOTIFICATION_BYTES] };
+    if sender.submit(&submission, &[write]) == 0 {
+        let mut one = [NO_COMPLETION];
+        let done = wait_for(|| (sender.poll(&mut one) != 0).then_some(()));
+        ensure!(done.is_some(), "a submission to a peer that ended was accepted and never completed");
+        ensure!(one[0].status < 0, "a submission to a peer that ended completed as if it had worked");
+    }
+    ensure!(read(&target) == before, "a write landed in the memory of an instance that was shut down");
+    let again = sender.disconnect(peer).err().map_or(0, |e| e.code.0);
+    ensure!(again != ErrorCode::PANICKED.0, "disconnect from a peer that ended made the plugin panic");
+    sender.shutdown(DEADLINE_MS).map_err(|e| format!("shutdown after the peer ended answered {e}"))?;
+    Ok(())
+}
+
+fn closed(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    pair.submit(&pair.submission(1), &[pair.write(0, 0, 64)])?;
+    pair.sender
+        .shutdown(DEADLINE_MS)
+        .map_err(|e| format!("shutdown with a transfer in flight answered {e}"))?;
+    let mut one = [NO_COMPLETION];
+    let answers = [
+        ("submit", pair.sender.submit(&pair.submission(2), &[pair.write(0, 0, 64)])),
+        ("poll", pair.sender.poll(&mut one)),
+        ("endpoint", pair.sender.endpoint().err().map_or(0, |e| e.code.0)),
+    ];
+    for (call, answer) in answers {
+        let closed = answer == ErrorCode::CLOSED.0;
+        ensure!(closed, "{call} after shutdown answers {answer} instead of CLOSED");
+    }
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! A fake for tests: the loopback backend with one defect, which shows that the conformance kit can fail.
+//!
+//! Which defect is written in the file itself, in [`MARK`]: a test that wants one copies the file and changes the mark, so
+//! that each defect is a plugin file of its own.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use host_plugin_api::{
+    Completion, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Result, Submission, Tag,
+    TransferBackend, TransferLimits, Write,
+};
+use host_plugin_loopback::LoopbackBackend;
+
+/// The defect's name follows the equals sign, padded with dots.
+#[used]
+static MARK: [u8; 40] = *b"HOST-DEFECT=none........................";
+
+/// The completion, counted from 1, that gets lost or repeated.
+const VICTIM: u64 = 40;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Defect {
+    None,
+    /// Declares notifications and delivers none.
+    WrongCapabilities,
+    LeaksThread,
+    LosesCompletion,
+    RepeatsCompletion,
+    AllocatesOnSubmit,
+    BlocksInPoll,
+    Panics,
+    CorruptsByte,
+}
+
+impl Defect {
+    fn of_file() -> Option<Self> {
+        // SAFETY: a read of a static; volatile, because the file may say something else than the compiler saw.
+        let mark = unsafe { std::ptr::read_volatile(&raw const MARK) };
+        let name =
+            std::str::from_utf8(&mark).ok()?.strip_prefix("HOST-DEFECT=")?.trim_end_matches('.').to_owned();
+        Some(match name.as_str() {
+            "none" => Self::None,
+            "wrong-capabilities" => Self::WrongCapabilities,
+            "leaks-thread" => Self::LeaksThread,
+            "loses-completion" => Self::LosesCompletion,
+            "repeats-completion" => Self::RepeatsCompletion,
+            "allocates-on-submit" => Self::AllocatesOnSubmit,
+            "blocks-in-poll" => Self::BlocksInPoll,
+            "panics" => Self::Panics,
+            "corrupts-byte" => Self::CorruptsByte,
+            _ => return None,
+        })
+    }
+}
+
+/// See the crate.
+pub struct BrokenBackend {
+    inner: LoopbackBackend,
+    defect: Defect,
+    /// Addresses of our regions.
+    regions: Mutex<HashMap<u32, u64>>,
+    completed: AtomicU64,
+    submitted: AtomicU64,
+}
+
+/// Opens an instance.
+///
+/// # Errors
+/// When the mark names no defect.
+pub fn open(opening: &Opening) -> Result<BrokenBackend> {
+    let unknown =
+        || host_plugin_api::Error::new(host_plugin_api::ErrorCode::CONFIG, "the mark names no defect");
+    let defect = Defect::of_file().ok_or_else(unknown)?;
+    if defect == Defect::LeaksThread {
+        std::thread::spawn(|| {
+            loop {
+                std::thread::park();
+            }
+        });
+    }
+    Ok(BrokenBackend {
+        inner: host_plugin_loopback::open(opening)?,
+        defect,
+        regions: Mutex::default(),
+        completed: AtomicU64::new(0),
+        submitted: AtomicU64::new(0),
+    })
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    transfer: open,
+}
+
+impl BrokenBackend {
+    /// Flips a byte in the middle of the source while `submit` runs.
+    fn corrupted(&self, write: &Write, submit: impl FnOnce() -> i32) -> i32 {
+        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(base) = regions.get(&write.source_region) else { return submit() };
+        let victim = (base + write.source_offset + u64::from(write.length / 2)) as *mut u8;
+        // SAFETY: inside a registered region, as far as the test that uses this keeps to it; nobody else reads it now.
+        unsafe { *victim ^= 1 };
+        let code = submit();
+        // SAFETY: as above.
+        unsafe { *victim ^= 1 };
+        code
+    }
+}
+
+impl TransferBackend for BrokenBackend {
+    fn limits(&self) -> TransferLimits {
+        self.inner.limits()
+    }
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        let region = self.inner.register(memory)?;
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(region.0, memory.address);
+        Ok(region)
+    }
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.inner.deregister(region)
+    }
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        self.inner.endpoint()
+    }
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        self.inner.connect(name, endpoint)
+    }
+    fn disconnect(&self, peer: PeerId) -> Result<()> {
+        self.inner.disconnect(peer)
+    }
+    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
+        self.inner.prepare(peer, writes)
+    }
+    fn release(&self, prepared: PreparedId) -> Result<()> {
+        self.inner.release(prepared)
+    }
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        let submit = || self.inner.submit(submission, writes);
+        match (self.defect, writes) {
+            (Defect::Panics, []) => panic!("index out of bounds: there is always a first write"),
+            (Defect::AllocatesOnSubmit, _) => {
+                drop(std::hint::black_box(writes.to_vec()));
+                submit()
+            }
+            (Defect::CorruptsByte, [_, .., last])
+                if self.submitted.fetch_add(1, Ordering::Relaxed) > 0 && last.length > 16 =>
+            {
+                self.corrupted(last, submit)
+            }
+            _ => submit(),
+        }
+    }
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        self.inner.post(submission, prepared, indices)
+    }
+    fn poll(&self, completions: &mut [Completion]) -> i32 {
+        let room = completions.len();
+        let Some(count) = usize::try_from(self.inner.poll(completions)).ok().filter(|count| *count > 0)
+        else {
+            if self.defect == Defect::BlocksInPoll {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return self.inner.poll(&mut []);
+        };
+        let first = self.completed.fetch_add(count as u64, Ordering::Relaxed) + 1;
+        let victim =
+            VICTIM.checked_sub(first).and_then(|at| usize::try_from(at).ok()).filter(|at| *at < count);
+        match (self.defect, victim) {
+            (Defect::LosesCompletion, Some(at)) => {
+                completions.copy_within(at + 1..count, at);
+                count as i32 - 1
+            }
+            (Defect::RepeatsCompletion, Some(at)) if count < room => {
+                completions[count] = completions[at];
+                count as i32 + 1
+            }
+            _ => count as i32,
+        }
+    }
+    fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        if self.defect == Defect::WrongCapabilities { 0 } else { self.inner.notifications(notifications) }
+    }
+    fn cancel(&self, tag: Tag) -> i32 {
+        self.inner.cancel(tag)
+    }
+    fn settled(&self, tag: Tag) -> i32 {
+        self.inner.settled(tag)
+    }
+    fn event_fd(&self) -> i32 {
+        self.inner.event_fd()
+    }
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.inner.shutdown(deadline_ms)
+    }
+}
