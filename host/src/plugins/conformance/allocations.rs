@@ -81,7 +81,7 @@ fn replacement(name: &[u8]) -> Option<usize> {
 pub fn watch(file: &Path) -> Result<(), String> {
     let data = std::fs::read(file).map_err(|e| e.to_string())?;
     let base = base(file).ok_or("the file is not mapped")?;
-    let slots = slots(&*data).map_err(|e| e.to_string())?;
+    let slots = slots(&data).map_err(|e| e.to_string())?;
     if slots.is_empty() {
         return Err("it does not call the system's allocator".to_owned());
     }
@@ -132,9 +132,7 @@ fn slots(data: &[u8]) -> object::Result<Vec<(u64, usize)>> {
     let mut found = Vec::new();
     for segment in segments {
         let Some(entries) = segment.dynamic(endian, data)? else { continue };
-        let value = |tag: i64| {
-            entries.iter().find(|e| i64::try_from(e.tag(endian).0) == Ok(tag)).map(|e| e.val(endian))
-        };
+        let value = |tag: i64| entries.iter().find(|e| e.tag(endian).0 == tag).map(|e| e.val(endian));
         let place = |tag| value(tag).and_then(in_file);
         let (Some(symbols), Some(strings)) = (place(SYMTAB), place(STRTAB)) else { continue };
         for (table, bytes) in [(RELA, RELASZ), (JMPREL, PLTRELSZ)] {
@@ -142,7 +140,7 @@ fn slots(data: &[u8]) -> object::Result<Vec<(u64, usize)>> {
             let count = bytes as usize / size_of::<object::elf::Rela64<Endianness>>();
             let relocations = data.read_slice_at::<object::elf::Rela64<Endianness>>(start, count);
             for relocation in relocations.unwrap_or_default() {
-                let index = u64::from(relocation.r_info.get(endian) >> 32);
+                let index = relocation.r_info.get(endian) >> 32;
                 let at = symbols + index * size_of::<object::elf::Sym64<Endianness>>() as u64;
                 let Ok(symbol) = data.read_at::<object::elf::Sym64<Endianness>>(at) else { continue };
                 let name = strings + u64::from(symbol.st_name(endian));
