@@ -1,6 +1,5 @@
-//! The compatibility table: what every feature asks of plugins and of other features, and why.
-//!
-//! `docs/plugins/rules.md` says where each row comes from, and which rules of other systems have no row here.
+//! The compatibility table: what every feature asks of plugins and of other features, and why. `host plugins rules`
+//! prints it.
 
 use host_plugin_api::capability as can;
 
