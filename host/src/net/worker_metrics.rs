@@ -58,6 +58,11 @@ impl Collector for WorkerCollector {
                 stats.unfenced_peers,
             ),
             ("host_kv_pages_locked", "Cached pages that a request uses", stats.locked_pages),
+            (
+                "host_cache_namespaces",
+                "Namespaces that hold cached pages, or that a request uses",
+                stats.namespaces,
+            ),
             ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
         ];
         for (name, help, value) in gauges {
