@@ -142,7 +142,7 @@ impl Library {
         // SAFETY: the library's constructors run; it is NIXL's, named by the user or found where its packages are.
         let library = unsafe { Loaded::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|error| error.to_string())?;
-        let version = version.map_or_else(|| "a NIXL of unknown version".to_owned(), |v| format!("{v}"));
+        let version = version.unwrap_or_else(|| "a NIXL of unknown version".to_owned());
         // SAFETY: only the symbols' presence is asked for.
         let has = |name: &[u8]| unsafe { library.get::<*mut c_void>(name) }.is_ok();
         let looked_up = Api::look_up(&library).map_err(|missing| {
