@@ -31,7 +31,7 @@ use crate::notice::Notice;
 use crate::outbox::Outbox;
 use crate::pool::{HeldPages, PagePool, PoolCounts};
 use crate::quarantine::{Cleared, Quarantine};
-use crate::radix::{Namespace, Policy, RadixTree};
+use crate::radix::{CacheChanges, CacheEvent, Namespace, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
@@ -79,6 +79,12 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
+    /// Tell what enters and leaves the radix cache ([`Action::Cache`]). Without anybody who listens it is work for
+    /// nothing.
+    pub cache_events: bool,
+    /// Digest of everything beside namespace and tokens that makes KV differ; see
+    /// [`crate::radix::TreeConfig::identity`]. Whoever is to know this worker's pages by their prompts must know it.
+    pub identity: PageHash,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
     /// Sequences in one batch at most.
@@ -241,6 +247,8 @@ pub enum Action {
         /// Why.
         failure: Failure,
     },
+    /// The contents of the radix cache changed so, in this order; for those who listen.
+    Cache(Vec<CacheEvent>),
     /// A prompt's KV is complete in these pages; for digests and events.
     PromptReady {
         /// The request.
@@ -326,6 +334,8 @@ pub struct Scheduler {
     pool: PagePool,
     /// Cached prefixes, if the worker keeps any, and the namespace of all requests.
     cache: Option<(RadixTree, Namespace)>,
+    /// What has changed in the cache since the last tick.
+    cache_changes: CacheChanges,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
@@ -365,6 +375,7 @@ impl Scheduler {
         Self {
             pool: PagePool::new(config.pages),
             cache: config.radix_cache.and_then(|policy| cache::open(&config, policy)),
+            cache_changes: CacheChanges::new(config.cache_events),
             aux_free: (0..config.max_running).rev().collect(),
             config,
             jobs: BTreeMap::new(),
@@ -412,6 +423,17 @@ impl Scheduler {
         self.repeat(now, actions);
         self.admit(now, actions);
         self.build_batch(actions);
+        actions.extend(self.cache_changes.take().map(Action::Cache));
+    }
+
+    /// The whole cache as events, for a listener that has missed some: what came before them is void.
+    #[must_use]
+    pub fn cache_contents(&self) -> Vec<CacheEvent> {
+        let mut changes = CacheChanges::new(true);
+        if let Some((tree, _)) = &self.cache {
+            tree.contents(&mut changes);
+        }
+        changes.take().unwrap_or_default()
     }
 
     /// When the next [`tick`](Self::tick) is needed if nothing happens before.

@@ -23,6 +23,8 @@ impl Worker {
             vocabulary: 10,
             chunk_tokens: 4,
             radix_cache: None,
+            cache_events: false,
+            identity: host_core::radix::PageHash([0; 32]),
             seed: 0,
             max_batch: 64,
             max_running: 64,

@@ -16,6 +16,8 @@ fn decode_worker() -> Scheduler {
         vocabulary: 10,
         chunk_tokens: 4,
         radix_cache: None,
+        cache_events: false,
+        identity: host_core::radix::PageHash([0; 32]),
         seed: 0,
         max_batch: 4,
         max_running: 4,

@@ -3,7 +3,7 @@
 use super::job::Job;
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
-use crate::radix::{Namespace, NamespaceKey, PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
+use crate::radix::{Namespace, NamespaceKey, Policy, PrefixLock, RadixTree, TreeConfig};
 
 /// Namespaces at most; today all requests of a worker share one.
 const NAMESPACES: usize = 1024;
@@ -13,8 +13,7 @@ pub(super) fn open(config: &Config, policy: Policy) -> Option<(RadixTree, Namesp
     let mut tree = RadixTree::new(&TreeConfig {
         page_tokens: config.page_tokens,
         policy,
-        // Nothing leaves the worker yet, so nothing needs to be told from other workers' pages.
-        identity: PageHash([0; 32]),
+        identity: config.identity,
         max_namespaces: NAMESPACES,
         seed: config.seed,
     });
@@ -52,7 +51,7 @@ impl Scheduler {
         if let Some((tree, _)) = &mut self.cache
             && missing > 0
         {
-            let evicted = tree.evict(missing, &mut ());
+            let evicted = tree.evict(missing, &mut self.cache_changes);
             self.pool.release_cached(evicted);
         }
     }
@@ -67,7 +66,7 @@ impl Scheduler {
         }
         let (Some(lock), Some(held)) = (job.lock.take(), job.held.take()) else { return };
         let tokens: Vec<u32> = (0..job.computed).map(|position| job.token(position)).collect();
-        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut ());
+        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut self.cache_changes);
         let mut table = Vec::with_capacity(job.table.len());
         tree.pages(&inserted.lock, &mut table);
         table.extend_from_slice(&job.table[table.len()..]);

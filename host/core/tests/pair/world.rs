@@ -133,6 +133,8 @@ impl Worker {
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
             radix_cache: cache.then_some(Policy::Lru),
+            cache_events: false,
+            identity: host_core::radix::PageHash([0; 32]),
             seed: 5,
             max_batch: 3,
             max_running: 5,
@@ -632,7 +634,7 @@ impl World {
                     let after = self.soon(20);
                     self.schedule(after, Pending::Settle { at: other, event: Event::Cancel(room) });
                 }
-                Action::PromptReady { .. } => {}
+                Action::PromptReady { .. } | Action::Cache(_) => {}
             }
         }
     }
