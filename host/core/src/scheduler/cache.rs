@@ -1,6 +1,6 @@
 //! What requests leave behind for those that begin alike.
 
-use super::job::Job;
+use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
 use crate::radix::{Namespace, NamespaceKey, PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
@@ -26,7 +26,12 @@ impl Scheduler {
     /// Locks what is cached of a request's prompt. A worker that computes needs at least one token to compute; one that
     /// is sent the rest may hold all of it.
     pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
+        let retracted = self.jobs.get(&room)?.stage == Stage::Retracted;
+        let known = if retracted { self.known_tokens(room) } else { None };
         let (tree, namespace) = self.cache.as_mut()?;
+        if let Some(known) = known {
+            return Some(tree.lock(*namespace, &known));
+        }
         let prompt = &self.jobs.get(&room)?.request.prompt;
         let usable = match self.config.role {
             Role::Decode => prompt.len(),
@@ -89,5 +94,11 @@ impl Job {
         if role != Role::Decode {
             self.computed = prefix * page_tokens;
         }
+    }
+
+    /// Takes note of how much was cached when the job was admitted again.
+    pub(super) fn go_on_with(&mut self, prefix: usize, page_tokens: usize) {
+        self.prefix_pages = prefix;
+        self.computed = prefix * page_tokens;
     }
 }
