@@ -35,7 +35,7 @@ use crate::notice::Notice;
 use crate::outbox::Outbox;
 use crate::pool::{HeldPages, PagePool, PoolCounts};
 use crate::quarantine::{Cleared, Quarantine};
-use crate::radix::{Namespace, Policy, RadixTree};
+use crate::radix::{Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
@@ -296,6 +296,8 @@ pub struct Stats {
     pub quarantined_rooms: usize,
     /// Cached pages that a request uses.
     pub locked_pages: usize,
+    /// Cache namespaces that hold pages, or that a request uses.
+    pub namespaces: usize,
     /// Cached pages given up for want of free ones.
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
@@ -337,8 +339,8 @@ pub struct Stats {
 pub struct Scheduler {
     config: Config,
     pool: PagePool,
-    /// Cached prefixes, if the worker keeps any, and the namespace of all requests.
-    cache: Option<(RadixTree, Namespace)>,
+    /// Cached prefixes, if the worker keeps any.
+    cache: Option<RadixTree>,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
@@ -378,7 +380,7 @@ impl Scheduler {
         );
         Self {
             pool: PagePool::new(config.pages),
-            cache: config.radix_cache.and_then(|policy| cache::open(&config, policy)),
+            cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
             aux_free: (0..config.max_running).rev().collect(),
             config,
             jobs: BTreeMap::new(),
@@ -444,8 +446,9 @@ impl Scheduler {
             queued: self.queue.len(),
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
-            locked_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().locked),
-            evicted_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().evicted),
+            locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
+            namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
+            evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -467,7 +470,7 @@ impl Scheduler {
         let count = |pages: &Option<HeldPages>| pages.as_ref().map_or(0, |pages| pages.ids().len());
         let held: usize = self.jobs.values().map(|job| count(&job.held) + count(&job.spare)).sum();
         assert_eq!(held, self.pool.counts().held, "every held page has a job");
-        if let Some((tree, _)) = &self.cache {
+        if let Some(tree) = &self.cache {
             tree.audit();
             assert_eq!(tree.counts().pages, self.pool.counts().cached, "every cached page is in the tree");
             let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();

@@ -110,7 +110,10 @@ fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
     let total = run("pressure and cache", Faults { pressure: true, cache: true, ..Faults::default() });
     assert_eq!(total.failed, 0);
     assert!(total.retractions > SEEDS && total.evicted_pages > 0, "pages seldom ran short");
-    assert!(total.restored_tokens > 0 && total.recomputed_tokens > 0, "nothing was found again, or nothing was gone");
+    assert!(
+        total.restored_tokens > 0 && total.recomputed_tokens > 0,
+        "nothing was found again, or nothing was gone"
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use host_core::aux_row::AuxRow;
 use host_core::integrity::Found;
 use host_core::message::{Body, Message};
 use host_core::notice::Notice;
-use host_core::radix::Policy;
+use host_core::radix::{NamespaceKey, Policy};
 use host_core::request::{PeerRef, Request};
 use host_core::scheduler::Stats;
 use host_core::{
@@ -75,6 +75,8 @@ impl Worker {
             stop_tokens: Vec::new(),
             ignore_stop: true,
             sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
+            namespace: NamespaceKey::default(),
+            no_cache: false,
             prefill: Some(PeerRef { instance: PREFILL, address: String::new() }),
         };
         self.prompts.insert(Room(room), prompt);

@@ -9,6 +9,7 @@ mod failure;
 use std::sync::Arc;
 use std::time::Duration;
 
+use host_core::radix::NamespaceKey;
 use host_core::{Instance, Room};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -19,6 +20,7 @@ use super::metrics::Metrics;
 use super::proto;
 use super::random::random_u64;
 use super::registry::{Need, NoRoute, Registry, Route};
+use super::wire::write_namespace;
 
 /// How hard to try.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +58,10 @@ pub struct Job {
     pub sampling: proto::Sampling,
     /// The client sees nothing before the end, so that even an answer that broke off can be tried again.
     pub restartable: bool,
+    /// Whose requests it may share cached pages with.
+    pub namespace: NamespaceKey,
+    /// Use no cached pages and leave none.
+    pub no_cache: bool,
 }
 
 /// Who served a request.
@@ -267,6 +273,8 @@ impl Generation {
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling),
             prefill: None,
+            namespace: Some(write_namespace(&self.job.namespace)),
+            no_cache: self.job.no_cache,
         };
         tracing::debug!(
             request = self.job.request_id,

@@ -6,7 +6,7 @@ use super::{Action, Role, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Reserve};
 use crate::quarantine::{Entry, Touchers};
-use crate::radix::PrefixLock;
+use crate::radix::{NamespaceKey, PrefixLock};
 use crate::request::{Failure, FailureCode, Request};
 
 /// Later requests that may take pages before one that lacks them.
@@ -68,6 +68,13 @@ impl Scheduler {
                     "the prompt holds token {token}, but the model's token ids end at {}",
                     vocabulary - 1
                 ),
+            );
+        }
+        if !request.namespace.is_bounded() {
+            let most = NamespaceKey::MAX_PART;
+            return fail(
+                FailureCode::Invalid,
+                format!("extra_key or cache_salt is longer than {most} bytes"),
             );
         }
         if request.max_new_tokens == 0 {
@@ -181,7 +188,7 @@ impl Scheduler {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
-        if let (Some((tree, _)), Some(lock)) = (&self.cache, &lock) {
+        if let (Some(tree), Some(lock)) = (&self.cache, &lock) {
             tree.pages(lock, &mut job.table);
         }
         let resumed = job.stage == Stage::Retracted;
@@ -226,6 +233,7 @@ impl Scheduler {
             decode_prefix_len: u32::try_from(job.prefix_pages * page_tokens).unwrap_or(u32::MAX),
             prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
             aux_slot,
+            namespace: job.request.namespace.fingerprint(),
         };
         let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
         self.send(peer, message, actions);

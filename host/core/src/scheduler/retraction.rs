@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 
 use super::Scheduler;
-use super::job::Stage;
+use super::job::{Job, Stage};
 use crate::ids::Room;
 
 impl Scheduler {
@@ -65,11 +65,12 @@ impl Scheduler {
         self.queue.insert(at.unwrap_or(self.queue.len()), room);
         self.stats.retractions += 1;
     }
+}
 
-    /// Tokens whose KV a retracted job can find in the cache: all but the last, which was drawn and never computed (or
-    /// must be computed for the first draw).
-    pub(super) fn known_tokens(&self, room: Room) -> Option<Vec<u32>> {
-        let job = self.jobs.get(&room)?;
-        Some((0..job.known() - 1).map(|position| job.token(position)).collect())
+impl Job {
+    /// Tokens whose KV a retracted job can find in the cache: all but the last, which was drawn and never computed, or
+    /// must be computed for the first draw.
+    pub(super) fn known_tokens(&self) -> Vec<u32> {
+        (0..self.known() - 1).map(|position| self.token(position)).collect()
     }
 }

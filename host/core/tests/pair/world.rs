@@ -6,7 +6,7 @@ use std::time::Duration;
 use host_core::aux_row::{AUX_ROW_BYTES, AuxRow};
 use host_core::integrity::Found;
 use host_core::message::Message;
-use host_core::radix::Policy;
+use host_core::radix::{NamespaceKey, Policy};
 use host_core::request::{PeerRef, Request};
 use host_core::scheduler::PageWrite;
 use host_core::{
@@ -295,6 +295,8 @@ impl World {
             ignore_stop: false,
             sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
             prefill: Some(PeerRef { instance: self.prefill.instance, address: String::new() }),
+            namespace: self.namespace(),
+            no_cache: self.random.chance(0.1),
         };
         let later = |random: &mut Random| Duration::from_millis(at_ms + random.below(300));
         if self.random.chance(self.faults.abort) {
@@ -306,6 +308,12 @@ impl World {
             self.schedule(at, Pending::Submit { to, request: request.clone() });
         }
         self.clients.insert(room, Client { request, tokens: Vec::new(), ended: None });
+    }
+
+    /// A third of the requests are another tenant's.
+    fn namespace(&mut self) -> NamespaceKey {
+        let salt = if self.random.chance(0.33) { "tenant" } else { "" };
+        NamespaceKey { salt: salt.into(), ..NamespaceKey::default() }
     }
 
     /// Half of the prompts begin like one of three others.
