@@ -114,6 +114,7 @@ fn numbers_that_cannot_work_are_refused_with_their_bounds() {
         (&["--max-batch", "0"], &["--max-batch", "1 to 16384"]),
         (&["--max-queued", "4000000000"], &["--max-queued", "1 to 1048576"]),
         (&["--chunk-tokens", "4294967295"], &["--chunk-tokens", "1 to 16777216"]),
+        (&["--reserved-decode-tokens", "0"], &["--reserved-decode-tokens", "1 to"]),
         (&["--page-size", "4294967295"], &["--page-size", "1 to 65536"]),
         (&["--kv-memory", "100000GiB"], &["--kv-memory", "214748364800000 bytes", "bytes of memory"]),
         (&["--pool-pages", "4294967295"], &["--pool-pages", "bytes of memory"]),
