@@ -56,7 +56,7 @@ impl Scheduler {
         for room in order.take(self.config.max_batch as usize) {
             let Some(job) = self.jobs.get(room) else { continue };
             let missing = job.known() - job.computed;
-            if missing > 1 && plan.len() > 0 && self.config.role == Role::Decode {
+            if missing > 1 && !plan.is_empty() && self.config.role == Role::Decode {
                 chunk_left = chunk_left.min(self.recompute_tokens());
             }
             let count = if missing == 1 { 1 } else { missing.min(chunk_left) };
