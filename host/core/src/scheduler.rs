@@ -6,6 +6,8 @@
 //! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
 //! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
 //! decode       Queued ─(pages there)─► Transfer ─► Verifying ───► Running ─► finished
+//!
+//! when pages run short, decode and aggregated     Running ─► Retracted ─(pages there)─► Running
 //! ```
 //!
 //! Whatever ends early goes through one door ([`Scheduler::retire`]): its pages are freed if nobody can touch them,
@@ -15,9 +17,11 @@ mod admission;
 mod batching;
 mod cache;
 mod decode;
+mod growth;
 mod job;
 mod peers;
 mod prefill;
+mod retraction;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -31,7 +35,7 @@ use crate::notice::Notice;
 use crate::outbox::Outbox;
 use crate::pool::{HeldPages, PagePool, PoolCounts};
 use crate::quarantine::{Cleared, Quarantine};
-use crate::radix::{CacheChanges, CacheEvent, Namespace, PageHash, Policy, RadixTree};
+use crate::radix::{CacheChanges, CacheEvent, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
@@ -85,6 +89,9 @@ pub struct Config {
     /// Digest of everything beside namespace and tokens that makes KV differ; see
     /// [`crate::radix::TreeConfig::identity`]. Whoever is to know this worker's pages by their prompts must know it.
     pub identity: PageHash,
+    /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
+    /// retractions rare, fewer lets more requests run at once.
+    pub reserved_decode_tokens: u32,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
     /// Sequences in one batch at most.
@@ -297,6 +304,8 @@ pub struct Stats {
     pub quarantined_rooms: usize,
     /// Cached pages that a request uses.
     pub locked_pages: usize,
+    /// Cache namespaces that hold pages, or that a request uses.
+    pub namespaces: usize,
     /// Cached pages given up for want of free ones.
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
@@ -311,6 +320,12 @@ pub struct Stats {
     pub prefill_tokens: u64,
     /// Decode steps computed.
     pub decode_tokens: u64,
+    /// Times that a request gave its pages up for others and went back to the queue.
+    pub retractions: u64,
+    /// Tokens whose KV a retracted request found cached when it went on.
+    pub restored_tokens: u64,
+    /// Tokens whose KV was computed again after a retraction.
+    pub recomputed_tokens: u64,
     /// Pages whose arrival was verified.
     pub pages_received: u64,
     /// Pages written to peers.
@@ -332,14 +347,14 @@ pub struct Stats {
 pub struct Scheduler {
     config: Config,
     pool: PagePool,
-    /// Cached prefixes, if the worker keeps any, and the namespace of all requests.
-    cache: Option<(RadixTree, Namespace)>,
+    /// Cached prefixes, if the worker keeps any.
+    cache: Option<RadixTree>,
     /// What has changed in the cache since the last tick.
     cache_changes: CacheChanges,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
-    /// Jobs not yet admitted, oldest first.
+    /// Jobs that wait for pages: retracted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
     /// Jobs that take part in batches, oldest first.
     running: Vec<Room>,
@@ -369,12 +384,13 @@ impl Scheduler {
                 && config.chunk_tokens > 0
                 && config.max_batch > 0
                 && config.max_running > 0
-                && config.max_attempts > 0,
+                && config.max_attempts > 0
+                && config.reserved_decode_tokens > 0,
             "limits must be positive: {config:?}"
         );
         Self {
             pool: PagePool::new(config.pages),
-            cache: config.radix_cache.and_then(|policy| cache::open(&config, policy)),
+            cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
             cache_changes: CacheChanges::new(config.cache_events),
             aux_free: (0..config.max_running).rev().collect(),
             config,
@@ -430,7 +446,7 @@ impl Scheduler {
     #[must_use]
     pub fn cache_contents(&self) -> Vec<CacheEvent> {
         let mut changes = CacheChanges::new(true);
-        if let Some((tree, _)) = &self.cache {
+        if let Some(tree) = &self.cache {
             tree.contents(&mut changes);
         }
         changes.take().unwrap_or_default()
@@ -452,8 +468,9 @@ impl Scheduler {
             queued: self.queue.len(),
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
-            locked_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().locked),
-            evicted_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().evicted),
+            locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
+            namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
+            evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -475,7 +492,7 @@ impl Scheduler {
         let count = |pages: &Option<HeldPages>| pages.as_ref().map_or(0, |pages| pages.ids().len());
         let held: usize = self.jobs.values().map(|job| count(&job.held) + count(&job.spare)).sum();
         assert_eq!(held, self.pool.counts().held, "every held page has a job");
-        if let Some((tree, _)) = &self.cache {
+        if let Some(tree) = &self.cache {
             tree.audit();
             assert_eq!(tree.counts().pages, self.pool.counts().cached, "every cached page is in the tree");
             let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();
@@ -486,7 +503,8 @@ impl Scheduler {
             rows + self.aux_free.len() <= self.config.max_running as usize,
             "an aux row is in two places"
         );
-        let queued = self.jobs.values().filter(|job| job.stage == Stage::Queued).count();
+        let waits = |job: &&Job| matches!(job.stage, Stage::Queued | Stage::Retracted);
+        let queued = self.jobs.values().filter(waits).count();
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
         let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");

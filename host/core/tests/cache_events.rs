@@ -2,6 +2,8 @@
 //! overflow, workers and routers start anew, routers come late. Once it is quiet, every router's index holds exactly
 //! what the trees hold.
 
+#![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use host_core::pool::PagePool;

@@ -9,8 +9,18 @@ use super::proto::KvIdentity;
 /// and workers must agree on it; a router of another version just finds nothing cached.
 #[must_use]
 pub fn digest(identity: &KvIdentity) -> PageHash {
-    let KvIdentity { model, weights, executor, dtype, layout, page_tokens, layers, kv_heads, head_dim, ranks } =
-        identity;
+    let KvIdentity {
+        model,
+        weights,
+        executor,
+        dtype,
+        layout,
+        page_tokens,
+        layers,
+        kv_heads,
+        head_dim,
+        ranks,
+    } = identity;
     let mut hasher = Sha256::new();
     for text in [model, weights, executor, dtype, layout] {
         hasher.update((text.len() as u64).to_le_bytes());

@@ -58,6 +58,11 @@ impl Collector for WorkerCollector {
                 stats.unfenced_peers,
             ),
             ("host_kv_pages_locked", "Cached pages that a request uses", stats.locked_pages),
+            (
+                "host_cache_namespaces",
+                "Namespaces that hold cached pages, or that a request uses",
+                stats.namespaces,
+            ),
             ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
         ];
         for (name, help, value) in gauges {
@@ -68,6 +73,21 @@ impl Collector for WorkerCollector {
             ("host_batches", "Batches computed", stats.batches),
             ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
             ("host_decode_tokens", "Decode steps computed", stats.decode_tokens),
+            (
+                "host_retractions",
+                "Times that a request gave its KV pages up for others and went back to the queue",
+                stats.retractions,
+            ),
+            (
+                "host_restored_tokens",
+                "Tokens whose KV a retracted request found cached when it went on",
+                stats.restored_tokens,
+            ),
+            (
+                "host_recomputed_tokens",
+                "Tokens whose KV was computed again after a retraction",
+                stats.recomputed_tokens,
+            ),
             (
                 "host_cached_tokens",
                 "Prompt tokens found in the radix cache at admission",

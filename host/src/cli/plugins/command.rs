@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use super::super::launch;
 use super::super::settings::Settings;
 use super::{check, inspect, install, list, rules, test};
+use crate::cli::output::say;
 
 /// What to do with plugins.
 #[derive(Debug, Subcommand)]
@@ -96,7 +97,7 @@ impl Command {
                     return Err(crate::cli::Refused(wrong.join("\n")).into());
                 }
                 launch::text_model(&settings)?;
-                println!("the configuration works");
+                say!("the configuration works");
                 Ok(())
             }
             Command::Rules { json } => rules::run(json),
