@@ -89,10 +89,35 @@ fn cached_prefixes_survive_aborts_loss_flips_deaths_and_disconnects() {
         death: 0.005,
         disconnect: 0.005,
         cache: true,
+        alike: false,
     };
     let total = run("cache and faults", faults);
     assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
     assert!(total.cached_tokens > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+}
+
+#[test]
+fn prompts_alike_in_flight_share_a_transfer_and_change_no_answer() {
+    let total = run("alike", Faults { cache: true, alike: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.shared_transfers > SEEDS, "hardly anybody shared a transfer");
+}
+
+#[test]
+fn prompts_alike_in_flight_survive_every_end_of_those_they_wait_for() {
+    let faults = Faults {
+        loss: 0.2,
+        repeat: 0.2,
+        abort: 0.4,
+        flip: 0.1,
+        death: 0.005,
+        disconnect: 0.01,
+        cache: true,
+        alike: true,
+    };
+    let total = run("alike and faults", faults);
+    assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+    assert!(total.shared_transfers > 0 && total.integrity_failures > 0);
 }
 
 #[test]
@@ -105,6 +130,7 @@ fn the_same_seed_gives_the_same_run() {
         death: 0.005,
         disconnect: 0.005,
         cache: true,
+        alike: false,
     };
     for seed in 0..20 {
         let trace = || {

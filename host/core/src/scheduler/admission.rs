@@ -123,7 +123,8 @@ impl Scheduler {
         positions.div_ceil(self.config.page_tokens as usize)
     }
 
-    /// Admits in order of arrival. A request whose other leg is not there yet is passed over. One that lacks pages may
+    /// Admits in order of arrival. A request whose other leg is not there yet is passed over, and so is one that waits
+    /// for the pages of another ([`sharing`](super::sharing)). One that lacks pages may
     /// be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits behind it, so that it
     /// gets the next pages that come free.
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
@@ -142,11 +143,16 @@ impl Scheduler {
             if admitted.len() >= self.aux_free.len() {
                 break;
             }
-            if !ready {
+            if !ready || self.follows(now, job) {
                 at += 1;
                 continue;
             }
             let lock = self.lock_prefix(room);
+            if lock.as_ref().is_some_and(|lock| self.follow(now, room, lock)) {
+                self.unlock(lock);
+                at += 1;
+                continue;
+            }
             let needed = whole - lock.as_ref().map_or(0, PrefixLock::pages);
             if promised + needed > self.pages_to_be_had() {
                 self.unlock(lock);
@@ -159,6 +165,7 @@ impl Scheduler {
             }
             promised += needed;
             self.queue.remove(at);
+            self.lead(room, lock.as_ref());
             admitted.push((room, needed, lock));
             for waits in &lacking {
                 if let Some(job) = self.jobs.get_mut(waits) {
@@ -313,6 +320,7 @@ impl Scheduler {
     ) {
         self.queue.retain(|other| *other != room);
         self.running.retain(|other| *other != room);
+        self.leaders.remove(room);
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
         let touchers = Touchers {
             writer: match &job.stage {
