@@ -6,6 +6,8 @@
 //! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
 //! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
 //! decode       Queued ─(pages there)─► Transfer ─► Verifying ───► Running ─► finished
+//!
+//! when pages run short, decode and aggregated     Running ─► Retracted ─(pages there)─► Running
 //! ```
 //!
 //! Whatever ends early goes through one door ([`Scheduler::retire`]): its pages are freed if nobody can touch them,
@@ -15,9 +17,11 @@ mod admission;
 mod batching;
 mod cache;
 mod decode;
+mod growth;
 mod job;
 mod peers;
 mod prefill;
+mod retraction;
 mod sharing;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -81,6 +85,9 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
+    /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
+    /// retractions rare, fewer lets more requests run at once.
+    pub reserved_decode_tokens: u32,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
     /// Sequences in one batch at most.
@@ -311,6 +318,12 @@ pub struct Stats {
     pub prefill_tokens: u64,
     /// Decode steps computed.
     pub decode_tokens: u64,
+    /// Times that a request gave its pages up for others and went back to the queue.
+    pub retractions: u64,
+    /// Tokens whose KV a retracted request found cached when it went on.
+    pub restored_tokens: u64,
+    /// Tokens whose KV was computed again after a retraction.
+    pub recomputed_tokens: u64,
     /// Pages whose arrival was verified.
     pub pages_received: u64,
     /// Pages written to peers.
@@ -339,7 +352,7 @@ pub struct Scheduler {
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
-    /// Jobs not yet admitted, oldest first.
+    /// Jobs that wait for pages: retracted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
     /// Jobs that take part in batches, oldest first.
     running: Vec<Room>,
@@ -369,7 +382,8 @@ impl Scheduler {
                 && config.chunk_tokens > 0
                 && config.max_batch > 0
                 && config.max_running > 0
-                && config.max_attempts > 0,
+                && config.max_attempts > 0
+                && config.reserved_decode_tokens > 0,
             "limits must be positive: {config:?}"
         );
         Self {
@@ -481,7 +495,8 @@ impl Scheduler {
             rows + self.aux_free.len() <= self.config.max_running as usize,
             "an aux row is in two places"
         );
-        let queued = self.jobs.values().filter(|job| job.stage == Stage::Queued).count();
+        let waits = |job: &&Job| matches!(job.stage, Stage::Queued | Stage::Retracted);
+        let queued = self.jobs.values().filter(waits).count();
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
         let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");

@@ -1,6 +1,6 @@
 //! What requests leave behind for those that begin alike.
 
-use super::job::Job;
+use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
 use crate::radix::{PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
@@ -23,7 +23,8 @@ pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
     })
 }
 
-/// Tokens of a request's prompt that may come from the cache. A worker that computes needs at least one token to compute; one that is sent the rest may hold all of it.
+/// Tokens of a request's prompt that may come from the cache. A worker that computes needs at least one token to
+/// compute; one that is sent the rest may hold all of it.
 pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
     match role {
         Role::Decode => request.prompt.len(),
@@ -32,14 +33,19 @@ pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
 }
 
 impl Scheduler {
-    /// Locks what is cached of a request's prompt. `None` for a request that runs without the cache.
+    /// Locks what is cached of a request's prompt; of a retracted one's answer so far too. `None` for a request that
+    /// runs without the cache.
     pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
+        let job = self.jobs.get(&room)?;
         let tree = self.cache.as_mut()?;
-        let request = &self.jobs.get(&room)?.request;
+        let request = &job.request;
         if request.no_cache {
             return None;
         }
         let namespace = tree.namespace(&request.namespace)?;
+        if job.stage == Stage::Retracted {
+            return Some(tree.lock(namespace, &job.known_tokens()));
+        }
         let usable = usable_prefix(self.config.role, request);
         Some(tree.lock(namespace, &request.prompt[..usable]))
     }
@@ -99,5 +105,11 @@ impl Job {
         if role != Role::Decode {
             self.computed = prefix * page_tokens;
         }
+    }
+
+    /// Takes note of how much was cached when the job was admitted again.
+    pub(super) fn go_on_with(&mut self, prefix: usize, page_tokens: usize) {
+        self.prefix_pages = prefix;
+        self.computed = prefix * page_tokens;
     }
 }

@@ -102,7 +102,7 @@ impl Scheduler {
 
     /// Whether a request of which so much is cached is to wait for another; takes note of whom.
     pub(super) fn follow(&mut self, now: Time, room: Room, lock: &PrefixLock) -> bool {
-        let Some(job) = self.jobs.get(&room) else { return false };
+        let Some(job) = self.jobs.get(&room).filter(|job| job.stage == Stage::Queued) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, lock.pages()) } else { None };
         let Some(job) = self.jobs.get_mut(&room) else { return false };
         let cached = job.follows.map_or(lock.pages(), |follows| follows.cached);
@@ -133,6 +133,9 @@ impl Scheduler {
     /// A request is admitted: from now on others may follow it.
     pub(super) fn lead(&mut self, room: Room, lock: Option<&PrefixLock>) {
         let (Some(job), Some(lock)) = (self.jobs.get(&room), lock) else { return };
+        if job.stage == Stage::Retracted {
+            return;
+        }
         if let Some(follows) = job.follows
             && lock.pages() > follows.cached
         {

@@ -53,6 +53,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         vocabulary: 1000,
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
+        reserved_decode_tokens: 1_000,
         seed: 3,
         max_batch: 64,
         max_running: 64,
