@@ -22,6 +22,7 @@ mod job;
 mod peers;
 mod prefill;
 mod retraction;
+mod sharing;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -42,6 +43,7 @@ use crate::transfer::Tag;
 use job::{Job, Stage};
 use peers::Peers;
 use prefill::Orphan;
+use sharing::Leaders;
 
 /// What a worker does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -310,6 +312,10 @@ pub struct Stats {
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// Requests that waited for another one's pages instead of having their own sent or computed.
+    pub shared_transfers: u64,
+    /// Pages that were neither sent nor computed for that.
+    pub shared_pages: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,
     /// Peers that were cut off without proof so far that nothing of them lands here any more.
@@ -351,6 +357,8 @@ pub struct Scheduler {
     cache: Option<RadixTree>,
     /// What has changed in the cache since the last tick.
     cache_changes: CacheChanges,
+    /// Requests that others wait for, because they bring pages of the same prompt.
+    leaders: Leaders,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
@@ -392,6 +400,7 @@ impl Scheduler {
             pool: PagePool::new(config.pages),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
             cache_changes: CacheChanges::new(config.cache_events),
+            leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
             config,
             jobs: BTreeMap::new(),
@@ -457,7 +466,11 @@ impl Scheduler {
     pub fn next_deadline(&self) -> Option<Time> {
         let jobs = self.jobs.values().map(|job| self.job_deadline(job));
         let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
-        jobs.chain(orphans).chain(self.outbox.next_due()).chain(self.peers.next_fence()).min()
+        jobs.chain(orphans)
+            .chain(self.outbox.next_due())
+            .chain(self.peers.next_fence())
+            .chain(self.next_impatient())
+            .min()
     }
 
     /// Counters and what is there now.
@@ -498,6 +511,7 @@ impl Scheduler {
             let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();
             assert_eq!(tree.counts().locks, locks, "every lock has a job, or pages in quarantine");
         }
+        self.audit_leaders();
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,

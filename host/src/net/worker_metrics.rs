@@ -94,6 +94,12 @@ impl Collector for WorkerCollector {
                 stats.cached_tokens,
             ),
             ("host_pages_evicted", "Cached pages given up for want of free ones", stats.evicted_pages),
+            (
+                "host_shared_transfers",
+                "Requests that waited for the pages of another with the same beginning",
+                stats.shared_transfers,
+            ),
+            ("host_pages_shared", "KV pages neither sent nor computed for that", stats.shared_pages),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
             ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),

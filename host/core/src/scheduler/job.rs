@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::sharing::Follows;
 use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
@@ -108,6 +109,8 @@ pub(super) struct Job {
     pub output: Vec<u32>,
     /// The first token as it was drawn, for the aux row.
     pub first: Option<Sampled>,
+    /// Whom it waits for, or has waited for, while queued.
+    pub follows: Option<Follows>,
     /// The position up to which the batch being computed computes this job.
     pub in_batch: Option<usize>,
     /// Prefill: where the pages go, once decode has said so.
@@ -133,6 +136,7 @@ impl Job {
             computed_before: 0,
             output: Vec::new(),
             first: None,
+            follows: None,
             in_batch: None,
             outgoing: None,
             cached_tokens: 0,

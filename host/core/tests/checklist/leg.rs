@@ -184,6 +184,23 @@ impl Leg {
         self.event(Event::Message { from: PEER, floor: 0, message });
     }
 
+    /// The peer hears everything, so that nothing is repeated.
+    pub fn answer_messages(&mut self) {
+        for message in std::mem::take(&mut self.sent) {
+            let body = match message.body {
+                Body::Reserve(_) => Body::Reserved,
+                Body::Commit => Body::Committed,
+                Body::Abort => Body::Drained,
+                Body::PrefillFailed { .. } => Body::PrefillFailedSeen,
+                _ => continue,
+            };
+            self.last_message += 1;
+            let (id, room, attempt) = (self.last_message, message.room, message.attempt);
+            let answer = Message { id, answers: Some(message.id), room, attempt, body };
+            self.event(Event::Message { from: PEER, floor: 0, message: answer });
+        }
+    }
+
     /// Prefill has nothing of an aborted room in flight.
     pub fn drained(&mut self, room: u64) {
         self.answer(room, |body| matches!(body, Body::Abort), Body::Drained);

@@ -31,6 +31,8 @@ pub struct Faults {
     pub pressure: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
+    /// Not one either: half of the requests have the same prompt.
+    pub alike: bool,
 }
 
 /// What happened.
@@ -47,6 +49,7 @@ pub struct Outcome {
     pub messages_stale: u64,
     pub cached_tokens: u64,
     pub evicted_pages: u64,
+    pub shared_transfers: u64,
     pub retractions: u64,
     pub restored_tokens: u64,
     pub recomputed_tokens: u64,
@@ -65,6 +68,7 @@ impl Outcome {
         self.messages_stale += other.messages_stale;
         self.cached_tokens += other.cached_tokens;
         self.evicted_pages += other.evicted_pages;
+        self.shared_transfers += other.shared_transfers;
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
@@ -272,7 +276,7 @@ impl World {
             trace: Vec::new(),
         };
         for _ in 0..8 {
-            let at = world.random.below(if faults.pressure { 300 } else { 3_000 });
+            let at = world.random.below(if faults.pressure || faults.alike { 300 } else { 3_000 });
             world.add_request(at);
         }
         world
@@ -320,6 +324,9 @@ impl World {
 
     /// Half of the prompts begin like one of three others.
     fn prompt(&mut self, length: usize) -> Vec<u32> {
+        if self.faults.alike && self.random.chance(0.5) {
+            return (0..23).collect();
+        }
         let mut own = Random(self.random.next());
         let base = self.random.below(6);
         let shared = if base < 3 { self.random.below(length as u64 + 1) as usize } else { 0 };
@@ -719,6 +726,7 @@ impl World {
             messages_stale: stats.iter().map(|s| s.messages_stale).sum(),
             cached_tokens: stats.iter().map(|s| s.cached_tokens).sum(),
             evicted_pages: stats.iter().map(|s| s.evicted_pages).sum(),
+            shared_transfers: stats.iter().map(|s| s.shared_transfers).sum(),
             retractions: stats[1].retractions,
             restored_tokens: stats[1].restored_tokens,
             recomputed_tokens: stats[1].recomputed_tokens,
