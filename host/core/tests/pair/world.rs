@@ -31,7 +31,9 @@ pub struct Faults {
     pub pressure: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
-    /// Not one either: half of the requests have the same prompt.
+    /// Not one either: somebody empties both caches.
+    pub flush: f64,
+    /// Nor this: half of the requests have the same prompt.
     pub alike: bool,
 }
 
@@ -50,6 +52,7 @@ pub struct Outcome {
     pub cached_tokens: u64,
     pub evicted_pages: u64,
     pub shared_transfers: u64,
+    pub flushed_in_use: u64,
     pub retractions: u64,
     pub restored_tokens: u64,
     pub recomputed_tokens: u64,
@@ -69,6 +72,7 @@ impl Outcome {
         self.cached_tokens += other.cached_tokens;
         self.evicted_pages += other.evicted_pages;
         self.shared_transfers += other.shared_transfers;
+        self.flushed_in_use += other.flushed_in_use;
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
@@ -369,6 +373,11 @@ impl World {
         }
         if self.random.chance(self.faults.disconnect) {
             self.drop_connection();
+        }
+        if self.random.chance(self.faults.flush) {
+            let flushed = [&mut self.prefill, &mut self.decode].map(|worker| worker.scheduler.flush_cache());
+            self.outcome.flushed_in_use +=
+                flushed.iter().flatten().map(|flushed| flushed.in_use as u64).sum::<u64>();
         }
         let deadlines = [self.prefill.scheduler.next_deadline(), self.decode.scheduler.next_deadline()];
         let batches = [&self.prefill.batch, &self.decode.batch].map(|batch| batch.as_ref().map(|b| b.0));
