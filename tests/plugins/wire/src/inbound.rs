@@ -59,7 +59,7 @@ pub fn accept(shared: &Arc<Shared>, listener: &TcpListener, endpoint: &Endpoint)
             continue;
         }
         let (shared, endpoint) = (Arc::clone(shared), endpoint.clone());
-        let thread = std::thread::Builder::new().name("wire-receive".into());
+        let thread = std::thread::Builder::new().name("receive".into());
         // Without a thread the peer's connection ends, which tells it.
         if let Ok(thread) = thread.spawn(move || serve(&shared, stream, &endpoint)) {
             threads.push(thread);

@@ -65,7 +65,7 @@ pub fn open(opening: &Opening) -> Result<Backend> {
     let endpoint = Endpoint::of(&listener).map_err(io)?;
     let shared =
         Arc::new(Shared { name: opening.name.clone(), regions: Regions::default(), queues: Queues::new() });
-    let acceptor = std::thread::Builder::new().name("wire-accept".into());
+    let acceptor = std::thread::Builder::new().name("accept".into());
     let accept = {
         let (shared, endpoint) = (Arc::clone(&shared), endpoint.clone());
         move || inbound::accept(&shared, &listener, &endpoint)

@@ -60,7 +60,7 @@ pub fn connect(shared: &Arc<Shared>, id: u32, name: &str, endpoint: &Endpoint) -
         thread: Mutex::default(),
     });
     let running = Arc::clone(&peer);
-    let thread = std::thread::Builder::new().name("wire-send".into());
+    let thread = std::thread::Builder::new().name("send".into());
     let thread = thread.spawn(move || running.run(stream)).map_err(failed)?;
     *crate::lock(&peer.thread) = Some(thread);
     Ok(peer)
