@@ -6,6 +6,8 @@
 //! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
 //! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
 //! decode       Queued ─(pages there)─► Transfer ─► Verifying ───► Running ─► finished
+//!
+//! when pages run short, decode and aggregated     Running ─► Retracted ─(pages there)─► Running
 //! ```
 //!
 //! Whatever ends early goes through one door ([`Scheduler::retire`]): its pages are freed if nobody can touch them,
@@ -15,9 +17,12 @@ mod admission;
 mod batching;
 mod cache;
 mod decode;
+mod growth;
 mod job;
 mod peers;
 mod prefill;
+mod retraction;
+mod sharing;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -31,13 +36,14 @@ use crate::notice::Notice;
 use crate::outbox::Outbox;
 use crate::pool::{HeldPages, PagePool, PoolCounts};
 use crate::quarantine::{Cleared, Quarantine};
-use crate::radix::{Namespace, Policy, RadixTree};
+use crate::radix::{CacheChanges, CacheEvent, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
 use job::{Job, Stage};
 use peers::Peers;
 use prefill::Orphan;
+use sharing::Leaders;
 
 /// What a worker does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +85,15 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
+    /// Tell what enters and leaves the radix cache ([`Action::Cache`]). Without anybody who listens it is work for
+    /// nothing.
+    pub cache_events: bool,
+    /// Digest of everything beside namespace and tokens that makes KV differ; see
+    /// [`crate::radix::TreeConfig::identity`]. Whoever is to know this worker's pages by their prompts must know it.
+    pub identity: PageHash,
+    /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
+    /// retractions rare, fewer lets more requests run at once.
+    pub reserved_decode_tokens: u32,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
     /// Sequences in one batch at most.
@@ -241,6 +256,8 @@ pub enum Action {
         /// Why.
         failure: Failure,
     },
+    /// The contents of the radix cache changed so, in this order; for those who listen.
+    Cache(Vec<CacheEvent>),
     /// A prompt's KV is complete in these pages; for digests and events.
     PromptReady {
         /// The request.
@@ -289,10 +306,16 @@ pub struct Stats {
     pub quarantined_rooms: usize,
     /// Cached pages that a request uses.
     pub locked_pages: usize,
+    /// Cache namespaces that hold pages, or that a request uses.
+    pub namespaces: usize,
     /// Cached pages given up for want of free ones.
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// Requests that waited for another one's pages instead of having their own sent or computed.
+    pub shared_transfers: u64,
+    /// Pages that were neither sent nor computed for that.
+    pub shared_pages: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,
     /// Peers that were cut off without proof so far that nothing of them lands here any more.
@@ -303,6 +326,12 @@ pub struct Stats {
     pub prefill_tokens: u64,
     /// Decode steps computed.
     pub decode_tokens: u64,
+    /// Times that a request gave its pages up for others and went back to the queue.
+    pub retractions: u64,
+    /// Tokens whose KV a retracted request found cached when it went on.
+    pub restored_tokens: u64,
+    /// Tokens whose KV was computed again after a retraction.
+    pub recomputed_tokens: u64,
     /// Pages whose arrival was verified.
     pub pages_received: u64,
     /// Pages written to peers.
@@ -324,12 +353,16 @@ pub struct Stats {
 pub struct Scheduler {
     config: Config,
     pool: PagePool,
-    /// Cached prefixes, if the worker keeps any, and the namespace of all requests.
-    cache: Option<(RadixTree, Namespace)>,
+    /// Cached prefixes, if the worker keeps any.
+    cache: Option<RadixTree>,
+    /// What has changed in the cache since the last tick.
+    cache_changes: CacheChanges,
+    /// Requests that others wait for, because they bring pages of the same prompt.
+    leaders: Leaders,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
-    /// Jobs not yet admitted, oldest first.
+    /// Jobs that wait for pages: retracted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
     /// Jobs that take part in batches, oldest first.
     running: Vec<Room>,
@@ -359,12 +392,15 @@ impl Scheduler {
                 && config.chunk_tokens > 0
                 && config.max_batch > 0
                 && config.max_running > 0
-                && config.max_attempts > 0,
+                && config.max_attempts > 0
+                && config.reserved_decode_tokens > 0,
             "limits must be positive: {config:?}"
         );
         Self {
             pool: PagePool::new(config.pages),
-            cache: config.radix_cache.and_then(|policy| cache::open(&config, policy)),
+            cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
+            cache_changes: CacheChanges::new(config.cache_events),
+            leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
             config,
             jobs: BTreeMap::new(),
@@ -412,6 +448,17 @@ impl Scheduler {
         self.repeat(now, actions);
         self.admit(now, actions);
         self.build_batch(actions);
+        actions.extend(self.cache_changes.take().map(Action::Cache));
+    }
+
+    /// The whole cache as events, for a listener that has missed some: what came before them is void.
+    #[must_use]
+    pub fn cache_contents(&self) -> Vec<CacheEvent> {
+        let mut changes = CacheChanges::new(true);
+        if let Some(tree) = &self.cache {
+            tree.contents(&mut changes);
+        }
+        changes.take().unwrap_or_default()
     }
 
     /// When the next [`tick`](Self::tick) is needed if nothing happens before.
@@ -419,7 +466,11 @@ impl Scheduler {
     pub fn next_deadline(&self) -> Option<Time> {
         let jobs = self.jobs.values().map(|job| self.job_deadline(job));
         let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
-        jobs.chain(orphans).chain(self.outbox.next_due()).chain(self.peers.next_fence()).min()
+        jobs.chain(orphans)
+            .chain(self.outbox.next_due())
+            .chain(self.peers.next_fence())
+            .chain(self.next_impatient())
+            .min()
     }
 
     /// Counters and what is there now.
@@ -430,8 +481,9 @@ impl Scheduler {
             queued: self.queue.len(),
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
-            locked_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().locked),
-            evicted_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().evicted),
+            locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
+            namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
+            evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -453,18 +505,20 @@ impl Scheduler {
         let count = |pages: &Option<HeldPages>| pages.as_ref().map_or(0, |pages| pages.ids().len());
         let held: usize = self.jobs.values().map(|job| count(&job.held) + count(&job.spare)).sum();
         assert_eq!(held, self.pool.counts().held, "every held page has a job");
-        if let Some((tree, _)) = &self.cache {
+        if let Some(tree) = &self.cache {
             tree.audit();
             assert_eq!(tree.counts().pages, self.pool.counts().cached, "every cached page is in the tree");
             let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();
             assert_eq!(tree.counts().locks, locks, "every lock has a job, or pages in quarantine");
         }
+        self.audit_leaders();
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,
             "an aux row is in two places"
         );
-        let queued = self.jobs.values().filter(|job| job.stage == Stage::Queued).count();
+        let waits = |job: &&Job| matches!(job.stage, Stage::Queued | Stage::Retracted);
+        let queued = self.jobs.values().filter(waits).count();
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
         let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");

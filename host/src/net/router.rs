@@ -9,6 +9,7 @@ mod failure;
 use std::sync::Arc;
 use std::time::Duration;
 
+use host_core::radix::NamespaceKey;
 use host_core::{Instance, Room};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -19,6 +20,7 @@ use super::metrics::Metrics;
 use super::proto;
 use super::random::random_u64;
 use super::registry::{Need, NoRoute, Registry, Route};
+use super::wire::write_namespace;
 
 /// How hard to try.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +48,7 @@ pub struct Job {
     pub prompt: Arc<Vec<u32>>,
     /// Absent: [`Job::default_max_tokens`], or what the model's context leaves if that is less.
     pub max_new_tokens: Option<u32>,
-    /// A worker reserves pages for the whole answer, so that nobody should get the whole context unasked.
+    /// Long answers take pages from others, so that nobody should get the whole context unasked.
     pub default_max_tokens: u32,
     /// Tokens that end the answer.
     pub stop_tokens: Vec<u32>,
@@ -56,6 +58,10 @@ pub struct Job {
     pub sampling: proto::Sampling,
     /// The client sees nothing before the end, so that even an answer that broke off can be tried again.
     pub restartable: bool,
+    /// Whose requests it may share cached pages with.
+    pub namespace: NamespaceKey,
+    /// Use no cached pages and leave none.
+    pub no_cache: bool,
 }
 
 /// Who served a request.
@@ -267,6 +273,8 @@ impl Generation {
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling),
             prefill: None,
+            namespace: Some(write_namespace(&self.job.namespace)),
+            no_cache: self.job.no_cache,
         };
         tracing::debug!(
             request = self.job.request_id,

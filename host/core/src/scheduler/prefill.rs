@@ -29,6 +29,9 @@ impl Scheduler {
             let said = reserve.prompt_tokens;
             return Some(format!("decode expects a prompt of {said} tokens, prefill has one of {prompt}"));
         }
+        if reserve.namespace != job.request.namespace.fingerprint() {
+            return Some("decode and prefill were given different cache namespaces for the request".into());
+        }
         if prefix > prompt || !prefix.is_multiple_of(page_tokens) {
             return Some(format!(
                 "decode claims to hold {prefix} tokens of {prompt}: it must be whole pages of {page_tokens}"

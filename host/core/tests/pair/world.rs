@@ -6,7 +6,7 @@ use std::time::Duration;
 use host_core::aux_row::{AUX_ROW_BYTES, AuxRow};
 use host_core::integrity::Found;
 use host_core::message::Message;
-use host_core::radix::Policy;
+use host_core::radix::{NamespaceKey, Policy};
 use host_core::request::{PeerRef, Request};
 use host_core::scheduler::PageWrite;
 use host_core::{
@@ -27,8 +27,12 @@ pub struct Faults {
     pub flip: f64,
     pub death: f64,
     pub disconnect: f64,
+    /// Not a mishap: answers are long, and little is kept ready for them, so that requests lose their pages again.
+    pub pressure: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
+    /// Not one either: half of the requests have the same prompt.
+    pub alike: bool,
 }
 
 /// What happened.
@@ -45,6 +49,10 @@ pub struct Outcome {
     pub messages_stale: u64,
     pub cached_tokens: u64,
     pub evicted_pages: u64,
+    pub shared_transfers: u64,
+    pub retractions: u64,
+    pub restored_tokens: u64,
+    pub recomputed_tokens: u64,
 }
 
 impl Outcome {
@@ -60,6 +68,10 @@ impl Outcome {
         self.messages_stale += other.messages_stale;
         self.cached_tokens += other.cached_tokens;
         self.evicted_pages += other.evicted_pages;
+        self.shared_transfers += other.shared_transfers;
+        self.retractions += other.retractions;
+        self.restored_tokens += other.restored_tokens;
+        self.recomputed_tokens += other.recomputed_tokens;
     }
 }
 
@@ -124,7 +136,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(instance: Instance, role: Role, pages: u32, cache: bool) -> Self {
+    fn new(instance: Instance, role: Role, pages: u32, faults: Faults) -> Self {
         let config = Config {
             role,
             pages,
@@ -132,7 +144,10 @@ impl Worker {
             max_tokens: 64,
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
-            radix_cache: cache.then_some(Policy::Lru),
+            radix_cache: faults.cache.then_some(Policy::Lru),
+            cache_events: false,
+            identity: host_core::radix::PageHash([0; 32]),
+            reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
             seed: 5,
             max_batch: 3,
             max_running: 5,
@@ -241,11 +256,11 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, faults: Faults) -> Self {
         let mut random = Random(seed);
-        let pages = |random: &mut Random| 17 + random.below(20) as u32;
+        let pages = |random: &mut Random| 17 + random.below(if faults.pressure { 4 } else { 20 }) as u32;
         let (prefill_pages, decode_pages) = (pages(&mut random), pages(&mut random));
         let mut world = Self {
-            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults.cache),
-            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults.cache),
+            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults),
+            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults),
             random,
             faults,
             now: Time::default(),
@@ -261,30 +276,33 @@ impl World {
             trace: Vec::new(),
         };
         for _ in 0..8 {
-            let at = world.random.below(3_000);
+            let at = world.random.below(if faults.pressure || faults.alike { 300 } else { 3_000 });
             world.add_request(at);
         }
         world
     }
 
-    pub fn aggregated(seed: u64, cache: bool) -> Self {
-        let mut world = Self::new(seed, Faults { cache, ..Faults::default() });
+    pub fn aggregated(seed: u64, faults: Faults) -> Self {
+        let mut world = Self::new(seed, faults);
         world.aggregated = true;
-        world.decode = Worker::new(DECODE, Role::Aggregated, 20, cache);
+        world.decode = Worker::new(DECODE, Role::Aggregated, 20, faults);
         world
     }
 
     fn add_request(&mut self, at_ms: u64) {
         let room = Room(self.random.next());
-        let length = 1 + self.random.below(40) as usize;
+        let (length, longest) = if self.faults.pressure { (20, 44) } else { (40, 12) };
+        let length = 1 + self.random.below(length) as usize;
         let request = Request {
             room,
             prompt: self.prompt(length),
-            max_new_tokens: 1 + self.random.below(12) as u32,
+            max_new_tokens: 1 + self.random.below(longest) as u32,
             stop_tokens: Vec::new(),
             ignore_stop: false,
             sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
             prefill: Some(PeerRef { instance: self.prefill.instance, address: String::new() }),
+            namespace: self.namespace(),
+            no_cache: self.random.chance(0.1),
         };
         let later = |random: &mut Random| Duration::from_millis(at_ms + random.below(300));
         if self.random.chance(self.faults.abort) {
@@ -298,8 +316,17 @@ impl World {
         self.clients.insert(room, Client { request, tokens: Vec::new(), ended: None });
     }
 
+    /// A third of the requests are another tenant's.
+    fn namespace(&mut self) -> NamespaceKey {
+        let salt = if self.random.chance(0.33) { "tenant" } else { "" };
+        NamespaceKey { salt: salt.into(), ..NamespaceKey::default() }
+    }
+
     /// Half of the prompts begin like one of three others.
     fn prompt(&mut self, length: usize) -> Vec<u32> {
+        if self.faults.alike && self.random.chance(0.5) {
+            return (0..23).collect();
+        }
         let mut own = Random(self.random.next());
         let base = self.random.below(6);
         let shared = if base < 3 { self.random.below(length as u64 + 1) as usize } else { 0 };
@@ -491,7 +518,7 @@ impl World {
         let dead = self.prefill.instance;
         let pages = self.prefill.scheduler.stats().pool;
         let total = (pages.free + pages.held + pages.cached + pages.quarantined) as u32;
-        self.prefill = Worker::new(Instance(dead.0 + 1), Role::Prefill, total, self.faults.cache);
+        self.prefill = Worker::new(Instance(dead.0 + 1), Role::Prefill, total, self.faults);
         // A dead process writes no more; the backend tells us so.
         self.prefill_link = None;
         if let Some(session) = self.decode_link.take() {
@@ -632,7 +659,7 @@ impl World {
                     let after = self.soon(20);
                     self.schedule(after, Pending::Settle { at: other, event: Event::Cancel(room) });
                 }
-                Action::PromptReady { .. } => {}
+                Action::PromptReady { .. } | Action::Cache(_) => {}
             }
         }
     }
@@ -699,6 +726,10 @@ impl World {
             messages_stale: stats.iter().map(|s| s.messages_stale).sum(),
             cached_tokens: stats.iter().map(|s| s.cached_tokens).sum(),
             evicted_pages: stats.iter().map(|s| s.evicted_pages).sum(),
+            shared_transfers: stats.iter().map(|s| s.shared_transfers).sum(),
+            retractions: stats[1].retractions,
+            restored_tokens: stats[1].restored_tokens,
+            recomputed_tokens: stats[1].recomputed_tokens,
             ..self.outcome
         }
     }

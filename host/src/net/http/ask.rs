@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use host_core::radix::NamespaceKey;
 use serde_json::Value;
 
 use super::App;
@@ -23,6 +24,8 @@ pub(super) struct Ask {
     pub ignore_stop: bool,
     pub stream: bool,
     pub include_usage: bool,
+    pub namespace: NamespaceKey,
+    pub no_cache: bool,
 }
 
 const MAX_STOPS: usize = 4;
@@ -73,7 +76,17 @@ impl Ask {
             ignore_stop: fields.boolean("ignore_eos")?.unwrap_or(false),
             stream: false,
             include_usage: false,
+            namespace: NamespaceKey { model: app.model.clone(), ..NamespaceKey::default() },
+            no_cache: false,
         })
+    }
+
+    /// Takes what says which cached KV may be used: SGLang's `extra_key`, vLLM's `cache_salt`, and `no_cache`.
+    pub fn take_caching(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        self.namespace.extra_key = fields.short_string("extra_key", NamespaceKey::MAX_PART)?;
+        self.namespace.salt = fields.short_string("cache_salt", NamespaceKey::MAX_PART)?;
+        self.no_cache = fields.boolean("no_cache")?.unwrap_or(false);
+        Ok(())
     }
 
     /// Takes `stream` and `stream_options`.
@@ -177,6 +190,8 @@ impl Ask {
             ignore_stop: self.ignore_stop,
             sampling: self.sampling,
             restartable: !self.stream,
+            namespace: self.namespace.clone(),
+            no_cache: self.no_cache,
         }
     }
 }

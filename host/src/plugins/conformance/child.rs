@@ -34,18 +34,18 @@ struct Verdict {
 
 /// Runs the chosen cases on a file, each in its own process: this program again, as `plugins run-case`.
 ///
-/// `chosen` is asked with each case's name; `each` is told every report as it comes.
+/// `chosen` is asked with each case's name; `each` is told every report as it comes, and ends the test with an error.
 ///
 /// # Errors
-/// When processes cannot be started.
+/// When processes cannot be started, and what `each` says.
 pub fn test_file(
     program: &Path,
     file: &Path,
     config: &str,
     limits: Limits,
     chosen: impl Fn(&str) -> bool,
-    mut each: impl FnMut(&Report),
-) -> std::io::Result<Vec<Report>> {
+    mut each: impl FnMut(&Report) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<Report>> {
     let roles: Vec<String> = match super::Entry::of_file(file) {
         Ok(entry) => entry.manifest.roles.iter().map(|role| role.kind.clone()).collect(),
         // The case `manifest` says what is wrong.
@@ -55,7 +55,7 @@ pub fn test_file(
     let mut reports = Vec::new();
     for case in cases().filter(fits).filter(|case| chosen(case.name)) {
         let report = one(program, file, config, limits, case)?;
-        each(&report);
+        each(&report)?;
         reports.push(report);
     }
     Ok(reports)
