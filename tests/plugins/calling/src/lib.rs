@@ -146,8 +146,10 @@ impl TransferBackend for CallingBackend {
     }
     fn shutdown(&self, _deadline_ms: u64) -> Result<()> {
         locked(&self.started).take();
-        while self.stubborn {
-            std::thread::park();
+        if self.stubborn {
+            loop {
+                std::thread::park();
+            }
         }
         Ok(())
     }
