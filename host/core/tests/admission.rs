@@ -25,6 +25,7 @@ impl Worker {
             chunk_tokens: 4,
             radix_cache: None,
             seed: 0,
+            layer_groups: host_core::layer_groups::LayerGroups::off(1),
             max_batch: 64,
             max_running: 64,
             max_queued: 10_000,

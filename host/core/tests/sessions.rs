@@ -18,6 +18,7 @@ fn decode_worker() -> Scheduler {
         chunk_tokens: 4,
         radix_cache: None,
         seed: 0,
+        layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 4,
         max_running: 4,
         max_queued: 10,

@@ -47,7 +47,8 @@ impl Scheduler {
         }
         self.computing = true;
         self.last_batch += 1;
-        actions.push(Action::Run(Batch { id: self.last_batch, sequences }));
+        let layer_group = self.finest_group(&sequences);
+        actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
     }
 
     pub(super) fn batch_done(&mut self, now: Time, outputs: &[SequenceOutput], actions: &mut Vec<Action>) {

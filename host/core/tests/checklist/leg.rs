@@ -54,6 +54,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
         seed: 3,
+        layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,
         max_running: 64,
         max_queued: 1000,
