@@ -6,6 +6,8 @@
 //! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
 //! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
 //! decode       Queued ─(pages there)─► Transfer ─► Verifying ───► Running ─► finished
+//!
+//! when pages run short, decode and aggregated     Running ─► Retracted ─(pages there)─► Running
 //! ```
 //!
 //! Whatever ends early goes through one door ([`Scheduler::retire`]): its pages are freed if nobody can touch them,
@@ -15,10 +17,13 @@ mod admission;
 mod batching;
 mod cache;
 mod decode;
+mod growth;
 mod job;
 mod peers;
 mod pipeline;
 mod prefill;
+mod retraction;
+mod sharing;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -41,6 +46,7 @@ use crate::transfer::Tag;
 use job::{Job, Stage};
 use peers::Peers;
 use prefill::Orphan;
+use sharing::Leaders;
 
 /// What a worker does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +88,9 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
+    /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
+    /// retractions rare, fewer lets more requests run at once.
+    pub reserved_decode_tokens: u32,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
     /// In how many groups of layers pages are sent; the model's layers.
@@ -310,6 +319,10 @@ pub struct Stats {
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// Requests that waited for another one's pages instead of having their own sent or computed.
+    pub shared_transfers: u64,
+    /// Pages that were neither sent nor computed for that.
+    pub shared_pages: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,
     /// Peers that were cut off without proof so far that nothing of them lands here any more.
@@ -320,6 +333,12 @@ pub struct Stats {
     pub prefill_tokens: u64,
     /// Decode steps computed.
     pub decode_tokens: u64,
+    /// Times that a request gave its pages up for others and went back to the queue.
+    pub retractions: u64,
+    /// Tokens whose KV a retracted request found cached when it went on.
+    pub restored_tokens: u64,
+    /// Tokens whose KV was computed again after a retraction.
+    pub recomputed_tokens: u64,
     /// Pages whose arrival was verified.
     pub pages_received: u64,
     /// Pages written to peers.
@@ -345,10 +364,12 @@ pub struct Scheduler {
     pool: PagePool,
     /// Cached prefixes, if the worker keeps any.
     cache: Option<RadixTree>,
+    /// Requests that others wait for, because they bring pages of the same prompt.
+    leaders: Leaders,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
-    /// Jobs not yet admitted, oldest first.
+    /// Jobs that wait for pages: retracted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
     /// Jobs that take part in batches, oldest first.
     running: Vec<Room>,
@@ -378,12 +399,14 @@ impl Scheduler {
                 && config.chunk_tokens > 0
                 && config.max_batch > 0
                 && config.max_running > 0
-                && config.max_attempts > 0,
+                && config.max_attempts > 0
+                && config.reserved_decode_tokens > 0,
             "limits must be positive: {config:?}"
         );
         Self {
             pool: PagePool::new(config.pages),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
+            leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
             config,
             jobs: BTreeMap::new(),
@@ -439,7 +462,11 @@ impl Scheduler {
     pub fn next_deadline(&self) -> Option<Time> {
         let jobs = self.jobs.values().map(|job| self.job_deadline(job));
         let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
-        jobs.chain(orphans).chain(self.outbox.next_due()).chain(self.peers.next_fence()).min()
+        jobs.chain(orphans)
+            .chain(self.outbox.next_due())
+            .chain(self.peers.next_fence())
+            .chain(self.next_impatient())
+            .min()
     }
 
     /// Counters and what is there now.
@@ -480,12 +507,14 @@ impl Scheduler {
             let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();
             assert_eq!(tree.counts().locks, locks, "every lock has a job, or pages in quarantine");
         }
+        self.audit_leaders();
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,
             "an aux row is in two places"
         );
-        let queued = self.jobs.values().filter(|job| job.stage == Stage::Queued).count();
+        let waits = |job: &&Job| matches!(job.stage, Stage::Queued | Stage::Retracted);
+        let queued = self.jobs.values().filter(waits).count();
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
         let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");

@@ -56,6 +56,7 @@ impl Worker {
             vocabulary: 10,
             chunk_tokens: 8,
             radix_cache: Some(Policy::Lru),
+            reserved_decode_tokens: 8,
             seed: 0,
             layer_groups,
             max_batch: 4,

@@ -17,6 +17,7 @@ fn decode_worker() -> Scheduler {
         vocabulary: 10,
         chunk_tokens: 4,
         radix_cache: None,
+        reserved_decode_tokens: 1_000,
         seed: 0,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 4,

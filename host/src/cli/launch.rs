@@ -65,6 +65,7 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
         ("--page-size", settings.page_size, MOST_PAGE_TOKENS),
         ("--pool-pages", settings.pool_pages, u32::MAX),
         ("--max-model-len", settings.max_model_len, u32::MAX),
+        ("--reserved-decode-tokens", settings.reserved_decode_tokens, u32::MAX),
         ("--default-max-tokens", settings.default_max_tokens, u32::MAX),
     ] {
         if value.is_some_and(|value| value == 0 || value > most) {
@@ -270,6 +271,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
+        reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
         seed: random_u64().context("no random seed for the radix cache")?,
         layer_groups,
         max_batch,

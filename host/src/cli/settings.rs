@@ -156,6 +156,10 @@ pub struct Settings {
     #[arg(long, value_name = "SEQUENCES")]
     pub max_batch: Option<u32>,
 
+    /// Tokens of its answer for which each request finds room in the KV pool when another is admitted [default: 512]
+    #[arg(long, value_name = "TOKENS")]
+    pub reserved_decode_tokens: Option<u32>,
+
     /// Requests of a worker that compute or have a transfer under way at most [default: twice --max-batch]
     #[arg(long, value_name = "REQUESTS")]
     pub max_running: Option<u32>,
@@ -265,7 +269,8 @@ impl Settings {
         fill_from!(self, file,
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
-            default_max_tokens layer_groups radix_eviction threads log_format log_level synthetic
+            default_max_tokens reserved_decode_tokens layer_groups radix_eviction threads log_format log_level
+            synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
         self.decode_radix_cache |= file.decode_radix_cache;

@@ -48,7 +48,7 @@ pub struct Job {
     pub prompt: Arc<Vec<u32>>,
     /// Absent: [`Job::default_max_tokens`], or what the model's context leaves if that is less.
     pub max_new_tokens: Option<u32>,
-    /// A worker reserves pages for the whole answer, so that nobody should get the whole context unasked.
+    /// Long answers take pages from others, so that nobody should get the whole context unasked.
     pub default_max_tokens: u32,
     /// Tokens that end the answer.
     pub stop_tokens: Vec<u32>,

@@ -74,11 +74,32 @@ impl Collector for WorkerCollector {
             ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
             ("host_decode_tokens", "Decode steps computed", stats.decode_tokens),
             (
+                "host_retractions",
+                "Times that a request gave its KV pages up for others and went back to the queue",
+                stats.retractions,
+            ),
+            (
+                "host_restored_tokens",
+                "Tokens whose KV a retracted request found cached when it went on",
+                stats.restored_tokens,
+            ),
+            (
+                "host_recomputed_tokens",
+                "Tokens whose KV was computed again after a retraction",
+                stats.recomputed_tokens,
+            ),
+            (
                 "host_cached_tokens",
                 "Prompt tokens found in the radix cache at admission",
                 stats.cached_tokens,
             ),
             ("host_pages_evicted", "Cached pages given up for want of free ones", stats.evicted_pages),
+            (
+                "host_shared_transfers",
+                "Requests that waited for the pages of another with the same beginning",
+                stats.shared_transfers,
+            ),
+            ("host_pages_shared", "KV pages neither sent nor computed for that", stats.shared_pages),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
             (

@@ -93,7 +93,7 @@ impl Scheduler {
                 ),
             );
         }
-        let pages = self.pages_needed(request);
+        let pages = self.pages_for(self.most_positions(request));
         if pages > self.pool.total() {
             return fail(
                 FailureCode::TooLong,
@@ -109,46 +109,45 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tokens that this worker generates for the request.
-    fn answer_tokens(&self, request: &Request) -> usize {
-        match self.config.role {
-            Role::Prefill => 1,
-            Role::Decode | Role::Aggregated => request.max_new_tokens as usize,
-        }
-    }
-
-    /// The last token drawn is never computed, so it needs no KV.
-    fn pages_needed(&self, request: &Request) -> usize {
-        let positions = request.prompt.len() + self.answer_tokens(request) - 1;
-        positions.div_ceil(self.config.page_tokens as usize)
-    }
-
-    /// Admits in order of arrival. A request whose other leg is not there yet is passed over. One that lacks pages may
-    /// be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits behind it, so that it
-    /// gets the next pages that come free.
+    /// Admits in order of arrival, retracted requests first. A request whose other leg is not there yet is passed over,
+    /// and so is one that waits for the pages of another ([`sharing`](super::sharing)).
+    /// One that lacks pages may be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits
+    /// behind it, so that it gets the next pages that come free.
+    ///
+    /// A request fits when there are pages for what is known of it, and headroom for it and for all that run. The
+    /// first one needs no headroom: nobody is there to take it.
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
         let mut admitted: Vec<(Room, usize, Option<PrefixLock>)> = Vec::new();
         let mut promised = 0;
+        let mut headroom = self.promised_headroom();
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
+                _ if job.stage == Stage::Retracted => true,
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            let (whole, worn) = (self.pages_needed(&job.request), job.overtaken >= OVERTAKEN);
+            let (need, worn) = (self.need(job), job.overtaken >= OVERTAKEN);
             if admitted.len() >= self.aux_free.len() {
                 break;
             }
-            if !ready {
+            if !ready || self.follows(now, job) {
                 at += 1;
                 continue;
             }
             let lock = self.lock_prefix(room);
-            let needed = whole - lock.as_ref().map_or(0, PrefixLock::pages);
-            if promised + needed > self.pages_to_be_had() {
+            if lock.as_ref().is_some_and(|lock| self.follow(now, room, lock)) {
+                self.unlock(lock);
+                at += 1;
+                continue;
+            }
+            let needed = need.now - lock.as_ref().map_or(0, PrefixLock::pages);
+            let first = admitted.is_empty() && self.jobs.len() == self.queue.len();
+            let kept = if first { 0 } else { headroom + need.headroom };
+            if promised + needed + kept > self.pages_to_be_had() {
                 self.unlock(lock);
                 if worn {
                     break;
@@ -158,7 +157,9 @@ impl Scheduler {
                 continue;
             }
             promised += needed;
+            headroom += need.headroom;
             self.queue.remove(at);
+            self.lead(room, lock.as_ref());
             admitted.push((room, needed, lock));
             for waits in &lacking {
                 if let Some(job) = self.jobs.get_mut(waits) {
@@ -197,14 +198,21 @@ impl Scheduler {
         if let (Some(tree), Some(lock)) = (&self.cache, &lock) {
             tree.pages(lock, &mut job.table);
         }
-        job.begin_with(job.table.len(), self.config.page_tokens as usize, self.config.role);
-        self.stats.cached_tokens += u64::from(job.cached_tokens);
+        let resumed = job.stage == Stage::Retracted;
+        let prefix = job.table.len();
+        if resumed {
+            job.go_on_with(prefix, self.config.page_tokens as usize);
+            self.stats.restored_tokens += job.computed as u64;
+        } else {
+            job.begin_with(prefix, self.config.page_tokens as usize, self.config.role);
+            self.stats.cached_tokens += u64::from(job.cached_tokens);
+        }
         job.table.extend_from_slice(pages.ids());
         job.held = Some(pages);
         job.lock = lock;
         job.aux = Some(aux);
         match (self.config.role, job.request.prefill.as_ref().map(|peer| peer.instance)) {
-            (Role::Decode, Some(peer)) => self.reserve(now, room, peer, 1, actions),
+            (Role::Decode, Some(peer)) if !resumed => self.reserve(now, room, peer, 1, actions),
             _ => {
                 job.stage = Stage::Running;
                 self.running.push(room);
@@ -317,6 +325,7 @@ impl Scheduler {
     ) {
         self.queue.retain(|other| *other != room);
         self.running.retain(|other| *other != room);
+        self.leaders.remove(room);
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
         let touchers = Touchers {
             writer: match &job.stage {

@@ -10,29 +10,25 @@ use crate::request::{Failure, FailureCode, FinishReason, Usage};
 
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
-    /// arrival while tokens are left.
+    /// arrival while tokens are left. Requests give up their pages where the batch would lack some.
     pub(super) fn build_batch(&mut self, actions: &mut Vec<Action>) {
         if self.computing {
             return;
         }
-        let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.known() - job.computed == 1);
-        let order =
-            self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
-        let chosen: Vec<Room> = order.take(self.config.max_batch as usize).copied().collect();
-        let mut chunk_left = self.config.chunk_tokens as usize;
-        let mut sequences = Vec::with_capacity(chosen.len());
-        for room in chosen {
+        let plan = loop {
+            let plan = self.plan_batch();
+            if self.grow(&plan) {
+                break plan;
+            }
+            if !self.retract_one() {
+                // Transfers under way, or pages in quarantine, have what is missing: both come to an end.
+                return;
+            }
+        };
+        let mut sequences = Vec::with_capacity(plan.len());
+        for (room, end) in plan {
+            let covered = self.pages_for(end);
             let Some(job) = self.jobs.get_mut(&room) else { continue };
-            let missing = job.known() - job.computed;
-            let count = if missing == 1 { 1 } else { missing.min(chunk_left) };
-            if count == 0 {
-                break;
-            }
-            if missing > 1 {
-                chunk_left -= count;
-            }
-            let end = job.computed + count;
-            let covered = end.div_ceil(self.config.page_tokens as usize);
             sequences.push(Sequence {
                 room,
                 tokens: (job.computed..end).map(|position| job.token(position)).collect(),
@@ -49,6 +45,31 @@ impl Scheduler {
         self.last_batch += 1;
         let layer_group = self.finest_group(&sequences);
         actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
+    }
+
+    /// Who is computed next, each with the position up to which.
+    fn plan_batch(&self) -> Vec<(Room, usize)> {
+        let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.known() - job.computed == 1);
+        let order =
+            self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
+        let mut plan = Vec::new();
+        let mut chunk_left = self.config.chunk_tokens as usize;
+        for room in order.take(self.config.max_batch as usize) {
+            let Some(job) = self.jobs.get(room) else { continue };
+            let missing = job.known() - job.computed;
+            if missing > 1 && !plan.is_empty() && self.config.role == Role::Decode {
+                chunk_left = chunk_left.min(self.recompute_tokens());
+            }
+            let count = if missing == 1 { 1 } else { missing.min(chunk_left) };
+            if count == 0 {
+                break;
+            }
+            if missing > 1 {
+                chunk_left -= count;
+            }
+            plan.push((*room, job.computed + count));
+        }
+        plan
     }
 
     pub(super) fn batch_done(&mut self, now: Time, outputs: &[SequenceOutput], actions: &mut Vec<Action>) {
@@ -88,20 +109,26 @@ impl Scheduler {
     fn sequence_done(&mut self, now: Time, output: &SequenceOutput, end: usize, actions: &mut Vec<Action>) {
         let room = output.room;
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let prompt = job.request.prompt.len();
+        let (prompt, known, begun) = (job.request.prompt.len(), job.known(), !job.output.is_empty());
         let before = std::mem::replace(&mut job.computed, end);
-        if before >= prompt {
-            self.stats.decode_tokens += 1;
+        let again = end.min(job.computed_before).saturating_sub(before);
+        let new = end - before - again;
+        self.stats.recomputed_tokens += again as u64;
+        if before + again >= prompt {
+            self.stats.decode_tokens += new as u64;
         } else {
-            self.stats.prefill_tokens += (end - before) as u64;
-            if end >= prompt {
-                self.prompt_ready(room, actions);
-                self.cache_computed(room);
-            }
+            self.stats.prefill_tokens += new as u64;
+        }
+        // A retracted request that had begun its answer has told so before.
+        if end >= prompt && !begun {
+            self.prompt_ready(room, actions);
+        }
+        if before < prompt && end >= prompt {
+            self.cache_computed(room);
         }
         match &output.sampled {
             Some(sampled) => self.drawn(room, sampled, actions),
-            None if end >= prompt => {
+            None if end == known => {
                 let text = "the executor drew no token where one was asked for";
                 return self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
             }

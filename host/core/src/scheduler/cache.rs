@@ -1,9 +1,10 @@
 //! What requests leave behind for those that begin alike.
 
-use super::job::Job;
+use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
 use crate::radix::{PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
+use crate::request::Request;
 
 /// Namespaces at most, whatever the size of the pool.
 const NAMESPACES: usize = 1 << 16;
@@ -22,22 +23,31 @@ pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
     })
 }
 
+/// Tokens of a request's prompt that may come from the cache. A worker that computes needs at least one token to
+/// compute; one that is sent the rest may hold all of it.
+pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
+    match role {
+        Role::Decode => request.prompt.len(),
+        Role::Prefill | Role::Aggregated => request.prompt.len() - 1,
+    }
+}
+
 impl Scheduler {
-    /// Locks what is cached of a request's prompt. A worker that computes needs at least one token to compute; one that
-    /// is sent the rest may hold all of it. `None` for a request that runs without the cache.
+    /// Locks what is cached of a request's prompt; of a retracted one's answer so far too. `None` for a request that
+    /// runs without the cache.
     pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
+        let job = self.jobs.get(&room)?;
         let tree = self.cache.as_mut()?;
-        let request = &self.jobs.get(&room)?.request;
+        let request = &job.request;
         if request.no_cache {
             return None;
         }
         let namespace = tree.namespace(&request.namespace)?;
-        let prompt = &request.prompt;
-        let usable = match self.config.role {
-            Role::Decode => prompt.len(),
-            Role::Prefill | Role::Aggregated => prompt.len() - 1,
-        };
-        Some(tree.lock(namespace, &prompt[..usable]))
+        if job.stage == Stage::Retracted {
+            return Some(tree.lock(namespace, &job.known_tokens()));
+        }
+        let usable = usable_prefix(self.config.role, request);
+        Some(tree.lock(namespace, &request.prompt[..usable]))
     }
 
     pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {
@@ -67,6 +77,7 @@ impl Scheduler {
     /// read them.
     pub(super) fn cache_computed(&mut self, room: Room) {
         let (Some(tree), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
+        self.leaders.remove(room);
         if job.lock.is_none() || job.held.is_none() {
             return;
         }
@@ -94,5 +105,11 @@ impl Job {
         if role != Role::Decode {
             self.computed = prefix * page_tokens;
         }
+    }
+
+    /// Takes note of how much was cached when the job was admitted again.
+    pub(super) fn go_on_with(&mut self, prefix: usize, page_tokens: usize) {
+        self.prefix_pages = prefix;
+        self.computed = prefix * page_tokens;
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::sharing::Follows;
 use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
@@ -21,6 +22,8 @@ pub(super) enum Stage {
     Verifying(Incoming),
     /// Takes part in batches.
     Running,
+    /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
+    Retracted,
     /// Prefill: computed; pages are on their way, or wait for decode's commit.
     Inflight,
 }
@@ -107,8 +110,8 @@ pub(super) struct Job {
     pub stage: Stage,
     /// Later requests that were admitted while this one lacked pages.
     pub overtaken: u32,
-    /// The page table: pages for the prompt and the answer, in order; empty while queued. The first
-    /// `prefix_pages` are shared, the others are held.
+    /// The page table: pages for the prompt and for as much of the answer as there is, in order; empty while queued.
+    /// The first `prefix_pages` are shared, the others are held.
     pub table: Vec<PageId>,
     /// Pages at the front of the table that were there before the request.
     pub prefix_pages: usize,
@@ -121,10 +124,14 @@ pub(super) struct Job {
     pub aux: Option<u32>,
     /// Positions with KV.
     pub computed: usize,
+    /// Positions that had KV before the job was retracted; computing them is done for the second time.
+    pub computed_before: usize,
     /// Tokens drawn, a stop token included.
     pub output: Vec<u32>,
     /// The first token as it was drawn, for the aux row.
     pub first: Option<Sampled>,
+    /// Whom it waits for, or has waited for, while queued.
+    pub follows: Option<Follows>,
     /// The position up to which the batch being computed computes this job.
     pub in_batch: Option<usize>,
     /// Prefill: where the pages go, once decode has said so.
@@ -147,8 +154,10 @@ impl Job {
             lock: None,
             aux: None,
             computed: 0,
+            computed_before: 0,
             output: Vec::new(),
             first: None,
+            follows: None,
             in_batch: None,
             outgoing: None,
             cached_tokens: 0,

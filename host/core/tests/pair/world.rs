@@ -31,8 +31,12 @@ pub struct Faults {
     pub executor: f64,
     /// Not a mishap: prefill sends pages in groups of layers.
     pub layers: bool,
+    /// Not a mishap: answers are long, and little is kept ready for them, so that requests lose their pages again.
+    pub pressure: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
+    /// Not one either: half of the requests have the same prompt.
+    pub alike: bool,
 }
 
 /// What happened.
@@ -51,6 +55,10 @@ pub struct Outcome {
     pub evicted_pages: u64,
     pub layer_parts_sent: u64,
     pub batches_failed: u64,
+    pub shared_transfers: u64,
+    pub retractions: u64,
+    pub restored_tokens: u64,
+    pub recomputed_tokens: u64,
 }
 
 impl Outcome {
@@ -68,6 +76,10 @@ impl Outcome {
         self.evicted_pages += other.evicted_pages;
         self.layer_parts_sent += other.layer_parts_sent;
         self.batches_failed += other.batches_failed;
+        self.shared_transfers += other.shared_transfers;
+        self.retractions += other.retractions;
+        self.restored_tokens += other.restored_tokens;
+        self.recomputed_tokens += other.recomputed_tokens;
     }
 }
 
@@ -120,7 +132,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(instance: Instance, role: Role, pages: u32, cache: bool, layer_groups: LayerGroups) -> Self {
+    fn new(instance: Instance, role: Role, pages: u32, faults: Faults, layer_groups: LayerGroups) -> Self {
         let config = Config {
             role,
             pages,
@@ -128,7 +140,8 @@ impl Worker {
             max_tokens: 64,
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
-            radix_cache: cache.then_some(Policy::Lru),
+            radix_cache: faults.cache.then_some(Policy::Lru),
+            reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
             seed: 5,
             layer_groups,
             max_batch: 3,
@@ -234,15 +247,15 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, faults: Faults) -> Self {
         let mut random = Random(seed);
-        let pages = |random: &mut Random| 17 + random.below(20) as u32;
+        let pages = |random: &mut Random| 17 + random.below(if faults.pressure { 4 } else { 20 }) as u32;
         let (prefill_pages, decode_pages) = (pages(&mut random), pages(&mut random));
         let layer_groups = match faults.layers {
             true => groups(2 + (seed % 4) as u32),
             false => LayerGroups::off(LAYERS),
         };
         let mut world = Self {
-            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults.cache, layer_groups),
-            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults.cache, layer_groups),
+            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults, layer_groups),
+            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults, layer_groups),
             random,
             faults,
             now: Time::default(),
@@ -260,26 +273,27 @@ impl World {
             trace: Vec::new(),
         };
         for _ in 0..8 {
-            let at = world.random.below(3_000);
+            let at = world.random.below(if faults.pressure || faults.alike { 300 } else { 3_000 });
             world.add_request(at);
         }
         world
     }
 
-    pub fn aggregated(seed: u64, cache: bool) -> Self {
-        let mut world = Self::new(seed, Faults { cache, ..Faults::default() });
+    pub fn aggregated(seed: u64, faults: Faults) -> Self {
+        let mut world = Self::new(seed, faults);
         world.aggregated = true;
-        world.decode = Worker::new(DECODE, Role::Aggregated, 20, cache, world.layer_groups);
+        world.decode = Worker::new(DECODE, Role::Aggregated, 20, faults, world.layer_groups);
         world
     }
 
     fn add_request(&mut self, at_ms: u64) {
         let room = Room(self.random.next());
-        let length = 1 + self.random.below(40) as usize;
+        let (length, longest) = if self.faults.pressure { (20, 44) } else { (40, 12) };
+        let length = 1 + self.random.below(length) as usize;
         let request = Request {
             room,
             prompt: self.prompt(length),
-            max_new_tokens: 1 + self.random.below(12) as u32,
+            max_new_tokens: 1 + self.random.below(longest) as u32,
             stop_tokens: Vec::new(),
             ignore_stop: false,
             sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
@@ -307,6 +321,9 @@ impl World {
 
     /// Half of the prompts begin like one of three others.
     fn prompt(&mut self, length: usize) -> Vec<u32> {
+        if self.faults.alike && self.random.chance(0.5) {
+            return (0..23).collect();
+        }
         let mut own = Random(self.random.next());
         let base = self.random.below(6);
         let shared = if base < 3 { self.random.below(length as u64 + 1) as usize } else { 0 };
@@ -517,7 +534,7 @@ impl World {
         let pages = self.prefill.scheduler.stats().pool;
         let total = (pages.free + pages.held + pages.cached + pages.quarantined) as u32;
         let (instance, groups) = (Instance(dead.0 + 1), self.layer_groups);
-        self.prefill = Worker::new(instance, Role::Prefill, total, self.faults.cache, groups);
+        self.prefill = Worker::new(instance, Role::Prefill, total, self.faults, groups);
         // A dead process writes no more; the backend tells us so.
         self.prefill_link = None;
         if let Some(session) = self.decode_link.take() {
@@ -753,6 +770,10 @@ impl World {
             cached_tokens: stats.iter().map(|s| s.cached_tokens).sum(),
             evicted_pages: stats.iter().map(|s| s.evicted_pages).sum(),
             layer_parts_sent: stats.iter().map(|s| s.layer_parts_sent).sum(),
+            shared_transfers: stats.iter().map(|s| s.shared_transfers).sum(),
+            retractions: stats[1].retractions,
+            restored_tokens: stats[1].restored_tokens,
+            recomputed_tokens: stats[1].recomputed_tokens,
             ..self.outcome
         }
     }
