@@ -39,7 +39,7 @@ use crate::notice::Notice;
 use crate::outbox::Outbox;
 use crate::pool::{HeldPages, PagePool, PoolCounts};
 use crate::quarantine::{Cleared, Quarantine};
-use crate::radix::{Policy, RadixTree};
+use crate::radix::{CacheChanges, CacheEvent, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
@@ -88,6 +88,12 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
+    /// Tell what enters and leaves the radix cache ([`Action::Cache`]). Without anybody who listens it is work for
+    /// nothing.
+    pub cache_events: bool,
+    /// Digest of everything beside namespace and tokens that makes KV differ; see
+    /// [`crate::radix::TreeConfig::identity`]. Whoever is to know this worker's pages by their prompts must know it.
+    pub identity: PageHash,
     /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
     /// retractions rare, fewer lets more requests run at once.
     pub reserved_decode_tokens: u32,
@@ -263,6 +269,8 @@ pub enum Action {
         /// Why.
         failure: Failure,
     },
+    /// The contents of the radix cache changed so, in this order; for those who listen.
+    Cache(Vec<CacheEvent>),
     /// A prompt's KV is complete in these pages; for digests and events.
     PromptReady {
         /// The request.
@@ -364,6 +372,8 @@ pub struct Scheduler {
     pool: PagePool,
     /// Cached prefixes, if the worker keeps any.
     cache: Option<RadixTree>,
+    /// What has changed in the cache since the last tick.
+    cache_changes: CacheChanges,
     /// Requests that others wait for, because they bring pages of the same prompt.
     leaders: Leaders,
     /// Aux rows not in use.
@@ -406,6 +416,7 @@ impl Scheduler {
         Self {
             pool: PagePool::new(config.pages),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
+            cache_changes: CacheChanges::new(config.cache_events),
             leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
             config,
@@ -455,6 +466,17 @@ impl Scheduler {
         self.repeat(now, actions);
         self.admit(now, actions);
         self.build_batch(actions);
+        actions.extend(self.cache_changes.take().map(Action::Cache));
+    }
+
+    /// The whole cache as events, for a listener that has missed some: what came before them is void.
+    #[must_use]
+    pub fn cache_contents(&self) -> Vec<CacheEvent> {
+        let mut changes = CacheChanges::new(true);
+        if let Some(tree) = &self.cache {
+            tree.contents(&mut changes);
+        }
+        changes.take().unwrap_or_default()
     }
 
     /// When the next [`tick`](Self::tick) is needed if nothing happens before.

@@ -14,6 +14,7 @@ use super::{Refused, memory};
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use crate::executor::{Executor, KvMemory, ModelShape};
+use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
 use crate::text::TextModel;
@@ -263,6 +264,18 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     };
     let max_batch = settings.max_batch.unwrap_or(64);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let identity = KvIdentity {
+        model: settings.model_name(),
+        weights: shape.weights.clone(),
+        executor: shape.math.clone(),
+        dtype: layout.shape.dtype.to_string(),
+        layout: layout.order.to_string(),
+        page_tokens: count(layout.shape.page_tokens),
+        layers: count(shape.layers),
+        kv_heads: count(shape.kv_heads),
+        head_dim: count(shape.head_dim),
+        ranks: 1,
+    };
     let config = Config {
         role: core_role,
         pages: count(layout.shape.pages),
@@ -271,6 +284,8 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
+        cache_events: false,
+        identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
         seed: random_u64().context("no random seed for the radix cache")?,
         layer_groups,
@@ -281,18 +296,6 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         bootstrap_timeout: Duration::from_secs(30),
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
-    };
-    let identity = KvIdentity {
-        model: settings.model_name(),
-        weights: shape.weights.clone(),
-        executor: shape.math.clone(),
-        dtype: layout.shape.dtype.to_string(),
-        layout: layout.order.to_string(),
-        page_tokens: config.page_tokens,
-        layers: count(shape.layers),
-        kv_heads: count(shape.kv_heads),
-        head_dim: count(shape.head_dim),
-        ranks: 1,
     };
     let kv = KvMemory::new(layout)
         .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;

@@ -124,6 +124,8 @@ impl Turn {
     fn act(&mut self, action: Action) {
         match action {
             Action::Run(batch) => self.rank(rank_thread::Command::Run(batch)),
+            // Nobody listens yet.
+            Action::Cache(_) => {}
             Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages } => {
                 if self.start.config.role != Role::Prefill {
                     let transferred_bytes = u64::from(transferred_pages) * self.start.page_bytes;

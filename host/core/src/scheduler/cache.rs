@@ -3,7 +3,7 @@
 use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
-use crate::radix::{PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
+use crate::radix::{Policy, PrefixLock, RadixTree, TreeConfig};
 use crate::request::Request;
 
 /// Namespaces at most, whatever the size of the pool.
@@ -14,8 +14,7 @@ pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
     RadixTree::new(&TreeConfig {
         page_tokens: config.page_tokens,
         policy,
-        // Nothing leaves the worker yet, so nothing needs to be told from other workers' pages.
-        identity: PageHash([0; 32]),
+        identity: config.identity,
         // One that is kept has a page or a running request, so that in pools of up to as many pages nobody can take
         // up all the places.
         max_namespaces: NAMESPACES.min(config.pages as usize + config.max_running as usize),
@@ -67,7 +66,7 @@ impl Scheduler {
         if let Some(tree) = &mut self.cache
             && missing > 0
         {
-            let evicted = tree.evict(missing, &mut ());
+            let evicted = tree.evict(missing, &mut self.cache_changes);
             self.pool.release_cached(evicted);
         }
     }
@@ -83,7 +82,7 @@ impl Scheduler {
         }
         let (Some(lock), Some(held)) = (job.lock.take(), job.held.take()) else { return };
         let tokens: Vec<u32> = (0..job.computed).map(|position| job.token(position)).collect();
-        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut ());
+        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut self.cache_changes);
         let mut table = Vec::with_capacity(job.table.len());
         tree.pages(&inserted.lock, &mut table);
         table.extend_from_slice(&job.table[table.len()..]);

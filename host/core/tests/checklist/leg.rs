@@ -53,6 +53,8 @@ pub fn config(role: Role, pages: u32) -> Config {
         vocabulary: 1000,
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
+        cache_events: false,
+        identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
         seed: 3,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
