@@ -56,6 +56,8 @@ impl Worker {
             vocabulary: 10,
             chunk_tokens: 8,
             radix_cache: Some(Policy::Lru),
+            cache_events: false,
+            identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: 8,
             seed: 0,
             layer_groups,
