@@ -104,6 +104,11 @@ impl Collector for WorkerCollector {
             ("host_pages_shared", "KV pages neither sent nor computed for that", stats.shared_pages),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
+            (
+                "host_layer_parts_sent",
+                "Parts of transfers sent while later layers were computed",
+                stats.layer_parts_sent,
+            ),
             ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),
             (
                 "host_messages_repeated",
