@@ -9,6 +9,7 @@
 //!
 //! All of them meet in channels, and nothing waits on the scheduler thread.
 
+mod cache_thread;
 pub mod clock;
 pub mod link;
 mod rank_thread;
@@ -27,6 +28,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::executor::{Executor, KvMemory};
 use crate::net::proto::{KvIdentity, WorkerInfo};
+pub use cache_thread::CacheLog;
 use clock::Clock;
 use link::Links;
 
@@ -154,6 +156,7 @@ pub struct Handle {
     inputs: mpsc::Sender<Input>,
     stats: Arc<Mutex<Stats>>,
     links: Arc<Links>,
+    cache: Option<Arc<CacheLog>>,
     info: Arc<WorkerInfo>,
     instance: Instance,
 }
@@ -183,6 +186,7 @@ impl Worker {
             max_tokens: config.max_tokens,
             pages: config.pages,
             transfer: links.endpoint()?.into_iter().collect(),
+            cache_events: config.cache_events,
         };
         let mut threads = Vec::new();
         let stopping = Arc::new(AtomicBool::new(false));
@@ -205,6 +209,13 @@ impl Worker {
             }
             None => None,
         };
+        let mut cache = None;
+        let mut cache_feed = None;
+        if config.cache_events {
+            let (feed, log, thread) = cache_thread::start(config.pages, config.page_tokens, alive("cache"))?;
+            (cache, cache_feed) = (Some(log), Some(feed));
+            threads.push(thread);
+        }
         let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
             config,
             page_bytes: layout.shape.page_bytes() as u64,
@@ -214,11 +225,12 @@ impl Worker {
             outgoing,
             to_rank,
             to_transfer,
+            cache_feed,
             stats: stats.clone(),
             alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
-        let handle = Handle { inputs, stats, links, info: Arc::new(info), instance };
+        let handle = Handle { inputs, stats, links, cache, info: Arc::new(info), instance };
         Ok((Worker { handle, threads, stop, stopping, died: receive_died }, receive_outgoing))
     }
 
@@ -268,6 +280,12 @@ impl Handle {
     #[must_use]
     pub fn links(&self) -> &Arc<Links> {
         &self.links
+    }
+
+    /// What happens to the radix cache, if the worker tells.
+    #[must_use]
+    pub fn cache(&self) -> Option<&Arc<CacheLog>> {
+        self.cache.as_ref()
     }
 
     /// The scheduler's counters, as of its last turn.

@@ -53,6 +53,9 @@ fn turn_two_of_a_conversation_moves_only_the_new_pages() {
     let second = cluster.generate(again, 8).unwrap();
     assert_eq!(second.transferred_bytes, 0, "a full hit moves zero pages");
     assert_eq!(first.tokens, second.tokens);
+    let metrics = cluster.metrics(&cluster.worker("prefill"));
+    let written = metrics["host_plugin_counter_total{plugin=\"host.shm\",name=\"bytes_written\"}"];
+    assert!(written > 0.0, "what the plugin counts is on its worker's page: {metrics:?}");
     cluster.wait("all requests to end", || cluster.all_free());
 }
 

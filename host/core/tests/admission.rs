@@ -28,6 +28,7 @@ impl Worker {
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: 1_000,
             seed: 0,
+            layer_groups: host_core::layer_groups::LayerGroups::off(1),
             max_batch: 64,
             max_running: 64,
             max_queued: 10_000,

@@ -21,6 +21,7 @@ fn decode_worker() -> Scheduler {
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
         seed: 0,
+        layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 4,
         max_running: 4,
         max_queued: 10,

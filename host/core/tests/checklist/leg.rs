@@ -57,6 +57,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
         seed: 3,
+        layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,
         max_running: 64,
         max_queued: 1000,
