@@ -102,7 +102,7 @@ impl Placement {
 
     /// What a prompt of which the worker holds `held` blocks would cost there. `elsewhere` is work that it was given by
     /// others, in tokens. `stays`: the request belongs to a session that this worker served last. Then what is missing
-    /// costs no more than the time it takes, since the other worker would lack it for all later turns, too.
+    /// costs half, because later turns will find it here.
     #[must_use]
     pub fn cost(
         &self,
@@ -114,7 +114,7 @@ impl Placement {
     ) -> Cost {
         let blocks = self.with_coming(slot, prompt.blocks, held);
         let missing = prompt.tokens.saturating_sub(u64::from(blocks) * prompt.block_tokens);
-        let weight = if stays { self.weights.missing.min(1.0) } else { self.weights.missing };
+        let weight = if stays { self.weights.missing / 2.0 } else { self.weights.missing };
         Cost { tokens: self.waiting(slot) as f64 + elsewhere + weight * missing as f64, blocks, missing }
     }
 
