@@ -21,10 +21,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use host_core::request::{Failure, FinishReason, Request, Usage};
-use host_core::scheduler::Stats;
+use host_core::scheduler::{Flushed, Stats};
 use host_core::{Config, Event, Instance, KvLayout, Room, Sampled};
 use host_plugin_api::transfer::TransferBackend;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::executor::{Executor, KvMemory};
 use crate::net::proto::{KvIdentity, WorkerInfo};
@@ -68,6 +68,8 @@ pub(crate) enum Input {
     Event(Event),
     /// A request, and where its answer goes.
     Submit(Request, mpsc::UnboundedSender<Answer>),
+    /// The radix cache is to be emptied.
+    FlushCache(oneshot::Sender<Option<Flushed>>),
 }
 
 /// What the scheduler asks of the control plane.
@@ -302,6 +304,13 @@ impl Handle {
             tracing::debug!("a request came after the scheduler had stopped");
         }
         receive
+    }
+
+    /// Empties the radix cache, if the worker keeps one; `None` when it has stopped.
+    pub async fn flush_cache(&self) -> Option<Option<Flushed>> {
+        let (flushed, receive) = oneshot::channel();
+        self.inputs.send(Input::FlushCache(flushed)).await.ok()?;
+        receive.await.ok()
     }
 
     /// Gives a request up; harmless if it has ended.

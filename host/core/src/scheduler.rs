@@ -43,6 +43,7 @@ use crate::radix::{CacheChanges, CacheEvent, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
+pub use cache::Flushed;
 use job::{Job, Stage};
 use peers::Peers;
 use prefill::Orphan;
