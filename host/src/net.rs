@@ -12,6 +12,7 @@ pub mod random;
 pub mod registration;
 pub mod registry;
 pub mod router;
+mod routing_metrics;
 pub mod wire;
 pub mod worker_metrics;
 pub mod worker_service;
