@@ -5,7 +5,7 @@
 //! ```text
 //! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
 //! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
-//! decode       Queued ─(pages there)─► Transfer ─► Verifying ───► Running ─► finished
+//! decode       Queued ─(pages there)─► Transfer ─► Verifying ─► Ready ─► Running ─► finished
 //!
 //! when pages run short, decode and aggregated     Running ─► Retracted ─(pages there)─► Running
 //! ```
@@ -19,8 +19,10 @@ mod cache;
 mod decode;
 mod growth;
 mod job;
+mod pace;
 mod peers;
 mod prefill;
+mod ready;
 mod retraction;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -28,6 +30,7 @@ use std::time::Duration;
 
 use crate::aux_row::AuxRow;
 use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::histogram::Histogram;
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::integrity::Found;
 use crate::message::Message;
@@ -40,6 +43,8 @@ use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage
 use crate::transfer::Tag;
 
 use job::{Job, Stage};
+use pace::Pace;
+pub use pace::PaceStats;
 use peers::Peers;
 use prefill::Orphan;
 
@@ -86,6 +91,8 @@ pub struct Config {
     /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
     /// retractions rare, fewer lets more requests run at once.
     pub reserved_decode_tokens: u32,
+    /// Mean time between two tokens of an answer that batches are to stay under; `None` lets as many run as fit.
+    pub target_itl: Option<Duration>,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
     /// Sequences in one batch at most.
@@ -302,6 +309,10 @@ pub struct Stats {
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// How long steps take, and what follows from it.
+    pub pace: PaceStats,
+    /// Time between two tokens of an answer, as they were drawn.
+    pub between_tokens: Histogram,
     /// Messages repeated until answered.
     pub unanswered: usize,
     /// Peers that were cut off without proof so far that nothing of them lands here any more.
@@ -346,10 +357,13 @@ pub struct Scheduler {
     jobs: BTreeMap<Room, Job>,
     /// Jobs that wait for pages: retracted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
+    /// Jobs whose pages are verified and that the pace has not let in yet, oldest first.
+    ready: VecDeque<Room>,
     /// Jobs that take part in batches, oldest first.
     running: Vec<Room>,
     /// Whether a batch is being computed.
     computing: bool,
+    pace: Pace,
     last_batch: u64,
     last_tag: u64,
     quarantine: Quarantine,
@@ -375,16 +389,19 @@ impl Scheduler {
                 && config.max_batch > 0
                 && config.max_running > 0
                 && config.max_attempts > 0
-                && config.reserved_decode_tokens > 0,
+                && config.reserved_decode_tokens > 0
+                && config.target_itl != Some(Duration::ZERO),
             "limits must be positive: {config:?}"
         );
         Self {
             pool: PagePool::new(config.pages),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
             aux_free: (0..config.max_running).rev().collect(),
+            pace: Pace::new(config.target_itl, config.max_batch as usize),
             config,
             jobs: BTreeMap::new(),
             queue: VecDeque::new(),
+            ready: VecDeque::new(),
             running: Vec::new(),
             computing: false,
             last_batch: 0,
@@ -427,7 +444,8 @@ impl Scheduler {
         self.expire(now, actions);
         self.repeat(now, actions);
         self.admit(now, actions);
-        self.build_batch(actions);
+        self.let_in(now, actions);
+        self.build_batch(now, actions);
     }
 
     /// When the next [`tick`](Self::tick) is needed if nothing happens before.
@@ -449,6 +467,7 @@ impl Scheduler {
             locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
             namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
             evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
+            pace: self.pace.stats(),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -486,6 +505,8 @@ impl Scheduler {
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
         let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");
+        let ready = self.jobs.values().filter(|job| job.stage == Stage::Ready).count();
+        assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
     }
 
     /// Which pages each request holds; for tests and for finding faults.

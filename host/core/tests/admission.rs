@@ -25,6 +25,7 @@ impl Worker {
             chunk_tokens: 4,
             radix_cache: None,
             reserved_decode_tokens: 1_000,
+            target_itl: None,
             seed: 0,
             max_batch: 64,
             max_running: 64,

@@ -26,6 +26,7 @@ fn config(role: Role, pages: u32, cache: bool) -> Config {
         chunk_tokens: 8,
         radix_cache: cache.then_some(Policy::Lru),
         reserved_decode_tokens: 1,
+        target_itl: None,
         seed: 0,
         max_batch: 64,
         max_running: 64,

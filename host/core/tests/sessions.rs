@@ -18,6 +18,7 @@ fn decode_worker() -> Scheduler {
         chunk_tokens: 4,
         radix_cache: None,
         reserved_decode_tokens: 1_000,
+        target_itl: None,
         seed: 0,
         max_batch: 4,
         max_running: 4,

@@ -262,6 +262,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
+        target_itl: None,
         seed: random_u64().context("no random seed for the radix cache")?,
         max_batch,
         max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),

@@ -19,6 +19,8 @@ pub(super) enum Stage {
     Transfer(Incoming),
     /// Decode: everything arrived; digests are being computed.
     Verifying(Incoming),
+    /// Decode: verified; waits until the pace lets it into the steps.
+    Ready,
     /// Takes part in batches.
     Running,
     /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
@@ -106,8 +108,10 @@ pub(super) struct Job {
     pub computed_before: usize,
     /// Tokens drawn, a stop token included.
     pub output: Vec<u32>,
-    /// The first token as it was drawn, for the aux row.
+    /// The first token as it was drawn: for the aux row, or kept back while ready.
     pub first: Option<Sampled>,
+    /// When the last token was drawn.
+    pub last_drawn: Option<Time>,
     /// The position up to which the batch being computed computes this job.
     pub in_batch: Option<usize>,
     /// Prefill: where the pages go, once decode has said so.
@@ -133,6 +137,7 @@ impl Job {
             computed_before: 0,
             output: Vec::new(),
             first: None,
+            last_drawn: None,
             in_batch: None,
             outgoing: None,
             cached_tokens: 0,

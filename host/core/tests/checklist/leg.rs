@@ -54,6 +54,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
         reserved_decode_tokens: 1_000,
+        target_itl: None,
         seed: 3,
         max_batch: 64,
         max_running: 64,

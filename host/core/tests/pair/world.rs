@@ -142,6 +142,7 @@ impl Worker {
             chunk_tokens: 7,
             radix_cache: faults.cache.then_some(Policy::Lru),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
+            target_itl: None,
             seed: 5,
             max_batch: 3,
             max_running: 5,
