@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod front;
 pub mod http;
+pub mod identity;
 pub mod metrics;
 pub mod peers;
 pub mod random;

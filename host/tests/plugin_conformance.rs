@@ -33,7 +33,7 @@ fn broken(reports: &[(String, String, String)]) -> Vec<&(String, String, String)
 
 #[test]
 fn plugins_that_keep_their_contract_pass() {
-    for name in ["shm", "loopback", "memory", "plain"] {
+    for name in ["shm", "wire", "loopback", "memory", "plain"] {
         let (code, reports) = test(&fixture::plugin(name), &[]);
         assert_eq!(broken(&reports), [] as [&(String, String, String); 0], "{name}");
         let skipped: Vec<_> = reports.iter().filter(|(_, status, _)| status == "skip").collect();

@@ -57,6 +57,25 @@ fn turn_two_of_a_conversation_moves_only_the_new_pages() {
 }
 
 #[test]
+fn of_thirty_two_equal_prompts_at_once_each_page_moves_once() {
+    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"]);
+    let prompt: Vec<u32> = (0..1000).map(|token| token * 3 % 200).collect();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let ask = || cluster.generate(&prompt, 4).unwrap().tokens;
+        let threads: Vec<_> = (0..32).map(|_| scope.spawn(ask)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    let [prefill, decode] = ["prefill", "decode"].map(|role| cluster.metrics(&cluster.worker(role)));
+    println!("waited: {}", decode["host_shared_transfers_total"]);
+    // The partial page at the end is everybody's own.
+    assert_eq!(prefill["host_pages_sent_total"], 62.0 + 32.0);
+    assert_eq!(decode["host_pages_received_total"], 62.0 + 32.0);
+    // Prefill computes the 62 pages once, and for everybody what is behind.
+    assert_eq!(prefill["host_prefill_tokens_total"], 1000.0 + 31.0 * 8.0);
+}
+
+#[test]
 fn answers_with_the_cache_equal_those_without_under_eviction() {
     let small = ["--pool-pages", "96", "--max-batch", "8", "--chunk-tokens", "64"];
     let (plain, _plugins) = start(&[&["--role", "aggregated"], small.as_slice()].concat());

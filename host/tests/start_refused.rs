@@ -108,12 +108,14 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
 
 #[test]
 fn numbers_that_cannot_work_are_refused_with_their_bounds() {
-    let cases: [(&[&str], &[&str]); 9] = [
+    let cases: [(&[&str], &[&str]); 11] = [
         (&["--default-max-tokens", "0"], &["--default-max-tokens", "1 to"]),
         (&["--max-running", "4294967295"], &["--max-running", "4294967295", "1 to 32768"]),
         (&["--max-batch", "0"], &["--max-batch", "1 to 16384"]),
         (&["--max-queued", "4000000000"], &["--max-queued", "1 to 1048576"]),
         (&["--chunk-tokens", "4294967295"], &["--chunk-tokens", "1 to 16777216"]),
+        (&["--target-itl-ms", "0"], &["--target-itl-ms", "0.1 to 60000"]),
+        (&["--target-itl-ms", "NaN"], &["--target-itl-ms", "0.1 to 60000"]),
         (&["--reserved-decode-tokens", "0"], &["--reserved-decode-tokens", "1 to"]),
         (&["--page-size", "4294967295"], &["--page-size", "1 to 65536"]),
         (&["--kv-memory", "100000GiB"], &["--kv-memory", "214748364800000 bytes", "bytes of memory"]),

@@ -102,7 +102,7 @@ fn replay(trace: &[Request], policy: Policy, workers: usize, capacity: u64, spee
     let mut placement = Placement::new(Weights { recompute });
     let mut pool: Vec<Worker> = (0..workers)
         .map(|_| Worker {
-            slot: index.add_worker(),
+            slot: index.add_worker(capacity / BLOCK),
             queue: VecDeque::new(),
             computing: None,
             used: HashMap::new(),

@@ -17,6 +17,7 @@
 //! the node that it was, so receipts, children and pins below a split need no correction.
 
 mod chain;
+mod changes;
 mod children;
 mod event;
 mod eviction;
@@ -29,6 +30,7 @@ mod order;
 use std::collections::BTreeMap;
 
 pub use chain::PageHash;
+pub use changes::{After, CacheChanges, CacheEvent};
 pub use event::{EventSink, TreeEvent};
 pub use insertion::Inserted;
 pub use lock::PrefixLock;

@@ -24,6 +24,7 @@ mod peers;
 mod prefill;
 mod ready;
 mod retraction;
+mod sharing;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -38,7 +39,7 @@ use crate::notice::Notice;
 use crate::outbox::Outbox;
 use crate::pool::{HeldPages, PagePool, PoolCounts};
 use crate::quarantine::{Cleared, Quarantine};
-use crate::radix::{Policy, RadixTree};
+use crate::radix::{CacheChanges, CacheEvent, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
@@ -47,6 +48,7 @@ use pace::Pace;
 pub use pace::PaceStats;
 use peers::Peers;
 use prefill::Orphan;
+use sharing::Leaders;
 
 /// What a worker does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +90,12 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
+    /// Tell what enters and leaves the radix cache ([`Action::Cache`]). Without anybody who listens it is work for
+    /// nothing.
+    pub cache_events: bool,
+    /// Digest of everything beside namespace and tokens that makes KV differ; see
+    /// [`crate::radix::TreeConfig::identity`]. Whoever is to know this worker's pages by their prompts must know it.
+    pub identity: PageHash,
     /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
     /// retractions rare, fewer lets more requests run at once.
     pub reserved_decode_tokens: u32,
@@ -255,6 +263,8 @@ pub enum Action {
         /// Why.
         failure: Failure,
     },
+    /// The contents of the radix cache changed so, in this order; for those who listen.
+    Cache(Vec<CacheEvent>),
     /// A prompt's KV is complete in these pages; for digests and events.
     PromptReady {
         /// The request.
@@ -313,6 +323,10 @@ pub struct Stats {
     pub pace: PaceStats,
     /// Time between two tokens of an answer, as they were drawn.
     pub between_tokens: Histogram,
+    /// Requests that waited for another one's pages instead of having their own sent or computed.
+    pub shared_transfers: u64,
+    /// Pages that were neither sent nor computed for that.
+    pub shared_pages: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,
     /// Peers that were cut off without proof so far that nothing of them lands here any more.
@@ -352,6 +366,10 @@ pub struct Scheduler {
     pool: PagePool,
     /// Cached prefixes, if the worker keeps any.
     cache: Option<RadixTree>,
+    /// What has changed in the cache since the last tick.
+    cache_changes: CacheChanges,
+    /// Requests that others wait for, because they bring pages of the same prompt.
+    leaders: Leaders,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
@@ -396,6 +414,8 @@ impl Scheduler {
         Self {
             pool: PagePool::new(config.pages),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
+            cache_changes: CacheChanges::new(config.cache_events),
+            leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
             pace: Pace::new(config.target_itl, config.max_batch as usize),
             config,
@@ -446,6 +466,17 @@ impl Scheduler {
         self.admit(now, actions);
         self.let_in(now, actions);
         self.build_batch(now, actions);
+        actions.extend(self.cache_changes.take().map(Action::Cache));
+    }
+
+    /// The whole cache as events, for a listener that has missed some: what came before them is void.
+    #[must_use]
+    pub fn cache_contents(&self) -> Vec<CacheEvent> {
+        let mut changes = CacheChanges::new(true);
+        if let Some(tree) = &self.cache {
+            tree.contents(&mut changes);
+        }
+        changes.take().unwrap_or_default()
     }
 
     /// When the next [`tick`](Self::tick) is needed if nothing happens before.
@@ -453,7 +484,11 @@ impl Scheduler {
     pub fn next_deadline(&self) -> Option<Time> {
         let jobs = self.jobs.values().map(|job| self.job_deadline(job));
         let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
-        jobs.chain(orphans).chain(self.outbox.next_due()).chain(self.peers.next_fence()).min()
+        jobs.chain(orphans)
+            .chain(self.outbox.next_due())
+            .chain(self.peers.next_fence())
+            .chain(self.next_impatient())
+            .min()
     }
 
     /// Counters and what is there now.
@@ -495,6 +530,7 @@ impl Scheduler {
             let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();
             assert_eq!(tree.counts().locks, locks, "every lock has a job, or pages in quarantine");
         }
+        self.audit_leaders();
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,

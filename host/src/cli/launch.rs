@@ -13,6 +13,7 @@ use super::{Refused, memory};
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use crate::executor::{Executor, KvMemory, ModelShape};
+use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
 use crate::text::TextModel;
@@ -21,6 +22,10 @@ use crate::worker::Parts;
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
 
+/// Shortest target for the time between tokens: below it a step is scheduling more than computing.
+const SHORTEST_TARGET_MS: f64 = 0.1;
+/// Longest target for the time between tokens.
+const LONGEST_TARGET_MS: f64 = 60_000.0;
 /// Most threads that a worker computes on.
 const MOST_THREADS: usize = 1024;
 /// Most prompt tokens in one step: more than any context.
@@ -69,6 +74,13 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
             let value = value.unwrap_or_default();
             return Err(refused(format!("{flag} is {value}: it must be 1 to {most}")));
         }
+    }
+    if let Some(target) = settings.target_itl_ms
+        && !(SHORTEST_TARGET_MS..=LONGEST_TARGET_MS).contains(&target)
+    {
+        return Err(refused(format!(
+            "--target-itl-ms is {target}: it must be {SHORTEST_TARGET_MS} to {LONGEST_TARGET_MS}"
+        )));
     }
     if settings.threads.is_some_and(|threads| threads == 0 || threads > MOST_THREADS) {
         return Err(refused(format!(
@@ -253,6 +265,18 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     };
     let max_batch = settings.max_batch.unwrap_or(64);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let identity = KvIdentity {
+        model: settings.model_name(),
+        weights: shape.weights.clone(),
+        executor: shape.math.clone(),
+        dtype: layout.shape.dtype.to_string(),
+        layout: layout.order.to_string(),
+        page_tokens: count(layout.shape.page_tokens),
+        layers: count(shape.layers),
+        kv_heads: count(shape.kv_heads),
+        head_dim: count(shape.head_dim),
+        ranks: 1,
+    };
     let config = Config {
         role: core_role,
         pages: count(layout.shape.pages),
@@ -261,8 +285,10 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
+        cache_events: false,
+        identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
-        target_itl: None,
+        target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
         max_batch,
         max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),
@@ -271,18 +297,6 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         bootstrap_timeout: Duration::from_secs(30),
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
-    };
-    let identity = KvIdentity {
-        model: settings.model_name(),
-        weights: shape.weights.clone(),
-        executor: shape.math.clone(),
-        dtype: layout.shape.dtype.to_string(),
-        layout: layout.order.to_string(),
-        page_tokens: config.page_tokens,
-        layers: count(shape.layers),
-        kv_heads: count(shape.kv_heads),
-        head_dim: count(shape.head_dim),
-        ranks: 1,
     };
     let kv = KvMemory::new(layout)
         .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;

@@ -1,5 +1,7 @@
 //! A worker's own `/metrics` and `/health`, on its control port.
 
+mod pace;
+
 use std::sync::Arc;
 
 use axum::http::header;
@@ -69,6 +71,7 @@ impl Collector for WorkerCollector {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
+        pace::encode(&stats, &mut encoder)?;
         let counters = [
             ("host_batches", "Batches computed", stats.batches),
             ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
@@ -94,6 +97,12 @@ impl Collector for WorkerCollector {
                 stats.cached_tokens,
             ),
             ("host_pages_evicted", "Cached pages given up for want of free ones", stats.evicted_pages),
+            (
+                "host_shared_transfers",
+                "Requests that waited for the pages of another with the same beginning",
+                stats.shared_transfers,
+            ),
+            ("host_pages_shared", "KV pages neither sent nor computed for that", stats.shared_pages),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
             ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),

@@ -49,6 +49,7 @@ struct Turn {
     clients: HashMap<Room, mpsc::UnboundedSender<Answer>>,
     /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
     unsent: VecDeque<Outgoing>,
+    warned_of_pace: bool,
 }
 
 pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
@@ -56,7 +57,8 @@ pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
     let thread = std::thread::Builder::new().name("scheduler".into());
     let thread = thread.spawn(move || {
         let scheduler = Scheduler::new(start.config.clone());
-        Turn { start, scheduler, clients: HashMap::new(), unsent: VecDeque::new() }.run(stopped);
+        Turn { start, scheduler, clients: HashMap::new(), unsent: VecDeque::new(), warned_of_pace: false }
+            .run(stopped);
     })?;
     Ok((Stop(stop), thread))
 }
@@ -89,8 +91,21 @@ impl Turn {
                 self.act(action);
             }
             self.flush();
-            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-                self.scheduler.stats();
+            let stats = self.scheduler.stats();
+            self.warn_of_pace(&stats);
+            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stats;
+        }
+    }
+
+    /// Says once that the target for the time between tokens cannot be met.
+    fn warn_of_pace(&mut self, stats: &Stats) {
+        if stats.pace.out_of_reach && !self.warned_of_pace {
+            self.warned_of_pace = true;
+            tracing::warn!(
+                target_itl = ?self.start.config.target_itl,
+                step = ?stats.pace.predicted,
+                "not even one request at a time stays under --target-itl-ms; requests decode one by one until it does"
+            );
         }
     }
 
@@ -124,6 +139,8 @@ impl Turn {
     fn act(&mut self, action: Action) {
         match action {
             Action::Run(batch) => self.rank(rank_thread::Command::Run(batch)),
+            // Nobody listens yet.
+            Action::Cache(_) => {}
             Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages } => {
                 if self.start.config.role != Role::Prefill {
                     let transferred_bytes = u64::from(transferred_pages) * self.start.page_bytes;

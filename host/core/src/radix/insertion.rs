@@ -117,9 +117,12 @@ impl RadixTree {
         self.counts.locked += count;
         self.events += 1;
         let pages = self.nodes[index].full().pages.ids();
+        let Some(seed) = self.namespaces.seed(lock.namespace) else {
+            unreachable!("a namespace with pages is not forgotten")
+        };
         sink.event(
             self.events,
-            TreeEvent::Stored { namespace: lock.namespace, parent: before, pages, tokens },
+            TreeEvent::Stored { namespace: lock.namespace, seed, parent: before, pages, tokens },
         );
         index
     }

@@ -144,7 +144,7 @@ mod tests {
 
     fn two_workers() -> (PrefixIndex, Vec<WorkerSlot>) {
         let mut index = PrefixIndex::default();
-        let slots = vec![index.add_worker(), index.add_worker()];
+        let slots = vec![index.add_worker(1000), index.add_worker(1000)];
         (index, slots)
     }
 

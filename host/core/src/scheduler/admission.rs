@@ -109,7 +109,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Admits in order of arrival, retracted requests first. A request whose other leg is not there yet is passed over.
+    /// Admits in order of arrival, retracted requests first. A request whose other leg is not there yet is passed over,
+    /// and so is one that waits for the pages of another ([`sharing`](super::sharing)).
     /// One that lacks pages may be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits
     /// behind it, so that it gets the next pages that come free.
     ///
@@ -136,11 +137,16 @@ impl Scheduler {
             if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
             }
-            if !ready {
+            if !ready || self.follows(now, job) {
                 at += 1;
                 continue;
             }
             let lock = self.lock_prefix(room);
+            if lock.as_ref().is_some_and(|lock| self.follow(now, room, lock)) {
+                self.unlock(lock);
+                at += 1;
+                continue;
+            }
             let needed = need.now - lock.as_ref().map_or(0, PrefixLock::pages);
             let first = admitted.is_empty() && self.jobs.len() == self.queue.len();
             let kept = if first { 0 } else { headroom + need.headroom };
@@ -157,6 +163,7 @@ impl Scheduler {
             promised += needed;
             headroom += need.headroom;
             self.queue.remove(at);
+            self.lead(room, lock.as_ref());
             admitted.push((room, needed, lock));
             for waits in &lacking {
                 if let Some(job) = self.jobs.get_mut(waits) {
@@ -319,6 +326,7 @@ impl Scheduler {
         self.queue.retain(|other| *other != room);
         self.running.retain(|other| *other != room);
         self.ready.retain(|other| *other != room);
+        self.leaders.remove(room);
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
         let touchers = Touchers {
             writer: match &job.stage {

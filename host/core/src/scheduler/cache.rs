@@ -3,7 +3,8 @@
 use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
-use crate::radix::{PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
+use crate::radix::{Policy, PrefixLock, RadixTree, TreeConfig};
+use crate::request::Request;
 
 /// Namespaces at most, whatever the size of the pool.
 const NAMESPACES: usize = 1 << 16;
@@ -13,8 +14,7 @@ pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
     RadixTree::new(&TreeConfig {
         page_tokens: config.page_tokens,
         policy,
-        // Nothing leaves the worker yet, so nothing needs to be told from other workers' pages.
-        identity: PageHash([0; 32]),
+        identity: config.identity,
         // One that is kept has a page or a running request, so that in pools of up to as many pages nobody can take
         // up all the places.
         max_namespaces: NAMESPACES.min(config.pages as usize + config.max_running as usize),
@@ -22,9 +22,18 @@ pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
     })
 }
 
+/// Tokens of a request's prompt that may come from the cache. A worker that computes needs at least one token to
+/// compute; one that is sent the rest may hold all of it.
+pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
+    match role {
+        Role::Decode => request.prompt.len(),
+        Role::Prefill | Role::Aggregated => request.prompt.len() - 1,
+    }
+}
+
 impl Scheduler {
-    /// Locks what is cached of a request's prompt. A worker that computes needs at least one token to compute; one that
-    /// is sent the rest may hold all of it. A retracted request has its answer so far cached too. `None` for a request that runs without the cache.
+    /// Locks what is cached of a request's prompt; of a retracted one's answer so far too. `None` for a request that
+    /// runs without the cache.
     pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
         let job = self.jobs.get(&room)?;
         let tree = self.cache.as_mut()?;
@@ -36,12 +45,8 @@ impl Scheduler {
         if job.stage == Stage::Retracted {
             return Some(tree.lock(namespace, &job.known_tokens()));
         }
-        let prompt = &request.prompt;
-        let usable = match self.config.role {
-            Role::Decode => prompt.len(),
-            Role::Prefill | Role::Aggregated => prompt.len() - 1,
-        };
-        Some(tree.lock(namespace, &prompt[..usable]))
+        let usable = usable_prefix(self.config.role, request);
+        Some(tree.lock(namespace, &request.prompt[..usable]))
     }
 
     pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {
@@ -61,7 +66,7 @@ impl Scheduler {
         if let Some(tree) = &mut self.cache
             && missing > 0
         {
-            let evicted = tree.evict(missing, &mut ());
+            let evicted = tree.evict(missing, &mut self.cache_changes);
             self.pool.release_cached(evicted);
         }
     }
@@ -71,12 +76,13 @@ impl Scheduler {
     /// read them.
     pub(super) fn cache_computed(&mut self, room: Room) {
         let (Some(tree), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
+        self.leaders.remove(room);
         if job.lock.is_none() || job.held.is_none() {
             return;
         }
         let (Some(lock), Some(held)) = (job.lock.take(), job.held.take()) else { return };
         let tokens: Vec<u32> = (0..job.computed).map(|position| job.token(position)).collect();
-        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut ());
+        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut self.cache_changes);
         let mut table = Vec::with_capacity(job.table.len());
         tree.pages(&inserted.lock, &mut table);
         table.extend_from_slice(&job.table[table.len()..]);

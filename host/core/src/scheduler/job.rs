@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::sharing::Follows;
 use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
@@ -112,6 +113,8 @@ pub(super) struct Job {
     pub first: Option<Sampled>,
     /// When the last token was drawn.
     pub last_drawn: Option<Time>,
+    /// Whom it waits for, or has waited for, while queued.
+    pub follows: Option<Follows>,
     /// The position up to which the batch being computed computes this job.
     pub in_batch: Option<usize>,
     /// Prefill: where the pages go, once decode has said so.
@@ -138,6 +141,7 @@ impl Job {
             output: Vec::new(),
             first: None,
             last_drawn: None,
+            follows: None,
             in_batch: None,
             outgoing: None,
             cached_tokens: 0,

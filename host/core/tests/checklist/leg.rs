@@ -53,6 +53,8 @@ pub fn config(role: Role, pages: u32) -> Config {
         vocabulary: 1000,
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
+        cache_events: false,
+        identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
         target_itl: None,
         seed: 3,
@@ -181,6 +183,23 @@ impl Leg {
         let id = self.last_message;
         let message = Message { id, answers: Some(answers), room: Room(room), attempt, body };
         self.event(Event::Message { from: PEER, floor: 0, message });
+    }
+
+    /// The peer hears everything, so that nothing is repeated.
+    pub fn answer_messages(&mut self) {
+        for message in std::mem::take(&mut self.sent) {
+            let body = match message.body {
+                Body::Reserve(_) => Body::Reserved,
+                Body::Commit => Body::Committed,
+                Body::Abort => Body::Drained,
+                Body::PrefillFailed { .. } => Body::PrefillFailedSeen,
+                _ => continue,
+            };
+            self.last_message += 1;
+            let (id, room, attempt) = (self.last_message, message.room, message.attempt);
+            let answer = Message { id, answers: Some(message.id), room, attempt, body };
+            self.event(Event::Message { from: PEER, floor: 0, message: answer });
+        }
     }
 
     /// Prefill has nothing of an aborted room in flight.

@@ -29,8 +29,12 @@ pub struct Faults {
     pub disconnect: f64,
     /// Not a mishap: answers are long, and little is kept ready for them, so that requests lose their pages again.
     pub pressure: bool,
+    /// Not a mishap: a target for the time between tokens lets few decode at once.
+    pub paced: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
+    /// Not one either: half of the requests have the same prompt.
+    pub alike: bool,
 }
 
 /// What happened.
@@ -47,6 +51,7 @@ pub struct Outcome {
     pub messages_stale: u64,
     pub cached_tokens: u64,
     pub evicted_pages: u64,
+    pub shared_transfers: u64,
     pub retractions: u64,
     pub restored_tokens: u64,
     pub recomputed_tokens: u64,
@@ -65,6 +70,7 @@ impl Outcome {
         self.messages_stale += other.messages_stale;
         self.cached_tokens += other.cached_tokens;
         self.evicted_pages += other.evicted_pages;
+        self.shared_transfers += other.shared_transfers;
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
@@ -141,8 +147,10 @@ impl Worker {
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
             radix_cache: faults.cache.then_some(Policy::Lru),
+            cache_events: false,
+            identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
-            target_itl: None,
+            target_itl: faults.paced.then_some(Duration::from_millis(12)),
             seed: 5,
             max_batch: 3,
             max_running: 5,
@@ -271,7 +279,7 @@ impl World {
             trace: Vec::new(),
         };
         for _ in 0..8 {
-            let at = world.random.below(if faults.pressure { 300 } else { 3_000 });
+            let at = world.random.below(if faults.pressure || faults.alike { 300 } else { 3_000 });
             world.add_request(at);
         }
         world
@@ -319,6 +327,9 @@ impl World {
 
     /// Half of the prompts begin like one of three others.
     fn prompt(&mut self, length: usize) -> Vec<u32> {
+        if self.faults.alike && self.random.chance(0.5) {
+            return (0..23).collect();
+        }
         let mut own = Random(self.random.next());
         let base = self.random.below(6);
         let shared = if base < 3 { self.random.below(length as u64 + 1) as usize } else { 0 };
@@ -651,7 +662,7 @@ impl World {
                     let after = self.soon(20);
                     self.schedule(after, Pending::Settle { at: other, event: Event::Cancel(room) });
                 }
-                Action::PromptReady { .. } => {}
+                Action::PromptReady { .. } | Action::Cache(_) => {}
             }
         }
     }
@@ -718,6 +729,7 @@ impl World {
             messages_stale: stats.iter().map(|s| s.messages_stale).sum(),
             cached_tokens: stats.iter().map(|s| s.cached_tokens).sum(),
             evicted_pages: stats.iter().map(|s| s.evicted_pages).sum(),
+            shared_transfers: stats.iter().map(|s| s.shared_transfers).sum(),
             retractions: stats[1].retractions,
             restored_tokens: stats[1].restored_tokens,
             recomputed_tokens: stats[1].recomputed_tokens,
