@@ -301,6 +301,22 @@ fn it_begins_with_few_and_never_hurts_while_learning() {
 }
 
 #[test]
+fn a_cost_that_is_no_straight_line_is_felt_out() {
+    // So cheap at first that any number seems to fit; each sequence beyond 64 costs ten times as much.
+    let cost = |step: Step| 1e-4 + 1e-4 * step.sequences + 9e-4 * (step.sequences - 64.0).max(0.0);
+    let mut world = World::new(config(Role::Decode, Some(20)), &cost);
+    world.noise = 0.2;
+    world.run(60.0, 250);
+    let mut largest = 0;
+    for (_, sequences) in &world.steps {
+        assert!(*sequences <= largest * 5 / 4 + 1, "{sequences} after at most {largest}");
+        largest = largest.max(*sequences);
+    }
+    between("time between tokens", world.itl(10.0, 60.0), 17.0, 20.5);
+    between("sequences", world.sequences(10.0, 60.0), 70.0, 78.0);
+}
+
+#[test]
 fn a_cost_that_changes_is_followed_in_both_directions() {
     // Twice as slow from second 30 to 60.
     let cost = |step: Step| plain(step) * if (30.0..60.0).contains(&step.at) { 2.0 } else { 1.0 };

@@ -84,10 +84,10 @@ impl Pace {
         self.target.is_some()
     }
 
-    /// Requests that may decode at once, if that is limited. At most double what was tried lately: a cost that grows
-    /// faster than the model knows shows before it hurts.
+    /// Requests that may decode at once, if that is limited. At most a quarter more than was tried lately: a cost that
+    /// grows faster than the model knows shows before it hurts.
     pub(super) fn limit(&self) -> Option<usize> {
-        self.target.map(|_| self.limit.min(2 * self.model.largest_seen() + 1).min(self.most))
+        self.target.map(|_| self.limit.min(self.model.largest_seen() * 5 / 4 + 1).min(self.most))
     }
 
     /// Tokens of longer pieces that fit beside those who decode, if that is limited.
