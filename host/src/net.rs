@@ -1,5 +1,6 @@
 //! Control plane between workers, registry, router and HTTP API.
 
+pub mod cache_news;
 pub mod clock;
 pub mod front;
 pub mod http;

@@ -53,6 +53,9 @@ fn turn_two_of_a_conversation_moves_only_the_new_pages() {
     let second = cluster.generate(again, 8).unwrap();
     assert_eq!(second.transferred_bytes, 0, "a full hit moves zero pages");
     assert_eq!(first.tokens, second.tokens);
+    let metrics = cluster.metrics(&cluster.worker("prefill"));
+    let written = metrics["host_plugin_counter_total{plugin=\"host.shm\",name=\"bytes_written\"}"];
+    assert!(written > 0.0, "what the plugin counts is on its worker's page: {metrics:?}");
     cluster.wait("all requests to end", || cluster.all_free());
 }
 
@@ -73,6 +76,28 @@ fn of_thirty_two_equal_prompts_at_once_each_page_moves_once() {
     assert_eq!(decode["host_pages_received_total"], 62.0 + 32.0);
     // Prefill computes the 62 pages once, and for everybody what is behind.
     assert_eq!(prefill["host_prefill_tokens_total"], 1000.0 + 31.0 * 8.0);
+}
+
+#[test]
+fn a_flush_makes_every_worker_forget() {
+    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"]);
+    let prompt: Vec<u32> = (0..160).collect();
+    let first = cluster.generate(&prompt, 4).unwrap();
+    assert_eq!(cluster.generate(&prompt, 4).unwrap().transferred_bytes, 0);
+    cluster.wait("all requests to end", || cluster.all_free());
+    let (status, text) = cluster.post("/flush_cache", "").unwrap();
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &answer["flushed"]), (200, &true.into()), "{text}");
+    for worker in answer["workers"].as_array().unwrap() {
+        assert_eq!((&worker["pages_freed"], &worker["pages_in_use"]), (&10.into(), &0.into()), "{text}");
+    }
+    for role in ["prefill", "decode"] {
+        let worker = cluster.worker(role);
+        cluster.wait("the pages to be free", || {
+            cluster.metrics(&worker)["host_kv_pages{state=\"cached\"}"] == 0.0
+        });
+    }
+    assert_eq!(cluster.generate(&prompt, 4).unwrap(), first, "moved again, and the same answer");
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     let config = directory.path().join("host.toml");
     std::fs::write(&config, "page-sise = 16\n").unwrap();
     let config = config.display().to_string();
-    let cases: [(&[&str], &[&str]); 12] = [
+    let cases: [(&[&str], &[&str]); 14] = [
         (&["--executor", "synthetic", "--threads", "0"], &["--threads"]),
         (&["--executor", "synthetic", "--threads", "1000000"], &["--threads", "1024"]),
         (&[], &["--model", "--executor synthetic"]),
@@ -108,7 +108,10 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
 
 #[test]
 fn numbers_that_cannot_work_are_refused_with_their_bounds() {
-    let cases: [(&[&str], &[&str]); 11] = [
+    let cases: [(&[&str], &[&str]); 14] = [
+        (&["--layer-groups", "0"], &["--layer-groups", "\"0\"", "auto, off or 2 to 32"]),
+        (&["--layer-groups", "some"], &["--layer-groups", "\"some\"", "auto, off or 2 to 32"]),
+        (&["--layer-groups", "5"], &["--layer-groups", "5 layer groups of a model of 4 layers"]),
         (&["--default-max-tokens", "0"], &["--default-max-tokens", "1 to"]),
         (&["--max-running", "4294967295"], &["--max-running", "4294967295", "1 to 32768"]),
         (&["--max-batch", "0"], &["--max-batch", "1 to 16384"]),

@@ -11,6 +11,7 @@ pub mod batch;
 pub mod histogram;
 pub mod ids;
 pub mod integrity;
+pub mod layer_groups;
 pub mod layout;
 pub mod message;
 pub mod notice;

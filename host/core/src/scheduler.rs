@@ -21,12 +21,14 @@ mod growth;
 mod job;
 mod pace;
 mod peers;
+mod pipeline;
 mod prefill;
 mod ready;
 mod retraction;
 mod sharing;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::aux_row::AuxRow;
@@ -34,6 +36,7 @@ use crate::batch::{Batch, Sampled, SequenceOutput};
 use crate::histogram::Histogram;
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::integrity::Found;
+use crate::layer_groups::LayerGroups;
 use crate::message::Message;
 use crate::notice::Notice;
 use crate::outbox::Outbox;
@@ -43,6 +46,7 @@ use crate::radix::{CacheChanges, CacheEvent, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
+pub use cache::Flushed;
 use job::{Job, Stage};
 use pace::Pace;
 pub use pace::PaceStats;
@@ -103,6 +107,8 @@ pub struct Config {
     pub target_itl: Option<Duration>,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
+    /// In how many groups of layers pages are sent; the model's layers.
+    pub layer_groups: LayerGroups,
     /// Sequences in one batch at most.
     pub max_batch: u32,
     /// Requests past the queue at most: computing, or with a transfer under way. Each has an aux row.
@@ -168,6 +174,14 @@ pub enum Event {
         peer: Instance,
         /// Which connection.
         session: u64,
+    },
+    /// The KV of layers `0..layers` is in the pool for all positions of the batch that is being computed, and is not
+    /// written again. May be left out or come late; says nothing once the batch has ended.
+    LayersDone {
+        /// [`Batch::id`].
+        batch: u64,
+        /// How many layers.
+        layers: u32,
     },
     /// The batch was computed.
     BatchDone(Vec<SequenceOutput>),
@@ -296,6 +310,8 @@ pub struct PageWrite {
     pub source: Vec<PageId>,
     /// The peer's pages, pair by pair.
     pub target: Vec<PageId>,
+    /// Which of their layers.
+    pub layers: Range<u32>,
     /// With the last part: the row, our slot for it and the peer's. The digest is filled in by who writes.
     pub aux: Option<(AuxRow, u32, u32)>,
 }
@@ -347,6 +363,8 @@ pub struct Stats {
     pub pages_received: u64,
     /// Pages written to peers.
     pub pages_sent: u64,
+    /// Parts of transfers that were sent while later layers of their pages were being computed.
+    pub layer_parts_sent: u64,
     /// Transfers that were not what prefill sent, and were asked for again.
     pub integrity_failures: u64,
     /// Messages repeated because no answer came.
@@ -450,6 +468,7 @@ impl Scheduler {
                 self.peer_lost(now, (peer, session), fenced, actions);
             }
             Event::FenceFailed { peer, session } => self.fence_failed(now, peer, session),
+            Event::LayersDone { batch, layers } => self.layers_done(batch, layers, actions),
             Event::BatchDone(outputs) => self.batch_done(now, &outputs, actions),
             Event::BatchFailed(message) => self.batch_failed(now, &message, actions),
             Event::Written { tag, error } => self.written(now, tag, error, actions),

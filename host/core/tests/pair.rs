@@ -3,6 +3,7 @@
 //! write lands on another request's page, and in the end every page is free.
 
 mod pair {
+    pub mod memory;
     pub mod world;
 }
 
@@ -26,8 +27,38 @@ fn run(name: &str, faults: Faults) -> Outcome {
 #[test]
 fn without_faults_every_answer_is_right() {
     let total = run("no faults", Faults::default());
-    assert_eq!(total.failed, 0);
+    assert_eq!((total.failed, total.integrity_failures, total.layer_parts_sent), (0, 0, 0));
     assert!(total.finished > SEEDS);
+}
+
+#[test]
+fn layers_sent_while_others_are_computed_change_no_answer_and_none_is_sent_twice_or_too_early() {
+    for cache in [false, true] {
+        let total = run("layers", Faults { layers: true, cache, ..Faults::default() });
+        assert_eq!((total.failed, total.integrity_failures), (0, 0));
+        assert!(total.finished > SEEDS && total.layer_parts_sent > SEEDS);
+    }
+}
+
+#[test]
+fn layers_on_their_way_survive_failing_batches_aborts_loss_flips_deaths_and_disconnects() {
+    let faults = Faults {
+        loss: 0.2,
+        repeat: 0.2,
+        abort: 0.3,
+        flip: 0.05,
+        death: 0.005,
+        disconnect: 0.005,
+        executor: 0.05,
+        layers: true,
+        ..Faults::default()
+    };
+    for cache in [false, true] {
+        let total = run("layers and faults", Faults { cache, ..faults });
+        assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+        assert!(total.batches_failed > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+        assert!(total.layer_parts_sent > SEEDS);
+    }
 }
 
 #[test]
@@ -122,6 +153,17 @@ fn prompts_alike_in_flight_survive_every_end_of_those_they_wait_for() {
 }
 
 #[test]
+fn caches_that_are_emptied_at_any_time_change_no_answer() {
+    let calm = Faults { cache: true, alike: true, flush: 0.02, ..Faults::default() };
+    let total = run("flushes", calm);
+    assert_eq!(total.failed, 0);
+    assert!(total.flushed_in_use > 0 && total.cached_tokens > 0, "no flush met a request");
+    let faults = Faults { loss: 0.2, abort: 0.3, flip: 0.05, death: 0.005, disconnect: 0.005, ..calm };
+    let total = run("flushes and faults", Faults { pressure: true, ..faults });
+    assert!(total.finished > 0 && total.failed > 0 && total.retractions > 0 && total.flushed_in_use > 0);
+}
+
+#[test]
 fn requests_that_lose_their_pages_answer_as_if_they_had_not() {
     let total = run("pressure", Faults { pressure: true, ..Faults::default() });
     assert_eq!(total.failed, 0);
@@ -155,6 +197,8 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
             paced,
             cache,
             alike: cache,
+            layers: true,
+            ..Faults::default()
         };
         let total = run("pressure and faults", faults);
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
@@ -198,6 +242,8 @@ fn the_same_seed_gives_the_same_run() {
         flip: 0.02,
         death: 0.005,
         disconnect: 0.005,
+        executor: 0.02,
+        layers: true,
         cache: true,
         ..Faults::default()
     };

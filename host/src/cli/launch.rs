@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
 use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
@@ -48,6 +49,8 @@ pub struct Plan {
     pub layout: KvLayout,
     /// Longest prompt + answer.
     pub max_tokens: u32,
+    /// In how many groups of layers pages are sent.
+    pub layer_groups: LayerGroups,
 }
 
 fn refused(message: impl Into<String>) -> Refused {
@@ -153,7 +156,14 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         None => u32::try_from(possible).unwrap_or(u32::MAX),
     };
     let layout = KvLayout::new(KvShape { pages: pages as usize, ..page }, order);
-    Ok(Plan { shape, layout, max_tokens })
+    let layer_groups = layer_groups(settings, &layout)?;
+    Ok(Plan { shape, layout, max_tokens, layer_groups })
+}
+
+fn layer_groups(settings: &Settings, layout: &KvLayout) -> Result<LayerGroups, Refused> {
+    let wish = settings.layer_groups.as_deref().map_or(Ok(Wish::default()), str::parse);
+    wish.and_then(|wish| LayerGroups::new(wish, layout))
+        .map_err(|error| refused(format!("--layer-groups: {error}")))
 }
 
 fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
@@ -241,7 +251,7 @@ fn radix_cache(settings: &Settings, role: Role) -> Result<Option<Policy>, Refuse
 /// # Errors
 /// When either cannot be had, or the transfer plugin does not open.
 pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
-    let Plan { shape, layout, max_tokens } = plan(settings)?;
+    let Plan { shape, layout, max_tokens, layer_groups } = plan(settings)?;
     let core_role = match role {
         RoleName::Prefill => Role::Prefill,
         RoleName::Decode => Role::Decode,
@@ -285,11 +295,12 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
-        cache_events: false,
+        cache_events: radix_cache(settings, core_role)?.is_some(),
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
+        layer_groups,
         max_batch,
         max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),
         max_queued: settings.max_queued.unwrap_or(1024),

@@ -161,6 +161,12 @@ impl Registry {
         }
     }
 
+    /// Every worker, those not heard of lately too.
+    #[must_use]
+    pub fn everyone(&self) -> Vec<(Chosen, Role)> {
+        self.lock().everyone()
+    }
+
     /// Everything, for `/health` and metrics.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {

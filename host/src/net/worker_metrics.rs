@@ -8,11 +8,13 @@ use axum::http::header;
 use axum::routing::get;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::proto::WorkerInfo;
+use crate::plugins::{Kind, Services};
 use crate::worker::Handle;
 
 /// Reads the scheduler's counters when somebody asks.
@@ -105,6 +107,11 @@ impl Collector for WorkerCollector {
             ("host_pages_shared", "KV pages neither sent nor computed for that", stats.shared_pages),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
+            (
+                "host_layer_parts_sent",
+                "Parts of transfers sent while later layers were computed",
+                stats.layer_parts_sent,
+            ),
             ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),
             (
                 "host_messages_repeated",
@@ -123,8 +130,42 @@ impl Collector for WorkerCollector {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        Ok(())
+        encode_plugins(&mut encoder)
     }
+}
+
+/// What this process's plugins count, under their ids. A label names the number, so that two plugins cannot clash.
+fn encode_plugins(encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+    let plugins = Services::all();
+    for (family, help, wanted) in [
+        ("host_plugin_counter", "Numbers that plugins count", Kind::Counter),
+        ("host_plugin_gauge", "Numbers that plugins keep", Kind::Gauge),
+    ] {
+        let kind = match wanted {
+            Kind::Counter => MetricType::Counter,
+            Kind::Gauge => MetricType::Gauge,
+        };
+        let mut family = encoder.encode_descriptor(family, help, None, kind)?;
+        for (id, services) in &plugins {
+            for word in services.words().into_iter().filter(|word| word.kind == wanted) {
+                let labels = [("plugin", id.as_str()), ("name", word.name.as_str())];
+                let encoder = family.encode_family(&labels)?;
+                match wanted {
+                    Kind::Counter => ConstCounter::new(word.value()).encode(encoder)?,
+                    Kind::Gauge => {
+                        ConstGauge::new(i64::try_from(word.value()).unwrap_or(i64::MAX)).encode(encoder)?;
+                    }
+                }
+            }
+        }
+    }
+    let (name, help) = ("host_plugin_log_lines_left_out", "Log lines of a plugin beyond 200 in a second");
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (id, services) in &plugins {
+        let lines = ConstCounter::new(services.lines_left_out());
+        lines.encode(family.encode_family(&[("plugin", id.as_str())])?)?;
+    }
+    Ok(())
 }
 
 /// `/metrics` (Prometheus text) and `/health` (this worker's own liveness, nobody else's).

@@ -10,6 +10,7 @@ use host_core::scheduler::Stats;
 use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use tokio::sync::{mpsc, watch};
 
+use super::cache_thread::CacheFeed;
 use super::clock::Clock;
 use super::transfer_thread::{Command as TransferCommand, Inbox};
 use super::{Alive, Answer, Input, Outgoing, rank_thread};
@@ -31,6 +32,7 @@ pub(super) struct Start {
     pub outgoing: mpsc::Sender<Outgoing>,
     pub to_rank: Sender<rank_thread::Command>,
     pub to_transfer: Option<Inbox>,
+    pub cache_feed: Option<CacheFeed>,
     pub stats: Arc<Mutex<Stats>>,
 }
 
@@ -91,6 +93,9 @@ impl Turn {
                 self.act(action);
             }
             self.flush();
+            if let Some(feed) = &mut self.start.cache_feed {
+                feed.catch_up(|| self.scheduler.cache_contents());
+            }
             let stats = self.scheduler.stats();
             self.warn_of_pace(&stats);
             *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stats;
@@ -132,6 +137,11 @@ impl Turn {
                 Event::Submit(request)
             }
             Input::Event(event) => event,
+            Input::FlushCache(flushed) => {
+                // Whoever asked may have hung up.
+                let _gone = flushed.send(self.scheduler.flush_cache()).is_err();
+                return;
+            }
         };
         self.scheduler.handle(self.start.clock.now(), event, actions);
     }
@@ -139,8 +149,11 @@ impl Turn {
     fn act(&mut self, action: Action) {
         match action {
             Action::Run(batch) => self.rank(rank_thread::Command::Run(batch)),
-            // Nobody listens yet.
-            Action::Cache(_) => {}
+            Action::Cache(events) => {
+                if let Some(feed) = &mut self.start.cache_feed {
+                    feed.tell(events);
+                }
+            }
             Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages } => {
                 if self.start.config.role != Role::Prefill {
                     let transferred_bytes = u64::from(transferred_pages) * self.start.page_bytes;

@@ -220,6 +220,10 @@ impl Scheduler {
             _ => {
                 job.stage = Stage::Running;
                 self.running.push(room);
+                if self.config.role == Role::Prefill {
+                    // What is cached can be on its way while the rest is computed.
+                    self.push_pages(room, actions);
+                }
             }
         }
     }

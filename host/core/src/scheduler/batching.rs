@@ -52,7 +52,8 @@ impl Scheduler {
         self.computing = true;
         self.pace.begins(now, load);
         self.last_batch += 1;
-        actions.push(Action::Run(Batch { id: self.last_batch, sequences }));
+        let layer_group = self.finest_group(&sequences);
+        actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
     }
 
     /// Who is computed next, each with the position up to which.

@@ -22,6 +22,15 @@ pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
     })
 }
 
+/// What became of the pages of a cache that was emptied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// Pages that are free now.
+    pub freed: usize,
+    /// Pages that requests use; they are free when these end.
+    pub in_use: usize,
+}
+
 /// Tokens of a request's prompt that may come from the cache. A worker that computes needs at least one token to
 /// compute; one that is sent the rest may hold all of it.
 pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
@@ -52,7 +61,21 @@ impl Scheduler {
     pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {
         if let (Some(tree), Some(lock)) = (&mut self.cache, lock) {
             tree.unlock(lock);
+            self.pool.release_cached(tree.gone());
         }
+    }
+
+    /// Empties the radix cache. What requests use stays for them, is found by nobody else, and goes with the last of
+    /// them; what they compute or receive from here on with what they found before enters no cache.
+    ///
+    /// `None` when the worker keeps no cache.
+    pub fn flush_cache(&mut self) -> Option<Flushed> {
+        let tree = self.cache.as_mut()?;
+        let pages = tree.clear(&mut self.cache_changes);
+        let freed = pages.ids().len();
+        self.pool.release_cached(pages);
+        self.leaders.clear();
+        Some(Flushed { freed, in_use: tree.counts().pages })
     }
 
     /// Pages that can be had: free ones, and cached ones that nobody uses.

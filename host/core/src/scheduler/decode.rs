@@ -17,7 +17,7 @@ impl Scheduler {
             return;
         }
         let covered = job.request.prompt.len().div_ceil(self.config.page_tokens as usize);
-        let beyond = notice.sequence as usize > covered
+        let beyond = notice.sequence as usize >= self.config.layer_groups.most_parts(covered)
             || incoming
                 .last
                 .is_some_and(|last| notice.sequence > last || (notice.last && notice.sequence != last))

@@ -63,6 +63,8 @@ pub(super) struct Outgoing {
     pub reserve: Reserve,
     /// Pages of the prompt sent so far or held by decode already; never moves back within an attempt.
     pub cursor: usize,
+    /// Pages behind the cursor of which some layers were sent while the others are still computed.
+    pub begun: Option<Begun>,
     /// Sequence number of the next part.
     pub sequence: u32,
     /// Whether the last part was sent.
@@ -79,8 +81,27 @@ impl Outgoing {
         page_tokens: u32,
     ) -> Self {
         let cursor = (reserve.decode_prefix_len / page_tokens) as usize;
-        Self { peer, session, attempt, reserve, cursor, sequence: 0, complete: false, tags: BTreeSet::new() }
+        Self {
+            peer,
+            session,
+            attempt,
+            reserve,
+            cursor,
+            begun: None,
+            sequence: 0,
+            complete: false,
+            tags: BTreeSet::new(),
+        }
     }
+}
+
+/// Pages from the cursor on, of which the first layers were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Begun {
+    /// The page after the last of them, counted from the front of the prompt.
+    pub end: usize,
+    /// Layers that were sent, fewer than the model has.
+    pub layers: u32,
 }
 
 /// A request and everything the worker holds for it.

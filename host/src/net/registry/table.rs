@@ -304,6 +304,14 @@ impl WorkerTable {
         Ok(entry.heard + self.terms.lost_after + Duration::from_millis(1))
     }
 
+    /// Every worker, by name.
+    pub fn everyone(&self) -> Vec<(Chosen, Role)> {
+        let mut everyone: Vec<_> =
+            self.workers.values().map(|entry| (entry.chosen.clone(), entry.role)).collect();
+        everyone.sort_by(|left, right| left.0.name.cmp(&right.0.name));
+        everyone
+    }
+
     pub fn snapshot(&self, now: Instant) -> Snapshot {
         let mut workers: Vec<WorkerSnapshot> = self
             .workers

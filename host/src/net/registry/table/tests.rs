@@ -32,6 +32,7 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
         max_tokens: 100,
         pages: 10,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
+        cache_events: false,
     }
 }
 
