@@ -87,7 +87,7 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     let config = directory.path().join("host.toml");
     std::fs::write(&config, "page-sise = 16\n").unwrap();
     let config = config.display().to_string();
-    let cases: [(&[&str], &[&str]); 14] = [
+    let cases: [(&[&str], &[&str]); 12] = [
         (&["--executor", "synthetic", "--threads", "0"], &["--threads"]),
         (&["--executor", "synthetic", "--threads", "1000000"], &["--threads", "1024"]),
         (&[], &["--model", "--executor synthetic"]),

@@ -283,6 +283,7 @@ impl Scheduler {
             };
             self.fail(now, room, Failure::new(FailureCode::Timeout, message), actions);
         }
+        self.end_patience(now);
         self.expire_orphans(now, actions);
     }
 

@@ -50,6 +50,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.stage = Stage::Retracted;
         job.overtaken = 0;
+        job.follows = None;
         // Drawn again, when its last prompt token is computed again.
         job.first = None;
         job.computed_before = job.computed_before.max(job.computed);

@@ -26,7 +26,7 @@ pub const DRAWN: u32 = 9;
 pub struct Leg {
     pub scheduler: Scheduler,
     role: Role,
-    now: Time,
+    pub now: Time,
     last_message: u64,
     /// Rooms' prompts, for aux rows.
     prompts: BTreeMap<Room, Vec<u32>>,

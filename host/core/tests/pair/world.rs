@@ -397,8 +397,11 @@ impl World {
         }
         self.tick(true);
         self.tick(false);
-        self.prefill.scheduler.audit();
-        self.decode.scheduler.audit();
+        for worker in [&self.prefill, &self.decode] {
+            worker.scheduler.audit();
+            let next = worker.scheduler.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now), "what is due was not done: a worker would spin");
+        }
         self.outcome.quarantined += self.decode.scheduler.stats().pool.quarantined as u64;
         true
     }
