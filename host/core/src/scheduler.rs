@@ -329,6 +329,8 @@ pub struct Stats {
     pub quarantined_rooms: usize,
     /// Cached pages that a request uses.
     pub locked_pages: usize,
+    /// Requests that keep a cached prefix, one without pages too.
+    pub prefix_locks: usize,
     /// Cache namespaces that hold pages, or that a request uses.
     pub namespaces: usize,
     /// Cached pages given up for want of free ones.
@@ -339,6 +341,16 @@ pub struct Stats {
     pub pace: PaceStats,
     /// Time between two tokens of an answer, as they were drawn.
     pub between_tokens: Histogram,
+    /// Of [`cached_tokens`](Self::cached_tokens), those of prompts that were completed with them.
+    pub delivered_tokens: u64,
+    /// Decode: verified transfers of whole prompts.
+    pub full_transfers: u64,
+    /// Decode: verified transfers of what was not cached of a prompt.
+    pub delta_transfers: u64,
+    /// Decode: prompts that were cached completely, so that only the aux row moved.
+    pub full_hits: u64,
+    /// Decode: pages of prompts that were there and did not have to be sent.
+    pub pages_saved: u64,
     /// Requests that waited for another one's pages instead of having their own sent or computed.
     pub shared_transfers: u64,
     /// Pages that were neither sent nor computed for that.
@@ -519,6 +531,7 @@ impl Scheduler {
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
             locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
+            prefix_locks: self.cache.as_ref().map_or(0, |tree| tree.counts().locks),
             namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
             evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
             pace: self.pace.stats(),
