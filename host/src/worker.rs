@@ -21,10 +21,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use host_core::request::{Failure, FinishReason, Request, Usage};
-use host_core::scheduler::Stats;
+use host_core::scheduler::{Flushed, Stats};
 use host_core::{Config, Event, Instance, KvLayout, Room, Sampled};
 use host_plugin_api::transfer::TransferBackend;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::executor::{Executor, KvMemory};
 use crate::net::proto::{KvIdentity, WorkerInfo};
@@ -68,6 +68,8 @@ pub(crate) enum Input {
     Event(Event),
     /// A request, and where its answer goes.
     Submit(Request, mpsc::UnboundedSender<Answer>),
+    /// The radix cache is to be emptied.
+    FlushCache(oneshot::Sender<Option<Flushed>>),
 }
 
 /// What the scheduler asks of the control plane.
@@ -159,6 +161,7 @@ pub struct Handle {
     cache: Option<Arc<CacheLog>>,
     info: Arc<WorkerInfo>,
     instance: Instance,
+    page_bytes: u64,
 }
 
 impl Worker {
@@ -209,6 +212,7 @@ impl Worker {
             }
             None => None,
         };
+        let page_bytes = layout.shape.page_bytes() as u64;
         let mut cache = None;
         let mut cache_feed = None;
         if config.cache_events {
@@ -218,7 +222,7 @@ impl Worker {
         }
         let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
             config,
-            page_bytes: layout.shape.page_bytes() as u64,
+            page_bytes,
             clock,
             runtime: runtime.clone(),
             inputs: receive_inputs,
@@ -230,7 +234,7 @@ impl Worker {
             alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
-        let handle = Handle { inputs, stats, links, cache, info: Arc::new(info), instance };
+        let handle = Handle { inputs, stats, links, cache, info: Arc::new(info), instance, page_bytes };
         Ok((Worker { handle, threads, stop, stopping, died: receive_died }, receive_outgoing))
     }
 
@@ -276,6 +280,12 @@ impl Handle {
         self.instance
     }
 
+    /// Bytes of a KV page.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
     /// Connections to other workers' memory.
     #[must_use]
     pub fn links(&self) -> &Arc<Links> {
@@ -302,6 +312,13 @@ impl Handle {
             tracing::debug!("a request came after the scheduler had stopped");
         }
         receive
+    }
+
+    /// Empties the radix cache, if the worker keeps one; `None` when it has stopped.
+    pub async fn flush_cache(&self) -> Option<Option<Flushed>> {
+        let (flushed, receive) = oneshot::channel();
+        self.inputs.send(Input::FlushCache(flushed)).await.ok()?;
+        receive.await.ok()
     }
 
     /// Gives a request up; harmless if it has ended.

@@ -44,6 +44,14 @@ fn an_unknown_plugin_is_answered_with_what_was_found_where() {
 }
 
 #[test]
+fn a_routing_policy_that_is_none_is_refused_with_those_that_are() {
+    for role in [&["--role", "router"][..], &["--role", "aggregated"], &[]] {
+        let flags = [role, &["--executor", "synthetic", "--router-policy", "sticky"]].concat();
+        refused(&flags, &["--router-policy", "sticky", "prefix, least-loaded, round-robin, random"]);
+    }
+}
+
+#[test]
 fn a_file_that_is_no_plugin_is_refused_with_its_reason() {
     let good = plugin_support::fixture::plugin("shm");
     let whole = std::fs::read(good).unwrap();

@@ -43,6 +43,7 @@ use crate::radix::{CacheChanges, CacheEvent, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
+pub use cache::Flushed;
 use job::{Job, Stage};
 use peers::Peers;
 use prefill::Orphan;
@@ -321,12 +322,24 @@ pub struct Stats {
     pub quarantined_rooms: usize,
     /// Cached pages that a request uses.
     pub locked_pages: usize,
+    /// Requests that keep a cached prefix, one without pages too.
+    pub prefix_locks: usize,
     /// Cache namespaces that hold pages, or that a request uses.
     pub namespaces: usize,
     /// Cached pages given up for want of free ones.
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// Of [`cached_tokens`](Self::cached_tokens), those of prompts that were completed with them.
+    pub delivered_tokens: u64,
+    /// Decode: verified transfers of whole prompts.
+    pub full_transfers: u64,
+    /// Decode: verified transfers of what was not cached of a prompt.
+    pub delta_transfers: u64,
+    /// Decode: prompts that were cached completely, so that only the aux row moved.
+    pub full_hits: u64,
+    /// Decode: pages of prompts that were there and did not have to be sent.
+    pub pages_saved: u64,
     /// Requests that waited for another one's pages instead of having their own sent or computed.
     pub shared_transfers: u64,
     /// Pages that were neither sent nor computed for that.
@@ -500,6 +513,7 @@ impl Scheduler {
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
             locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
+            prefix_locks: self.cache.as_ref().map_or(0, |tree| tree.counts().locks),
             namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
             evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
             unanswered: self.outbox.len(),

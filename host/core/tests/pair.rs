@@ -153,6 +153,17 @@ fn prompts_alike_in_flight_survive_every_end_of_those_they_wait_for() {
 }
 
 #[test]
+fn caches_that_are_emptied_at_any_time_change_no_answer() {
+    let calm = Faults { cache: true, alike: true, flush: 0.02, ..Faults::default() };
+    let total = run("flushes", calm);
+    assert_eq!(total.failed, 0);
+    assert!(total.flushed_in_use > 0 && total.cached_tokens > 0, "no flush met a request");
+    let faults = Faults { loss: 0.2, abort: 0.3, flip: 0.05, death: 0.005, disconnect: 0.005, ..calm };
+    let total = run("flushes and faults", Faults { pressure: true, ..faults });
+    assert!(total.finished > 0 && total.failed > 0 && total.retractions > 0 && total.flushed_in_use > 0);
+}
+
+#[test]
 fn requests_that_lose_their_pages_answer_as_if_they_had_not() {
     let total = run("pressure", Faults { pressure: true, ..Faults::default() });
     assert_eq!(total.failed, 0);

@@ -17,6 +17,7 @@ use crate::executor::{Executor, KvMemory, ModelShape};
 use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
+use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
 use crate::worker::Parts;
 
@@ -88,6 +89,7 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
+    router_policy(settings)?;
     let shape = shape(settings)?;
     check_numbers(settings)?;
     let page_tokens = settings.page_size.unwrap_or(16) as usize;
@@ -218,6 +220,15 @@ pub fn text_model(settings: &Settings) -> Result<TextModel, Refused> {
 #[must_use]
 pub fn worker_name(settings: &Settings, role: RoleName) -> String {
     settings.name.clone().unwrap_or_else(|| format!("{}-{}", role.as_str(), std::process::id()))
+}
+
+/// How a router chooses workers.
+///
+/// # Errors
+/// When the name is not a policy's.
+pub fn router_policy(settings: &Settings) -> Result<RouterPolicy, Refused> {
+    let Some(name) = settings.router_policy.as_deref() else { return Ok(RouterPolicy::default()) };
+    name.parse().map_err(|error: String| refused(format!("--router-policy: {error}")))
 }
 
 /// What a worker of this role evicts first, if it keeps a radix cache.

@@ -104,6 +104,10 @@ pub struct Settings {
     #[arg(long, value_name = "URL")]
     pub router: Option<String>,
 
+    /// How the router chooses workers: prefix, least-loaded, round-robin or random [default: prefix]
+    #[arg(long, value_name = "POLICY")]
+    pub router_policy: Option<String>,
+
     /// This worker's name in logs and metrics [default: the role and the process id]
     #[arg(long)]
     pub name: Option<String>,
@@ -269,7 +273,7 @@ impl Settings {
         fill_from!(self, file,
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
-            default_max_tokens reserved_decode_tokens layer_groups radix_eviction threads log_format log_level
+            default_max_tokens reserved_decode_tokens layer_groups router_policy radix_eviction threads log_format log_level
             synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;

@@ -11,8 +11,8 @@ use tonic::{Request, Response, Status};
 
 use super::proto::worker_server::Worker;
 use super::proto::{
-    DeliverReply, DeliverRequest, FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply,
-    HandshakeRequest, WorkerInfo,
+    DeliverReply, DeliverRequest, FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent,
+    GenerateRequest, HandshakeReply, HandshakeRequest, WorkerInfo,
 };
 use super::registry::pairs::compatible;
 use super::{cache_news, peers::Peers, wire};
@@ -145,6 +145,17 @@ impl Worker for WorkerService {
             }
         }
         Ok(Response::new(DeliverReply { wrong_instance: false }))
+    }
+
+    async fn flush_cache(&self, _: Request<FlushCacheRequest>) -> Result<Response<FlushCacheReply>, Status> {
+        let flushed = self.worker.flush_cache().await;
+        let flushed = flushed.ok_or_else(|| Status::unavailable("the worker is stopping"))?;
+        let count = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
+        Ok(Response::new(FlushCacheReply {
+            cache: flushed.is_some(),
+            pages_freed: flushed.map_or(0, |flushed| count(flushed.freed)),
+            pages_in_use: flushed.map_or(0, |flushed| count(flushed.in_use)),
+        }))
     }
 
     type FollowCacheStream = cache_news::NewsStream;

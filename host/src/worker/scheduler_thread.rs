@@ -122,6 +122,11 @@ impl Turn {
                 Event::Submit(request)
             }
             Input::Event(event) => event,
+            Input::FlushCache(flushed) => {
+                // Whoever asked may have hung up.
+                let _gone = flushed.send(self.scheduler.flush_cache()).is_err();
+                return;
+            }
         };
         self.scheduler.handle(self.start.clock.now(), event, actions);
     }

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use host::net::proto::generate_event::Event;
 use host::net::proto::worker_server::{Worker, WorkerServer};
 use host::net::proto::{
-    CacheNews, DeliverReply, DeliverRequest, Failed, Finished, FollowCacheRequest, GenerateEvent,
-    GenerateRequest, HandshakeReply, HandshakeRequest, KvIdentity, Token, TopToken, TransferEndpoint,
-    WorkerInfo,
+    CacheNews, DeliverReply, DeliverRequest, Failed, Finished, FlushCacheReply, FlushCacheRequest,
+    FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest, KvIdentity, Token,
+    TopToken, TransferEndpoint, WorkerInfo,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -237,6 +237,10 @@ impl Worker for Service {
 
     async fn deliver(&self, _: Request<DeliverRequest>) -> Result<Response<DeliverReply>, Status> {
         Err(Status::unimplemented("a fake worker takes no messages"))
+    }
+
+    async fn flush_cache(&self, _: Request<FlushCacheRequest>) -> Result<Response<FlushCacheReply>, Status> {
+        Ok(Response::new(FlushCacheReply { cache: true, pages_freed: 7, pages_in_use: 2 }))
     }
 
     type FollowCacheStream = ReceiverStream<Result<CacheNews, Status>>;

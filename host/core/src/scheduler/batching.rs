@@ -139,7 +139,8 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn prompt_ready(&self, room: Room, actions: &mut Vec<Action>) {
+    /// Once for each request, before its first token.
+    pub(super) fn prompt_ready(&mut self, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get(&room) else { return };
         let prompt = job.request.prompt.len();
         let covered = prompt.div_ceil(self.config.page_tokens as usize);
@@ -147,6 +148,7 @@ impl Scheduler {
         let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
         let (cached_tokens, transferred_pages) = (job.cached_tokens, job.transferred_pages);
         actions.push(Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages });
+        self.count_prefix(room);
     }
 
     /// Takes over a drawn token: answers the client, and ends the request if it was the last.

@@ -137,6 +137,8 @@ pub(super) struct Job {
     /// Prefill: where the pages go, once decode has said so.
     pub outgoing: Option<Outgoing>,
     pub cached_tokens: u32,
+    /// Tokens of the prompt that were cached here when it was first admitted.
+    pub promised_tokens: u32,
     pub transferred_pages: u32,
 }
 
@@ -161,6 +163,7 @@ impl Job {
             in_batch: None,
             outgoing: None,
             cached_tokens: 0,
+            promised_tokens: 0,
             transferred_pages: 0,
         }
     }

@@ -66,6 +66,12 @@ impl Leaders {
         }
     }
 
+    /// What they bring enters no cache.
+    pub(super) fn clear(&mut self) {
+        self.pages.clear();
+        self.hashes.clear();
+    }
+
     fn contains(&self, room: Room) -> bool {
         self.hashes.contains_key(&room)
     }

@@ -7,7 +7,7 @@ use host_core::aux_row::AuxRow;
 use host_core::integrity::Found;
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
-use host_core::radix::{NamespaceKey, Policy};
+use host_core::radix::{CacheEvent, NamespaceKey, Policy};
 use host_core::request::{Failure, PeerRef, Request};
 use host_core::scheduler::{PageWrite, Stats};
 use host_core::{
@@ -39,6 +39,8 @@ pub struct Leg {
     pub verifying: BTreeMap<Room, (u32, Vec<PageId>)>,
     /// Writes that have not settled.
     pub writes: Vec<PageWrite>,
+    /// What was told of the cache, when it is.
+    pub cache_events: Vec<CacheEvent>,
     pub finished: Vec<Room>,
     pub failed: BTreeMap<Room, Failure>,
 }
@@ -92,6 +94,7 @@ impl Leg {
             sent: Vec::new(),
             verifying: BTreeMap::new(),
             writes: Vec::new(),
+            cache_events: Vec::new(),
             finished: Vec::new(),
             failed: BTreeMap::new(),
         };
@@ -158,6 +161,7 @@ impl Leg {
                     self.verifying.insert(room, (attempt, pages));
                 }
                 Action::Write(write) => self.writes.push(write),
+                Action::Cache(events) => self.cache_events.extend(events),
                 Action::Finish { room, .. } => self.finished.push(room),
                 Action::Fail { room, failure } => {
                     self.failed.insert(room, failure);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
 #[allow(dead_code)]
+mod flush;
 mod leg;
 mod namespaces;
 mod sharing;

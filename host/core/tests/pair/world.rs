@@ -35,7 +35,9 @@ pub struct Faults {
     pub pressure: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
-    /// Not one either: half of the requests have the same prompt.
+    /// Not one either: somebody empties both caches.
+    pub flush: f64,
+    /// Nor this: half of the requests have the same prompt.
     pub alike: bool,
 }
 
@@ -56,6 +58,7 @@ pub struct Outcome {
     pub layer_parts_sent: u64,
     pub batches_failed: u64,
     pub shared_transfers: u64,
+    pub flushed_in_use: u64,
     pub retractions: u64,
     pub restored_tokens: u64,
     pub recomputed_tokens: u64,
@@ -77,6 +80,7 @@ impl Outcome {
         self.layer_parts_sent += other.layer_parts_sent;
         self.batches_failed += other.batches_failed;
         self.shared_transfers += other.shared_transfers;
+        self.flushed_in_use += other.flushed_in_use;
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
@@ -368,6 +372,11 @@ impl World {
         }
         if self.random.chance(self.faults.disconnect) {
             self.drop_connection();
+        }
+        if self.random.chance(self.faults.flush) {
+            let flushed = [&mut self.prefill, &mut self.decode].map(|worker| worker.scheduler.flush_cache());
+            self.outcome.flushed_in_use +=
+                flushed.iter().flatten().map(|flushed| flushed.in_use as u64).sum::<u64>();
         }
         let deadlines = [self.prefill.scheduler.next_deadline(), self.decode.scheduler.next_deadline()];
         let batches = [&self.prefill.batch, &self.decode.batch].map(|batch| batch.as_ref().map(|b| b.0));
