@@ -26,7 +26,7 @@ pub const DRAWN: u32 = 9;
 pub struct Leg {
     pub scheduler: Scheduler,
     role: Role,
-    now: Time,
+    pub now: Time,
     last_message: u64,
     /// Rooms' prompts, for aux rows.
     prompts: BTreeMap<Room, Vec<u32>>,
@@ -59,6 +59,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
+        target_itl: None,
         seed: 3,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,
