@@ -17,6 +17,7 @@
 //! the node that it was, so receipts, children and pins below a split need no correction.
 
 mod chain;
+mod changes;
 mod children;
 mod event;
 mod eviction;
@@ -29,6 +30,7 @@ mod order;
 use std::collections::BTreeMap;
 
 pub use chain::PageHash;
+pub use changes::{After, CacheChanges, CacheEvent};
 pub use event::{EventSink, TreeEvent};
 pub use insertion::Inserted;
 pub use lock::PrefixLock;
@@ -37,6 +39,7 @@ pub use node::Component;
 pub use order::Policy;
 
 use crate::ids::PageId;
+use crate::pool::CachedPages;
 use children::Children;
 use namespace::Namespaces;
 use node::{NO_NODE, NodeIndex, Nodes, Owner};
@@ -89,6 +92,8 @@ pub struct RadixTree {
     hashes: BTreeMap<NodeIndex, PageHash>,
     /// Events told.
     events: u64,
+    /// Pages that nobody keeps any more since the tree was cleared.
+    gone: Vec<CachedPages>,
 }
 
 impl RadixTree {
@@ -109,6 +114,7 @@ impl RadixTree {
             counts: TreeCounts::default(),
             hashes: BTreeMap::new(),
             events: 0,
+            gone: Vec::new(),
         }
     }
 
@@ -133,6 +139,9 @@ impl RadixTree {
     /// How many pages a lock on these tokens would get. Changes nothing, the order of eviction included.
     #[must_use]
     pub fn peek(&self, namespace: Namespace, tokens: &[u32]) -> usize {
+        if !self.namespaces.contains(namespace) {
+            return 0;
+        }
         self.walk(namespace, NO_NODE, 0, tokens).pages()
     }
 
@@ -211,8 +220,8 @@ impl RadixTree {
             );
             let (above, parent_pinned) = match node.owner.get() {
                 Ok(parent) => (self.nodes[parent].end, self.nodes[parent].full().pins > 0),
-                Err(_) => {
-                    roots += 1;
+                Err(namespace) => {
+                    roots += u32::from(self.namespaces.contains(namespace));
                     (0, true)
                 }
             };

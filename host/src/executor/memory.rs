@@ -11,7 +11,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 /// Anonymous memory with a file descriptor behind it, so that a transfer backend can share it with another process.
 ///
 /// Zeroed at creation, unmapped on drop. Reads and writes by several parties (executor, transfer backend, a peer
-/// process) are kept apart by the scheduler, which gives every page one owner at a time.
+/// process) are kept apart by the scheduler, which gives every page one owner at a time. One page has two users at once in
+/// one case: the transfer backend reads layers that the executor has said are done, while the executor writes others.
 pub struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
@@ -133,8 +134,8 @@ impl KvMemory {
     #[inline]
     pub fn read_row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> &[u8] {
         let length = self.layout.shape.head_dim * self.layout.shape.dtype.bytes();
-        // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch reads, except
-        // the batch's own new rows, which this executor writes before it reads them.
+        // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch or a transfer reads,
+        // except the batch's own new rows, which the executor writes before it reads them or says that they are done.
         unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 
@@ -164,7 +165,8 @@ impl KvMemory {
         token: usize,
     ) -> &mut [u8] {
         let length = self.layout.shape.head_dim * self.layout.shape.dtype.bytes();
-        // SAFETY: the row lies inside the mapping, and the scheduler gave this page to the batch being computed.
+        // SAFETY: the row lies inside the mapping, and the scheduler gave this page to the batch being computed; others
+        // read only rows of layers that the executor has said it writes no more.
         unsafe { std::slice::from_raw_parts_mut(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 }

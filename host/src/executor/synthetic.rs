@@ -12,9 +12,10 @@ use host_core::{Batch, Dtype, PageId, Sampled, Sampling, Sequence, SequenceOutpu
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::digest;
-use super::{Executor, ExecutorError, KvMemory, ModelShape};
+use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
-/// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`. Zero by default.
+/// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`, spread evenly over the layers.
+/// Zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Per batch.
@@ -75,33 +76,35 @@ impl Synthetic {
         Ok(Self { shape, cost })
     }
 
-    fn write(&self, kv: &mut KvMemory, sequence: &Sequence) {
-        let page_tokens = kv.layout().shape.page_tokens;
-        let place = |position: usize| (sequence.pages[position / page_tokens], position % page_tokens);
-        let start = sequence.start as usize;
+    /// What each new position's KV is derived from: the tokens up to it.
+    fn prefixes(kv: &KvMemory, sequence: &Sequence) -> Vec<u64> {
+        let (page_tokens, start) = (kv.layout().shape.page_tokens, sequence.start as usize);
         let mut prefix = start.checked_sub(1).map_or(0, |last| {
-            let (page, token) = place(last);
-            let row = kv.read_row(page, 0, 0, 0, token);
+            let row = kv.read_row(sequence.pages[last / page_tokens], 0, 0, 0, last % page_tokens);
             row[..8].try_into().map_or(0, u64::from_le_bytes)
         });
-        let shape = kv.layout().shape;
-        for (index, token) in sequence.tokens.iter().enumerate() {
+        let next = |token: &u32| {
             prefix = xxh3_64_with_seed(&token.to_le_bytes(), prefix);
-            let (page, slot) = place(start + index);
-            for head in 0..shape.heads {
-                for layer in 0..shape.layers {
-                    for side in 0..2 {
-                        let which = ((head as u64) << 32 | (layer as u64) << 1 | side as u64).to_le_bytes();
-                        let seed = xxh3_64_with_seed(&which, prefix);
-                        let row = kv.write_row(page, head, layer, side, slot);
-                        for (word, bytes) in row.chunks_exact_mut(8).enumerate() {
-                            let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
-                            bytes.copy_from_slice(&value.to_le_bytes());
-                        }
-                        if (head, layer, side) == (0, 0, 0) {
-                            row[..8].copy_from_slice(&prefix.to_le_bytes());
-                        }
-                    }
+            prefix
+        };
+        sequence.tokens.iter().map(next).collect()
+    }
+
+    /// Writes the KV of a sequence's new positions in one layer.
+    fn write(kv: &mut KvMemory, sequence: &Sequence, prefixes: &[u64], layer: usize) {
+        let shape = kv.layout().shape;
+        for (position, prefix) in (sequence.start as usize..).zip(prefixes) {
+            let (page, slot) = (sequence.pages[position / shape.page_tokens], position % shape.page_tokens);
+            for (head, side) in (0..shape.heads).flat_map(|head| [(head, 0), (head, 1)]) {
+                let which = ((head as u64) << 32 | (layer as u64) << 1 | side as u64).to_le_bytes();
+                let seed = xxh3_64_with_seed(&which, *prefix);
+                let row = kv.write_row(page, head, layer, side, slot);
+                for (word, bytes) in row.chunks_exact_mut(8).enumerate() {
+                    let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+                if (head, layer, side) == (0, 0, 0) {
+                    row[..8].copy_from_slice(&prefix.to_le_bytes());
                 }
             }
         }
@@ -174,21 +177,35 @@ impl Executor for Synthetic {
     }
 
     #[expect(clippy::disallowed_methods, reason = "taking time is what this executor models")]
-    fn forward(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<Vec<SequenceOutput>, ExecutorError> {
+    fn forward_by_layer(
+        &mut self,
+        kv: &mut KvMemory,
+        batch: &Batch,
+        layers_done: &mut LayersDone<'_>,
+    ) -> Result<Vec<SequenceOutput>, ExecutorError> {
         let started = Instant::now();
-        let outputs = batch
-            .sequences
-            .iter()
-            .map(|sequence| {
-                self.write(kv, sequence);
-                let sampled = sequence
-                    .sample
-                    .map(|sampling| self.draw(Self::read(kv, &sequence.pages, sequence.end()), &sampling));
-                SequenceOutput { room: sequence.room, sampled }
-            })
-            .collect();
+        let whole = self.cost.of(batch);
         // The modelled accelerator computes for this long; the thread stands in for it.
-        sleep(self.cost.of(batch).saturating_sub(started.elapsed()));
+        let until = |end: Duration| sleep(end.saturating_sub(started.elapsed()));
+        let prefixes: Vec<Vec<u64>> =
+            batch.sequences.iter().map(|sequence| Self::prefixes(kv, sequence)).collect();
+        let layers = self.shape.layers;
+        for layer in 0..layers {
+            for (sequence, prefixes) in batch.sequences.iter().zip(&prefixes) {
+                Self::write(kv, sequence, prefixes, layer);
+            }
+            if batch.layer_group > 0 && layer + 1 < layers {
+                until(whole.mul_f64((layer + 1) as f64 / layers as f64));
+                layers_done(layer + 1);
+            }
+        }
+        let draw = |sequence: &Sequence| {
+            let state = |sampling| (sampling, Self::read(kv, &sequence.pages, sequence.end()));
+            let sampled = sequence.sample.map(state).map(|(sampling, state)| self.draw(state, &sampling));
+            SequenceOutput { room: sequence.room, sampled }
+        };
+        let outputs = batch.sequences.iter().map(draw).collect();
+        until(whole);
         Ok(outputs)
     }
 }
@@ -226,7 +243,8 @@ mod tests {
                 pages,
                 sample: (end == tokens.len()).then_some(GREEDY),
             };
-            let outputs = executor.forward(kv, &Batch { id: 1, sequences: vec![sequence] }).unwrap();
+            let outputs =
+                executor.forward(kv, &Batch { id: 1, sequences: vec![sequence], layer_group: 0 }).unwrap();
             token = outputs[0].sampled.clone().map(|sampled| sampled.token);
         }
         token.unwrap()
@@ -257,7 +275,7 @@ mod tests {
         let pages = vec![PageId(3), PageId(1)];
         let prompt =
             Sequence { room: Room(1), tokens: vec![5; 7], start: 0, pages: pages.clone(), sample: None };
-        executor.forward(&mut kv, &Batch { id: 1, sequences: vec![prompt] }).unwrap();
+        executor.forward(&mut kv, &Batch { id: 1, sequences: vec![prompt], layer_group: 0 }).unwrap();
         let before = Synthetic::read(&kv, &pages, 7);
         for position in 0..7 {
             for (head, layer, side) in (0..2 * 2 * 2).map(|i| (i / 4, i / 2 % 2, i % 2)) {

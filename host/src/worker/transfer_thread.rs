@@ -12,7 +12,7 @@ use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::integrity::Found;
 use host_core::notice::{NOTICE_BYTES, Notice};
 use host_core::scheduler::PageWrite;
-use host_core::transfer::{Tag, plan};
+use host_core::transfer::{Tag, plan_layers};
 use host_core::{Event, Instance, PageId, Room};
 use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{
@@ -238,7 +238,9 @@ impl Thread {
             return Err(format!("the connection to worker {} was replaced", write.to));
         }
         let (kv_region, aux_region) = links.regions().ok_or("there is no transfer plugin")?;
-        let pieces = plan(links.layout(), &link.layout, &write.source, &write.target)
+        let layers = write.layers.start as usize..write.layers.end as usize;
+        let completes = layers.end == links.layout().shape.layers;
+        let pieces = plan_layers(links.layout(), &link.layout, &write.source, &write.target, layers)
             .map_err(|error| error.to_string())?;
         let mut writes: Vec<Write> = pieces
             .iter()
@@ -252,7 +254,8 @@ impl Thread {
             })
             .collect();
         let key = (write.notice.room, write.notice.attempt);
-        if self.start.page_integrity {
+        // Pages of which later layers are still computed are digested with their last part.
+        if self.start.page_integrity && completes {
             let page_tokens = links.layout().shape.page_tokens;
             let digests = write.source.iter().map(|page| digest::page(&self.start.kv, *page, page_tokens));
             let digests = digests.collect();

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::super::launch;
 use super::super::settings::Settings;
-use super::{check, inspect, install, list, rules, test};
+use super::{check, inspect, install, list, new, rules, test};
 use crate::cli::output::say;
 
 /// What to do with plugins.
@@ -55,6 +55,8 @@ pub enum Command {
         #[command(flatten)]
         directories: Directories,
     },
+    /// Writes a crate for a new plugin, which builds and passes `host plugins test` as it is
+    New(new::New),
     /// Says whether a plugin keeps its contract: named cases, each in a process of its own
     Test(test::Test),
     /// Runs one case in this process
@@ -102,6 +104,7 @@ impl Command {
             }
             Command::Rules { json } => rules::run(json),
             Command::Install { file, directories } => install::run(&file, &directories.list()),
+            Command::New(new) => new.run(),
             Command::Test(test) => test.run(),
             Command::RunCase(case) => case.run(),
             Command::Lock { directories } => install::lock(&directories.list()),
