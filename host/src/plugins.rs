@@ -22,7 +22,7 @@ mod services;
 
 pub use catalog::{Catalog, Entry, Unusable};
 pub use error::{NoneFound, PluginError, PreflightError};
-pub use load::{load_root, open_allocator, open_tier, open_transfer};
+pub use load::{check_config, load_root, open_allocator, open_tier, open_transfer};
 pub use loaded_allocator::LoadedAllocator;
 pub use loaded_tier::LoadedTier;
 pub use loaded_transfer::LoadedTransfer;

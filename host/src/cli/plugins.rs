@@ -44,6 +44,20 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     Ok(())
 }
 
+/// Asks the plugins themselves whether their configuration works here: a library that one needs may be missing.
+///
+/// # Errors
+/// With everything that they refuse.
+pub fn ask(settings: &Settings) -> Result<(), Refused> {
+    let catalog = Catalog::scan(settings.plugins_dirs());
+    let asked = find_all(settings, &catalog)?.into_iter().map(|entry| {
+        let config = config_of(settings, &entry.manifest.plugin.name)?;
+        plugins::check_config(entry, &config).map_err(|error| Refused(error.to_string()))
+    });
+    let refused: Vec<String> = asked.filter_map(|answer| Some(answer.err()?.to_string())).collect();
+    if refused.is_empty() { Ok(()) } else { Err(Refused(refused.join("\n"))) }
+}
+
 fn find_all<'a>(settings: &Settings, catalog: &'a Catalog) -> Result<Vec<&'a Entry>, Refused> {
     let found: Vec<_> = settings.plugins().iter().map(|name| catalog.find(name)).collect();
     let missing: Vec<String> =

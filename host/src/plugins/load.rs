@@ -53,6 +53,17 @@ pub fn open_allocator(entry: &Entry, opening: &PoolOpening) -> Result<Arc<dyn Po
     Ok(Arc::new(LoadedAllocator::new(opened.map_err(|source| factory(entry, source))?)))
 }
 
+/// Asks a plugin about its configuration, for each of its roles. Its code is loaded, and no instance is opened.
+///
+/// # Errors
+/// See [`PluginError`]: one variant per step.
+pub fn check_config(entry: &Entry, config: &str) -> Result<(), PluginError> {
+    let known = ["transfer", "tier", "allocator"].into_iter();
+    known
+        .filter(|role| entry.manifest.role(role).is_some())
+        .try_for_each(|role| ready(entry, role, config).map(drop))
+}
+
 fn factory(entry: &Entry, source: host_plugin_api::Error) -> PluginError {
     PluginError::Factory { plugin: entry.manifest.plugin.name.clone(), path: entry.path.clone(), source }
 }

@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Memory, NOTIFICATION_BYTES, Notification, Opening, PeerId, PreparedId,
-    RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+    Completion, Error, ErrorCode, Level, Memory, NOTIFICATION_BYTES, Notification, Opening, PeerId,
+    PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write, log,
 };
 
 use crate::capi::Library;
@@ -66,6 +66,19 @@ fn find_library(config: &Config) -> Result<Library> {
     Err(search::not_found(&places, &tried))
 }
 
+/// A configuration's library and the backend's parameters.
+fn settle(config: &Config) -> Result<(Library, Vec<(CString, CString)>)> {
+    let environment = std::env::var_os("UCX_TLS").map(OsString::into_string);
+    let environment = environment.and_then(std::result::Result::ok);
+    let parameters = strings(config.backend_parameters(environment.as_deref())?)?;
+    Ok((find_library(config)?, parameters))
+}
+
+/// See [`crate::check`].
+pub fn check(config: &str) -> Result<()> {
+    settle(&Config::parse(config)?).map(drop)
+}
+
 fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
     let wrong = |_| Error::new(ErrorCode::CONFIG, "a parameter contains a zero byte");
     let pair = |(key, value)| Ok((CString::new(key)?, CString::new(value)?));
@@ -84,10 +97,9 @@ impl NixlBackend {
             let text = format!("the name {:?} is not 1 to {NAME_BYTES} bytes of text", opening.name);
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }
-        let environment = std::env::var_os("UCX_TLS").map(OsString::into_string);
-        let environment = environment.and_then(std::result::Result::ok);
-        let parameters = strings(config.backend_parameters(environment.as_deref())?)?;
-        let library = Arc::new(find_library(&config)?);
+        let (library, parameters) = settle(&config)?;
+        log!(Level::INFO, "NIXL is {}", library.path().display());
+        let library = Arc::new(library);
         let (instance, token) = (random()?, random()?);
         let identity: String = instance[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let maker = Maker {

@@ -3,7 +3,7 @@
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Error, ErrorCode, PeerId, RegionId, Result};
+use host_plugin_api::{Error, ErrorCode, Level, PeerId, RegionId, Result, log};
 
 use crate::connecting::Connecting;
 use crate::driver::Driver;
@@ -51,6 +51,7 @@ impl Driver {
             return answer(&reply, Err(unknown));
         };
         link.end(&self.shared);
+        link.told = true;
         let instance = link.peer.instance;
         self.close_doors(|door_instance, _| door_instance == instance);
         self.ask_to_close(id.0);
@@ -78,6 +79,7 @@ impl Driver {
     pub fn end_link(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(&id) else { return };
         link.end(&self.shared);
+        log!(Level::WARN, "the connection to {} failed, asking it to close its end", link.peer.name);
         self.ask_to_close(id);
     }
 
@@ -112,7 +114,7 @@ impl Driver {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.peer.instance == instance) else {
             return;
         };
-        let news = link.is_open();
+        let news = !std::mem::replace(&mut link.told, true);
         link.end(&self.shared);
         link.settle(&self.shared);
         let name = link.peer.own_name.clone();
@@ -143,7 +145,7 @@ impl Driver {
             door.instance != instance
         });
         for link in self.links.values_mut().filter(|link| link.peer.instance == instance) {
-            if link.is_open() {
+            if !std::mem::replace(&mut link.told, true) {
                 name = Some(link.peer.own_name.clone());
             }
             link.end(&self.shared);
@@ -160,6 +162,7 @@ impl Driver {
             self.front.forget(&front.agent);
         }
         if let Some(name) = name {
+            log!(Level::INFO, "{name} is gone");
             self.shared.notices.peer_lost(&name);
         }
     }

@@ -43,7 +43,16 @@ pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<NixlB
     NixlBackend::open(opening)
 }
 
+/// Says whether [`open`] would accept this configuration here: NIXL is there and fits. Starts nothing of it.
+///
+/// # Errors
+/// As [`open`], without `IO`.
+pub fn check(_role: &str, config: &str) -> host_plugin_api::Result<()> {
+    backend::check(config)
+}
+
 host_plugin_api::export_plugin! {
     manifest: include_str!("../plugin.toml"),
     transfer: open,
+    check_config: check,
 }

@@ -34,6 +34,8 @@ pub struct Link {
     pub unsettled: bool,
     /// When the peer was last asked to close the door.
     pub asked: Option<Instant>,
+    /// The host knows that the link has ended.
+    pub told: bool,
 }
 
 /// What became of a start.
@@ -53,7 +55,16 @@ type Run = (u64, u64, usize);
 impl Link {
     pub fn new(peer: Arc<Peer>, door: CString, agent: Agent) -> Self {
         let flights = VecDeque::new();
-        Self { peer, door, agent: Some(agent), flights, started: 0, unsettled: false, asked: None }
+        Self {
+            peer,
+            door,
+            agent: Some(agent),
+            flights,
+            started: 0,
+            unsettled: false,
+            asked: None,
+            told: false,
+        }
     }
 
     pub fn is_open(&self) -> bool {
@@ -64,7 +75,7 @@ impl Link {
         !self.flights.is_empty()
     }
 
-    /// Starts a submission. False when the link failed and has to be ended; nothing is left to do for the submission.
+    /// Starts a submission; one without writes is done when its notification is handed over. False when the link failed and has to be ended; nothing is left to do for the submission.
     pub fn start(&mut self, shared: &Shared, index: u32, lists: &mut (Ranges, Ranges)) -> bool {
         let content = shared.queue.content(index);
         let bytes = content.writes.iter().map(|write| u64::from(write.length)).sum();
@@ -123,6 +134,12 @@ impl Link {
                 shared.queue.finish(flight.index, 0, flight.bytes, None);
                 finished += 1;
             }
+        }
+        // Also when nothing is in flight: a notification may still be on its way out. Nobody sends to this agent.
+        if let Some(agent) = &mut self.agent
+            && agent.received(|_| {}).is_err()
+        {
+            return None;
         }
         Some(finished)
     }

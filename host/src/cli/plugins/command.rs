@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::super::launch;
 use super::super::settings::Settings;
-use super::{check, inspect, install, list, new, rules, test};
+use super::{ask, check, inspect, install, list, new, rules, test};
 use crate::cli::output::say;
 
 /// What to do with plugins.
@@ -98,6 +98,7 @@ impl Command {
                 if !wrong.is_empty() {
                     return Err(crate::cli::Refused(wrong.join("\n")).into());
                 }
+                ask(&settings)?;
                 launch::text_model(&settings)?;
                 say!("the configuration works");
                 Ok(())
