@@ -134,7 +134,10 @@ fn scattered_writes_of_another_process_are_there_when_their_notification_is() {
             }
             offset += length;
         }
-        writes.reverse();
+        // Neighbours in ascending order are what the plugin joins.
+        if round % 2 == 0 {
+            writes.reverse();
+        }
         assert_eq!(sender.backend.submit(&submission(peer, round.into(), &[0, round, 0]), &writes), 0);
         assert_eq!(receiver.ask("notification"), format!("arrived prefill 00{round:02x}00"));
         assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&expected).to_string(), "round {round}");
