@@ -1,5 +1,7 @@
 //! Control plane between workers, registry, router and HTTP API.
 
+mod cache_metrics;
+pub mod cache_news;
 pub mod clock;
 pub mod front;
 pub mod http;
@@ -10,6 +12,7 @@ pub mod random;
 pub mod registration;
 pub mod registry;
 pub mod router;
+mod routing_metrics;
 pub mod wire;
 pub mod worker_metrics;
 pub mod worker_service;

@@ -79,6 +79,28 @@ fn of_thirty_two_equal_prompts_at_once_each_page_moves_once() {
 }
 
 #[test]
+fn a_flush_makes_every_worker_forget() {
+    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"]);
+    let prompt: Vec<u32> = (0..160).collect();
+    let first = cluster.generate(&prompt, 4).unwrap();
+    assert_eq!(cluster.generate(&prompt, 4).unwrap().transferred_bytes, 0);
+    cluster.wait("all requests to end", || cluster.all_free());
+    let (status, text) = cluster.post("/flush_cache", "").unwrap();
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &answer["flushed"]), (200, &true.into()), "{text}");
+    for worker in answer["workers"].as_array().unwrap() {
+        assert_eq!((&worker["pages_freed"], &worker["pages_in_use"]), (&10.into(), &0.into()), "{text}");
+    }
+    for role in ["prefill", "decode"] {
+        let worker = cluster.worker(role);
+        cluster.wait("the pages to be free", || {
+            cluster.metrics(&worker)["host_kv_pages{state=\"cached\"}"] == 0.0
+        });
+    }
+    assert_eq!(cluster.generate(&prompt, 4).unwrap(), first, "moved again, and the same answer");
+}
+
+#[test]
 fn answers_with_the_cache_equal_those_without_under_eviction() {
     let small = ["--pool-pages", "96", "--max-batch", "8", "--chunk-tokens", "64"];
     let (plain, _plugins) = start(&[&["--role", "aggregated"], small.as_slice()].concat());
@@ -121,7 +143,8 @@ fn answers_with_the_cache_equal_those_without_under_eviction() {
     let metrics = split.metrics(&split.worker("decode"));
     println!("{metrics:?}");
     assert!(
-        metrics["host_cached_tokens_total"] > 0.0 && metrics["host_pages_evicted_total"] > 0.0,
+        metrics["host_prefix_promised_tokens_total{tier=\"device\"}"] > 0.0
+            && metrics["host_pages_evicted_total"] > 0.0,
         "{metrics:?}"
     );
     assert_eq!(metrics["host_integrity_failures_total"], 0.0);

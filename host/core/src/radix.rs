@@ -39,6 +39,7 @@ pub use node::Component;
 pub use order::Policy;
 
 use crate::ids::PageId;
+use crate::pool::CachedPages;
 use children::Children;
 use namespace::Namespaces;
 use node::{NO_NODE, NodeIndex, Nodes, Owner};
@@ -91,6 +92,8 @@ pub struct RadixTree {
     hashes: BTreeMap<NodeIndex, PageHash>,
     /// Events told.
     events: u64,
+    /// Pages that nobody keeps any more since the tree was cleared.
+    gone: Vec<CachedPages>,
 }
 
 impl RadixTree {
@@ -111,6 +114,7 @@ impl RadixTree {
             counts: TreeCounts::default(),
             hashes: BTreeMap::new(),
             events: 0,
+            gone: Vec::new(),
         }
     }
 
@@ -135,6 +139,9 @@ impl RadixTree {
     /// How many pages a lock on these tokens would get. Changes nothing, the order of eviction included.
     #[must_use]
     pub fn peek(&self, namespace: Namespace, tokens: &[u32]) -> usize {
+        if !self.namespaces.contains(namespace) {
+            return 0;
+        }
         self.walk(namespace, NO_NODE, 0, tokens).pages()
     }
 
@@ -213,8 +220,8 @@ impl RadixTree {
             );
             let (above, parent_pinned) = match node.owner.get() {
                 Ok(parent) => (self.nodes[parent].end, self.nodes[parent].full().pins > 0),
-                Err(_) => {
-                    roots += 1;
+                Err(namespace) => {
+                    roots += u32::from(self.namespaces.contains(namespace));
                     (0, true)
                 }
             };

@@ -13,4 +13,4 @@ mod placement;
 
 pub use index::{Applied, BlockKey, KvEvent, PrefixIndex, WorkerSlot};
 pub use log::{EVENT_KEYS, EventLog, Replay, Snapshot, SnapshotPart};
-pub use placement::{Placed, Placement, Weights};
+pub use placement::{Cost, Placed, Placement, Prompt, Weights};

@@ -153,6 +153,17 @@ fn prompts_alike_in_flight_survive_every_end_of_those_they_wait_for() {
 }
 
 #[test]
+fn caches_that_are_emptied_at_any_time_change_no_answer() {
+    let calm = Faults { cache: true, alike: true, flush: 0.02, ..Faults::default() };
+    let total = run("flushes", calm);
+    assert_eq!(total.failed, 0);
+    assert!(total.flushed_in_use > 0 && total.cached_tokens > 0, "no flush met a request");
+    let faults = Faults { loss: 0.2, abort: 0.3, flip: 0.05, death: 0.005, disconnect: 0.005, ..calm };
+    let total = run("flushes and faults", Faults { pressure: true, ..faults });
+    assert!(total.finished > 0 && total.failed > 0 && total.retractions > 0 && total.flushed_in_use > 0);
+}
+
+#[test]
 fn requests_that_lose_their_pages_answer_as_if_they_had_not() {
     let total = run("pressure", Faults { pressure: true, ..Faults::default() });
     assert_eq!(total.failed, 0);
@@ -174,7 +185,7 @@ fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
 
 #[test]
 fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
-    for cache in [false, true] {
+    for (cache, paced) in [(false, false), (true, false), (false, true), (true, true)] {
         let faults = Faults {
             loss: 0.2,
             repeat: 0.2,
@@ -183,6 +194,7 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
             death: 0.005,
             disconnect: 0.005,
             pressure: true,
+            paced,
             cache,
             alike: cache,
             layers: true,
@@ -191,6 +203,18 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
         let total = run("pressure and faults", faults);
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(total.retractions > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+    }
+}
+
+#[test]
+fn a_target_for_the_time_between_tokens_changes_no_answer() {
+    let total = run("paced", Faults { pressure: true, paced: true, cache: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.retractions > 0, "nobody lost pages under a target");
+    for seed in 0..SEEDS {
+        let mut world = World::aggregated(seed, Faults { pressure: true, paced: true, ..Faults::default() });
+        world.run();
+        assert_eq!(world.outcome().failed, 0, "seed {seed}");
     }
 }
 

@@ -17,12 +17,17 @@ use crate::executor::{Executor, KvMemory, ModelShape};
 use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
+use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
 use crate::worker::Parts;
 
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
 
+/// Shortest target for the time between tokens: below it a step is scheduling more than computing.
+const SHORTEST_TARGET_MS: f64 = 0.1;
+/// Longest target for the time between tokens.
+const LONGEST_TARGET_MS: f64 = 60_000.0;
 /// Most threads that a worker computes on.
 const MOST_THREADS: usize = 1024;
 /// Most prompt tokens in one step: more than any context.
@@ -74,6 +79,13 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
             return Err(refused(format!("{flag} is {value}: it must be 1 to {most}")));
         }
     }
+    if let Some(target) = settings.target_itl_ms
+        && !(SHORTEST_TARGET_MS..=LONGEST_TARGET_MS).contains(&target)
+    {
+        return Err(refused(format!(
+            "--target-itl-ms is {target}: it must be {SHORTEST_TARGET_MS} to {LONGEST_TARGET_MS}"
+        )));
+    }
     if settings.threads.is_some_and(|threads| threads == 0 || threads > MOST_THREADS) {
         return Err(refused(format!(
             "--threads must be 1 to {MOST_THREADS}: more than there are cores gain nothing"
@@ -88,6 +100,7 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
+    router_policy(settings)?;
     let shape = shape(settings)?;
     check_numbers(settings)?;
     let page_tokens = settings.page_size.unwrap_or(16) as usize;
@@ -220,6 +233,15 @@ pub fn worker_name(settings: &Settings, role: RoleName) -> String {
     settings.name.clone().unwrap_or_else(|| format!("{}-{}", role.as_str(), std::process::id()))
 }
 
+/// How a router chooses workers.
+///
+/// # Errors
+/// When the name is not a policy's.
+pub fn router_policy(settings: &Settings) -> Result<RouterPolicy, Refused> {
+    let Some(name) = settings.router_policy.as_deref() else { return Ok(RouterPolicy::default()) };
+    name.parse().map_err(|error: String| refused(format!("--router-policy: {error}")))
+}
+
 /// What a worker of this role evicts first, if it keeps a radix cache.
 fn radix_cache(settings: &Settings, role: Role) -> Result<Option<Policy>, Refused> {
     let policy = match settings.radix_eviction.as_deref() {
@@ -284,9 +306,10 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
-        cache_events: false,
+        cache_events: radix_cache(settings, core_role)?.is_some(),
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
+        target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
         layer_groups,
         max_batch,

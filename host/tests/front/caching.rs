@@ -59,3 +59,21 @@ async fn keys_that_are_too_long_or_no_strings_are_refused_by_name() {
     }
     assert_eq!(decode.watch.calls().len(), 2 * PATHS.len());
 }
+
+#[tokio::test]
+async fn a_flush_asks_every_worker_and_names_the_one_that_cannot_be_reached() {
+    let (front, _prefill, mut decode) = Front::echoing().await;
+    let reply = front.post("/flush_cache", &json!({})).await;
+    assert_eq!(reply.status, 200);
+    let worker = |name: &str, role: &str| json!({"name": name, "role": role, "cache": true, "pages_freed": 7, "pages_in_use": 2});
+    let both = [worker("decode-0", "decode"), worker("prefill-0", "prefill")];
+    assert_eq!(reply.json().await, json!({"flushed": true, "workers": both}));
+
+    decode.kill();
+    let reply = front.post("/flush_cache", &json!({})).await;
+    assert_eq!(reply.status, 502);
+    let answer = reply.json().await;
+    assert_eq!((&answer["flushed"], &answer["workers"][1]), (&json!(false), &both[1]));
+    let error = answer["workers"][0]["error"].as_str().unwrap();
+    assert!(error.contains("decode-0") && error.contains(&decode.info.address), "{error}");
+}

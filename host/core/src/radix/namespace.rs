@@ -99,29 +99,38 @@ impl Namespaces {
     }
 
     pub(super) fn root_added(&mut self, namespace: Namespace) {
-        self.change(namespace, |entry| entry.roots += 1);
+        let _known = self.change(namespace, |entry| entry.roots += 1);
     }
 
     pub(super) fn root_removed(&mut self, namespace: Namespace) {
-        self.change(namespace, |entry| entry.roots -= 1);
+        let _known = self.change(namespace, |entry| entry.roots -= 1);
     }
 
-    pub(super) fn lock_added(&mut self, namespace: Namespace) {
-        self.change(namespace, |entry| entry.locks += 1);
+    /// False when the namespace is forgotten.
+    pub(super) fn lock_added(&mut self, namespace: Namespace) -> bool {
+        self.change(namespace, |entry| entry.locks += 1)
     }
 
     pub(super) fn lock_removed(&mut self, namespace: Namespace) {
-        self.change(namespace, |entry| entry.locks -= 1);
+        let _known = self.change(namespace, |entry| entry.locks -= 1);
     }
 
-    fn change(&mut self, namespace: Namespace, change: impl FnOnce(&mut Entry)) {
-        let Some(entry) = self.entries.get_mut(&namespace) else { return };
+    fn change(&mut self, namespace: Namespace, change: impl FnOnce(&mut Entry)) -> bool {
+        let Some(entry) = self.entries.get_mut(&namespace) else { return false };
         change(entry);
         if entry.roots == 0 && entry.locks == 0 {
             self.idle.insert(namespace);
         } else {
             self.idle.remove(&namespace);
         }
+        true
+    }
+
+    /// From here on every key is another namespace than it was.
+    pub(super) fn forget_all(&mut self) {
+        self.by_key.clear();
+        self.entries.clear();
+        self.idle.clear();
     }
 
     /// Namespaces that hold pages or receipts.

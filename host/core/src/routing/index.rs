@@ -233,7 +233,7 @@ impl PrefixIndex {
     }
 
     /// As if the worker had just been added.
-    fn forget(&mut self, slot: WorkerSlot) {
+    pub fn forget(&mut self, slot: WorkerSlot) {
         self.clear(slot);
         if let Some(source) = self.source(slot) {
             source.standing = Standing::At { next: 1 };

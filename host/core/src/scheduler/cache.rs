@@ -22,6 +22,15 @@ pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
     })
 }
 
+/// What became of the pages of a cache that was emptied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// Pages that are free now.
+    pub freed: usize,
+    /// Pages that requests use; they are free when these end.
+    pub in_use: usize,
+}
+
 /// Tokens of a request's prompt that may come from the cache. A worker that computes needs at least one token to
 /// compute; one that is sent the rest may hold all of it.
 pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
@@ -52,7 +61,36 @@ impl Scheduler {
     pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {
         if let (Some(tree), Some(lock)) = (&mut self.cache, lock) {
             tree.unlock(lock);
+            self.pool.release_cached(tree.gone());
         }
+    }
+
+    /// A prompt is complete: counts where it came from.
+    pub(super) fn count_prefix(&mut self, room: Room) {
+        let Some(job) = self.jobs.get(&room) else { return };
+        self.stats.delivered_tokens += u64::from(job.promised_tokens);
+        if self.config.role == Role::Decode {
+            self.stats.pages_saved += u64::from(job.promised_tokens / self.config.page_tokens);
+            let kind = match (job.promised_tokens, job.transferred_pages) {
+                (0, _) => &mut self.stats.full_transfers,
+                (_, 0) => &mut self.stats.full_hits,
+                _ => &mut self.stats.delta_transfers,
+            };
+            *kind += 1;
+        }
+    }
+
+    /// Empties the radix cache. What requests use stays for them, is found by nobody else, and goes with the last of
+    /// them; what they compute or receive from here on with what they found before enters no cache.
+    ///
+    /// `None` when the worker keeps no cache.
+    pub fn flush_cache(&mut self) -> Option<Flushed> {
+        let tree = self.cache.as_mut()?;
+        let pages = tree.clear(&mut self.cache_changes);
+        let freed = pages.ids().len();
+        self.pool.release_cached(pages);
+        self.leaders.clear();
+        Some(Flushed { freed, in_use: tree.counts().pages })
     }
 
     /// Pages that can be had: free ones, and cached ones that nobody uses.
@@ -101,6 +139,7 @@ impl Job {
     pub(super) fn begin_with(&mut self, prefix: usize, page_tokens: usize, role: Role) {
         self.prefix_pages = prefix;
         self.cached_tokens = u32::try_from(prefix * page_tokens).unwrap_or(u32::MAX);
+        self.promised_tokens = self.cached_tokens;
         if role != Role::Decode {
             self.computed = prefix * page_tokens;
         }

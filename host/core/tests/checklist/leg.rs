@@ -7,7 +7,7 @@ use host_core::aux_row::AuxRow;
 use host_core::integrity::Found;
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
-use host_core::radix::{NamespaceKey, Policy};
+use host_core::radix::{CacheEvent, NamespaceKey, Policy};
 use host_core::request::{Failure, PeerRef, Request};
 use host_core::scheduler::{PageWrite, Stats};
 use host_core::{
@@ -26,7 +26,7 @@ pub const DRAWN: u32 = 9;
 pub struct Leg {
     pub scheduler: Scheduler,
     role: Role,
-    now: Time,
+    pub now: Time,
     last_message: u64,
     /// Rooms' prompts, for aux rows.
     prompts: BTreeMap<Room, Vec<u32>>,
@@ -39,6 +39,8 @@ pub struct Leg {
     pub verifying: BTreeMap<Room, (u32, Vec<PageId>)>,
     /// Writes that have not settled.
     pub writes: Vec<PageWrite>,
+    /// What was told of the cache, when it is.
+    pub cache_events: Vec<CacheEvent>,
     pub finished: Vec<Room>,
     pub failed: BTreeMap<Room, Failure>,
 }
@@ -49,13 +51,15 @@ pub fn config(role: Role, pages: u32) -> Config {
         role,
         pages,
         page_tokens: PAGE as u32,
-        max_tokens: pages * PAGE as u32,
+        // One more than has KV: the last token drawn.
+        max_tokens: pages * PAGE as u32 + 1,
         vocabulary: 1000,
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
+        target_itl: None,
         seed: 3,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,
@@ -92,6 +96,7 @@ impl Leg {
             sent: Vec::new(),
             verifying: BTreeMap::new(),
             writes: Vec::new(),
+            cache_events: Vec::new(),
             finished: Vec::new(),
             failed: BTreeMap::new(),
         };
@@ -158,6 +163,7 @@ impl Leg {
                     self.verifying.insert(room, (attempt, pages));
                 }
                 Action::Write(write) => self.writes.push(write),
+                Action::Cache(events) => self.cache_events.extend(events),
                 Action::Finish { room, .. } => self.finished.push(room),
                 Action::Fail { room, failure } => {
                     self.failed.insert(room, failure);
@@ -257,6 +263,11 @@ impl Leg {
 
     /// Decode tells a prefill leg where to write, all it asks for behind `prefix` tokens.
     pub fn reserve(&mut self, room: u64, prompt: &[u32], prefix: usize) {
+        self.reserve_again(room, prompt, prefix, 1);
+    }
+
+    /// The same for a later attempt.
+    pub fn reserve_again(&mut self, room: u64, prompt: &[u32], prefix: usize, attempt: u32) {
         let pages = prompt.len().div_ceil(PAGE) - prefix / PAGE;
         let reserve = Reserve {
             pages: (0..pages as u32).map(PageId).collect(),
@@ -265,7 +276,7 @@ impl Leg {
             aux_slot: 0,
             namespace: NamespaceKey::default().fingerprint(),
         };
-        self.message(room, 1, Body::Reserve(reserve));
+        self.message(room, attempt, Body::Reserve(reserve));
     }
 
     /// All writes settle.

@@ -33,9 +33,13 @@ pub struct Faults {
     pub layers: bool,
     /// Not a mishap: answers are long, and little is kept ready for them, so that requests lose their pages again.
     pub pressure: bool,
+    /// Not a mishap: a target for the time between tokens lets few decode at once.
+    pub paced: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
-    /// Not one either: half of the requests have the same prompt.
+    /// Not one either: somebody empties both caches.
+    pub flush: f64,
+    /// Nor this: half of the requests have the same prompt.
     pub alike: bool,
 }
 
@@ -56,6 +60,7 @@ pub struct Outcome {
     pub layer_parts_sent: u64,
     pub batches_failed: u64,
     pub shared_transfers: u64,
+    pub flushed_in_use: u64,
     pub retractions: u64,
     pub restored_tokens: u64,
     pub recomputed_tokens: u64,
@@ -77,6 +82,7 @@ impl Outcome {
         self.layer_parts_sent += other.layer_parts_sent;
         self.batches_failed += other.batches_failed;
         self.shared_transfers += other.shared_transfers;
+        self.flushed_in_use += other.flushed_in_use;
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
@@ -144,6 +150,7 @@ impl Worker {
             cache_events: false,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
+            target_itl: faults.paced.then_some(Duration::from_millis(12)),
             seed: 5,
             layer_groups,
             max_batch: 3,
@@ -369,6 +376,11 @@ impl World {
         if self.random.chance(self.faults.disconnect) {
             self.drop_connection();
         }
+        if self.random.chance(self.faults.flush) {
+            let flushed = [&mut self.prefill, &mut self.decode].map(|worker| worker.scheduler.flush_cache());
+            self.outcome.flushed_in_use +=
+                flushed.iter().flatten().map(|flushed| flushed.in_use as u64).sum::<u64>();
+        }
         let deadlines = [self.prefill.scheduler.next_deadline(), self.decode.scheduler.next_deadline()];
         let batches = [&self.prefill.batch, &self.decode.batch].map(|batch| batch.as_ref().map(|b| b.0));
         let first = self.pending.keys().next().map(|key| key.0);
@@ -385,8 +397,11 @@ impl World {
         }
         self.tick(true);
         self.tick(false);
-        self.prefill.scheduler.audit();
-        self.decode.scheduler.audit();
+        for worker in [&self.prefill, &self.decode] {
+            worker.scheduler.audit();
+            let next = worker.scheduler.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now), "what is due was not done: a worker would spin");
+        }
         self.outcome.quarantined += self.decode.scheduler.stats().pool.quarantined as u64;
         true
     }

@@ -1,7 +1,9 @@
 //! What a request asks for, whichever endpoint it came to.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
 use host_core::radix::NamespaceKey;
 use serde_json::Value;
 
@@ -26,8 +28,13 @@ pub(super) struct Ask {
     pub include_usage: bool,
     pub namespace: NamespaceKey,
     pub no_cache: bool,
+    /// A hash of the session's name, see [`session`].
+    pub session: Option<u64>,
 }
 
+const MAX_SESSION: usize = 256;
+/// The usual one, and Dynamo's.
+const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-dynamo-session-id"];
 const MAX_STOPS: usize = 4;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_STOP_TOKENS: usize = 64;
@@ -78,6 +85,7 @@ impl Ask {
             include_usage: false,
             namespace: NamespaceKey { model: app.model.clone(), ..NamespaceKey::default() },
             no_cache: false,
+            session: None,
         })
     }
 
@@ -86,6 +94,10 @@ impl Ask {
         self.namespace.extra_key = fields.short_string("extra_key", NamespaceKey::MAX_PART)?;
         self.namespace.salt = fields.short_string("cache_salt", NamespaceKey::MAX_PART)?;
         self.no_cache = fields.boolean("no_cache")?.unwrap_or(false);
+        let session = fields.short_string("session_id", MAX_SESSION)?;
+        // OpenAI's word for requests that begin alike. It is no session, but it asks for the same.
+        let prompt_cache_key = fields.take("prompt_cache_key");
+        self.session = session_hash(&session).or_else(|| session_hash(prompt_cache_key.as_ref()?.as_str()?));
         Ok(())
     }
 
@@ -192,8 +204,20 @@ impl Ask {
             restartable: !self.stream,
             namespace: self.namespace.clone(),
             no_cache: self.no_cache,
+            session: self.session,
         }
     }
+}
+
+/// Names the session for the router, if there is a name.
+fn session_hash(name: &str) -> Option<u64> {
+    static KEYS: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
+    (!name.is_empty() && name.len() <= MAX_SESSION).then(|| KEYS.hash_one(name))
+}
+
+/// The session that headers name.
+pub(super) fn session(headers: &HeaderMap) -> Option<u64> {
+    SESSION_HEADERS.iter().find_map(|name| session_hash(headers.get(*name)?.to_str().ok()?))
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

@@ -17,13 +17,12 @@ pub(super) struct Fields {
 
 /// Fields of other servers that this one ignores, because no answer depends on them: who asks, how it is filed, billed,
 /// scheduled, cached or logged.
-const HARMLESS: [&str; 13] = [
+const HARMLESS: [&str; 12] = [
     "user",
     "metadata",
     "store",
     "service_tier",
     "safety_identifier",
-    "prompt_cache_key",
     "prompt_cache_retention",
     "parallel_tool_calls",
     "priority",
