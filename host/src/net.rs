@@ -1,5 +1,6 @@
 //! Control plane between workers, registry, router and HTTP API.
 
+mod cache_metrics;
 pub mod cache_news;
 pub mod clock;
 pub mod front;

@@ -14,6 +14,7 @@ pub mod clock;
 pub mod link;
 mod rank_thread;
 mod scheduler_thread;
+mod sent_digests;
 mod transfer_thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -161,6 +162,7 @@ pub struct Handle {
     cache: Option<Arc<CacheLog>>,
     info: Arc<WorkerInfo>,
     instance: Instance,
+    page_bytes: u64,
 }
 
 impl Worker {
@@ -211,6 +213,7 @@ impl Worker {
             }
             None => None,
         };
+        let page_bytes = layout.shape.page_bytes() as u64;
         let mut cache = None;
         let mut cache_feed = None;
         if config.cache_events {
@@ -220,7 +223,7 @@ impl Worker {
         }
         let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
             config,
-            page_bytes: layout.shape.page_bytes() as u64,
+            page_bytes,
             clock,
             runtime: runtime.clone(),
             inputs: receive_inputs,
@@ -232,7 +235,7 @@ impl Worker {
             alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
-        let handle = Handle { inputs, stats, links, cache, info: Arc::new(info), instance };
+        let handle = Handle { inputs, stats, links, cache, info: Arc::new(info), instance, page_bytes };
         Ok((Worker { handle, threads, stop, stopping, died: receive_died }, receive_outgoing))
     }
 
@@ -276,6 +279,12 @@ impl Handle {
     #[must_use]
     pub fn instance(&self) -> Instance {
         self.instance
+    }
+
+    /// Bytes of a KV page.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
     }
 
     /// Connections to other workers' memory.

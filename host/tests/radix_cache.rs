@@ -143,7 +143,8 @@ fn answers_with_the_cache_equal_those_without_under_eviction() {
     let metrics = split.metrics(&split.worker("decode"));
     println!("{metrics:?}");
     assert!(
-        metrics["host_cached_tokens_total"] > 0.0 && metrics["host_pages_evicted_total"] > 0.0,
+        metrics["host_prefix_promised_tokens_total{tier=\"device\"}"] > 0.0
+            && metrics["host_pages_evicted_total"] > 0.0,
         "{metrics:?}"
     );
     assert_eq!(metrics["host_integrity_failures_total"], 0.0);

@@ -5,7 +5,7 @@
 //! ```text
 //! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
 //! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
-//! decode       Queued ─(pages there)─► Transfer ─► Verifying ───► Running ─► finished
+//! decode       Queued ─(pages there)─► Transfer ─► Verifying ─► Ready ─► Running ─► finished
 //!
 //! when pages run short, decode and aggregated     Running ─► Retracted ─(pages there)─► Running
 //! ```
@@ -19,9 +19,11 @@ mod cache;
 mod decode;
 mod growth;
 mod job;
+mod pace;
 mod peers;
 mod pipeline;
 mod prefill;
+mod ready;
 mod retraction;
 mod sharing;
 
@@ -31,6 +33,7 @@ use std::time::Duration;
 
 use crate::aux_row::AuxRow;
 use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::histogram::Histogram;
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::integrity::Found;
 use crate::layer_groups::LayerGroups;
@@ -45,6 +48,8 @@ use crate::transfer::Tag;
 
 pub use cache::Flushed;
 use job::{Job, Stage};
+use pace::Pace;
+pub use pace::PaceStats;
 use peers::Peers;
 use prefill::Orphan;
 use sharing::Leaders;
@@ -98,6 +103,8 @@ pub struct Config {
     /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
     /// retractions rare, fewer lets more requests run at once.
     pub reserved_decode_tokens: u32,
+    /// Mean time between two tokens of an answer that batches are to stay under; `None` lets as many run as fit.
+    pub target_itl: Option<Duration>,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
     /// In how many groups of layers pages are sent; the model's layers.
@@ -322,12 +329,28 @@ pub struct Stats {
     pub quarantined_rooms: usize,
     /// Cached pages that a request uses.
     pub locked_pages: usize,
+    /// Requests that keep a cached prefix, one without pages too.
+    pub prefix_locks: usize,
     /// Cache namespaces that hold pages, or that a request uses.
     pub namespaces: usize,
     /// Cached pages given up for want of free ones.
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// How long steps take, and what follows from it.
+    pub pace: PaceStats,
+    /// Time between two tokens of an answer, as they were drawn.
+    pub between_tokens: Histogram,
+    /// Of [`cached_tokens`](Self::cached_tokens), those of prompts that were completed with them.
+    pub delivered_tokens: u64,
+    /// Decode: verified transfers of whole prompts.
+    pub full_transfers: u64,
+    /// Decode: verified transfers of what was not cached of a prompt.
+    pub delta_transfers: u64,
+    /// Decode: prompts that were cached completely, so that only the aux row moved.
+    pub full_hits: u64,
+    /// Decode: pages of prompts that were there and did not have to be sent.
+    pub pages_saved: u64,
     /// Requests that waited for another one's pages instead of having their own sent or computed.
     pub shared_transfers: u64,
     /// Pages that were neither sent nor computed for that.
@@ -382,10 +405,13 @@ pub struct Scheduler {
     jobs: BTreeMap<Room, Job>,
     /// Jobs that wait for pages: retracted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
+    /// Jobs whose pages are verified and that the pace has not let in yet, oldest first.
+    ready: VecDeque<Room>,
     /// Jobs that take part in batches, oldest first.
     running: Vec<Room>,
     /// Whether a batch is being computed.
     computing: bool,
+    pace: Pace,
     last_batch: u64,
     last_tag: u64,
     quarantine: Quarantine,
@@ -411,7 +437,8 @@ impl Scheduler {
                 && config.max_batch > 0
                 && config.max_running > 0
                 && config.max_attempts > 0
-                && config.reserved_decode_tokens > 0,
+                && config.reserved_decode_tokens > 0
+                && config.target_itl != Some(Duration::ZERO),
             "limits must be positive: {config:?}"
         );
         Self {
@@ -420,9 +447,11 @@ impl Scheduler {
             cache_changes: CacheChanges::new(config.cache_events),
             leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
+            pace: Pace::new(config.target_itl, config.max_batch as usize),
             config,
             jobs: BTreeMap::new(),
             queue: VecDeque::new(),
+            ready: VecDeque::new(),
             running: Vec::new(),
             computing: false,
             last_batch: 0,
@@ -466,7 +495,8 @@ impl Scheduler {
         self.expire(now, actions);
         self.repeat(now, actions);
         self.admit(now, actions);
-        self.build_batch(actions);
+        self.let_in(now, actions);
+        self.build_batch(now, actions);
         actions.extend(self.cache_changes.take().map(Action::Cache));
     }
 
@@ -501,8 +531,10 @@ impl Scheduler {
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
             locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
+            prefix_locks: self.cache.as_ref().map_or(0, |tree| tree.counts().locks),
             namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
             evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
+            pace: self.pace.stats(),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -541,6 +573,8 @@ impl Scheduler {
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
         let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");
+        let ready = self.jobs.values().filter(|job| job.stage == Stage::Ready).count();
+        assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
     }
 
     /// Which pages each request holds; for tests and for finding faults.

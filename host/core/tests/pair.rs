@@ -185,7 +185,7 @@ fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
 
 #[test]
 fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
-    for cache in [false, true] {
+    for (cache, paced) in [(false, false), (true, false), (false, true), (true, true)] {
         let faults = Faults {
             loss: 0.2,
             repeat: 0.2,
@@ -194,6 +194,7 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
             death: 0.005,
             disconnect: 0.005,
             pressure: true,
+            paced,
             cache,
             alike: cache,
             layers: true,
@@ -202,6 +203,18 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
         let total = run("pressure and faults", faults);
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(total.retractions > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+    }
+}
+
+#[test]
+fn a_target_for_the_time_between_tokens_changes_no_answer() {
+    let total = run("paced", Faults { pressure: true, paced: true, cache: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.retractions > 0, "nobody lost pages under a target");
+    for seed in 0..SEEDS {
+        let mut world = World::aggregated(seed, Faults { pressure: true, paced: true, ..Faults::default() });
+        world.run();
+        assert_eq!(world.outcome().failed, 0, "seed {seed}");
     }
 }
 

@@ -164,6 +164,11 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS")]
     pub reserved_decode_tokens: Option<u32>,
 
+    /// Mean milliseconds between two tokens of an answer to stay under: fewer requests decode at once, others wait for
+    /// their first token instead [default: none, as many decode as fit]
+    #[arg(long, value_name = "MILLISECONDS")]
+    pub target_itl_ms: Option<f64>,
+
     /// Requests of a worker that compute or have a transfer under way at most [default: twice --max-batch]
     #[arg(long, value_name = "REQUESTS")]
     pub max_running: Option<u32>,
@@ -273,7 +278,8 @@ impl Settings {
         fill_from!(self, file,
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
-            default_max_tokens reserved_decode_tokens layer_groups router_policy radix_eviction threads log_format log_level
+            default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
+            log_format log_level
             synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;

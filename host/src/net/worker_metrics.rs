@@ -1,5 +1,7 @@
 //! A worker's own `/metrics` and `/health`, on its control port.
 
+mod pace;
+
 use std::sync::Arc;
 
 use axum::http::header;
@@ -11,6 +13,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use super::cache_metrics;
 use super::proto::WorkerInfo;
 use crate::plugins::{Kind, Services};
 use crate::worker::Handle;
@@ -59,18 +62,13 @@ impl Collector for WorkerCollector {
                 "Peers cut off without proof that none of their writes lands",
                 stats.unfenced_peers,
             ),
-            ("host_kv_pages_locked", "Cached pages that a request uses", stats.locked_pages),
-            (
-                "host_cache_namespaces",
-                "Namespaces that hold cached pages, or that a request uses",
-                stats.namespaces,
-            ),
             ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
+        pace::encode(&stats, &mut encoder)?;
         let counters = [
             ("host_batches", "Batches computed", stats.batches),
             ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
@@ -90,18 +88,6 @@ impl Collector for WorkerCollector {
                 "Tokens whose KV was computed again after a retraction",
                 stats.recomputed_tokens,
             ),
-            (
-                "host_cached_tokens",
-                "Prompt tokens found in the radix cache at admission",
-                stats.cached_tokens,
-            ),
-            ("host_pages_evicted", "Cached pages given up for want of free ones", stats.evicted_pages),
-            (
-                "host_shared_transfers",
-                "Requests that waited for the pages of another with the same beginning",
-                stats.shared_transfers,
-            ),
-            ("host_pages_shared", "KV pages neither sent nor computed for that", stats.shared_pages),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
             (
@@ -127,6 +113,7 @@ impl Collector for WorkerCollector {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        cache_metrics::encode(&mut encoder, &stats, self.0.page_bytes())?;
         encode_plugins(&mut encoder)
     }
 }

@@ -65,6 +65,21 @@ impl Scheduler {
         }
     }
 
+    /// A prompt is complete: counts where it came from.
+    pub(super) fn count_prefix(&mut self, room: Room) {
+        let Some(job) = self.jobs.get(&room) else { return };
+        self.stats.delivered_tokens += u64::from(job.promised_tokens);
+        if self.config.role == Role::Decode {
+            self.stats.pages_saved += u64::from(job.promised_tokens / self.config.page_tokens);
+            let kind = match (job.promised_tokens, job.transferred_pages) {
+                (0, _) => &mut self.stats.full_transfers,
+                (_, 0) => &mut self.stats.full_hits,
+                _ => &mut self.stats.delta_transfers,
+            };
+            *kind += 1;
+        }
+    }
+
     /// Empties the radix cache. What requests use stays for them, is found by nobody else, and goes with the last of
     /// them; what they compute or receive from here on with what they found before enters no cache.
     ///
@@ -124,6 +139,7 @@ impl Job {
     pub(super) fn begin_with(&mut self, prefix: usize, page_tokens: usize, role: Role) {
         self.prefix_pages = prefix;
         self.cached_tokens = u32::try_from(prefix * page_tokens).unwrap_or(u32::MAX);
+        self.promised_tokens = self.cached_tokens;
         if role != Role::Decode {
             self.computed = prefix * page_tokens;
         }

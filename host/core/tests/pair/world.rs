@@ -33,6 +33,8 @@ pub struct Faults {
     pub layers: bool,
     /// Not a mishap: answers are long, and little is kept ready for them, so that requests lose their pages again.
     pub pressure: bool,
+    /// Not a mishap: a target for the time between tokens lets few decode at once.
+    pub paced: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
     /// Not one either: somebody empties both caches.
@@ -148,6 +150,7 @@ impl Worker {
             cache_events: false,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
+            target_itl: faults.paced.then_some(Duration::from_millis(12)),
             seed: 5,
             layer_groups,
             max_batch: 3,
@@ -394,8 +397,11 @@ impl World {
         }
         self.tick(true);
         self.tick(false);
-        self.prefill.scheduler.audit();
-        self.decode.scheduler.audit();
+        for worker in [&self.prefill, &self.decode] {
+            worker.scheduler.audit();
+            let next = worker.scheduler.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now), "what is due was not done: a worker would spin");
+        }
         self.outcome.quarantined += self.decode.scheduler.stats().pool.quarantined as u64;
         true
     }
