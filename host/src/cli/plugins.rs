@@ -26,7 +26,7 @@ use crate::plugins::{Catalog, Entry};
 /// # Errors
 /// With everything that is missing at once.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
-    let catalog = Catalog::scan(settings.plugins_dirs());
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let wanted = find_all(settings, &catalog)?;
     let manifests: Vec<_> = wanted.iter().map(|entry| &entry.manifest).collect();
     let features = features(settings);
@@ -87,7 +87,7 @@ pub fn open_transfer(
     settings: &Settings,
     instance: Instance,
 ) -> anyhow::Result<(String, Arc<dyn TransferBackend>)> {
-    let catalog = Catalog::scan(settings.plugins_dirs());
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let entries = find_all(settings, &catalog)?;
     let entry =
         entries.into_iter().find(|entry| entry.manifest.role("transfer").is_some()).ok_or_else(|| {

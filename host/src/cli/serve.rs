@@ -23,6 +23,8 @@ use crate::worker::{Handle, Worker};
 
 /// A worker that was asked to end waits this long for its requests.
 const WORKER_DRAIN: Duration = Duration::from_secs(5);
+/// Its threads and plugins then have this long to end, which is longer than a plugin's own deadline.
+const WORKER_STOP: Duration = Duration::from_secs(5);
 /// A router that was asked to end waits this long for its requests.
 const ROUTER_DRAIN: Duration = Duration::from_secs(5);
 /// Largest control message: a prompt of a few million tokens.
@@ -249,7 +251,12 @@ async fn work(
     close.send_replace(true);
     // Peers keep their connections open; the process does not wait for them.
     server.abort();
-    tokio::task::spawn_blocking(move || worker.stop()).await.context("the worker could not be stopped")?
+    let stopping = tokio::task::spawn_blocking(move || worker.stop());
+    match tokio::time::timeout(WORKER_STOP, stopping).await {
+        Ok(stopped) => stopped.context("the worker could not be stopped")?,
+        // A thread of ours is inside the plugin, in a call that must not block. The process ends without it.
+        Err(_elapsed) => anyhow::bail!("the worker did not stop within {} s", WORKER_STOP.as_secs()),
+    }
 }
 
 /// Lets requests under way end.
