@@ -3,9 +3,11 @@
 use crate::cli::settings::{RoleName, Settings};
 use crate::plugins::requirements::Feature;
 
+type On = fn(&Settings) -> bool;
+
 /// When each feature is on. A setting that asks something of plugins or of other settings gets a row here, and what it
 /// asks a row in the compatibility table.
-const TURNED_ON: &[(Feature, fn(&Settings) -> bool)] = &[
+const TURNED_ON: &[(Feature, On)] = &[
     (Feature::PdTransfer, divided),
     (Feature::Undivided, |settings| settings.role == Some(RoleName::Aggregated)),
     (Feature::DecodeRadixCache, |settings| computes(settings) && settings.decode_radix_cache),
