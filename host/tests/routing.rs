@@ -175,8 +175,10 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
     let mut conversations: Vec<Vec<u32>> = (0..6).map(conversation).collect();
     let mut homes: Vec<Option<(String, String)>> = vec![None; conversations.len()];
     for turn in 1..=3 {
-        for (tokens, home) in conversations.iter_mut().zip(&mut homes) {
-            let served = ask(&fleet.router, tokens, 20);
+        for (number, (tokens, home)) in conversations.iter_mut().zip(&mut homes).enumerate() {
+            // Namespaces are part of a page's name.
+            let namespace = json!({ "extra_key": if number % 2 == 0 { "" } else { "team" } });
+            let served = ask_with(&fleet.router, tokens, 20, &namespace);
             assert_eq!(served.tokens, ask(&whole, tokens, 20).tokens);
             println!(
                 "turn {turn}: {} + {}, {} of {} cached",
