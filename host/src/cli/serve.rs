@@ -50,24 +50,25 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         match settings.role {
             None => {
-                launch::plan(&settings)?;
+                plugins::check_all(&settings)?;
                 launch::text_model(&settings)?;
-                plugins::check(&settings)?;
                 supervise::run(&settings).await
             }
-            Some(RoleName::Router) => route(&settings, stop_signal(settings.supervised)).await,
+            Some(RoleName::Router) => {
+                if !settings.supervised {
+                    plugins::check(&settings)?;
+                }
+                route(&settings, stop_signal(settings.supervised)).await
+            }
             Some(role) => {
                 // The supervisor has checked the same, and reading a large model twice takes time.
                 if !settings.supervised {
-                    launch::plan(&settings)?;
+                    plugins::check_all(&settings)?;
                 }
                 if role == RoleName::Aggregated && settings.router.is_none() {
                     return aggregated(&settings, &handle).await;
                 }
                 let routers = addresses::check_worker(&settings)?;
-                if role != RoleName::Aggregated {
-                    plugins::check(&settings)?;
-                }
                 work(&settings, role, routers, &handle, stop_signal(settings.supervised)).await
             }
         }

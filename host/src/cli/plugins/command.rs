@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::super::launch;
 use super::super::settings::Settings;
-use super::{check, inspect, install, list, new, rules, test};
+use super::{check_all, inspect, install, list, new, rules, test};
 use crate::cli::output::say;
 use crate::plugins::Policy;
 
@@ -104,14 +104,7 @@ impl Command {
             Command::Inspect { file, json } => inspect::run(&file, json),
             Command::Check { settings } => {
                 let settings = settings.with_file()?;
-                // Each of these says everything it finds; a second kind of mistake is worth saying in the same run.
-                let plan = launch::plan(&settings).map(drop);
-                let found = [plan, check(&settings)];
-                let wrong: Vec<String> =
-                    found.into_iter().filter_map(|result| Some(result.err()?.to_string())).collect();
-                if !wrong.is_empty() {
-                    return Err(crate::cli::Refused(wrong.join("\n")).into());
-                }
+                check_all(&settings)?;
                 launch::text_model(&settings)?;
                 say!("the configuration works");
                 Ok(())
