@@ -16,6 +16,7 @@ mod loaded_tier;
 mod loaded_transfer;
 pub mod lock;
 mod manifest;
+pub mod measure;
 mod preflight;
 pub mod requirements;
 mod services;
