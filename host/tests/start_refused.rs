@@ -116,7 +116,7 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
 
 #[test]
 fn numbers_that_cannot_work_are_refused_with_their_bounds() {
-    let cases: [(&[&str], &[&str]); 12] = [
+    let cases: [(&[&str], &[&str]); 14] = [
         (&["--layer-groups", "0"], &["--layer-groups", "\"0\"", "auto, off or 2 to 32"]),
         (&["--layer-groups", "some"], &["--layer-groups", "\"some\"", "auto, off or 2 to 32"]),
         (&["--layer-groups", "5"], &["--layer-groups", "5 layer groups of a model of 4 layers"]),
@@ -125,6 +125,8 @@ fn numbers_that_cannot_work_are_refused_with_their_bounds() {
         (&["--max-batch", "0"], &["--max-batch", "1 to 16384"]),
         (&["--max-queued", "4000000000"], &["--max-queued", "1 to 1048576"]),
         (&["--chunk-tokens", "4294967295"], &["--chunk-tokens", "1 to 16777216"]),
+        (&["--target-itl-ms", "0"], &["--target-itl-ms", "0.1 to 60000"]),
+        (&["--target-itl-ms", "NaN"], &["--target-itl-ms", "0.1 to 60000"]),
         (&["--reserved-decode-tokens", "0"], &["--reserved-decode-tokens", "1 to"]),
         (&["--page-size", "4294967295"], &["--page-size", "1 to 65536"]),
         (&["--kv-memory", "100000GiB"], &["--kv-memory", "214748364800000 bytes", "bytes of memory"]),

@@ -8,6 +8,7 @@
 
 pub mod aux_row;
 pub mod batch;
+pub mod histogram;
 pub mod ids;
 pub mod integrity;
 pub mod layer_groups;

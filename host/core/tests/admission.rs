@@ -27,6 +27,7 @@ impl Worker {
             cache_events: false,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: 1_000,
+            target_itl: None,
             seed: 0,
             layer_groups: host_core::layer_groups::LayerGroups::off(1),
             max_batch: 64,

@@ -59,6 +59,7 @@ impl Worker {
             cache_events: false,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: 8,
+            target_itl: None,
             seed: 0,
             layer_groups,
             max_batch: 4,

@@ -153,6 +153,20 @@ fn prompts_alike_in_flight_survive_every_end_of_those_they_wait_for() {
 }
 
 #[test]
+fn thousands_of_conversations_are_answered_as_if_nothing_were_cached() {
+    let calm = Faults { cache: true, talk: true, ..Faults::default() };
+    let total = run("conversations", calm);
+    assert_eq!(total.failed, 0);
+    assert!(total.turns > 4 * SEEDS, "hardly anybody went on");
+    assert!(total.cached_tokens > 8 * total.turns, "what was said before was computed again");
+    let faults =
+        Faults { loss: 0.1, repeat: 0.1, abort: 0.2, flip: 0.05, death: 0.005, disconnect: 0.005, ..calm };
+    let total = run("conversations and faults", Faults { flush: 0.005, layers: true, alike: true, ..faults });
+    assert!(total.turns > SEEDS / 4 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+    assert!(total.cached_tokens > 0 && total.integrity_failures > 0 && total.flushed_in_use > 0);
+}
+
+#[test]
 fn caches_that_are_emptied_at_any_time_change_no_answer() {
     let calm = Faults { cache: true, alike: true, flush: 0.02, ..Faults::default() };
     let total = run("flushes", calm);
@@ -185,7 +199,7 @@ fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
 
 #[test]
 fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
-    for cache in [false, true] {
+    for (cache, paced) in [(false, false), (true, false), (false, true), (true, true)] {
         let faults = Faults {
             loss: 0.2,
             repeat: 0.2,
@@ -194,6 +208,7 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
             death: 0.005,
             disconnect: 0.005,
             pressure: true,
+            paced,
             cache,
             alike: cache,
             layers: true,
@@ -202,6 +217,18 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
         let total = run("pressure and faults", faults);
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(total.retractions > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+    }
+}
+
+#[test]
+fn a_target_for_the_time_between_tokens_changes_no_answer() {
+    let total = run("paced", Faults { pressure: true, paced: true, cache: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.retractions > 0, "nobody lost pages under a target");
+    for seed in 0..SEEDS {
+        let mut world = World::aggregated(seed, Faults { pressure: true, paced: true, ..Faults::default() });
+        world.run();
+        assert_eq!(world.outcome().failed, 0, "seed {seed}");
     }
 }
 

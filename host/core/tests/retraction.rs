@@ -28,6 +28,7 @@ fn config(role: Role, pages: u32, cache: bool) -> Config {
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1,
+        target_itl: None,
         seed: 0,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,

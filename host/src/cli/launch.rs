@@ -24,6 +24,10 @@ use crate::worker::Parts;
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
 
+/// Shortest target for the time between tokens: below it a step is scheduling more than computing.
+const SHORTEST_TARGET_MS: f64 = 0.1;
+/// Longest target for the time between tokens.
+const LONGEST_TARGET_MS: f64 = 60_000.0;
 /// Most threads that a worker computes on.
 const MOST_THREADS: usize = 1024;
 /// Most prompt tokens in one step: more than any context.
@@ -74,6 +78,13 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
             let value = value.unwrap_or_default();
             return Err(refused(format!("{flag} is {value}: it must be 1 to {most}")));
         }
+    }
+    if let Some(target) = settings.target_itl_ms
+        && !(SHORTEST_TARGET_MS..=LONGEST_TARGET_MS).contains(&target)
+    {
+        return Err(refused(format!(
+            "--target-itl-ms is {target}: it must be {SHORTEST_TARGET_MS} to {LONGEST_TARGET_MS}"
+        )));
     }
     if settings.threads.is_some_and(|threads| threads == 0 || threads > MOST_THREADS) {
         return Err(refused(format!(
@@ -298,6 +309,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         cache_events: radix_cache(settings, core_role)?.is_some(),
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
+        target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
         layer_groups,
         max_batch,

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
 use super::Refused;
+use crate::plugins::Policy;
 
 /// What one process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
@@ -88,6 +89,16 @@ pub struct Settings {
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     pub plugins_dir: Option<Vec<PathBuf>>,
 
+    /// Load plugins that others than root, you, and who may replace this program could change; each is logged
+    #[arg(long)]
+    #[serde(default)]
+    pub insecure_plugin_permissions: bool,
+
+    /// Load plugins built with panic = "abort", whose defects end this process; each is logged
+    #[arg(long)]
+    #[serde(default)]
+    pub plugins_may_abort: bool,
+
     /// Address that the HTTP API listens on [default: 127.0.0.1]
     #[arg(long, value_name = "IP")]
     pub host: Option<IpAddr>,
@@ -163,6 +174,11 @@ pub struct Settings {
     /// Tokens of its answer for which each request finds room in the KV pool when another is admitted [default: 512]
     #[arg(long, value_name = "TOKENS")]
     pub reserved_decode_tokens: Option<u32>,
+
+    /// Mean milliseconds between two tokens of an answer to stay under: fewer requests decode at once, others wait for
+    /// their first token instead [default: none, as many decode as fit]
+    #[arg(long, value_name = "MILLISECONDS")]
+    pub target_itl_ms: Option<f64>,
 
     /// Requests of a worker that compute or have a transfer under way at most [default: twice --max-batch]
     #[arg(long, value_name = "REQUESTS")]
@@ -273,10 +289,13 @@ impl Settings {
         fill_from!(self, file,
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
-            default_max_tokens reserved_decode_tokens layer_groups router_policy radix_eviction threads log_format log_level
+            default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
+            log_format log_level
             synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
+        self.insecure_plugin_permissions |= file.insecure_plugin_permissions;
+        self.plugins_may_abort |= file.plugins_may_abort;
         self.decode_radix_cache |= file.decode_radix_cache;
         self.prefill_radix_cache |= file.prefill_radix_cache;
         self.plugin = file.plugin;
@@ -303,6 +322,12 @@ impl Settings {
             let beside = program.as_deref().and_then(std::path::Path::parent);
             beside.map(|dir| vec![dir.join("plugins"), dir.to_owned()]).unwrap_or_default()
         })
+    }
+
+    /// What is accepted of plugin files.
+    #[must_use]
+    pub fn plugin_policy(&self) -> Policy {
+        Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
     }
 
     /// Where the HTTP API listens.

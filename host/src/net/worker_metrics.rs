@@ -1,5 +1,7 @@
 //! A worker's own `/metrics` and `/health`, on its control port.
 
+mod pace;
+
 use std::sync::Arc;
 
 use axum::http::header;
@@ -66,6 +68,7 @@ impl Collector for WorkerCollector {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
+        pace::encode(&stats, &mut encoder)?;
         let counters = [
             ("host_batches", "Batches computed", stats.batches),
             ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),

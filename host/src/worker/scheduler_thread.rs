@@ -51,6 +51,7 @@ struct Turn {
     clients: HashMap<Room, mpsc::UnboundedSender<Answer>>,
     /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
     unsent: VecDeque<Outgoing>,
+    warned_of_pace: bool,
 }
 
 pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
@@ -58,7 +59,8 @@ pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
     let thread = std::thread::Builder::new().name("scheduler".into());
     let thread = thread.spawn(move || {
         let scheduler = Scheduler::new(start.config.clone());
-        Turn { start, scheduler, clients: HashMap::new(), unsent: VecDeque::new() }.run(stopped);
+        Turn { start, scheduler, clients: HashMap::new(), unsent: VecDeque::new(), warned_of_pace: false }
+            .run(stopped);
     })?;
     Ok((Stop(stop), thread))
 }
@@ -94,8 +96,21 @@ impl Turn {
             if let Some(feed) = &mut self.start.cache_feed {
                 feed.catch_up(|| self.scheduler.cache_contents());
             }
-            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-                self.scheduler.stats();
+            let stats = self.scheduler.stats();
+            self.warn_of_pace(&stats);
+            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stats;
+        }
+    }
+
+    /// Says once that the target for the time between tokens cannot be met.
+    fn warn_of_pace(&mut self, stats: &Stats) {
+        if stats.pace.out_of_reach && !self.warned_of_pace {
+            self.warned_of_pace = true;
+            tracing::warn!(
+                target_itl = ?self.start.config.target_itl,
+                step = ?stats.pace.predicted,
+                "not even one request at a time stays under --target-itl-ms; requests decode one by one until it does"
+            );
         }
     }
 

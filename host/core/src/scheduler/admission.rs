@@ -120,18 +120,21 @@ impl Scheduler {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
         let mut admitted: Vec<(Room, usize, Option<PrefixLock>)> = Vec::new();
+        let (most_active, mut resumed) = (self.most_active(), 0);
         let mut promised = 0;
         let mut headroom = self.promised_headroom();
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
-                _ if job.stage == Stage::Retracted => true,
+                // It goes straight into the steps.
+                _ if job.stage == Stage::Retracted => self.may_join(resumed),
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
             let (need, worn) = (self.need(job), job.overtaken >= OVERTAKEN);
-            if admitted.len() >= self.aux_free.len() {
+            let active = self.jobs.len() - self.queue.len();
+            if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
             }
             if !ready || self.follows(now, job) {
@@ -156,6 +159,7 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
+            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage == Stage::Retracted));
             promised += needed;
             headroom += need.headroom;
             self.queue.remove(at);
@@ -279,6 +283,7 @@ impl Scheduler {
             };
             self.fail(now, room, Failure::new(FailureCode::Timeout, message), actions);
         }
+        self.end_patience(now);
         self.expire_orphans(now, actions);
     }
 
@@ -325,6 +330,7 @@ impl Scheduler {
     ) {
         self.queue.retain(|other| *other != room);
         self.running.retain(|other| *other != room);
+        self.ready.retain(|other| *other != room);
         self.leaders.remove(room);
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
         let touchers = Touchers {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::job::Stage;
+use super::job::{Job, Stage};
+use super::pace::Load;
 use super::{Action, Role, Scheduler};
 use crate::batch::{Batch, Sampled, Sequence, SequenceOutput};
 use crate::ids::{Room, Time};
@@ -11,7 +12,7 @@ use crate::request::{Failure, FailureCode, FinishReason, Usage};
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
     /// arrival while tokens are left. Requests give up their pages where the batch would lack some.
-    pub(super) fn build_batch(&mut self, actions: &mut Vec<Action>) {
+    pub(super) fn build_batch(&mut self, now: Time, actions: &mut Vec<Action>) {
         if self.computing {
             return;
         }
@@ -22,10 +23,12 @@ impl Scheduler {
             }
             if !self.retract_one() {
                 // Transfers under way, or pages in quarantine, have what is missing: both come to an end.
+                self.pace.interrupted();
                 return;
             }
         };
         let mut sequences = Vec::with_capacity(plan.len());
+        let mut load = Load::default();
         for (room, end) in plan {
             let covered = self.pages_for(end);
             let Some(job) = self.jobs.get_mut(&room) else { continue };
@@ -36,12 +39,18 @@ impl Scheduler {
                 pages: job.table[..covered].to_vec(),
                 sample: (end == job.known()).then_some(job.request.sampling),
             });
+            match end - job.computed {
+                1 => load.sequences += 1,
+                more => load.tokens += more,
+            }
+            load.context += end;
             job.in_batch = Some(end);
         }
         if sequences.is_empty() {
             return;
         }
         self.computing = true;
+        self.pace.begins(now, load);
         self.last_batch += 1;
         let layer_group = self.finest_group(&sequences);
         actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
@@ -54,11 +63,15 @@ impl Scheduler {
             self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
         let mut plan = Vec::new();
         let mut chunk_left = self.config.chunk_tokens as usize;
+        let mut beside = Load::default();
         for room in order.take(self.config.max_batch as usize) {
             let Some(job) = self.jobs.get(room) else { continue };
             let missing = job.known() - job.computed;
-            if missing > 1 && !plan.is_empty() && self.config.role == Role::Decode {
-                chunk_left = chunk_left.min(self.recompute_tokens());
+            if missing == 1 {
+                beside.sequences += 1;
+                beside.context += job.known();
+            } else if beside.sequences > 0 && beside.tokens == 0 {
+                chunk_left = chunk_left.min(self.piece_beside(&beside));
             }
             let count = if missing == 1 { 1 } else { missing.min(chunk_left) };
             if count == 0 {
@@ -66,6 +79,7 @@ impl Scheduler {
             }
             if missing > 1 {
                 chunk_left -= count;
+                beside.tokens += count;
             }
             plan.push((*room, job.computed + count));
         }
@@ -86,9 +100,23 @@ impl Scheduler {
             let text = "the executor gave no answer for this sequence";
             self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
         }
+        self.keep_pace(now);
+    }
+
+    /// Learns from the step that has ended.
+    fn keep_pace(&mut self, now: Time) {
+        let running = || self.running.iter().filter_map(|room| self.jobs.get(room));
+        let decodes = running().any(|job| !job.output.is_empty());
+        let pieces =
+            self.config.role == Role::Aggregated || running().any(|job| job.known() - job.computed > 1);
+        let context: usize = running().map(Job::known).sum();
+        let each = context.div_ceil(self.running.len().max(1));
+        self.pace.ended(now, decodes);
+        self.pace.adjust(each, if pieces { self.config.page_tokens as usize } else { 0 });
     }
 
     pub(super) fn batch_failed(&mut self, now: Time, message: &str, actions: &mut Vec<Action>) {
+        self.pace.interrupted();
         for room in self.batch_left(actions).into_keys() {
             let text = format!("the model could not be computed: {message}");
             self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
@@ -127,7 +155,7 @@ impl Scheduler {
             self.cache_computed(room);
         }
         match &output.sampled {
-            Some(sampled) => self.drawn(room, sampled, actions),
+            Some(sampled) => self.drawn(now, room, sampled, actions),
             None if end == known => {
                 let text = "the executor drew no token where one was asked for";
                 return self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
@@ -152,8 +180,11 @@ impl Scheduler {
     }
 
     /// Takes over a drawn token: answers the client, and ends the request if it was the last.
-    pub(super) fn drawn(&mut self, room: Room, sampled: &Sampled, actions: &mut Vec<Action>) {
+    pub(super) fn drawn(&mut self, now: Time, room: Room, sampled: &Sampled, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
+        if let Some(last) = job.last_drawn.replace(now) {
+            self.stats.between_tokens.add(now.since(last));
+        }
         job.output.push(sampled.token);
         if self.config.role == Role::Prefill {
             job.first = Some(sampled.clone());

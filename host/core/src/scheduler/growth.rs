@@ -7,6 +7,7 @@
 //! is used the pages are free, or hold cached prefixes.
 
 use super::job::Job;
+use super::pace::Load;
 use super::{Role, Scheduler};
 use crate::ids::Room;
 use crate::request::Request;
@@ -59,10 +60,14 @@ impl Scheduler {
         active.map(|job| self.ahead(job).saturating_sub(job.table.len())).sum()
     }
 
-    /// Tokens computed again in one step that also decodes, at most, on a worker that otherwise only decodes: few enough
-    /// that those who decode hardly notice.
-    pub(super) fn recompute_tokens(&self) -> usize {
-        (self.config.chunk_tokens / 8).max(self.config.page_tokens) as usize
+    /// Tokens of longer pieces in a step that also decodes, at most: what the target for the time between tokens
+    /// allows, but a page in any case, so that everything comes to an end. Without a target a worker that otherwise
+    /// only decodes takes small pieces of what it must compute again; those who decode hardly notice.
+    pub(super) fn piece_beside(&self, load: &Load) -> usize {
+        let page = self.config.page_tokens as usize;
+        let chunk = self.config.chunk_tokens as usize;
+        let whole = if self.config.role == Role::Decode { chunk / 8 } else { chunk };
+        self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
     }
 
     /// Finds pages for a plan (each job with the position up to which it is to be computed); false when there are too

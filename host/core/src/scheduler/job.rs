@@ -20,6 +20,8 @@ pub(super) enum Stage {
     Transfer(Incoming),
     /// Decode: everything arrived; digests are being computed.
     Verifying(Incoming),
+    /// Decode: verified; waits until the pace lets it into the steps.
+    Ready,
     /// Takes part in batches.
     Running,
     /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
@@ -128,8 +130,10 @@ pub(super) struct Job {
     pub computed_before: usize,
     /// Tokens drawn, a stop token included.
     pub output: Vec<u32>,
-    /// The first token as it was drawn, for the aux row.
+    /// The first token as it was drawn: for the aux row, or kept back while ready.
     pub first: Option<Sampled>,
+    /// When the last token was drawn.
+    pub last_drawn: Option<Time>,
     /// Whom it waits for, or has waited for, while queued.
     pub follows: Option<Follows>,
     /// The position up to which the batch being computed computes this job.
@@ -159,6 +163,7 @@ impl Job {
             computed_before: 0,
             output: Vec::new(),
             first: None,
+            last_drawn: None,
             follows: None,
             in_batch: None,
             outgoing: None,

@@ -19,10 +19,12 @@ impl Scheduler {
     /// again and again while younger ones run. Among equals it is the one with the longest prompt, whose pages help
     /// most.
     pub(super) fn retract_one(&mut self) -> bool {
-        if self.running.len() < 2 {
+        // Those that are ready have answered nothing yet.
+        let rooms = self.running.iter().chain(&self.ready);
+        if self.running.len() + self.ready.len() < 2 {
             return false;
         }
-        let able = self.running.iter().enumerate().filter(|(_, room)| self.may_be_retracted(**room));
+        let able = rooms.enumerate().filter(|(_, room)| self.may_be_retracted(**room));
         let victim = able.min_by_key(|(age, room)| {
             let job = &self.jobs[room];
             (job.output.len(), Reverse(job.request.prompt.len()), Reverse(*age))
@@ -35,7 +37,7 @@ impl Scheduler {
     /// Whether a job takes part in batches, and nobody but the batches touches its pages.
     fn may_be_retracted(&self, room: Room) -> bool {
         self.jobs.get(&room).is_some_and(|job| {
-            job.stage == Stage::Running
+            matches!(job.stage, Stage::Running | Stage::Ready)
                 && job.in_batch.is_none()
                 && job.outgoing.as_ref().is_none_or(|outgoing| outgoing.tags.is_empty())
         })
@@ -44,9 +46,13 @@ impl Scheduler {
     fn retract(&mut self, room: Room) {
         self.cache_computed(room);
         self.running.retain(|other| *other != room);
+        self.ready.retain(|other| *other != room);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.stage = Stage::Retracted;
         job.overtaken = 0;
+        job.follows = None;
+        // Drawn again, when its last prompt token is computed again.
+        job.first = None;
         job.computed_before = job.computed_before.max(job.computed);
         job.computed = 0;
         job.prefix_pages = 0;

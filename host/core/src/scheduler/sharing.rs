@@ -37,6 +37,8 @@ pub(super) struct Follows {
     leader: Room,
     /// Pages that were cached when it first followed somebody.
     cached: usize,
+    /// It has waited as long as anybody may, and follows nobody any more.
+    over: bool,
 }
 
 impl Leaders {
@@ -103,7 +105,18 @@ impl Scheduler {
     /// When somebody stops following.
     pub(super) fn next_impatient(&self) -> Option<Time> {
         let queued = self.queue.iter().filter_map(|room| self.jobs.get(room));
-        queued.filter(|job| job.follows.is_some()).map(|job| self.follows_until(job)).min()
+        let patient = queued.filter(|job| job.follows.is_some_and(|follows| !follows.over));
+        patient.map(|job| self.follows_until(job)).min()
+    }
+
+    /// Takes note of those who have followed for as long as anybody may: their time asks for no tick again.
+    pub(super) fn end_patience(&mut self, now: Time) {
+        let patience = self.config.bootstrap_timeout / 2;
+        for job in self.jobs.values_mut() {
+            if let Some(follows) = &mut job.follows {
+                follows.over |= job.submitted.after(patience) <= now;
+            }
+        }
     }
 
     /// Whether a request of which so much is cached is to wait for another; takes note of whom.
@@ -113,7 +126,7 @@ impl Scheduler {
         let Some(job) = self.jobs.get_mut(&room) else { return false };
         let cached = job.follows.map_or(lock.pages(), |follows| follows.cached);
         if let Some(leader) = leader {
-            job.follows = Some(Follows { leader, cached });
+            job.follows = Some(Follows { leader, cached, over: false });
         }
         leader.is_some()
     }

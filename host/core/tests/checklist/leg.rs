@@ -26,7 +26,7 @@ pub const DRAWN: u32 = 9;
 pub struct Leg {
     pub scheduler: Scheduler,
     role: Role,
-    now: Time,
+    pub now: Time,
     last_message: u64,
     /// Rooms' prompts, for aux rows.
     prompts: BTreeMap<Room, Vec<u32>>,
@@ -51,13 +51,15 @@ pub fn config(role: Role, pages: u32) -> Config {
         role,
         pages,
         page_tokens: PAGE as u32,
-        max_tokens: pages * PAGE as u32,
+        // One more than has KV: the last token drawn.
+        max_tokens: pages * PAGE as u32 + 1,
         vocabulary: 1000,
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
+        target_itl: None,
         seed: 3,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,
@@ -261,6 +263,11 @@ impl Leg {
 
     /// Decode tells a prefill leg where to write, all it asks for behind `prefix` tokens.
     pub fn reserve(&mut self, room: u64, prompt: &[u32], prefix: usize) {
+        self.reserve_again(room, prompt, prefix, 1);
+    }
+
+    /// The same for a later attempt.
+    pub fn reserve_again(&mut self, room: u64, prompt: &[u32], prefix: usize, attempt: u32) {
         let pages = prompt.len().div_ceil(PAGE) - prefix / PAGE;
         let reserve = Reserve {
             pages: (0..pages as u32).map(PageId).collect(),
@@ -269,7 +276,7 @@ impl Leg {
             aux_slot: 0,
             namespace: NamespaceKey::default().fingerprint(),
         };
-        self.message(room, 1, Body::Reserve(reserve));
+        self.message(room, attempt, Body::Reserve(reserve));
     }
 
     /// All writes settle.

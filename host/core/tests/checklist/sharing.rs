@@ -201,6 +201,20 @@ fn a_slow_leader_is_waited_for_no_longer_than_the_other_leg_has_patience() {
 }
 
 #[test]
+fn one_that_has_lost_patience_and_lacks_pages_asks_for_no_tick_without_end() {
+    // The leader takes all pages but two.
+    let mut decode = Leg::new(Role::Decode, 10);
+    decode.submit(0, &tokens(0..32), 1);
+    decode.submit(1, &tokens(0..32), 1);
+    decode.answer_messages();
+    decode.wait(Duration::from_secs(6));
+    assert_eq!(asked(&decode), (8, 1), "the second one has no pages");
+    assert_eq!(decode.stats().queued, 1);
+    let due = decode.scheduler.next_deadline();
+    assert!(due.is_none_or(|due| due > decode.now), "{due:?} is past");
+}
+
+#[test]
 fn a_prompt_that_is_being_computed_is_not_computed_twice() {
     for role in [Role::Aggregated, Role::Prefill] {
         let mut leg = Leg::new(role, 64);
