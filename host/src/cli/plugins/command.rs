@@ -6,7 +6,8 @@ use clap::{Args, Subcommand};
 
 use super::super::launch;
 use super::super::settings::Settings;
-use super::{bench, check_all, inspect, install, list, new, rules, test};
+use super::bench;
+use super::{ask, check_all, inspect, install, list, new, rules, test};
 use crate::cli::output::say;
 use crate::plugins::Policy;
 
@@ -110,6 +111,7 @@ impl Command {
             Command::Check { settings } => {
                 let settings = settings.with_file()?;
                 check_all(&settings)?;
+                ask(&settings)?;
                 launch::text_model(&settings)?;
                 say!("the configuration works");
                 Ok(())
