@@ -14,6 +14,7 @@ pub mod clock;
 pub mod link;
 mod rank_thread;
 mod scheduler_thread;
+mod sent_digests;
 mod transfer_thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};

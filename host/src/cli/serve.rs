@@ -23,6 +23,8 @@ use crate::worker::{Handle, Worker};
 
 /// A worker that was asked to end waits this long for its requests.
 const WORKER_DRAIN: Duration = Duration::from_secs(5);
+/// Its threads and plugins then have this long to end, which is longer than a plugin's own deadline.
+const WORKER_STOP: Duration = Duration::from_secs(5);
 /// A router that was asked to end waits this long for its requests.
 const ROUTER_DRAIN: Duration = Duration::from_secs(5);
 /// Largest control message: a prompt of a few million tokens.
@@ -48,24 +50,25 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         match settings.role {
             None => {
-                launch::plan(&settings)?;
+                plugins::check_all(&settings)?;
                 launch::text_model(&settings)?;
-                plugins::check(&settings)?;
                 supervise::run(&settings).await
             }
-            Some(RoleName::Router) => route(&settings, stop_signal(settings.supervised)).await,
+            Some(RoleName::Router) => {
+                if !settings.supervised {
+                    plugins::check(&settings)?;
+                }
+                route(&settings, stop_signal(settings.supervised)).await
+            }
             Some(role) => {
                 // The supervisor has checked the same, and reading a large model twice takes time.
                 if !settings.supervised {
-                    launch::plan(&settings)?;
+                    plugins::check_all(&settings)?;
                 }
                 if role == RoleName::Aggregated && settings.router.is_none() {
                     return aggregated(&settings, &handle).await;
                 }
                 let router = addresses::check_worker(&settings)?;
-                if role != RoleName::Aggregated {
-                    plugins::check(&settings)?;
-                }
                 work(&settings, role, router, &handle, stop_signal(settings.supervised)).await
             }
         }
@@ -249,7 +252,12 @@ async fn work(
     close.send_replace(true);
     // Peers keep their connections open; the process does not wait for them.
     server.abort();
-    tokio::task::spawn_blocking(move || worker.stop()).await.context("the worker could not be stopped")?
+    let stopping = tokio::task::spawn_blocking(move || worker.stop());
+    match tokio::time::timeout(WORKER_STOP, stopping).await {
+        Ok(stopped) => stopped.context("the worker could not be stopped")?,
+        // A thread of ours is inside the plugin, in a call that must not block. The process ends without it.
+        Err(_elapsed) => anyhow::bail!("the worker did not stop within {} s", WORKER_STOP.as_secs()),
+    }
 }
 
 /// Lets requests under way end.

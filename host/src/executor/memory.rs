@@ -139,18 +139,18 @@ impl KvMemory {
         unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 
-    /// The bytes of a page, to read; only for layouts in which a page is one piece.
-    ///
-    /// # Panics
-    /// When a page of this layout is not contiguous.
+    /// K and V of one head in one layer of a page, to read, where they are one piece of memory in the order K/V, token.
     #[must_use]
-    pub fn read_page(&self, page: PageId) -> &[u8] {
-        let bytes = self.layout.shape.page_bytes();
-        assert_eq!(self.layout.page, bytes, "pages of this layout are not contiguous");
-        let first = self.row(page, 0, 0, 0, 0);
-        // SAFETY: the page starts at its first row, is `bytes` long and lies inside the mapping; the scheduler lets
-        // nobody write it while somebody reads it.
-        unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) }
+    pub fn read_head(&self, page: PageId, head: usize, layer: usize) -> Option<&[u8]> {
+        let shape = self.layout.shape;
+        let row = shape.head_dim * shape.dtype.bytes();
+        if self.layout.token != row || self.layout.kv != row * shape.page_tokens {
+            return None;
+        }
+        let first = self.row(page, head, layer, 0, 0);
+        // SAFETY: 2 x page_tokens rows follow each other from the first, as the strides say, and all lie inside the mapping;
+        // the scheduler lets nobody write this layer of the page while somebody reads it.
+        Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), 2 * self.layout.kv) })
     }
 
     /// The row's bytes, to write.

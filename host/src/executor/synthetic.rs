@@ -8,7 +8,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use host_core::{Batch, Dtype, PageId, Sampled, Sampling, Sequence, SequenceOutput};
+use host_core::{Batch, Dtype, Sampled, Sampling, Sequence, SequenceOutput};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::digest;
@@ -110,13 +110,13 @@ impl Synthetic {
         }
     }
 
-    /// Everything that the sequence's pages hold, in one word.
-    fn read(kv: &KvMemory, pages: &[PageId], tokens: usize) -> u64 {
+    /// Digests what a sequence's pages hold in one layer.
+    fn read(kv: &KvMemory, sequence: &Sequence, layer: usize, digests: &mut [Vec<u64>]) {
         let page_tokens = kv.layout().shape.page_tokens;
-        let digests: Vec<u64> = (0..tokens.div_ceil(page_tokens))
-            .map(|index| digest::page(kv, pages[index], (tokens - index * page_tokens).min(page_tokens)))
-            .collect();
-        digest::all(&digests)
+        for ((page, digests), first) in sequence.pages.iter().zip(digests).zip((0..).step_by(page_tokens)) {
+            let tokens = (sequence.end() - first).min(page_tokens);
+            digests.push(digest::layer(kv, *page, layer, tokens));
+        }
     }
 
     fn draw(&self, state: u64, sampling: &Sampling) -> Sampled {
@@ -190,21 +190,28 @@ impl Executor for Synthetic {
         let prefixes: Vec<Vec<u64>> =
             batch.sequences.iter().map(|sequence| Self::prefixes(kv, sequence)).collect();
         let layers = self.shape.layers;
+        // What each page of a sequence that draws holds, by layer.
+        let page_tokens = kv.layout().shape.page_tokens;
+        let pages_read =
+            |sequence: &Sequence| sequence.sample.map_or(0, |_| sequence.end().div_ceil(page_tokens));
+        let mut digests: Vec<Vec<Vec<u64>>> =
+            batch.sequences.iter().map(|sequence| vec![Vec::new(); pages_read(sequence)]).collect();
         for layer in 0..layers {
-            for (sequence, prefixes) in batch.sequences.iter().zip(&prefixes) {
+            for ((sequence, prefixes), digests) in batch.sequences.iter().zip(&prefixes).zip(&mut digests) {
                 Self::write(kv, sequence, prefixes, layer);
+                Self::read(kv, sequence, layer, digests);
             }
             if batch.layer_group > 0 && layer + 1 < layers {
                 until(whole.mul_f64((layer + 1) as f64 / layers as f64));
                 layers_done(layer + 1);
             }
         }
-        let draw = |sequence: &Sequence| {
-            let state = |sampling| (sampling, Self::read(kv, &sequence.pages, sequence.end()));
-            let sampled = sequence.sample.map(state).map(|(sampling, state)| self.draw(state, &sampling));
+        let outputs = batch.sequences.iter().zip(&digests).map(|(sequence, digests)| {
+            let pages: Vec<u64> = digests.iter().map(|layers| digest::all(layers)).collect();
+            let sampled = sequence.sample.map(|sampling| self.draw(digest::all(&pages), &sampling));
             SequenceOutput { room: sequence.room, sampled }
-        };
-        let outputs = batch.sequences.iter().map(draw).collect();
+        });
+        let outputs = outputs.collect();
         until(whole);
         Ok(outputs)
     }
@@ -213,8 +220,8 @@ impl Executor for Synthetic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host_core::Room;
     use host_core::layout::{KvLayout, KvOrder, KvShape};
+    use host_core::{PageId, Room};
 
     const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
 
@@ -273,20 +280,26 @@ mod tests {
         .unwrap();
         let mut kv = pool(&executor, 4, KvOrder::PageHeadLayerKvTokenDim);
         let pages = vec![PageId(3), PageId(1)];
-        let prompt =
-            Sequence { room: Room(1), tokens: vec![5; 7], start: 0, pages: pages.clone(), sample: None };
-        executor.forward(&mut kv, &Batch { id: 1, sequences: vec![prompt], layer_group: 0 }).unwrap();
-        let before = Synthetic::read(&kv, &pages, 7);
+        let step = |tokens: Vec<u32>, start, sample| {
+            let sequence = Sequence { room: Room(1), tokens, start, pages: pages.clone(), sample };
+            Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
+        };
+        executor.forward(&mut kv, &step(vec![5; 7], 0, None)).unwrap();
+        let mut next = |kv: &mut KvMemory| {
+            let outputs = executor.forward(kv, &step(vec![6], 7, Some(GREEDY))).unwrap();
+            outputs[0].sampled.as_ref().map(|sampled| sampled.token)
+        };
+        let before = next(&mut kv);
         for position in 0..7 {
             for (head, layer, side) in (0..2 * 2 * 2).map(|i| (i / 4, i / 2 % 2, i % 2)) {
                 for byte in 0..16 {
                     let (page, token) = (pages[position / 4], position % 4);
                     kv.write_row(page, head, layer, side, token)[byte] ^= 0x10;
-                    assert_ne!(Synthetic::read(&kv, &pages, 7), before);
+                    assert_ne!(next(&mut kv), before);
                     kv.write_row(page, head, layer, side, token)[byte] ^= 0x10;
                 }
             }
         }
-        assert_eq!(Synthetic::read(&kv, &pages, 7), before);
+        assert_eq!(next(&mut kv), before);
     }
 }

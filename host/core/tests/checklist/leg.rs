@@ -51,7 +51,8 @@ pub fn config(role: Role, pages: u32) -> Config {
         role,
         pages,
         page_tokens: PAGE as u32,
-        max_tokens: pages * PAGE as u32,
+        // One more than has KV: the last token drawn.
+        max_tokens: pages * PAGE as u32 + 1,
         vocabulary: 1000,
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
@@ -262,6 +263,11 @@ impl Leg {
 
     /// Decode tells a prefill leg where to write, all it asks for behind `prefix` tokens.
     pub fn reserve(&mut self, room: u64, prompt: &[u32], prefix: usize) {
+        self.reserve_again(room, prompt, prefix, 1);
+    }
+
+    /// The same for a later attempt.
+    pub fn reserve_again(&mut self, room: u64, prompt: &[u32], prefix: usize, attempt: u32) {
         let pages = prompt.len().div_ceil(PAGE) - prefix / PAGE;
         let reserve = Reserve {
             pages: (0..pages as u32).map(PageId).collect(),
@@ -270,7 +276,7 @@ impl Leg {
             aux_slot: 0,
             namespace: NamespaceKey::default().fingerprint(),
         };
-        self.message(room, 1, Body::Reserve(reserve));
+        self.message(room, attempt, Body::Reserve(reserve));
     }
 
     /// All writes settle.

@@ -2,8 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
-#[allow(dead_code)]
+mod arrivals;
+mod budget;
+mod cursor;
 mod flush;
 mod leg;
+mod locks;
 mod namespaces;
+mod promises;
 mod sharing;
+mod timeouts;
