@@ -9,14 +9,12 @@ use std::time::Instant;
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::{ANSWER_TOKENS, OWN_TOKENS, PREFIX_TOKENS, PREFIXES};
+use super::{ANSWER_TOKENS, IN_FLIGHT, OWN_TOKENS, PREFIX_TOKENS, PREFIXES};
 
 /// How much is asked of whom.
 pub struct Load {
     /// The server.
     pub url: String,
-    /// Requests under way at any time.
-    pub in_flight: usize,
     /// Requests in all.
     pub requests: usize,
 }
@@ -49,7 +47,7 @@ impl Load {
                     answers.lock().unwrap_or_else(PoisonError::into_inner).push((number, answer));
                 }
             };
-            let clients: Vec<_> = (0..self.in_flight).map(|_| scope.spawn(client)).collect();
+            let clients: Vec<_> = (0..IN_FLIGHT).map(|_| scope.spawn(client)).collect();
             clients.into_iter().try_for_each(|client| match client.join() {
                 Ok(result) => result,
                 Err(_) => anyhow::bail!("a client panicked"),

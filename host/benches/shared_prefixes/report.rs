@@ -23,10 +23,9 @@ pub struct Figures {
 
 impl Figures {
     /// Figures of the answers but the first and last ones.
-    pub fn of(answers: &[Answer], metrics: &BTreeMap<String, f64>, in_flight: usize) -> Self {
-        let edge = IN_FLIGHT.max(in_flight);
+    pub fn of(answers: &[Answer], metrics: &BTreeMap<String, f64>) -> Self {
         let ends: Vec<f64> = answers.iter().filter_map(|answer| answer.tokens.last().copied()).collect();
-        let counted = &answers[edge..answers.len() - edge];
+        let counted = &answers[IN_FLIGHT..answers.len() - IN_FLIGHT];
         let (from, to) = (counted[0].sent, counted[counted.len() - 1].sent);
         let finished = ends.iter().filter(|end| (from..to).contains(end)).count();
         let mut waits: Vec<f64> =
@@ -92,28 +91,25 @@ impl Row {
     }
 }
 
-/// Prints the table, as it goes into the documentation. An arm is compared with the last "off" before it.
+/// Prints the table, as it goes into the documentation. Arms are compared with the first.
 pub fn print(rows: &[Row]) {
     println!(
         "| arm | requests/s | TTFT p50 | p99 | gain p50 | ITL mean | p50 | p99 | mean / off | sequences | hits | MiB moved |"
     );
     println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-    let mut base = 0;
-    for (index, row) in rows.iter().enumerate() {
-        if row.name.starts_with("off") {
-            base = index;
-        }
+    let Some(off) = rows.first() else { return };
+    for row in rows {
         println!(
             "| {} | {:.1} | {:.0} ms | {:.0} ms | {:.1}x | {:.1} ms | {:.1} ms | {:.1} ms | {:.2} | {:.0} | {:.0} % | {:.0} |",
             row.name,
             row.median(|figures| figures.requests_per_second),
             row.median(|figures| figures.ttft_p50_ms),
             row.median(|figures| figures.ttft_p99_ms),
-            1.0 / row.ratio(&rows[base], |figures| figures.ttft_p50_ms),
+            1.0 / row.ratio(off, |figures| figures.ttft_p50_ms),
             row.median(|figures| figures.itl_mean_ms),
             row.median(|figures| figures.itl_p50_ms),
             row.median(|figures| figures.itl_p99_ms),
-            row.ratio(&rows[base], |figures| figures.itl_mean_ms),
+            row.ratio(off, |figures| figures.itl_mean_ms),
             row.median(|figures| figures.sequences),
             100.0 * row.median(|figures| figures.hit_rate),
             row.median(|figures| figures.moved_mib),
