@@ -1,5 +1,6 @@
 //! The plugins that the settings ask for, and the commands about plugins.
 
+mod bench;
 mod command;
 mod features;
 mod inspect;
