@@ -18,6 +18,7 @@ mod loaded_tier;
 mod loaded_transfer;
 pub mod lock;
 mod manifest;
+pub mod measure;
 mod permissions;
 mod policy;
 mod preflight;

@@ -1,5 +1,6 @@
 //! The plugins that the settings ask for, and the commands about plugins.
 
+mod bench;
 mod command;
 mod features;
 mod inspect;
@@ -83,6 +84,28 @@ pub fn check_all(settings: &Settings) -> Result<(), Refused> {
     let addresses = if registers { addresses::check_worker(settings).map(drop) } else { Ok(()) };
     let found = [launch::plan(settings).map(drop), addresses, check(settings)];
     let wrong: Vec<String> = found.into_iter().filter_map(|result| Some(result.err()?.to_string())).collect();
+    if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
+}
+
+/// Asks the named plugins themselves whether their configuration works here: a library that one needs may be missing.
+/// Their code is loaded, and nothing is opened.
+///
+/// # Errors
+/// With everything that they refuse.
+pub fn ask(settings: &Settings) -> Result<(), Refused> {
+    if !features::of(settings).contains(&Feature::PdTransfer) && settings.plugins.is_none() {
+        return Ok(());
+    }
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    let mut wrong = Vec::new();
+    for name in settings.plugins() {
+        let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
+        let config = config_of(settings, &name)?;
+        let roles = ["transfer", "tier", "allocator"].into_iter();
+        let played = roles.filter(|role| entry.manifest.role(role).is_some());
+        let refused = played.filter_map(|role| plugins::check_config(entry, role, &config).err());
+        wrong.extend(refused.map(|error| error.to_string()).next());
+    }
     if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
 }
 

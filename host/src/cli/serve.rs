@@ -68,8 +68,8 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 if role == RoleName::Aggregated && settings.router.is_none() {
                     return aggregated(&settings, &handle).await;
                 }
-                let router = addresses::check_worker(&settings)?;
-                work(&settings, role, router, &handle, stop_signal(settings.supervised)).await
+                let routers = addresses::check_worker(&settings)?;
+                work(&settings, role, routers, &handle, stop_signal(settings.supervised)).await
             }
         }
     });
@@ -192,15 +192,15 @@ async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> an
         drained.send_replace(true);
         result
     };
-    let worker = work(settings, RoleName::Aggregated, router, runtime, worker_stopped);
+    let worker = work(settings, RoleName::Aggregated, vec![router], runtime, worker_stopped);
     tokio::try_join!(front, worker).map(|_both| ())
 }
 
-/// One worker, registered with a router.
+/// One worker, registered with its routers.
 async fn work(
     settings: &Settings,
     role: RoleName,
-    router: String,
+    routers: Vec<String>,
     runtime: &tokio::runtime::Handle,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
@@ -232,7 +232,10 @@ async fn work(
         .into_axum_router()
         .merge(worker_metrics::routes(handle.clone(), &info));
     tokio::spawn(peers.run(info.clone(), outgoing));
-    let registration = tokio::spawn(registration::keep_registered(handle.clone(), info, router));
+    let mut registrations = tokio::task::JoinSet::new();
+    for router in routers {
+        registrations.spawn(registration::keep_registered(handle.clone(), info.clone(), router));
+    }
     let (close, closing) = watch::channel(false);
     // A message per packet: waiting for more would add to every token's latency.
     let listener = listener.tap_io(|connection| {
@@ -247,7 +250,7 @@ async fn work(
         () = until(stopped) => {}
         thread = worker.died() => anyhow::bail!("the worker's {thread} thread has ended; see above"),
     }
-    registration.abort();
+    registrations.abort_all();
     drain(&handle).await;
     close.send_replace(true);
     // Peers keep their connections open; the process does not wait for them.

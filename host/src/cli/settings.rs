@@ -111,8 +111,8 @@ pub struct Settings {
     #[arg(long, value_name = "IP:PORT")]
     pub control: Option<SocketAddr>,
 
-    /// The router's control address, where a worker registers [default: http://127.0.0.1:8001]
-    #[arg(long, value_name = "URL")]
+    /// Control addresses of the routers that a worker registers with [default: http://127.0.0.1:8001]
+    #[arg(long, value_name = "URL,...")]
     pub router: Option<String>,
 
     /// How the router chooses workers: prefix, least-loaded, round-robin or random [default: prefix]

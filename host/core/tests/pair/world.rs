@@ -351,7 +351,11 @@ impl World {
                     let after = self.soon(20);
                     self.schedule(after, Pending::Settle { at: other, event: Event::Cancel(room) });
                 }
-                Action::PromptReady { .. } | Action::Cache(_) => {}
+                Action::Cache(events) => {
+                    let Some(worker) = self.worker(at) else { continue };
+                    events.iter().for_each(|event| worker.log.record(event));
+                }
+                Action::PromptReady { .. } => {}
             }
         }
     }

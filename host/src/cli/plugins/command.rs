@@ -6,7 +6,8 @@ use clap::{Args, Subcommand};
 
 use super::super::launch;
 use super::super::settings::Settings;
-use super::{check_all, inspect, install, list, new, rules, test};
+use super::bench;
+use super::{ask, check_all, inspect, install, list, new, rules, test};
 use crate::cli::output::say;
 use crate::plugins::Policy;
 
@@ -60,6 +61,11 @@ pub enum Command {
     New(new::New),
     /// Says whether a plugin keeps its contract: named cases, each in a process of its own
     Test(test::Test),
+    /// Measures what reading, loading and calling a plugin costs
+    Bench(bench::Bench),
+    /// Loads a plugin in this process and says how long that took
+    #[command(hide = true)]
+    TimeLoad(bench::TimeLoad),
     /// Runs one case in this process
     #[command(hide = true)]
     RunCase(test::RunCase),
@@ -105,6 +111,7 @@ impl Command {
             Command::Check { settings } => {
                 let settings = settings.with_file()?;
                 check_all(&settings)?;
+                ask(&settings)?;
                 launch::text_model(&settings)?;
                 say!("the configuration works");
                 Ok(())
@@ -115,6 +122,8 @@ impl Command {
             }
             Command::New(new) => new.run(),
             Command::Test(test) => test.run(),
+            Command::Bench(bench) => bench.run(),
+            Command::TimeLoad(load) => load.run(),
             Command::RunCase(case) => case.run(),
             Command::Lock { directories } => install::lock(directories.policy(), &directories.list()),
         }

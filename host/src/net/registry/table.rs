@@ -162,8 +162,11 @@ struct Entry {
     broken: Option<String>,
     load: Load,
     in_flight: u32,
-    /// Requests that it had from others at its last heartbeat.
-    elsewhere: u32,
+    /// Requests that it had from others at its last heartbeat, and at the one before. One heartbeat alone may count
+    /// requests of ours that ended while it was on its way.
+    elsewhere: [u32; 2],
+    /// Requests in its queue at its last heartbeat, and at the one before: many wait for a moment only.
+    queued: [u32; 2],
     /// When it was last chosen, counted in picks.
     last_pick: u64,
     /// Its place in the index and the accounts.
@@ -296,7 +299,8 @@ impl WorkerTable {
             broken: None,
             load: Load::default(),
             in_flight: known.map_or(0, |known| known.in_flight),
-            elsewhere: 0,
+            elsewhere: [0; 2],
+            queued: [0; 2],
             last_pick: known.map_or(0, |known| known.last_pick),
             slot,
             identity: info.identity.as_ref().map_or(PageHash([0; 32]), identity::digest),
@@ -315,7 +319,9 @@ impl WorkerTable {
         entry.heard = now;
         entry.broken = None;
         entry.load = load;
-        entry.elsewhere = load.queued.saturating_add(load.running).saturating_sub(entry.in_flight);
+        let reported = load.queued.saturating_add(load.running);
+        entry.elsewhere = [reported.saturating_sub(entry.in_flight), entry.elsewhere[0]];
+        entry.queued = [load.queued, entry.queued[0]];
         Heard { known: true, revived }
     }
 

@@ -110,6 +110,7 @@ impl World {
                 worker.instance
             );
             assert_eq!((stats.queued, stats.active, stats.unanswered, stats.locked_pages), (0, 0, 0, 0));
+            worker.check_told();
         }
         for (room, client) in &self.clients {
             assert!(client.ended.is_some(), "{room:?} never ended");

@@ -7,6 +7,7 @@ use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 use host_core::radix::Policy;
+use host_core::routing::EventLog;
 use host_core::{Batch, Config, Instance, Role, Room, Scheduler, Time};
 
 use super::super::memory::{LAYERS, Memory, PAGE_TOKENS, VOCABULARY};
@@ -36,6 +37,8 @@ pub struct Worker {
     /// Layers of the batch that are computed.
     pub layers: u32,
     pub sent_digests: BTreeMap<(Room, u32), Vec<u64>>,
+    /// What somebody who listens knows of the cache.
+    pub log: EventLog,
 }
 
 impl Worker {
@@ -54,7 +57,7 @@ impl Worker {
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
             radix_cache: faults.cache.then_some(Policy::Lru),
-            cache_events: false,
+            cache_events: true,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
             target_itl: faults.paced.then_some(Duration::from_millis(12)),
@@ -76,6 +79,21 @@ impl Worker {
             batch: None,
             layers: 0,
             sent_digests: BTreeMap::new(),
+            log: EventLog::new(pages, PAGE_TOKENS as u32, 100),
         }
+    }
+
+    /// Holds what was told of the cache, change by change, against what is there.
+    pub fn check_told(&self) {
+        let pool = self.scheduler.stats().pool;
+        let pages = pool.free + pool.held + pool.cached + pool.quarantined;
+        let mut told = EventLog::new(pages as u32, PAGE_TOKENS as u32, 0);
+        self.scheduler.cache_contents().iter().for_each(|event| told.record(event));
+        assert_eq!(
+            self.log.snapshot().keys,
+            told.snapshot().keys,
+            "{:?}: what was told of its cache",
+            self.instance
+        );
     }
 }
