@@ -57,7 +57,8 @@ impl Driver {
         let Endpoint { token, instance, name: own_name, front } = endpoint;
         self.learn_front(instance, &front).map_err(|refusal| {
             let text = format!(
-                "{name} cannot be reached over devices = {:?}: {refusal}",
+                "{name} cannot be reached over devices = {:?}; if it is on another machine, set devices in \
+                 [plugin.nixl] to a network that both are on: {refusal}",
                 self.shared.config.devices
             );
             Error::new(ErrorCode::PEER_LOST, text)
