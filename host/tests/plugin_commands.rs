@@ -128,6 +128,18 @@ fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
 }
 
 #[test]
+fn a_file_is_named_from_where_one_is() {
+    let directory = fixture::directory(&["null"]);
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .current_dir(directory.path())
+        .args(["plugins", "test", "--case", "load", "null.so"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.starts_with("pass     load"), "{said}");
+}
+
+#[test]
 fn a_file_that_anyone_may_change_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let directory = fixture::directory(&["null"]);

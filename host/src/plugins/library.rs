@@ -109,7 +109,9 @@ fn load_in_place(file: &PluginFile, entry: &Entry) -> Result<Root, PluginError> 
     if file.manifest(entry.policy).map_err(refused)? != entry.manifest {
         return Err(changed());
     }
-    let root = load(path, path, &entry.manifest)?;
+    // A name without a slash would be looked for where the system's libraries are.
+    let from = std::path::absolute(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
+    let root = load(&from, path, &entry.manifest)?;
     let now = std::fs::metadata(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
     if Stamp::of(&now) != file.stamp {
         return Err(changed());
