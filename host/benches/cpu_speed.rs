@@ -49,7 +49,7 @@ fn measure(name: &str, model: &TinyModel, threads: usize) -> anyhow::Result<()> 
             pages: (i * PAGES..(i + 1) * PAGES).map(PageId).collect(),
             sample: Some(GREEDY),
         });
-        let batch = Batch { id: 1, sequences: sequences.collect() };
+        let batch = Batch { id: 1, sequences: sequences.collect(), layer_group: 0 };
         let begin = Instant::now();
         executor.forward(&mut kv, &batch)?;
         Ok(begin.elapsed())

@@ -3,11 +3,13 @@
 pub mod addresses;
 pub mod launch;
 pub mod memory;
+pub mod output;
 pub mod plugins;
 pub mod serve;
 pub mod settings;
 pub mod supervise;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -50,8 +52,10 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<output::NobodyReads>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("host: {error:#}");
+            // Where nobody reads this either, the exit code says it.
+            let _unread = writeln!(std::io::stderr(), "host: {error:#}");
             ExitCode::from(if error.downcast_ref::<Refused>().is_some() { 2 } else { 1 })
         }
     }

@@ -47,7 +47,27 @@ pub trait Executor: Send {
     /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples
     /// where asked. One output per sequence, in order.
     ///
+    /// Tells `layers_done` how many layers, counted from the first, have the KV of all new positions in the pool. From
+    /// then on the transfer thread may read these layers' rows, and the call writes them no more. Telling is optional, and
+    /// no use unless [`Batch::layer_group`] asks for it.
+    ///
     /// # Errors
     /// When the batch cannot be computed; the KV of its new positions is then undefined.
-    fn forward(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<Vec<SequenceOutput>, ExecutorError>;
+    fn forward_by_layer(
+        &mut self,
+        kv: &mut KvMemory,
+        batch: &Batch,
+        layers_done: &mut LayersDone<'_>,
+    ) -> Result<Vec<SequenceOutput>, ExecutorError>;
+
+    /// Computes one batch and tells nobody of its layers.
+    ///
+    /// # Errors
+    /// As [`forward_by_layer`](Executor::forward_by_layer).
+    fn forward(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<Vec<SequenceOutput>, ExecutorError> {
+        self.forward_by_layer(kv, batch, &mut |_layers| {})
+    }
 }
+
+/// Who is told how many layers of a batch have their KV in the pool. Called on any thread that computes, does not wait.
+pub type LayersDone<'a> = dyn FnMut(usize) + Send + 'a;

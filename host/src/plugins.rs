@@ -18,6 +18,7 @@ pub mod lock;
 mod manifest;
 mod preflight;
 pub mod requirements;
+mod services;
 
 pub use catalog::{Catalog, Entry, Unusable};
 pub use error::{NoneFound, PluginError, PreflightError};
@@ -27,3 +28,4 @@ pub use loaded_tier::LoadedTier;
 pub use loaded_transfer::LoadedTransfer;
 pub use manifest::{Build, ConfigKey, Manifest, Role};
 pub use preflight::{needed_libraries, preflight};
+pub use services::{Kind, Services, Waker, Word};

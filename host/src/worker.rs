@@ -9,10 +9,12 @@
 //!
 //! All of them meet in channels, and nothing waits on the scheduler thread.
 
+mod cache_thread;
 pub mod clock;
 pub mod link;
 mod rank_thread;
 mod scheduler_thread;
+mod sent_digests;
 mod transfer_thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,13 +22,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use host_core::request::{Failure, FinishReason, Request, Usage};
-use host_core::scheduler::Stats;
+use host_core::scheduler::{Flushed, Stats};
 use host_core::{Config, Event, Instance, KvLayout, Room, Sampled};
 use host_plugin_api::transfer::TransferBackend;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::executor::{Executor, KvMemory};
 use crate::net::proto::{KvIdentity, WorkerInfo};
+pub use cache_thread::CacheLog;
 use clock::Clock;
 use link::Links;
 
@@ -66,6 +69,8 @@ pub(crate) enum Input {
     Event(Event),
     /// A request, and where its answer goes.
     Submit(Request, mpsc::UnboundedSender<Answer>),
+    /// The radix cache is to be emptied.
+    FlushCache(oneshot::Sender<Option<Flushed>>),
 }
 
 /// What the scheduler asks of the control plane.
@@ -154,8 +159,10 @@ pub struct Handle {
     inputs: mpsc::Sender<Input>,
     stats: Arc<Mutex<Stats>>,
     links: Arc<Links>,
+    cache: Option<Arc<CacheLog>>,
     info: Arc<WorkerInfo>,
     instance: Instance,
+    page_bytes: u64,
 }
 
 impl Worker {
@@ -183,6 +190,7 @@ impl Worker {
             max_tokens: config.max_tokens,
             pages: config.pages,
             transfer: links.endpoint()?.into_iter().collect(),
+            cache_events: config.cache_events,
         };
         let mut threads = Vec::new();
         let stopping = Arc::new(AtomicBool::new(false));
@@ -205,20 +213,29 @@ impl Worker {
             }
             None => None,
         };
+        let page_bytes = layout.shape.page_bytes() as u64;
+        let mut cache = None;
+        let mut cache_feed = None;
+        if config.cache_events {
+            let (feed, log, thread) = cache_thread::start(config.pages, config.page_tokens, alive("cache"))?;
+            (cache, cache_feed) = (Some(log), Some(feed));
+            threads.push(thread);
+        }
         let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
             config,
-            page_bytes: layout.shape.page_bytes() as u64,
+            page_bytes,
             clock,
             runtime: runtime.clone(),
             inputs: receive_inputs,
             outgoing,
             to_rank,
             to_transfer,
+            cache_feed,
             stats: stats.clone(),
             alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
-        let handle = Handle { inputs, stats, links, info: Arc::new(info), instance };
+        let handle = Handle { inputs, stats, links, cache, info: Arc::new(info), instance, page_bytes };
         Ok((Worker { handle, threads, stop, stopping, died: receive_died }, receive_outgoing))
     }
 
@@ -264,10 +281,22 @@ impl Handle {
         self.instance
     }
 
+    /// Bytes of a KV page.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
     /// Connections to other workers' memory.
     #[must_use]
     pub fn links(&self) -> &Arc<Links> {
         &self.links
+    }
+
+    /// What happens to the radix cache, if the worker tells.
+    #[must_use]
+    pub fn cache(&self) -> Option<&Arc<CacheLog>> {
+        self.cache.as_ref()
     }
 
     /// The scheduler's counters, as of its last turn.
@@ -284,6 +313,13 @@ impl Handle {
             tracing::debug!("a request came after the scheduler had stopped");
         }
         receive
+    }
+
+    /// Empties the radix cache, if the worker keeps one; `None` when it has stopped.
+    pub async fn flush_cache(&self) -> Option<Option<Flushed>> {
+        let (flushed, receive) = oneshot::channel();
+        self.inputs.send(Input::FlushCache(flushed)).await.ok()?;
+        receive.await.ok()
     }
 
     /// Gives a request up; harmless if it has ended.

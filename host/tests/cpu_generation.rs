@@ -36,7 +36,7 @@ fn generate(
     for id in 0..steps as u64 {
         let next = sequence(tokens[done..].to_vec(), done as u32, Some(sampling));
         done = tokens.len();
-        let outputs = executor.forward(kv, &Batch { id, sequences: vec![next] }).unwrap();
+        let outputs = executor.forward(kv, &Batch { id, sequences: vec![next], layer_group: 0 }).unwrap();
         tokens.push(outputs[0].sampled.as_ref().unwrap().token);
     }
     tokens.split_off(prompt.len())
@@ -80,7 +80,8 @@ fn only_sequences_that_ask_get_a_sample_and_it_is_their_own() {
         sample: (i != 1).then_some(Sampling { logprobs: Some(2), ..GREEDY }),
         ..sequence(prompt.clone(), 0, None)
     });
-    let outputs = executor.forward(&mut kv, &Batch { id: 1, sequences: sequences.collect() }).unwrap();
+    let outputs =
+        executor.forward(&mut kv, &Batch { id: 1, sequences: sequences.collect(), layer_group: 0 }).unwrap();
     for (i, output) in outputs.iter().enumerate() {
         assert_eq!(output.room, Room(i as u64));
         let Some(sampled) = &output.sampled else {
@@ -107,8 +108,10 @@ fn batches_that_cannot_be_computed_are_refused() {
         (Sequence { start: 4094, ..good.clone() }, "4097 positions, the model has 4096"),
         (Sequence { start: u32::MAX, ..good.clone() }, "positions, the model has 4096"),
     ] {
-        let error =
-            executor.forward(&mut kv, &Batch { id: 1, sequences: vec![sequence] }).unwrap_err().to_string();
+        let error = executor
+            .forward(&mut kv, &Batch { id: 1, sequences: vec![sequence], layer_group: 0 })
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(reason), "{error:?} does not say {reason:?}");
     }
     let mut other = KvMemory::new(KvLayout::new(
@@ -116,8 +119,12 @@ fn batches_that_cannot_be_computed_are_refused() {
         KvOrder::PageHeadLayerKvTokenDim,
     ))
     .unwrap();
-    let error =
-        executor.forward(&mut other, &Batch { id: 1, sequences: vec![good] }).unwrap_err().to_string();
+    let error = executor
+        .forward(&mut other, &Batch { id: 1, sequences: vec![good], layer_group: 0 })
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("(4, 1, 16)") && error.contains("(4, 2, 16)"), "{error}");
-    assert!(executor.forward(&mut kv, &Batch { id: 1, sequences: vec![] }).unwrap().is_empty());
+    assert!(
+        executor.forward(&mut kv, &Batch { id: 1, sequences: vec![], layer_group: 0 }).unwrap().is_empty()
+    );
 }

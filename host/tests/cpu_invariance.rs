@@ -102,7 +102,7 @@ fn compute(executor: &mut CpuExecutor, kv: &mut KvMemory, runs: &mut [Run], chun
         if sequences.is_empty() {
             return;
         }
-        let logits = executor.forward_logits(kv, &Batch { id, sequences }).unwrap();
+        let logits = executor.forward_logits(kv, &Batch { id, sequences, layer_group: 0 }).unwrap();
         let mut rows = logits.chunks_exact(559);
         for (run, before) in runs.iter_mut().zip(counts) {
             for row in rows.by_ref().take(run.done - before) {

@@ -105,8 +105,8 @@ fn storm(cluster: &Cluster, seed: u64) -> usize {
 fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_larger() {
     // Small enough that requests queue for pages, slow enough that hanging up hits every stage.
     let cost = "step-us = 300\nprefill-token-us = 5\n";
-    let (cluster, _plugins) =
-        split(&["--pool-pages", "256", "--chunk-tokens", "64", "--max-batch", "16"], cost);
+    let small = ["--pool-pages", "256", "--chunk-tokens", "64", "--max-batch", "16"];
+    let (cluster, _plugins) = split(&[&small[..], &["--layer-groups", "4"]].concat(), cost);
     let seed = 0x5eed_0001;
     println!("seed {seed:#x}");
     let settle = || cluster.wait("all pages to be free", || cluster.all_free());
@@ -139,9 +139,9 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
 
 #[test]
 fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_answered() {
-    // 100 parts of one page each, 2 ms apart: the kill falls among them.
+    // 100 pages, 2 ms apart, in two parts each: the kill falls among them.
     let cost = "prefill-token-us = 120\n";
-    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], cost);
+    let (cluster, _plugins) = split(&["--chunk-tokens", "16", "--layer-groups", "2"], cost);
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
     let right = cluster.generate(&prompt, 8).unwrap();
     let first = cluster.worker("prefill");

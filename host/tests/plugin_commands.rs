@@ -137,3 +137,31 @@ fn a_file_that_anyone_may_change_is_refused() {
     assert_eq!(code, 2);
     assert!(said.contains("may be changed by every user"), "{said}");
 }
+
+#[test]
+fn an_output_that_nobody_reads_ends_the_command_quietly() {
+    let directory = fixture::directory(&["memory"]);
+    let (at, file) = (directory.path(), directory.path().join("memory.so"));
+    let list = ["plugins", "list", "--plugins-dir", path(at)];
+    let json = ["plugins", "list", "--json", "--plugins-dir", path(at)];
+    let inspect = ["plugins", "inspect", path(&file)];
+    let test = ["plugins", "test", "--case", "manifest", path(&file)];
+    for arguments in
+        [&["plugins", "rules"][..], &["plugins", "test", "--list"], &list, &json, &inspect, &test]
+    {
+        // The reading end is closed before the program starts.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let host = Command::new(env!("CARGO_BIN_EXE_host")).args(arguments).stdout(writer).output().unwrap();
+        let said = String::from_utf8_lossy(&host.stderr);
+        assert!(host.status.success() && said.is_empty(), "{arguments:?}: {} {said}", host.status);
+    }
+    // What a test finds is in its exit code, too.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let text = at.join("text.so");
+    std::fs::write(&text, "hello").unwrap();
+    let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
+    let host = host.args(["plugins", "test", path(&text)]).stdout(writer).output().unwrap();
+    assert_eq!(host.status.code(), Some(2));
+}

@@ -122,16 +122,19 @@ fn with_note_changed(from: &str, to: &str) -> tempfile::TempDir {
     directory
 }
 
+/// What the macro writes into a fixture's manifest today.
+const API: &str = "[api]\nversion = \"0.1.2\"";
+
 #[test]
 fn manifests_that_do_not_fit_are_refused_with_what_would() {
     let cases = [
         (
-            "[api]\nversion = \"0.1.1\"",
+            API,
             "[api]\nversion = \"9.1.0\"",
-            "unusable api_version | was built for plugin API 9.1.0, this host speaks 0.1.1: build it again with host-plugin-api 0.1",
+            "unusable api_version | was built for plugin API 9.1.0, this host speaks 0.1.2: build it again with host-plugin-api 0.1",
         ),
-        ("[api]\nversion = \"0.1.1\"", "[api]\nversion = \"0.2.0\"", "plugin API 0.2.0"),
-        ("[api]\nversion = \"0.1.1\"", "[api]\nversion = \"x.1.0\"", "unusable bad_manifest"),
+        (API, "[api]\nversion = \"0.2.0\"", "plugin API 0.2.0"),
+        (API, "[api]\nversion = \"x.1.0\"", "unusable bad_manifest"),
         ("manifest_version = 1", "manifest_version = 2", "manifest_version is 2, this host reads version 1"),
         ("manifest_version = 1", "manifest_version = \"", "unusable bad_manifest"),
         ("panic = \"unwind\"", "panic = \"abort\" ", "unusable panic_abort"),

@@ -53,7 +53,51 @@ fn turn_two_of_a_conversation_moves_only_the_new_pages() {
     let second = cluster.generate(again, 8).unwrap();
     assert_eq!(second.transferred_bytes, 0, "a full hit moves zero pages");
     assert_eq!(first.tokens, second.tokens);
+    let metrics = cluster.metrics(&cluster.worker("prefill"));
+    let written = metrics["host_plugin_counter_total{plugin=\"host.shm\",name=\"bytes_written\"}"];
+    assert!(written > 0.0, "what the plugin counts is on its worker's page: {metrics:?}");
     cluster.wait("all requests to end", || cluster.all_free());
+}
+
+#[test]
+fn of_thirty_two_equal_prompts_at_once_each_page_moves_once() {
+    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"]);
+    let prompt: Vec<u32> = (0..1000).map(|token| token * 3 % 200).collect();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let ask = || cluster.generate(&prompt, 4).unwrap().tokens;
+        let threads: Vec<_> = (0..32).map(|_| scope.spawn(ask)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    let [prefill, decode] = ["prefill", "decode"].map(|role| cluster.metrics(&cluster.worker(role)));
+    println!("waited: {}", decode["host_shared_transfers_total"]);
+    // The partial page at the end is everybody's own.
+    assert_eq!(prefill["host_pages_sent_total"], 62.0 + 32.0);
+    assert_eq!(decode["host_pages_received_total"], 62.0 + 32.0);
+    // Prefill computes the 62 pages once, and for everybody what is behind.
+    assert_eq!(prefill["host_prefill_tokens_total"], 1000.0 + 31.0 * 8.0);
+}
+
+#[test]
+fn a_flush_makes_every_worker_forget() {
+    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"]);
+    let prompt: Vec<u32> = (0..160).collect();
+    let first = cluster.generate(&prompt, 4).unwrap();
+    assert_eq!(cluster.generate(&prompt, 4).unwrap().transferred_bytes, 0);
+    cluster.wait("all requests to end", || cluster.all_free());
+    let (status, text) = cluster.post("/flush_cache", "").unwrap();
+    let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &answer["flushed"]), (200, &true.into()), "{text}");
+    for worker in answer["workers"].as_array().unwrap() {
+        assert_eq!((&worker["pages_freed"], &worker["pages_in_use"]), (&10.into(), &0.into()), "{text}");
+    }
+    for role in ["prefill", "decode"] {
+        let worker = cluster.worker(role);
+        cluster.wait("the pages to be free", || {
+            cluster.metrics(&worker)["host_kv_pages{state=\"cached\"}"] == 0.0
+        });
+    }
+    assert_eq!(cluster.generate(&prompt, 4).unwrap(), first, "moved again, and the same answer");
 }
 
 #[test]
@@ -99,7 +143,8 @@ fn answers_with_the_cache_equal_those_without_under_eviction() {
     let metrics = split.metrics(&split.worker("decode"));
     println!("{metrics:?}");
     assert!(
-        metrics["host_cached_tokens_total"] > 0.0 && metrics["host_pages_evicted_total"] > 0.0,
+        metrics["host_prefix_promised_tokens_total{tier=\"device\"}"] > 0.0
+            && metrics["host_pages_evicted_total"] > 0.0,
         "{metrics:?}"
     );
     assert_eq!(metrics["host_integrity_failures_total"], 0.0);

@@ -44,6 +44,14 @@ fn an_unknown_plugin_is_answered_with_what_was_found_where() {
 }
 
 #[test]
+fn a_routing_policy_that_is_none_is_refused_with_those_that_are() {
+    for role in [&["--role", "router"][..], &["--role", "aggregated"], &[]] {
+        let flags = [role, &["--executor", "synthetic", "--router-policy", "sticky"]].concat();
+        refused(&flags, &["--router-policy", "sticky", "prefix, least-loaded, round-robin, random"]);
+    }
+}
+
+#[test]
 fn a_file_that_is_no_plugin_is_refused_with_its_reason() {
     let good = plugin_support::fixture::plugin("shm");
     let whole = std::fs::read(good).unwrap();
@@ -108,12 +116,18 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
 
 #[test]
 fn numbers_that_cannot_work_are_refused_with_their_bounds() {
-    let cases: [(&[&str], &[&str]); 8] = [
+    let cases: [(&[&str], &[&str]); 14] = [
+        (&["--layer-groups", "0"], &["--layer-groups", "\"0\"", "auto, off or 2 to 32"]),
+        (&["--layer-groups", "some"], &["--layer-groups", "\"some\"", "auto, off or 2 to 32"]),
+        (&["--layer-groups", "5"], &["--layer-groups", "5 layer groups of a model of 4 layers"]),
         (&["--default-max-tokens", "0"], &["--default-max-tokens", "1 to"]),
         (&["--max-running", "4294967295"], &["--max-running", "4294967295", "1 to 32768"]),
         (&["--max-batch", "0"], &["--max-batch", "1 to 16384"]),
         (&["--max-queued", "4000000000"], &["--max-queued", "1 to 1048576"]),
         (&["--chunk-tokens", "4294967295"], &["--chunk-tokens", "1 to 16777216"]),
+        (&["--target-itl-ms", "0"], &["--target-itl-ms", "0.1 to 60000"]),
+        (&["--target-itl-ms", "NaN"], &["--target-itl-ms", "0.1 to 60000"]),
+        (&["--reserved-decode-tokens", "0"], &["--reserved-decode-tokens", "1 to"]),
         (&["--page-size", "4294967295"], &["--page-size", "1 to 65536"]),
         (&["--kv-memory", "100000GiB"], &["--kv-memory", "214748364800000 bytes", "bytes of memory"]),
         (&["--pool-pages", "4294967295"], &["--pool-pages", "bytes of memory"]),

@@ -7,13 +7,15 @@ mod guard;
 mod guarded_allocator;
 mod guarded_tier;
 mod root;
+pub mod services;
 
 pub use abi_stable::std_types::{ROption, RResult, RSlice, RSliceMut, RStr, RString, RVec};
-pub use guard::open_guarded;
+pub use guard::{check_guarded, open_guarded};
 pub use guarded_allocator::open_guarded_allocator;
 pub use guarded_tier::open_guarded_tier;
 pub use root::{
-    HeaderError, OpenAllocator, OpenTier, OpenTransfer, PluginRoot, PluginRoot_Ref, Roles, Root, root_header,
+    CheckConfig, HeaderError, OpenAllocator, OpenTier, OpenTransfer, PluginRoot, PluginRoot_Ref, Roles, Root,
+    root_header,
 };
 
 use abi_stable::StableAbi;

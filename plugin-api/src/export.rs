@@ -12,6 +12,9 @@
 /// ```
 ///
 /// `transfer:`, `tier:` and `allocator:` name a factory each; give those of the roles that the plugin plays, in this order.
+/// `check_config:` comes last and may be left out: a `fn(role: &str, config: &str) -> Result<()>` that says whether a
+/// factory of that role would accept this configuration, and starts nothing. The host asks it before it opens anything,
+/// and when only the configuration is checked.
 ///
 /// The crate builds as `cdylib`, or as `cdylib` and `rlib` when it is also linked directly. The exported symbol carries
 /// the crate's name, so several plugins may be linked into one binary. A plugin that links another plugin's crate names
@@ -26,6 +29,7 @@ macro_rules! export_plugin {
         $(, transfer: $transfer:path)?
         $(, tier: $tier:path)?
         $(, allocator: $allocator:path)?
+        $(, check_config: $check:path)?
         $(,)?
     ) => {
         const _: () = {
@@ -103,6 +107,16 @@ macro_rules! export_plugin {
                     }
                     roles.allocator =
                         $crate::abi::ROption::RSome($crate::abi::OpenAllocator { call: open_allocator });
+                )?
+                $(
+                    extern "C" fn check_config(
+                        role: $crate::abi::RStr<'_>,
+                        config: $crate::abi::RStr<'_>,
+                    ) -> $crate::abi::AbiResult<()> {
+                        $crate::abi::check_guarded($check, role, config)
+                    }
+                    roles.check_config =
+                        $crate::abi::ROption::RSome($crate::abi::CheckConfig { call: check_config });
                 )?
                 $crate::abi::PluginRoot::leak(describe, roles)
             }

@@ -41,11 +41,13 @@ pub mod capability;
 pub mod error;
 mod export;
 pub mod note;
+pub mod services;
 pub mod tier;
 pub mod transfer;
 
 pub use allocator::{Budget, Component, ComponentPool, Grant, Growth, PoolAllocator, PoolOpening, PoolPage};
 pub use error::{Error, ErrorCode, Result};
+pub use services::{Counter, Gauge, Host, Level, WAKES, host};
 pub use tier::{Key, Scanned, StorageTier, TierCompletion, TierLimits, TierPage, TierUsage};
 pub use transfer::{
     Completion, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, Opening, PeerId,
@@ -53,6 +55,10 @@ pub use transfer::{
 };
 
 /// Version of this crate, and so of the ABI.
+///
+/// - 0.1.0: the transfer role.
+/// - 0.1.1: appended the tier and allocator roles.
+/// - 0.1.2: appended the host's services ([`services`]) and `check_config`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// For the export macro only.

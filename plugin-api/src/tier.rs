@@ -158,7 +158,9 @@ pub trait StorageTier: Send + Sync + 'static {
     /// When the store does not answer.
     fn usage(&self) -> Result<TierUsage>;
 
-    /// A descriptor that is readable while completions wait, or -1. The plugin owns it.
+    /// A descriptor that is readable while completions wait; the plugin owns it. Or [`WAKES`](crate::WAKES) when
+    /// the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead, or -1: the host then polls on a
+    /// timer. Always the same answer of one instance.
     fn event_fd(&self) -> i32;
 
     /// Stops all threads of the instance, after which every call answers `CLOSED`.

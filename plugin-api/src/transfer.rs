@@ -247,7 +247,9 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// 0 not yet, or a code. A tag never seen is settled.
     fn settled(&self, tag: Tag) -> i32;
 
-    /// A descriptor that is readable while completions or notifications wait, or -1. The plugin owns it.
+    /// A descriptor that is readable while completions or notifications wait; the plugin owns it. Or [`WAKES`](crate::WAKES) when
+    /// the plugin calls [`Host::wake`](crate::Host::wake) for every new one instead, or -1: the host then polls on a
+    /// timer. Always the same answer of one instance.
     fn event_fd(&self) -> i32;
 
     /// Stops all threads of the instance, after which every call answers `CLOSED`.

@@ -87,7 +87,9 @@ fn compare(model: &TinyModel, rope_scaling: Option<Value>, prompt: usize) -> f32
             pages: (0..32).rev().map(PageId).collect(),
             sample: None,
         };
-        let found = executor.forward_logits(&mut kv, &Batch { id: 1, sequences: vec![sequence] }).unwrap();
+        let found = executor
+            .forward_logits(&mut kv, &Batch { id: 1, sequences: vec![sequence], layer_group: 0 })
+            .unwrap();
         let found = &found[found.len() - expected.len()..];
         let delta = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(delta < TOLERANCE, "step {step}: logits differ by {delta}");

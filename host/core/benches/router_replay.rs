@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use host_core::Room;
-use host_core::routing::{Applied, BlockKey, KvEvent, Placement, PrefixIndex, Weights, WorkerSlot};
+use host_core::routing::{Applied, BlockKey, KvEvent, Placement, PrefixIndex, Prompt, Weights, WorkerSlot};
 
 const BLOCK: u64 = 512;
 
@@ -98,11 +98,11 @@ struct Outcome {
 
 fn replay(trace: &[Request], policy: Policy, workers: usize, capacity: u64, speed: f64) -> Outcome {
     let mut index = PrefixIndex::default();
-    let recompute = if let Policy::Prefix(recompute) = policy { recompute } else { 1.0 };
-    let mut placement = Placement::new(Weights { recompute });
+    let missing = if let Policy::Prefix(missing) = policy { missing } else { 1.0 };
+    let mut placement = Placement::new(Weights { missing, ..Weights::PROMPTS });
     let mut pool: Vec<Worker> = (0..workers)
         .map(|_| Worker {
-            slot: index.add_worker(),
+            slot: index.add_worker(capacity / BLOCK),
             queue: VecDeque::new(),
             computing: None,
             used: HashMap::new(),
@@ -129,13 +129,10 @@ fn replay(trace: &[Request], policy: Policy, workers: usize, capacity: u64, spee
                 let room = Room(next as u64);
                 let w = match policy {
                     Policy::RoundRobin => next % workers,
-                    Policy::LeastLoaded => {
-                        let place = placement.place(room, &[], (request.tokens, BLOCK), &index, &slots);
-                        place.map_or(0, |placed| usize::from(placed.worker.0))
-                    }
-                    Policy::Prefix(_) => {
-                        let blocks = whole(request);
-                        let place = placement.place(room, blocks, (request.tokens, BLOCK), &index, &slots);
+                    Policy::LeastLoaded | Policy::Prefix(_) => {
+                        let blocks = if matches!(policy, Policy::Prefix(_)) { whole(request) } else { &[] };
+                        let prompt = Prompt { blocks, tokens: request.tokens, block_tokens: BLOCK };
+                        let place = placement.place(room, &prompt, &index, &slots);
                         place.map_or(0, |placed| usize::from(placed.worker.0))
                     }
                 };

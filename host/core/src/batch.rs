@@ -9,6 +9,8 @@ pub struct Batch {
     pub id: u64,
     /// The sequences, each at most once.
     pub sequences: Vec<Sequence>,
+    /// News is wanted whenever the KV of so many more layers is in the pool; 0 wants none.
+    pub layer_group: u32,
 }
 
 impl Batch {

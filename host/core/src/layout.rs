@@ -103,14 +103,26 @@ pub struct KvLayout {
 pub enum KvOrder {
     /// Ours: a page, and a head range of it, is one contiguous piece.
     PageHeadLayerKvTokenDim,
+    /// A page, and a range of its layers, is one contiguous piece: for sending layers while others are computed.
+    PageLayerHeadKvTokenDim,
     /// What engines fix: one array per layer and per K or V, token-major within (often called NHD).
     LayerKvPageTokenHeadDim,
+}
+
+impl KvOrder {
+    /// All of them, the default first.
+    pub const ALL: [KvOrder; 3] = [
+        KvOrder::PageHeadLayerKvTokenDim,
+        KvOrder::PageLayerHeadKvTokenDim,
+        KvOrder::LayerKvPageTokenHeadDim,
+    ];
 }
 
 impl fmt::Display for KvOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             KvOrder::PageHeadLayerKvTokenDim => "page-head-layer-kv-token-dim",
+            KvOrder::PageLayerHeadKvTokenDim => "page-layer-head-kv-token-dim",
             KvOrder::LayerKvPageTokenHeadDim => "layer-kv-page-token-head-dim",
         })
     }
@@ -120,16 +132,10 @@ impl FromStr for KvOrder {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        [KvOrder::PageHeadLayerKvTokenDim, KvOrder::LayerKvPageTokenHeadDim]
-            .into_iter()
-            .find(|order| order.to_string() == text)
-            .ok_or_else(|| {
-                format!(
-                    "unknown KV layout {text:?}: use {} or {}",
-                    KvOrder::PageHeadLayerKvTokenDim,
-                    KvOrder::LayerKvPageTokenHeadDim
-                )
-            })
+        KvOrder::ALL.into_iter().find(|order| order.to_string() == text).ok_or_else(|| {
+            let [first, second, third] = KvOrder::ALL;
+            format!("unknown KV layout {text:?}: use {first}, {second} or {third}")
+        })
     }
 }
 
@@ -144,6 +150,12 @@ impl KvLayout {
                 let layer = kv * 2;
                 let head = layer * shape.layers;
                 Self { shape, order, page: head * shape.heads, head, layer, kv, token: row }
+            }
+            KvOrder::PageLayerHeadKvTokenDim => {
+                let kv = row * shape.page_tokens;
+                let head = kv * 2;
+                let layer = head * shape.heads;
+                Self { shape, order, page: layer * shape.layers, head, layer, kv, token: row }
             }
             KvOrder::LayerKvPageTokenHeadDim => {
                 let token = row * shape.heads;
@@ -189,7 +201,7 @@ mod tests {
 
     #[test]
     fn every_order_places_every_row_once() {
-        for order in [KvOrder::PageHeadLayerKvTokenDim, KvOrder::LayerKvPageTokenHeadDim] {
+        for order in KvOrder::ALL {
             let layout = KvLayout::new(SHAPE, order);
             let row = SHAPE.head_dim * SHAPE.dtype.bytes();
             let mut seen = vec![false; layout.bytes() / row];

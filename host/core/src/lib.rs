@@ -8,8 +8,10 @@
 
 pub mod aux_row;
 pub mod batch;
+pub mod histogram;
 pub mod ids;
 pub mod integrity;
+pub mod layer_groups;
 pub mod layout;
 pub mod message;
 pub mod notice;

@@ -73,4 +73,6 @@ pub struct Reserve {
     pub prompt_tokens: u32,
     /// Decode's aux row for this room.
     pub aux_slot: u32,
+    /// [Fingerprint](crate::radix::NamespaceKey::fingerprint) of the namespace; both sides must mean the same.
+    pub namespace: u64,
 }

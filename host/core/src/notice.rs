@@ -14,7 +14,7 @@ pub struct Notice {
     pub attempt: u32,
     /// Counts the parts from 0.
     pub sequence: u32,
-    /// Pages in this part.
+    /// Pages that this part completes: those whose last layers it carries.
     pub pages: u32,
     /// Whether this part has the highest sequence number, and the aux row with it.
     pub last: bool,

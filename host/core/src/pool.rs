@@ -34,6 +34,11 @@ impl HeldPages {
         &self.0
     }
 
+    /// No pages.
+    pub(crate) fn none() -> HeldPages {
+        HeldPages(Vec::new())
+    }
+
     /// Keeps the first `at` pages and returns the others, or none if there are not more than `at`.
     pub fn split_off(&mut self, at: usize) -> HeldPages {
         HeldPages(self.0.split_off(at.min(self.0.len())))

@@ -17,6 +17,7 @@
 //! the node that it was, so receipts, children and pins below a split need no correction.
 
 mod chain;
+mod changes;
 mod children;
 mod event;
 mod eviction;
@@ -29,6 +30,7 @@ mod order;
 use std::collections::BTreeMap;
 
 pub use chain::PageHash;
+pub use changes::{After, CacheChanges, CacheEvent};
 pub use event::{EventSink, TreeEvent};
 pub use insertion::Inserted;
 pub use lock::PrefixLock;
@@ -37,6 +39,7 @@ pub use node::Component;
 pub use order::Policy;
 
 use crate::ids::PageId;
+use crate::pool::CachedPages;
 use children::Children;
 use namespace::Namespaces;
 use node::{NO_NODE, NodeIndex, Nodes, Owner};
@@ -52,7 +55,7 @@ pub struct TreeConfig {
     /// Digest of everything beside namespace and tokens that makes KV differ: model weights, dtype, layout, page size,
     /// TP shard. Hash chains start from it.
     pub identity: PageHash,
-    /// Namespaces at most, counting only those that hold pages once there are so many.
+    /// Namespaces at most, counting only those that hold pages or receipts once there are so many.
     pub max_namespaces: usize,
     /// Any number that clients do not know: it keeps them from choosing tokens that are slow to look up.
     pub seed: u64,
@@ -71,6 +74,8 @@ pub struct TreeCounts {
     pub locks: usize,
     /// Pages evicted since start.
     pub evicted: u64,
+    /// Namespaces that hold pages or receipts.
+    pub namespaces: usize,
 }
 
 /// The tree of one pool.
@@ -87,6 +92,8 @@ pub struct RadixTree {
     hashes: BTreeMap<NodeIndex, PageHash>,
     /// Events told.
     events: u64,
+    /// Pages that nobody keeps any more since the tree was cleared.
+    gone: Vec<CachedPages>,
 }
 
 impl RadixTree {
@@ -107,11 +114,12 @@ impl RadixTree {
             counts: TreeCounts::default(),
             hashes: BTreeMap::new(),
             events: 0,
+            gone: Vec::new(),
         }
     }
 
-    /// The namespace of this key; `None` when as many others as are allowed hold pages, so that the request must run
-    /// without the cache.
+    /// The namespace of this key; `None` when as many others as are allowed hold pages or receipts, so that the request
+    /// must run without the cache. It may be forgotten unless it is locked before the next one is asked for.
     pub fn namespace(&mut self, key: &NamespaceKey) -> Option<Namespace> {
         self.namespaces.intern(key, &self.identity)
     }
@@ -119,7 +127,7 @@ impl RadixTree {
     /// What is in the tree.
     #[must_use]
     pub fn counts(&self) -> TreeCounts {
-        TreeCounts { nodes: self.children.len(), ..self.counts }
+        TreeCounts { nodes: self.children.len(), namespaces: self.namespaces.in_use(), ..self.counts }
     }
 
     /// Pages that [`evict`](Self::evict) could give back now.
@@ -131,6 +139,9 @@ impl RadixTree {
     /// How many pages a lock on these tokens would get. Changes nothing, the order of eviction included.
     #[must_use]
     pub fn peek(&self, namespace: Namespace, tokens: &[u32]) -> usize {
+        if !self.namespaces.contains(namespace) {
+            return 0;
+        }
         self.walk(namespace, NO_NODE, 0, tokens).pages()
     }
 
@@ -189,8 +200,12 @@ impl RadixTree {
     /// # Panics
     /// When something counted along the way is wrong, or the order of eviction would not start with a leaf.
     pub fn audit(&self) {
-        let mut counts =
-            TreeCounts { locks: self.counts.locks, evicted: self.counts.evicted, ..TreeCounts::default() };
+        let mut counts = TreeCounts {
+            locks: self.counts.locks,
+            evicted: self.counts.evicted,
+            namespaces: self.namespaces.in_use(),
+            ..TreeCounts::default()
+        };
         let mut children: BTreeMap<Owner, (u32, u32)> = BTreeMap::new();
         let mut roots = 0;
         for (index, node) in self.nodes.iter() {
@@ -205,8 +220,8 @@ impl RadixTree {
             );
             let (above, parent_pinned) = match node.owner.get() {
                 Ok(parent) => (self.nodes[parent].end, self.nodes[parent].full().pins > 0),
-                Err(_) => {
-                    roots += 1;
+                Err(namespace) => {
+                    roots += u32::from(self.namespaces.contains(namespace));
                     (0, true)
                 }
             };
@@ -227,6 +242,7 @@ impl RadixTree {
             assert!(node.full().pins >= pinned, "node {index}: a pinned child does not pin it");
             locks += (node.full().pins - pinned) as usize;
         }
+        assert!(self.namespaces.locks() <= self.counts.locks, "locks of namespaces");
         assert!(locks <= self.counts.locks, "{locks} locks on nodes, {} given out", self.counts.locks);
         let mut gone: BTreeMap<Owner, u32> = BTreeMap::new();
         let mut ordered = 0;

@@ -2,6 +2,7 @@
 
 use crate::batch::Sampling;
 use crate::ids::{Instance, Room};
+use crate::radix::NamespaceKey;
 
 /// A prefill worker, as the decode leg of a request names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,10 @@ pub struct Request {
     pub sampling: Sampling,
     /// Where the prompt's KV comes from; set on decode legs only.
     pub prefill: Option<PeerRef>,
+    /// Whose requests it may share cached pages with; the same on both legs.
+    pub namespace: NamespaceKey,
+    /// As if the worker kept no pages: it uses none that others left and leaves none.
+    pub no_cache: bool,
 }
 
 /// Why an answer is complete.

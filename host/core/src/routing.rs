@@ -8,7 +8,9 @@
 //! requests with the same new prefix that arrive together would each be computed somewhere else.
 
 mod index;
+mod log;
 mod placement;
 
 pub use index::{Applied, BlockKey, KvEvent, PrefixIndex, WorkerSlot};
-pub use placement::{Placed, Placement, Weights};
+pub use log::{EVENT_KEYS, EventLog, Replay, Snapshot, SnapshotPart};
+pub use placement::{Cost, Placed, Placement, Prompt, Weights};

@@ -5,7 +5,9 @@
 //! ```text
 //! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
 //! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
-//! decode       Queued ─(pages there)─► Transfer ─► Verifying ───► Running ─► finished
+//! decode       Queued ─(pages there)─► Transfer ─► Verifying ─► Ready ─► Running ─► finished
+//!
+//! when pages run short, decode and aggregated     Running ─► Retracted ─(pages there)─► Running
 //! ```
 //!
 //! Whatever ends early goes through one door ([`Scheduler::retire`]): its pages are freed if nobody can touch them,
@@ -15,29 +17,42 @@ mod admission;
 mod batching;
 mod cache;
 mod decode;
+mod growth;
 mod job;
+mod pace;
 mod peers;
+mod pipeline;
 mod prefill;
+mod ready;
+mod retraction;
+mod sharing;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::aux_row::AuxRow;
 use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::histogram::Histogram;
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::integrity::Found;
+use crate::layer_groups::LayerGroups;
 use crate::message::Message;
 use crate::notice::Notice;
 use crate::outbox::Outbox;
 use crate::pool::{HeldPages, PagePool, PoolCounts};
 use crate::quarantine::{Cleared, Quarantine};
-use crate::radix::{Namespace, Policy, RadixTree};
+use crate::radix::{CacheChanges, CacheEvent, PageHash, Policy, RadixTree};
 use crate::request::{Failure, FailureCode, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
+pub use cache::Flushed;
 use job::{Job, Stage};
+use pace::Pace;
+pub use pace::PaceStats;
 use peers::Peers;
 use prefill::Orphan;
+use sharing::Leaders;
 
 /// What a worker does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +94,21 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
+    /// Tell what enters and leaves the radix cache ([`Action::Cache`]). Without anybody who listens it is work for
+    /// nothing.
+    pub cache_events: bool,
+    /// Digest of everything beside namespace and tokens that makes KV differ; see
+    /// [`crate::radix::TreeConfig::identity`]. Whoever is to know this worker's pages by their prompts must know it.
+    pub identity: PageHash,
+    /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
+    /// retractions rare, fewer lets more requests run at once.
+    pub reserved_decode_tokens: u32,
+    /// Mean time between two tokens of an answer that batches are to stay under; `None` lets as many run as fit.
+    pub target_itl: Option<Duration>,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
+    /// In how many groups of layers pages are sent; the model's layers.
+    pub layer_groups: LayerGroups,
     /// Sequences in one batch at most.
     pub max_batch: u32,
     /// Requests past the queue at most: computing, or with a transfer under way. Each has an aux row.
@@ -146,6 +174,14 @@ pub enum Event {
         peer: Instance,
         /// Which connection.
         session: u64,
+    },
+    /// The KV of layers `0..layers` is in the pool for all positions of the batch that is being computed, and is not
+    /// written again. May be left out or come late; says nothing once the batch has ended.
+    LayersDone {
+        /// [`Batch::id`].
+        batch: u64,
+        /// How many layers.
+        layers: u32,
     },
     /// The batch was computed.
     BatchDone(Vec<SequenceOutput>),
@@ -241,6 +277,8 @@ pub enum Action {
         /// Why.
         failure: Failure,
     },
+    /// The contents of the radix cache changed so, in this order; for those who listen.
+    Cache(Vec<CacheEvent>),
     /// A prompt's KV is complete in these pages; for digests and events.
     PromptReady {
         /// The request.
@@ -272,6 +310,8 @@ pub struct PageWrite {
     pub source: Vec<PageId>,
     /// The peer's pages, pair by pair.
     pub target: Vec<PageId>,
+    /// Which of their layers.
+    pub layers: Range<u32>,
     /// With the last part: the row, our slot for it and the peer's. The digest is filled in by who writes.
     pub aux: Option<(AuxRow, u32, u32)>,
 }
@@ -289,10 +329,32 @@ pub struct Stats {
     pub quarantined_rooms: usize,
     /// Cached pages that a request uses.
     pub locked_pages: usize,
+    /// Requests that keep a cached prefix, one without pages too.
+    pub prefix_locks: usize,
+    /// Cache namespaces that hold pages, or that a request uses.
+    pub namespaces: usize,
     /// Cached pages given up for want of free ones.
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// How long steps take, and what follows from it.
+    pub pace: PaceStats,
+    /// Time between two tokens of an answer, as they were drawn.
+    pub between_tokens: Histogram,
+    /// Of [`cached_tokens`](Self::cached_tokens), those of prompts that were completed with them.
+    pub delivered_tokens: u64,
+    /// Decode: verified transfers of whole prompts.
+    pub full_transfers: u64,
+    /// Decode: verified transfers of what was not cached of a prompt.
+    pub delta_transfers: u64,
+    /// Decode: prompts that were cached completely, so that only the aux row moved.
+    pub full_hits: u64,
+    /// Decode: pages of prompts that were there and did not have to be sent.
+    pub pages_saved: u64,
+    /// Requests that waited for another one's pages instead of having their own sent or computed.
+    pub shared_transfers: u64,
+    /// Pages that were neither sent nor computed for that.
+    pub shared_pages: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,
     /// Peers that were cut off without proof so far that nothing of them lands here any more.
@@ -303,10 +365,18 @@ pub struct Stats {
     pub prefill_tokens: u64,
     /// Decode steps computed.
     pub decode_tokens: u64,
+    /// Times that a request gave its pages up for others and went back to the queue.
+    pub retractions: u64,
+    /// Tokens whose KV a retracted request found cached when it went on.
+    pub restored_tokens: u64,
+    /// Tokens whose KV was computed again after a retraction.
+    pub recomputed_tokens: u64,
     /// Pages whose arrival was verified.
     pub pages_received: u64,
     /// Pages written to peers.
     pub pages_sent: u64,
+    /// Parts of transfers that were sent while later layers of their pages were being computed.
+    pub layer_parts_sent: u64,
     /// Transfers that were not what prefill sent, and were asked for again.
     pub integrity_failures: u64,
     /// Messages repeated because no answer came.
@@ -324,17 +394,24 @@ pub struct Stats {
 pub struct Scheduler {
     config: Config,
     pool: PagePool,
-    /// Cached prefixes, if the worker keeps any, and the namespace of all requests.
-    cache: Option<(RadixTree, Namespace)>,
+    /// Cached prefixes, if the worker keeps any.
+    cache: Option<RadixTree>,
+    /// What has changed in the cache since the last tick.
+    cache_changes: CacheChanges,
+    /// Requests that others wait for, because they bring pages of the same prompt.
+    leaders: Leaders,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
-    /// Jobs not yet admitted, oldest first.
+    /// Jobs that wait for pages: retracted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
+    /// Jobs whose pages are verified and that the pace has not let in yet, oldest first.
+    ready: VecDeque<Room>,
     /// Jobs that take part in batches, oldest first.
     running: Vec<Room>,
     /// Whether a batch is being computed.
     computing: bool,
+    pace: Pace,
     last_batch: u64,
     last_tag: u64,
     quarantine: Quarantine,
@@ -359,16 +436,22 @@ impl Scheduler {
                 && config.chunk_tokens > 0
                 && config.max_batch > 0
                 && config.max_running > 0
-                && config.max_attempts > 0,
+                && config.max_attempts > 0
+                && config.reserved_decode_tokens > 0
+                && config.target_itl != Some(Duration::ZERO),
             "limits must be positive: {config:?}"
         );
         Self {
             pool: PagePool::new(config.pages),
-            cache: config.radix_cache.and_then(|policy| cache::open(&config, policy)),
+            cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
+            cache_changes: CacheChanges::new(config.cache_events),
+            leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
+            pace: Pace::new(config.target_itl, config.max_batch as usize),
             config,
             jobs: BTreeMap::new(),
             queue: VecDeque::new(),
+            ready: VecDeque::new(),
             running: Vec::new(),
             computing: false,
             last_batch: 0,
@@ -397,6 +480,7 @@ impl Scheduler {
                 self.peer_lost(now, (peer, session), fenced, actions);
             }
             Event::FenceFailed { peer, session } => self.fence_failed(now, peer, session),
+            Event::LayersDone { batch, layers } => self.layers_done(batch, layers, actions),
             Event::BatchDone(outputs) => self.batch_done(now, &outputs, actions),
             Event::BatchFailed(message) => self.batch_failed(now, &message, actions),
             Event::Written { tag, error } => self.written(now, tag, error, actions),
@@ -411,7 +495,19 @@ impl Scheduler {
         self.expire(now, actions);
         self.repeat(now, actions);
         self.admit(now, actions);
-        self.build_batch(actions);
+        self.let_in(now, actions);
+        self.build_batch(now, actions);
+        actions.extend(self.cache_changes.take().map(Action::Cache));
+    }
+
+    /// The whole cache as events, for a listener that has missed some: what came before them is void.
+    #[must_use]
+    pub fn cache_contents(&self) -> Vec<CacheEvent> {
+        let mut changes = CacheChanges::new(true);
+        if let Some(tree) = &self.cache {
+            tree.contents(&mut changes);
+        }
+        changes.take().unwrap_or_default()
     }
 
     /// When the next [`tick`](Self::tick) is needed if nothing happens before.
@@ -419,7 +515,11 @@ impl Scheduler {
     pub fn next_deadline(&self) -> Option<Time> {
         let jobs = self.jobs.values().map(|job| self.job_deadline(job));
         let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
-        jobs.chain(orphans).chain(self.outbox.next_due()).chain(self.peers.next_fence()).min()
+        jobs.chain(orphans)
+            .chain(self.outbox.next_due())
+            .chain(self.peers.next_fence())
+            .chain(self.next_impatient())
+            .min()
     }
 
     /// Counters and what is there now.
@@ -430,8 +530,11 @@ impl Scheduler {
             queued: self.queue.len(),
             active: self.jobs.len() - self.queue.len(),
             quarantined_rooms: self.quarantine.len(),
-            locked_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().locked),
-            evicted_pages: self.cache.as_ref().map_or(0, |(tree, _)| tree.counts().evicted),
+            locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
+            prefix_locks: self.cache.as_ref().map_or(0, |tree| tree.counts().locks),
+            namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
+            evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
+            pace: self.pace.stats(),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -453,21 +556,25 @@ impl Scheduler {
         let count = |pages: &Option<HeldPages>| pages.as_ref().map_or(0, |pages| pages.ids().len());
         let held: usize = self.jobs.values().map(|job| count(&job.held) + count(&job.spare)).sum();
         assert_eq!(held, self.pool.counts().held, "every held page has a job");
-        if let Some((tree, _)) = &self.cache {
+        if let Some(tree) = &self.cache {
             tree.audit();
             assert_eq!(tree.counts().pages, self.pool.counts().cached, "every cached page is in the tree");
             let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();
             assert_eq!(tree.counts().locks, locks, "every lock has a job, or pages in quarantine");
         }
+        self.audit_leaders();
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,
             "an aux row is in two places"
         );
-        let queued = self.jobs.values().filter(|job| job.stage == Stage::Queued).count();
+        let waits = |job: &&Job| matches!(job.stage, Stage::Queued | Stage::Retracted);
+        let queued = self.jobs.values().filter(waits).count();
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
         let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");
+        let ready = self.jobs.values().filter(|job| job.stage == Stage::Ready).count();
+        assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
     }
 
     /// Which pages each request holds; for tests and for finding faults.

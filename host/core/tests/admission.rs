@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use host_core::radix::NamespaceKey;
 use host_core::request::Request;
 use host_core::{Action, Config, Event, Role, Room, Sampled, Sampling, Scheduler, SequenceOutput, Time};
 
@@ -23,7 +24,12 @@ impl Worker {
             vocabulary: 10,
             chunk_tokens: 4,
             radix_cache: None,
+            cache_events: false,
+            identity: host_core::radix::PageHash([0; 32]),
+            reserved_decode_tokens: 1_000,
+            target_itl: None,
             seed: 0,
+            layer_groups: host_core::layer_groups::LayerGroups::off(1),
             max_batch: 64,
             max_running: 64,
             max_queued: 10_000,
@@ -45,6 +51,8 @@ impl Worker {
             ignore_stop: true,
             sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
             prefill: None,
+            namespace: NamespaceKey::default(),
+            no_cache: false,
         };
         self.scheduler.handle(self.now, Event::Submit(request), &mut Vec::new());
     }

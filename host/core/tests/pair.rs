@@ -3,6 +3,7 @@
 //! write lands on another request's page, and in the end every page is free.
 
 mod pair {
+    pub mod memory;
     pub mod world;
 }
 
@@ -26,8 +27,38 @@ fn run(name: &str, faults: Faults) -> Outcome {
 #[test]
 fn without_faults_every_answer_is_right() {
     let total = run("no faults", Faults::default());
-    assert_eq!(total.failed, 0);
+    assert_eq!((total.failed, total.integrity_failures, total.layer_parts_sent), (0, 0, 0));
     assert!(total.finished > SEEDS);
+}
+
+#[test]
+fn layers_sent_while_others_are_computed_change_no_answer_and_none_is_sent_twice_or_too_early() {
+    for cache in [false, true] {
+        let total = run("layers", Faults { layers: true, cache, ..Faults::default() });
+        assert_eq!((total.failed, total.integrity_failures), (0, 0));
+        assert!(total.finished > SEEDS && total.layer_parts_sent > SEEDS);
+    }
+}
+
+#[test]
+fn layers_on_their_way_survive_failing_batches_aborts_loss_flips_deaths_and_disconnects() {
+    let faults = Faults {
+        loss: 0.2,
+        repeat: 0.2,
+        abort: 0.3,
+        flip: 0.05,
+        death: 0.005,
+        disconnect: 0.005,
+        executor: 0.05,
+        layers: true,
+        ..Faults::default()
+    };
+    for cache in [false, true] {
+        let total = run("layers and faults", Faults { cache, ..faults });
+        assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+        assert!(total.batches_failed > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+        assert!(total.layer_parts_sent > SEEDS);
+    }
 }
 
 #[test]
@@ -89,10 +120,117 @@ fn cached_prefixes_survive_aborts_loss_flips_deaths_and_disconnects() {
         death: 0.005,
         disconnect: 0.005,
         cache: true,
+        ..Faults::default()
     };
     let total = run("cache and faults", faults);
     assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
     assert!(total.cached_tokens > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+}
+
+#[test]
+fn prompts_alike_in_flight_share_a_transfer_and_change_no_answer() {
+    let total = run("alike", Faults { cache: true, alike: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.shared_transfers > SEEDS, "hardly anybody shared a transfer");
+}
+
+#[test]
+fn prompts_alike_in_flight_survive_every_end_of_those_they_wait_for() {
+    let faults = Faults {
+        loss: 0.2,
+        repeat: 0.2,
+        abort: 0.4,
+        flip: 0.1,
+        death: 0.005,
+        disconnect: 0.01,
+        cache: true,
+        alike: true,
+        ..Faults::default()
+    };
+    let total = run("alike and faults", faults);
+    assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+    assert!(total.shared_transfers > 0 && total.integrity_failures > 0);
+}
+
+#[test]
+fn caches_that_are_emptied_at_any_time_change_no_answer() {
+    let calm = Faults { cache: true, alike: true, flush: 0.02, ..Faults::default() };
+    let total = run("flushes", calm);
+    assert_eq!(total.failed, 0);
+    assert!(total.flushed_in_use > 0 && total.cached_tokens > 0, "no flush met a request");
+    let faults = Faults { loss: 0.2, abort: 0.3, flip: 0.05, death: 0.005, disconnect: 0.005, ..calm };
+    let total = run("flushes and faults", Faults { pressure: true, ..faults });
+    assert!(total.finished > 0 && total.failed > 0 && total.retractions > 0 && total.flushed_in_use > 0);
+}
+
+#[test]
+fn requests_that_lose_their_pages_answer_as_if_they_had_not() {
+    let total = run("pressure", Faults { pressure: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.retractions > SEEDS, "pages seldom ran short");
+    assert_eq!(total.restored_tokens, 0, "without a cache nothing is found again");
+    assert!(total.recomputed_tokens > total.retractions);
+}
+
+#[test]
+fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
+    let total = run("pressure and cache", Faults { pressure: true, cache: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.retractions > SEEDS && total.evicted_pages > 0, "pages seldom ran short");
+    assert!(
+        total.restored_tokens > 0 && total.recomputed_tokens > 0,
+        "nothing was found again, or nothing was gone"
+    );
+}
+
+#[test]
+fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
+    for (cache, paced) in [(false, false), (true, false), (false, true), (true, true)] {
+        let faults = Faults {
+            loss: 0.2,
+            repeat: 0.2,
+            abort: 0.3,
+            flip: 0.05,
+            death: 0.005,
+            disconnect: 0.005,
+            pressure: true,
+            paced,
+            cache,
+            alike: cache,
+            layers: true,
+            ..Faults::default()
+        };
+        let total = run("pressure and faults", faults);
+        assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+        assert!(total.retractions > 0 && total.quarantined > 0 && total.integrity_failures > 0);
+    }
+}
+
+#[test]
+fn a_target_for_the_time_between_tokens_changes_no_answer() {
+    let total = run("paced", Faults { pressure: true, paced: true, cache: true, ..Faults::default() });
+    assert_eq!(total.failed, 0);
+    assert!(total.retractions > 0, "nobody lost pages under a target");
+    for seed in 0..SEEDS {
+        let mut world = World::aggregated(seed, Faults { pressure: true, paced: true, ..Faults::default() });
+        world.run();
+        assert_eq!(world.outcome().failed, 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn an_aggregated_worker_retracts_without_changing_an_answer() {
+    for cache in [false, true] {
+        let mut total = Outcome::default();
+        for seed in 0..SEEDS {
+            let mut world = World::aggregated(seed, Faults { pressure: true, cache, ..Faults::default() });
+            world.run();
+            total.add(world.outcome());
+        }
+        println!("cache {cache}: {total:?}");
+        assert_eq!(total.failed, 0);
+        assert!(total.retractions > SEEDS, "pages seldom ran short");
+    }
 }
 
 #[test]
@@ -104,7 +242,10 @@ fn the_same_seed_gives_the_same_run() {
         flip: 0.02,
         death: 0.005,
         disconnect: 0.005,
+        executor: 0.02,
+        layers: true,
         cache: true,
+        ..Faults::default()
     };
     for seed in 0..20 {
         let trace = || {
@@ -119,7 +260,7 @@ fn the_same_seed_gives_the_same_run() {
 #[test]
 fn the_aggregated_worker_gives_the_same_answers() {
     for seed in 0..50 {
-        let mut world = World::aggregated(seed, seed % 2 == 1);
+        let mut world = World::aggregated(seed, Faults { cache: seed % 2 == 1, ..Faults::default() });
         world.run();
         assert_eq!(world.outcome().failed, 0, "seed {seed}");
         assert!(world.outcome().finished > 0);

@@ -380,9 +380,13 @@ fn namespaces_share_nothing_and_their_number_is_limited() {
     cache.namespace = other;
     cache.remember(&tokens(0..8));
     let third = cache.tree.namespace(&key("third")).unwrap();
-    let stale = cache.tree.lock(third, &tokens(0..8));
-    // The third holds nothing, so a fourth takes its place; the request that still uses it caches nothing.
+    // A receipt keeps it although it holds no page.
+    let lock = cache.tree.lock(third, &tokens(0..8));
+    assert_eq!(cache.tree.namespace(&key("fourth")), None, "all three are in use");
+    cache.tree.unlock(lock);
+    // Now it is idle, so a fourth takes its place, and what is still given to it is kept by nobody.
     assert!(cache.tree.namespace(&key("fourth")).is_some());
+    let stale = cache.tree.lock(third, &tokens(0..8));
     let owned = cache.pool.allocate(2).unwrap();
     let inserted = cache.insert(stale, &tokens(0..8), owned);
     assert_eq!((inserted.taken, inserted.rest.ids().len()), (0, 2));

@@ -63,7 +63,7 @@ impl EventSink for Mirror {
         assert_eq!(sequence, self.sequence + 1, "a gap between events");
         self.sequence = sequence;
         match event {
-            TreeEvent::Stored { namespace, parent, pages, tokens } => {
+            TreeEvent::Stored { namespace, parent, pages, tokens, .. } => {
                 let mut prefix = match parent {
                     Some(parent) => self.pages[&parent].clone(),
                     None => vec![number(namespace)],

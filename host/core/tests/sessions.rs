@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use host_core::radix::NamespaceKey;
 use host_core::request::{PeerRef, Request};
 use host_core::{Action, Config, Event, Instance, Role, Room, Sampling, Scheduler, Time};
 
@@ -16,7 +17,12 @@ fn decode_worker() -> Scheduler {
         vocabulary: 10,
         chunk_tokens: 4,
         radix_cache: None,
+        cache_events: false,
+        identity: host_core::radix::PageHash([0; 32]),
+        reserved_decode_tokens: 1_000,
+        target_itl: None,
         seed: 0,
+        layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 4,
         max_running: 4,
         max_queued: 10,
@@ -36,6 +42,8 @@ fn request(room: u64) -> Event {
         ignore_stop: true,
         sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
         prefill: Some(PeerRef { instance: PREFILL, address: String::new() }),
+        namespace: NamespaceKey::default(),
+        no_cache: false,
     })
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
 use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
@@ -13,14 +14,20 @@ use super::{Refused, memory};
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use crate::executor::{Executor, KvMemory, ModelShape};
+use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
+use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
 use crate::worker::Parts;
 
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
 
+/// Shortest target for the time between tokens: below it a step is scheduling more than computing.
+const SHORTEST_TARGET_MS: f64 = 0.1;
+/// Longest target for the time between tokens.
+const LONGEST_TARGET_MS: f64 = 60_000.0;
 /// Most threads that a worker computes on.
 const MOST_THREADS: usize = 1024;
 /// Most prompt tokens in one step: more than any context.
@@ -43,6 +50,8 @@ pub struct Plan {
     pub layout: KvLayout,
     /// Longest prompt + answer.
     pub max_tokens: u32,
+    /// In how many groups of layers pages are sent.
+    pub layer_groups: LayerGroups,
 }
 
 fn refused(message: impl Into<String>) -> Refused {
@@ -62,12 +71,20 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
         ("--page-size", settings.page_size, MOST_PAGE_TOKENS),
         ("--pool-pages", settings.pool_pages, u32::MAX),
         ("--max-model-len", settings.max_model_len, u32::MAX),
+        ("--reserved-decode-tokens", settings.reserved_decode_tokens, u32::MAX),
         ("--default-max-tokens", settings.default_max_tokens, u32::MAX),
     ] {
         if value.is_some_and(|value| value == 0 || value > most) {
             let value = value.unwrap_or_default();
             return Err(refused(format!("{flag} is {value}: it must be 1 to {most}")));
         }
+    }
+    if let Some(target) = settings.target_itl_ms
+        && !(SHORTEST_TARGET_MS..=LONGEST_TARGET_MS).contains(&target)
+    {
+        return Err(refused(format!(
+            "--target-itl-ms is {target}: it must be {SHORTEST_TARGET_MS} to {LONGEST_TARGET_MS}"
+        )));
     }
     if settings.threads.is_some_and(|threads| threads == 0 || threads > MOST_THREADS) {
         return Err(refused(format!(
@@ -83,6 +100,7 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
+    router_policy(settings)?;
     let shape = shape(settings)?;
     check_numbers(settings)?;
     let page_tokens = settings.page_size.unwrap_or(16) as usize;
@@ -140,7 +158,14 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         None => u32::try_from(possible).unwrap_or(u32::MAX),
     };
     let layout = KvLayout::new(KvShape { pages: pages as usize, ..page }, order);
-    Ok(Plan { shape, layout, max_tokens })
+    let layer_groups = layer_groups(settings, &layout)?;
+    Ok(Plan { shape, layout, max_tokens, layer_groups })
+}
+
+fn layer_groups(settings: &Settings, layout: &KvLayout) -> Result<LayerGroups, Refused> {
+    let wish = settings.layer_groups.as_deref().map_or(Ok(Wish::default()), str::parse);
+    wish.and_then(|wish| LayerGroups::new(wish, layout))
+        .map_err(|error| refused(format!("--layer-groups: {error}")))
 }
 
 fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
@@ -208,6 +233,15 @@ pub fn worker_name(settings: &Settings, role: RoleName) -> String {
     settings.name.clone().unwrap_or_else(|| format!("{}-{}", role.as_str(), std::process::id()))
 }
 
+/// How a router chooses workers.
+///
+/// # Errors
+/// When the name is not a policy's.
+pub fn router_policy(settings: &Settings) -> Result<RouterPolicy, Refused> {
+    let Some(name) = settings.router_policy.as_deref() else { return Ok(RouterPolicy::default()) };
+    name.parse().map_err(|error: String| refused(format!("--router-policy: {error}")))
+}
+
 /// What a worker of this role evicts first, if it keeps a radix cache.
 fn radix_cache(settings: &Settings, role: Role) -> Result<Option<Policy>, Refused> {
     let policy = match settings.radix_eviction.as_deref() {
@@ -228,7 +262,7 @@ fn radix_cache(settings: &Settings, role: Role) -> Result<Option<Policy>, Refuse
 /// # Errors
 /// When either cannot be had, or the transfer plugin does not open.
 pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
-    let Plan { shape, layout, max_tokens } = plan(settings)?;
+    let Plan { shape, layout, max_tokens, layer_groups } = plan(settings)?;
     let core_role = match role {
         RoleName::Prefill => Role::Prefill,
         RoleName::Decode => Role::Decode,
@@ -252,6 +286,18 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     };
     let max_batch = settings.max_batch.unwrap_or(64);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let identity = KvIdentity {
+        model: settings.model_name(),
+        weights: shape.weights.clone(),
+        executor: shape.math.clone(),
+        dtype: layout.shape.dtype.to_string(),
+        layout: layout.order.to_string(),
+        page_tokens: count(layout.shape.page_tokens),
+        layers: count(shape.layers),
+        kv_heads: count(shape.kv_heads),
+        head_dim: count(shape.head_dim),
+        ranks: 1,
+    };
     let config = Config {
         role: core_role,
         pages: count(layout.shape.pages),
@@ -260,7 +306,12 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
+        cache_events: radix_cache(settings, core_role)?.is_some(),
+        identity: identity::digest(&identity),
+        reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
+        target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
+        layer_groups,
         max_batch,
         max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),
         max_queued: settings.max_queued.unwrap_or(1024),
@@ -268,18 +319,6 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         bootstrap_timeout: Duration::from_secs(30),
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
-    };
-    let identity = KvIdentity {
-        model: settings.model_name(),
-        weights: shape.weights.clone(),
-        executor: shape.math.clone(),
-        dtype: layout.shape.dtype.to_string(),
-        layout: layout.order.to_string(),
-        page_tokens: config.page_tokens,
-        layers: count(shape.layers),
-        kv_heads: count(shape.kv_heads),
-        head_dim: count(shape.head_dim),
-        ranks: 1,
     };
     let kv = KvMemory::new(layout)
         .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;

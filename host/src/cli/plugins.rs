@@ -4,6 +4,7 @@ mod command;
 mod inspect;
 mod install;
 mod list;
+mod new;
 mod rules;
 mod test;
 

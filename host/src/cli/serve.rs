@@ -147,15 +147,16 @@ fn inherited(fd: i32) -> anyhow::Result<TcpListener> {
     Ok(TcpListener::from_std(std::net::TcpListener::from(fd))?)
 }
 
-fn front_config(settings: &Settings, text: TextModel) -> FrontConfig {
+fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Refused> {
     let standard = FrontConfig::new(settings.model_name(), text);
     let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
-    FrontConfig { drain: ROUTER_DRAIN, default_max_tokens, ..standard }
+    let policy = launch::router_policy(settings)?;
+    Ok(FrontConfig { drain: ROUTER_DRAIN, default_max_tokens, policy, ..standard })
 }
 
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {
     launch::check_numbers(settings)?;
-    let text = launch::text_model(settings)?;
+    let config = front_config(settings, launch::text_model(settings)?)?;
     let (http, control) = match settings.listen_fds.as_deref() {
         Some([http, control]) => (inherited(*http)?, inherited(*control)?),
         _ => {
@@ -171,18 +172,16 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
             (http, control)
         }
     };
-    let config = front_config(settings, text);
     front::serve(config, http, control, until(stopped)).await
 }
 
 /// A worker and its own router in one process.
 async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
-    let text = launch::text_model(settings)?;
+    let config = front_config(settings, launch::text_model(settings)?)?;
     let http = listen(settings.http_address(), "--host or --port").await?;
     let control = listen(([127, 0, 0, 1], 0).into(), "the loopback interface").await?;
     let router = format!("http://{}", control.local_addr()?);
     println!("host: serving {} on http://{} (Ctrl-C ends it)", settings.model_name(), http.local_addr()?);
-    let config = front_config(settings, text);
     let stopped = stop_signal(settings.supervised);
     let (drained, worker_stopped) = watch::channel(false);
     let front = async {

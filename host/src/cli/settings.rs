@@ -104,6 +104,10 @@ pub struct Settings {
     #[arg(long, value_name = "URL")]
     pub router: Option<String>,
 
+    /// How the router chooses workers: prefix, least-loaded, round-robin or random [default: prefix]
+    #[arg(long, value_name = "POLICY")]
+    pub router_policy: Option<String>,
+
     /// This worker's name in logs and metrics [default: the role and the process id]
     #[arg(long)]
     pub name: Option<String>,
@@ -132,6 +136,12 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS")]
     pub chunk_tokens: Option<u32>,
 
+    /// Groups of layers in which prefill sends pages while later layers are computed: auto (as many as pay), off, or a
+    /// number [default: auto]
+    #[arg(long, value_name = "N|auto|off")]
+    #[serde(deserialize_with = "word_or_number", default)]
+    pub layer_groups: Option<String>,
+
     /// Decode workers keep the KV of ended requests, and only what they lack of a prompt is sent to them
     #[arg(long)]
     #[serde(default)]
@@ -149,6 +159,15 @@ pub struct Settings {
     /// Sequences in one step at most [default: 64]
     #[arg(long, value_name = "SEQUENCES")]
     pub max_batch: Option<u32>,
+
+    /// Tokens of its answer for which each request finds room in the KV pool when another is admitted [default: 512]
+    #[arg(long, value_name = "TOKENS")]
+    pub reserved_decode_tokens: Option<u32>,
+
+    /// Mean milliseconds between two tokens of an answer to stay under: fewer requests decode at once, others wait for
+    /// their first token instead [default: none, as many decode as fit]
+    #[arg(long, value_name = "MILLISECONDS")]
+    pub target_itl_ms: Option<f64>,
 
     /// Requests of a worker that compute or have a transfer under way at most [default: twice --max-batch]
     #[arg(long, value_name = "REQUESTS")]
@@ -225,6 +244,20 @@ pub struct SyntheticSettings {
     pub sequence_us: u64,
 }
 
+/// Reads a key that is a word or a number.
+fn word_or_number<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        Number(i64),
+        Word(String),
+    }
+    Ok(Some(match Either::deserialize(value)? {
+        Either::Number(number) => number.to_string(),
+        Either::Word(word) => word,
+    }))
+}
+
 /// Takes each named field from the file where the flag left it unset.
 macro_rules! fill_from {
     ($flags:ident, $file:ident, $($field:ident)*) => { $( $flags.$field = $flags.$field.or($file.$field); )* };
@@ -245,7 +278,9 @@ impl Settings {
         fill_from!(self, file,
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
-            default_max_tokens radix_eviction threads log_format log_level synthetic
+            default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
+            log_format log_level
+            synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
         self.decode_radix_cache |= file.decode_radix_cache;
@@ -337,10 +372,12 @@ mod tests {
     fn flags_win_over_the_file_and_unknown_keys_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("host.toml");
-        std::fs::write(&path, "port = 1\npage-size = 32\n[plugin.shm]\nrails = 2\n").unwrap();
+        std::fs::write(&path, "port = 1\npage-size = 32\nlayer-groups = 4\n[plugin.shm]\nrails = 2\n")
+            .unwrap();
         let flags = Settings { config: Some(path.clone()), port: Some(2), ..Settings::default() };
         let settings = flags.clone().with_file().unwrap();
         assert_eq!((settings.port, settings.page_size), (Some(2), Some(32)));
+        assert_eq!(settings.layer_groups.as_deref(), Some("4"));
         assert!(settings.plugin.contains_key("shm"));
         std::fs::write(&path, "prot = 1\n").unwrap();
         let message = format!("{:#}", flags.with_file().unwrap_err());

@@ -25,7 +25,7 @@ pub use self::error::LoadError;
 use self::forward::{Activations, Model, Wanted};
 use self::weights::Loader;
 use super::sampling::sample;
-use super::{Executor, ExecutorError, KvMemory, ModelShape};
+use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
 /// Name and version of this math. To be raised whenever a change alters any bit of KV or logits.
 pub const MATH: &str = "cpu-1";
@@ -104,7 +104,7 @@ impl CpuExecutor {
     /// # Errors
     /// As [`Executor::forward`].
     pub fn forward_logits(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<&[f32], ExecutorError> {
-        self.model.forward(kv, batch, Wanted::All, &mut self.activations)
+        self.model.forward(kv, batch, Wanted::All, &mut |_layers| {}, &mut self.activations)
     }
 }
 
@@ -113,8 +113,13 @@ impl Executor for CpuExecutor {
         &self.shape
     }
 
-    fn forward(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<Vec<SequenceOutput>, ExecutorError> {
-        let logits = self.model.forward(kv, batch, Wanted::Samples, &mut self.activations)?;
+    fn forward_by_layer(
+        &mut self,
+        kv: &mut KvMemory,
+        batch: &Batch,
+        layers_done: &mut LayersDone<'_>,
+    ) -> Result<Vec<SequenceOutput>, ExecutorError> {
+        let logits = self.model.forward(kv, batch, Wanted::Samples, layers_done, &mut self.activations)?;
         let mut rows = logits.chunks_exact(self.shape.vocabulary);
         let output = |sequence: &host_core::Sequence| {
             let row = sequence.sample.and_then(|sampling| rows.next().map(|row| (sampling, row)));

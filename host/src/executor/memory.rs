@@ -11,7 +11,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 /// Anonymous memory with a file descriptor behind it, so that a transfer backend can share it with another process.
 ///
 /// Zeroed at creation, unmapped on drop. Reads and writes by several parties (executor, transfer backend, a peer
-/// process) are kept apart by the scheduler, which gives every page one owner at a time.
+/// process) are kept apart by the scheduler, which gives every page one owner at a time. One page has two users at once in
+/// one case: the transfer backend reads layers that the executor has said are done, while the executor writes others.
 pub struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
@@ -133,23 +134,23 @@ impl KvMemory {
     #[inline]
     pub fn read_row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> &[u8] {
         let length = self.layout.shape.head_dim * self.layout.shape.dtype.bytes();
-        // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch reads, except
-        // the batch's own new rows, which this executor writes before it reads them.
+        // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch or a transfer reads,
+        // except the batch's own new rows, which the executor writes before it reads them or says that they are done.
         unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 
-    /// The bytes of a page, to read; only for layouts in which a page is one piece.
-    ///
-    /// # Panics
-    /// When a page of this layout is not contiguous.
+    /// K and V of one head in one layer of a page, to read, where they are one piece of memory in the order K/V, token.
     #[must_use]
-    pub fn read_page(&self, page: PageId) -> &[u8] {
-        let bytes = self.layout.shape.page_bytes();
-        assert_eq!(self.layout.page, bytes, "pages of this layout are not contiguous");
-        let first = self.row(page, 0, 0, 0, 0);
-        // SAFETY: the page starts at its first row, is `bytes` long and lies inside the mapping; the scheduler lets
-        // nobody write it while somebody reads it.
-        unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) }
+    pub fn read_head(&self, page: PageId, head: usize, layer: usize) -> Option<&[u8]> {
+        let shape = self.layout.shape;
+        let row = shape.head_dim * shape.dtype.bytes();
+        if self.layout.token != row || self.layout.kv != row * shape.page_tokens {
+            return None;
+        }
+        let first = self.row(page, head, layer, 0, 0);
+        // SAFETY: 2 x page_tokens rows follow each other from the first, as the strides say, and all lie inside the mapping;
+        // the scheduler lets nobody write this layer of the page while somebody reads it.
+        Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), 2 * self.layout.kv) })
     }
 
     /// The row's bytes, to write.
@@ -164,7 +165,8 @@ impl KvMemory {
         token: usize,
     ) -> &mut [u8] {
         let length = self.layout.shape.head_dim * self.layout.shape.dtype.bytes();
-        // SAFETY: the row lies inside the mapping, and the scheduler gave this page to the batch being computed.
+        // SAFETY: the row lies inside the mapping, and the scheduler gave this page to the batch being computed; others
+        // read only rows of layers that the executor has said it writes no more.
         unsafe { std::slice::from_raw_parts_mut(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 }

@@ -8,13 +8,14 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use host_core::{Batch, Dtype, PageId, Sampled, Sampling, Sequence, SequenceOutput};
+use host_core::{Batch, Dtype, Sampled, Sampling, Sequence, SequenceOutput};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::digest;
-use super::{Executor, ExecutorError, KvMemory, ModelShape};
+use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
-/// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`. Zero by default.
+/// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`, spread evenly over the layers.
+/// Zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Per batch.
@@ -75,45 +76,47 @@ impl Synthetic {
         Ok(Self { shape, cost })
     }
 
-    fn write(&self, kv: &mut KvMemory, sequence: &Sequence) {
-        let page_tokens = kv.layout().shape.page_tokens;
-        let place = |position: usize| (sequence.pages[position / page_tokens], position % page_tokens);
-        let start = sequence.start as usize;
+    /// What each new position's KV is derived from: the tokens up to it.
+    fn prefixes(kv: &KvMemory, sequence: &Sequence) -> Vec<u64> {
+        let (page_tokens, start) = (kv.layout().shape.page_tokens, sequence.start as usize);
         let mut prefix = start.checked_sub(1).map_or(0, |last| {
-            let (page, token) = place(last);
-            let row = kv.read_row(page, 0, 0, 0, token);
+            let row = kv.read_row(sequence.pages[last / page_tokens], 0, 0, 0, last % page_tokens);
             row[..8].try_into().map_or(0, u64::from_le_bytes)
         });
-        let shape = kv.layout().shape;
-        for (index, token) in sequence.tokens.iter().enumerate() {
+        let next = |token: &u32| {
             prefix = xxh3_64_with_seed(&token.to_le_bytes(), prefix);
-            let (page, slot) = place(start + index);
-            for head in 0..shape.heads {
-                for layer in 0..shape.layers {
-                    for side in 0..2 {
-                        let which = ((head as u64) << 32 | (layer as u64) << 1 | side as u64).to_le_bytes();
-                        let seed = xxh3_64_with_seed(&which, prefix);
-                        let row = kv.write_row(page, head, layer, side, slot);
-                        for (word, bytes) in row.chunks_exact_mut(8).enumerate() {
-                            let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
-                            bytes.copy_from_slice(&value.to_le_bytes());
-                        }
-                        if (head, layer, side) == (0, 0, 0) {
-                            row[..8].copy_from_slice(&prefix.to_le_bytes());
-                        }
-                    }
+            prefix
+        };
+        sequence.tokens.iter().map(next).collect()
+    }
+
+    /// Writes the KV of a sequence's new positions in one layer.
+    fn write(kv: &mut KvMemory, sequence: &Sequence, prefixes: &[u64], layer: usize) {
+        let shape = kv.layout().shape;
+        for (position, prefix) in (sequence.start as usize..).zip(prefixes) {
+            let (page, slot) = (sequence.pages[position / shape.page_tokens], position % shape.page_tokens);
+            for (head, side) in (0..shape.heads).flat_map(|head| [(head, 0), (head, 1)]) {
+                let which = ((head as u64) << 32 | (layer as u64) << 1 | side as u64).to_le_bytes();
+                let seed = xxh3_64_with_seed(&which, *prefix);
+                let row = kv.write_row(page, head, layer, side, slot);
+                for (word, bytes) in row.chunks_exact_mut(8).enumerate() {
+                    let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+                if (head, layer, side) == (0, 0, 0) {
+                    row[..8].copy_from_slice(&prefix.to_le_bytes());
                 }
             }
         }
     }
 
-    /// Everything that the sequence's pages hold, in one word.
-    fn read(kv: &KvMemory, pages: &[PageId], tokens: usize) -> u64 {
+    /// Digests what a sequence's pages hold in one layer.
+    fn read(kv: &KvMemory, sequence: &Sequence, layer: usize, digests: &mut [Vec<u64>]) {
         let page_tokens = kv.layout().shape.page_tokens;
-        let digests: Vec<u64> = (0..tokens.div_ceil(page_tokens))
-            .map(|index| digest::page(kv, pages[index], (tokens - index * page_tokens).min(page_tokens)))
-            .collect();
-        digest::all(&digests)
+        for ((page, digests), first) in sequence.pages.iter().zip(digests).zip((0..).step_by(page_tokens)) {
+            let tokens = (sequence.end() - first).min(page_tokens);
+            digests.push(digest::layer(kv, *page, layer, tokens));
+        }
     }
 
     fn draw(&self, state: u64, sampling: &Sampling) -> Sampled {
@@ -174,21 +177,42 @@ impl Executor for Synthetic {
     }
 
     #[expect(clippy::disallowed_methods, reason = "taking time is what this executor models")]
-    fn forward(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<Vec<SequenceOutput>, ExecutorError> {
+    fn forward_by_layer(
+        &mut self,
+        kv: &mut KvMemory,
+        batch: &Batch,
+        layers_done: &mut LayersDone<'_>,
+    ) -> Result<Vec<SequenceOutput>, ExecutorError> {
         let started = Instant::now();
-        let outputs = batch
-            .sequences
-            .iter()
-            .map(|sequence| {
-                self.write(kv, sequence);
-                let sampled = sequence
-                    .sample
-                    .map(|sampling| self.draw(Self::read(kv, &sequence.pages, sequence.end()), &sampling));
-                SequenceOutput { room: sequence.room, sampled }
-            })
-            .collect();
+        let whole = self.cost.of(batch);
         // The modelled accelerator computes for this long; the thread stands in for it.
-        sleep(self.cost.of(batch).saturating_sub(started.elapsed()));
+        let until = |end: Duration| sleep(end.saturating_sub(started.elapsed()));
+        let prefixes: Vec<Vec<u64>> =
+            batch.sequences.iter().map(|sequence| Self::prefixes(kv, sequence)).collect();
+        let layers = self.shape.layers;
+        // What each page of a sequence that draws holds, by layer.
+        let page_tokens = kv.layout().shape.page_tokens;
+        let pages_read =
+            |sequence: &Sequence| sequence.sample.map_or(0, |_| sequence.end().div_ceil(page_tokens));
+        let mut digests: Vec<Vec<Vec<u64>>> =
+            batch.sequences.iter().map(|sequence| vec![Vec::new(); pages_read(sequence)]).collect();
+        for layer in 0..layers {
+            for ((sequence, prefixes), digests) in batch.sequences.iter().zip(&prefixes).zip(&mut digests) {
+                Self::write(kv, sequence, prefixes, layer);
+                Self::read(kv, sequence, layer, digests);
+            }
+            if batch.layer_group > 0 && layer + 1 < layers {
+                until(whole.mul_f64((layer + 1) as f64 / layers as f64));
+                layers_done(layer + 1);
+            }
+        }
+        let outputs = batch.sequences.iter().zip(&digests).map(|(sequence, digests)| {
+            let pages: Vec<u64> = digests.iter().map(|layers| digest::all(layers)).collect();
+            let sampled = sequence.sample.map(|sampling| self.draw(digest::all(&pages), &sampling));
+            SequenceOutput { room: sequence.room, sampled }
+        });
+        let outputs = outputs.collect();
+        until(whole);
         Ok(outputs)
     }
 }
@@ -196,8 +220,8 @@ impl Executor for Synthetic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host_core::Room;
     use host_core::layout::{KvLayout, KvOrder, KvShape};
+    use host_core::{PageId, Room};
 
     const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
 
@@ -226,7 +250,8 @@ mod tests {
                 pages,
                 sample: (end == tokens.len()).then_some(GREEDY),
             };
-            let outputs = executor.forward(kv, &Batch { id: 1, sequences: vec![sequence] }).unwrap();
+            let outputs =
+                executor.forward(kv, &Batch { id: 1, sequences: vec![sequence], layer_group: 0 }).unwrap();
             token = outputs[0].sampled.clone().map(|sampled| sampled.token);
         }
         token.unwrap()
@@ -255,20 +280,26 @@ mod tests {
         .unwrap();
         let mut kv = pool(&executor, 4, KvOrder::PageHeadLayerKvTokenDim);
         let pages = vec![PageId(3), PageId(1)];
-        let prompt =
-            Sequence { room: Room(1), tokens: vec![5; 7], start: 0, pages: pages.clone(), sample: None };
-        executor.forward(&mut kv, &Batch { id: 1, sequences: vec![prompt] }).unwrap();
-        let before = Synthetic::read(&kv, &pages, 7);
+        let step = |tokens: Vec<u32>, start, sample| {
+            let sequence = Sequence { room: Room(1), tokens, start, pages: pages.clone(), sample };
+            Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
+        };
+        executor.forward(&mut kv, &step(vec![5; 7], 0, None)).unwrap();
+        let mut next = |kv: &mut KvMemory| {
+            let outputs = executor.forward(kv, &step(vec![6], 7, Some(GREEDY))).unwrap();
+            outputs[0].sampled.as_ref().map(|sampled| sampled.token)
+        };
+        let before = next(&mut kv);
         for position in 0..7 {
             for (head, layer, side) in (0..2 * 2 * 2).map(|i| (i / 4, i / 2 % 2, i % 2)) {
                 for byte in 0..16 {
                     let (page, token) = (pages[position / 4], position % 4);
                     kv.write_row(page, head, layer, side, token)[byte] ^= 0x10;
-                    assert_ne!(Synthetic::read(&kv, &pages, 7), before);
+                    assert_ne!(next(&mut kv), before);
                     kv.write_row(page, head, layer, side, token)[byte] ^= 0x10;
                 }
             }
         }
-        assert_eq!(Synthetic::read(&kv, &pages, 7), before);
+        assert_eq!(next(&mut kv), before);
     }
 }

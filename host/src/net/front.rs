@@ -13,6 +13,7 @@ use super::clock;
 use super::http::{App, MAX_UPLOADS};
 use super::metrics::Metrics;
 use super::proto::registry_server::RegistryServer;
+use super::random::random_u64;
 use super::registry::{Policy, Registry, Terms};
 use super::router::{Retry, Router};
 use crate::text::TextModel;
@@ -89,6 +90,7 @@ pub async fn serve(
         lost_after: config.lost_after,
         max_workers: config.max_workers,
         policy: config.policy,
+        seed: random_u64().context("no randomness for routing")?,
     });
     let metrics = Arc::new(Metrics::new());
     let router =

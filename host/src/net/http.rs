@@ -6,6 +6,7 @@ mod chat;
 mod completions;
 mod error;
 mod fields;
+mod flush;
 mod generate;
 mod health;
 mod logprobs;
@@ -63,6 +64,7 @@ impl App {
             .route("/generate", post(generate::handle))
             .route("/v1/models", get(health::models))
             .route("/v1/models/{*model}", get(health::model))
+            .route("/flush_cache", post(flush::handle))
             .route("/health", get(health::health))
             .route("/metrics", get(health::metrics))
             .fallback(|request: Request| async move {

@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry as Exposition;
 
 use super::registry::{Snapshot, WorkerState};
+use super::routing_metrics::RoutingSeries;
 
 /// Labels of `host_requests_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -50,12 +51,15 @@ pub struct Metrics {
     pub output_tokens: Counter,
     /// Prompt tokens that workers found in their caches.
     pub cached_tokens: Counter,
+    /// Prompt tokens that the router expected workers to find in their caches, of the same requests.
+    pub expected_tokens: Counter,
     /// KV bytes that decode workers received through transfer backends.
     pub transferred_bytes: Counter,
     running: Gauge,
     workers: Family<RoleLabels, Gauge>,
     pages: Family<WorkerLabels, Gauge>,
     worker_requests: Family<WorkerLabels, Gauge>,
+    routing: RoutingSeries,
     /// One scrape at a time, because gauges of workers are set anew for each.
     exposition: Mutex<Exposition>,
 }
@@ -86,11 +90,13 @@ impl Metrics {
             prompt_tokens: Counter::default(),
             output_tokens: Counter::default(),
             cached_tokens: Counter::default(),
+            expected_tokens: Counter::default(),
             transferred_bytes: Counter::default(),
             running: Gauge::default(),
             workers: Family::default(),
             pages: Family::default(),
             worker_requests: Family::default(),
+            routing: RoutingSeries::default(),
             exposition: Mutex::new(Exposition::default()),
         };
         exposition.register("requests", "Requests by endpoint and outcome", metrics.requests.clone());
@@ -117,6 +123,11 @@ impl Metrics {
             metrics.cached_tokens.clone(),
         );
         exposition.register(
+            "expected_cached_prompt_tokens",
+            "Prompt tokens that the router expected workers to find in their caches",
+            metrics.expected_tokens.clone(),
+        );
+        exposition.register(
             "transferred_bytes",
             "KV bytes that decode workers received through transfer backends",
             metrics.transferred_bytes.clone(),
@@ -129,6 +140,7 @@ impl Metrics {
             "Requests of a worker by state",
             metrics.worker_requests.clone(),
         );
+        metrics.routing.register(&mut exposition);
         Self { exposition: Mutex::new(exposition), ..metrics }
     }
 
@@ -163,6 +175,7 @@ impl Metrics {
                 self.worker_requests.get_or_create(&labels(state)).set(i64::from(requests));
             }
         }
+        self.routing.set(workers);
         let mut text = String::new();
         encode(&mut text, &exposition)?;
         Ok(text)

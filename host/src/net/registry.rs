@@ -4,21 +4,27 @@
 //! holds: it picks routes, counts what is under way, and says when a worker is gone.
 
 mod admission;
+mod follow;
 pub mod pairs;
+mod prefix;
 pub mod service;
+mod sessions;
 pub mod table;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use host_core::Instance;
+use host_core::radix::NamespaceKey;
+use host_core::routing::BlockKey;
+use host_core::{Instance, Room};
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
 use super::clock::{self, Instant};
 use super::proto::{Load, WorkerInfo};
+pub use prefix::{CacheCounts, Chain, Following};
+pub use table::{Decisions, Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
 use table::{Denied, Picked, WorkerTable};
-pub use table::{Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
 
 /// A worker as the router calls it. The connection is opened on first use and shared by all requests.
 #[derive(Clone, Debug)]
@@ -42,6 +48,9 @@ pub struct Route {
     pub prefill: Option<Chosen>,
     /// The decode worker, or an aggregated one.
     pub decode: Chosen,
+    /// Tokens of the prompt that somebody on the route is expected to hold.
+    pub expected: u64,
+    room: Room,
     registry: Registry,
 }
 
@@ -50,6 +59,12 @@ impl Route {
     #[must_use]
     pub fn max_tokens(&self) -> u32 {
         self.prefill.as_ref().map_or(u32::MAX, |worker| worker.max_tokens).min(self.decode.max_tokens)
+    }
+
+    /// The try that this is the route of.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.room
     }
 
     /// The workers' instances.
@@ -61,7 +76,7 @@ impl Route {
 impl Drop for Route {
     fn drop(&mut self) {
         let instances: Vec<Instance> = self.instances().collect();
-        self.registry.lock().done(&instances);
+        self.registry.lock().done(self.room, &instances, clock::now());
     }
 }
 
@@ -95,12 +110,20 @@ impl Registry {
     /// Why the worker is not accepted.
     pub async fn register(&self, worker: WorkerInfo) -> Result<String, String> {
         let again = worker.clone();
+        let instance = Instance(worker.instance);
+        let known = self.lock().resume(instance).is_some();
         let mut accepted = self.lock().register(worker, clock::now());
         if let Err(Denied::NameTaken { holder, holder_address, .. }) = &accepted
             && nobody_listens(holder_address).await
         {
             self.suspect(*holder, "its address refuses connections");
             accepted = self.lock().register(again, clock::now());
+        }
+        if accepted.is_ok()
+            && !known
+            && let Some(channel) = self.lock().channel_to_follow(instance)
+        {
+            tokio::spawn(follow::follow(self.clone(), instance, channel));
         }
         self.changed();
         accepted.map_err(|denied| denied.to_string())
@@ -127,9 +150,25 @@ impl Registry {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn pick(&self, need: Need, avoid: &[Instance]) -> Result<Route, NoRoute> {
-        let Picked { prefill, decode } = self.lock().pick(need, avoid, clock::now())?;
-        Ok(Route { prefill, decode, registry: self.clone() })
+    pub fn pick(&self, need: Need<'_>, avoid: &[Instance]) -> Result<Route, NoRoute> {
+        let Picked { prefill, decode, expected } = self.lock().pick(need, avoid, clock::now())?;
+        Ok(Route { prefill, decode, expected, room: need.room, registry: self.clone() })
+    }
+
+    /// The names of a prompt's pages, for each kind of worker whose cache may hold them. Hashes the whole prompt.
+    #[must_use]
+    pub fn chains(&self, namespace: &NamespaceKey, prompt: &[u32]) -> Vec<Chain> {
+        let identities = self.lock().identities(clock::now());
+        let chain = |(identity, page_tokens): (host_core::radix::PageHash, u32)| Chain {
+            identity,
+            keys: BlockKey::chain(&identity.namespace(namespace), prompt, page_tokens as usize),
+        };
+        identities.into_iter().map(chain).collect()
+    }
+
+    /// A request's prompt was computed.
+    pub fn computed(&self, room: Room) {
+        self.lock().computed(room);
     }
 
     /// Resolves when who is there may have changed since the returned future was made.
@@ -159,6 +198,12 @@ impl Registry {
                 }
             }
         }
+    }
+
+    /// Every worker, those not heard of lately too.
+    #[must_use]
+    pub fn everyone(&self) -> Vec<(Chosen, Role)> {
+        self.lock().everyone()
     }
 
     /// Everything, for `/health` and metrics.

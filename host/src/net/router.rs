@@ -9,6 +9,7 @@ mod failure;
 use std::sync::Arc;
 use std::time::Duration;
 
+use host_core::radix::NamespaceKey;
 use host_core::{Instance, Room};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -18,7 +19,8 @@ use super::clock::{self, Instant};
 use super::metrics::Metrics;
 use super::proto;
 use super::random::random_u64;
-use super::registry::{Need, NoRoute, Registry, Route};
+use super::registry::{Chain, Need, NoRoute, Registry, Route};
+use super::wire::write_namespace;
 
 /// How hard to try.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +48,7 @@ pub struct Job {
     pub prompt: Arc<Vec<u32>>,
     /// Absent: [`Job::default_max_tokens`], or what the model's context leaves if that is less.
     pub max_new_tokens: Option<u32>,
-    /// A worker reserves pages for the whole answer, so that nobody should get the whole context unasked.
+    /// Long answers take pages from others, so that nobody should get the whole context unasked.
     pub default_max_tokens: u32,
     /// Tokens that end the answer.
     pub stop_tokens: Vec<u32>,
@@ -56,7 +58,16 @@ pub struct Job {
     pub sampling: proto::Sampling,
     /// The client sees nothing before the end, so that even an answer that broke off can be tried again.
     pub restartable: bool,
+    /// Whose requests it may share cached pages with.
+    pub namespace: NamespaceKey,
+    /// Use no cached pages and leave none.
+    pub no_cache: bool,
+    /// A hash of the session's name: its requests stay together unless load says otherwise.
+    pub session: Option<u64>,
 }
+
+/// Longer prompts are hashed where it keeps nobody waiting; this many tokens take about a millisecond.
+const SHORT_PROMPT: usize = 1 << 16;
 
 /// Who served a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,6 +163,7 @@ impl Router {
             attempt: None,
             served_by: None,
             emitted: false,
+            chains: None,
         }
     }
 }
@@ -172,6 +184,8 @@ pub struct Generation {
     attempt: Option<Attempt>,
     served_by: Option<ServedBy>,
     emitted: bool,
+    /// The names of the prompt's pages, once they are known.
+    chains: Option<Vec<Chain>>,
 }
 
 impl Generation {
@@ -203,6 +217,8 @@ impl Generation {
             };
             match attempt.next().await {
                 Step::Began(began) => {
+                    self.router.metrics.expected_tokens.inc_by(attempt.expected());
+                    self.router.registry.computed(attempt.room());
                     self.attempt = Some(attempt);
                     return Ok(Event::Began(began));
                 }
@@ -251,11 +267,11 @@ impl Generation {
 
     /// A new room on a new route; waits for workers if there are none.
     async fn begin(&mut self) -> Result<Attempt, Failure> {
-        let route = self.route().await?;
-        self.tries += 1;
         // 63 bits, as other systems' rooms have.
         let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;
         let room = Room(random >> 1);
+        let route = self.route(room).await?;
+        self.tries += 1;
         let prompt = u32::try_from(self.job.prompt.len()).unwrap_or(u32::MAX);
         let left = route.max_tokens().saturating_sub(prompt);
         let request = proto::GenerateRequest {
@@ -267,6 +283,8 @@ impl Generation {
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling),
             prefill: None,
+            namespace: Some(write_namespace(&self.job.namespace)),
+            no_cache: self.job.no_cache,
         };
         tracing::debug!(
             request = self.job.request_id,
@@ -281,10 +299,16 @@ impl Generation {
         Ok(attempt)
     }
 
-    async fn route(&mut self) -> Result<Route, Failure> {
+    async fn route(&mut self, room: Room) -> Result<Route, Failure> {
         let prompt = self.job.prompt.len() as u64;
         let answer = self.job.max_new_tokens.map_or(1, u64::from);
-        let need = Need { tokens: prompt + answer };
+        let chains = match self.chains.take() {
+            Some(chains) => chains,
+            None => name_pages(self.router.registry.clone(), self.job.clone()).await?,
+        };
+        let chains = self.chains.insert(chains);
+        let session = self.job.session;
+        let need = Need { room, tokens: prompt + answer, prompt_tokens: prompt, chains, session };
         loop {
             let change = self.router.registry.change();
             match self.router.registry.pick(need, &self.failed) {
@@ -301,4 +325,16 @@ impl Generation {
             }
         }
     }
+}
+
+/// The names of the prompt's pages on workers whose caches are followed.
+async fn name_pages(registry: Registry, job: Job) -> Result<Vec<Chain>, Failure> {
+    if job.no_cache {
+        return Ok(Vec::new());
+    }
+    if job.prompt.len() <= SHORT_PROMPT {
+        return Ok(registry.chains(&job.namespace, &job.prompt));
+    }
+    let named = tokio::task::spawn_blocking(move || registry.chains(&job.namespace, &job.prompt));
+    named.await.map_err(|error| Failure::Internal(format!("the prompt could not be hashed: {error}")))
 }

@@ -2,6 +2,7 @@
 
 use host_core::ids::{PageId, Room};
 use host_core::message::{Body, Message, Reserve};
+use host_core::radix::NamespaceKey;
 use host_core::request::{Failure, PeerRef, Request};
 use host_core::{Instance, Sampled, Sampling};
 
@@ -23,6 +24,7 @@ pub fn write_message(message: &Message) -> proto::ControlMessage {
             decode_prefix_len: reserve.decode_prefix_len,
             prompt_tokens: reserve.prompt_tokens,
             aux_slot: reserve.aux_slot,
+            namespace: reserve.namespace,
         }),
         Body::Reserved => Wire::Reserved(proto::Reserved {}),
         Body::Refused { message, retryable } => {
@@ -58,6 +60,7 @@ pub fn read_message(message: proto::ControlMessage) -> Result<Message, Malformed
             decode_prefix_len: reserve.decode_prefix_len,
             prompt_tokens: reserve.prompt_tokens,
             aux_slot: reserve.aux_slot,
+            namespace: reserve.namespace,
         }),
         Wire::Reserved(_) => Body::Reserved,
         Wire::Refused(refused) => Body::Refused { message: refused.message, retryable: refused.retryable },
@@ -103,7 +106,23 @@ pub fn read_request(request: proto::GenerateRequest) -> Result<Request, Malforme
         prefill: request
             .prefill
             .map(|peer| PeerRef { instance: Instance(peer.instance), address: peer.address }),
+        namespace: read_namespace(request.namespace.unwrap_or_default()),
+        no_cache: request.no_cache,
     })
+}
+
+fn read_namespace(namespace: proto::Namespace) -> NamespaceKey {
+    NamespaceKey { model: namespace.model, extra_key: namespace.extra_key, salt: namespace.cache_salt }
+}
+
+/// Writes a namespace.
+#[must_use]
+pub fn write_namespace(key: &NamespaceKey) -> proto::Namespace {
+    proto::Namespace {
+        model: key.model.clone(),
+        extra_key: key.extra_key.clone(),
+        cache_salt: key.salt.clone(),
+    }
 }
 
 /// Writes what happens to a request.
@@ -158,6 +177,7 @@ mod tests {
                 decode_prefix_len: 16,
                 prompt_tokens: 40,
                 aux_slot: 2,
+                namespace: u64::MAX,
             }),
             Body::Reserved,
             Body::Refused { message: "no".into(), retryable: true },

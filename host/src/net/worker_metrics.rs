@@ -1,16 +1,21 @@
 //! A worker's own `/metrics` and `/health`, on its control port.
 
+mod pace;
+
 use std::sync::Arc;
 
 use axum::http::header;
 use axum::routing::get;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use super::cache_metrics;
 use super::proto::WorkerInfo;
+use crate::plugins::{Kind, Services};
 use crate::worker::Handle;
 
 /// Reads the scheduler's counters when somebody asks.
@@ -57,25 +62,39 @@ impl Collector for WorkerCollector {
                 "Peers cut off without proof that none of their writes lands",
                 stats.unfenced_peers,
             ),
-            ("host_kv_pages_locked", "Cached pages that a request uses", stats.locked_pages),
             ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
+        pace::encode(&stats, &mut encoder)?;
         let counters = [
             ("host_batches", "Batches computed", stats.batches),
             ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
             ("host_decode_tokens", "Decode steps computed", stats.decode_tokens),
             (
-                "host_cached_tokens",
-                "Prompt tokens found in the radix cache at admission",
-                stats.cached_tokens,
+                "host_retractions",
+                "Times that a request gave its KV pages up for others and went back to the queue",
+                stats.retractions,
             ),
-            ("host_pages_evicted", "Cached pages given up for want of free ones", stats.evicted_pages),
+            (
+                "host_restored_tokens",
+                "Tokens whose KV a retracted request found cached when it went on",
+                stats.restored_tokens,
+            ),
+            (
+                "host_recomputed_tokens",
+                "Tokens whose KV was computed again after a retraction",
+                stats.recomputed_tokens,
+            ),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
+            (
+                "host_layer_parts_sent",
+                "Parts of transfers sent while later layers were computed",
+                stats.layer_parts_sent,
+            ),
             ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),
             (
                 "host_messages_repeated",
@@ -94,8 +113,43 @@ impl Collector for WorkerCollector {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        Ok(())
+        cache_metrics::encode(&mut encoder, &stats, self.0.page_bytes())?;
+        encode_plugins(&mut encoder)
     }
+}
+
+/// What this process's plugins count, under their ids. A label names the number, so that two plugins cannot clash.
+fn encode_plugins(encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+    let plugins = Services::all();
+    for (family, help, wanted) in [
+        ("host_plugin_counter", "Numbers that plugins count", Kind::Counter),
+        ("host_plugin_gauge", "Numbers that plugins keep", Kind::Gauge),
+    ] {
+        let kind = match wanted {
+            Kind::Counter => MetricType::Counter,
+            Kind::Gauge => MetricType::Gauge,
+        };
+        let mut family = encoder.encode_descriptor(family, help, None, kind)?;
+        for (id, services) in &plugins {
+            for word in services.words().into_iter().filter(|word| word.kind == wanted) {
+                let labels = [("plugin", id.as_str()), ("name", word.name.as_str())];
+                let encoder = family.encode_family(&labels)?;
+                match wanted {
+                    Kind::Counter => ConstCounter::new(word.value()).encode(encoder)?,
+                    Kind::Gauge => {
+                        ConstGauge::new(i64::try_from(word.value()).unwrap_or(i64::MAX)).encode(encoder)?;
+                    }
+                }
+            }
+        }
+    }
+    let (name, help) = ("host_plugin_log_lines_left_out", "Log lines of a plugin beyond 200 in a second");
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (id, services) in &plugins {
+        let lines = ConstCounter::new(services.lines_left_out());
+        lines.encode(family.encode_family(&[("plugin", id.as_str())])?)?;
+    }
+    Ok(())
 }
 
 /// `/metrics` (Prometheus text) and `/health` (this worker's own liveness, nobody else's).

@@ -1,20 +1,21 @@
 //! A worker's side of the control plane, as others call it.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use host_core::{Event, Instance, Room};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 use super::proto::worker_server::Worker;
 use super::proto::{
-    DeliverReply, DeliverRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest,
-    WorkerInfo,
+    DeliverReply, DeliverRequest, FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent,
+    GenerateRequest, HandshakeReply, HandshakeRequest, WorkerInfo,
 };
 use super::registry::pairs::compatible;
-use super::{peers::Peers, wire};
+use super::{cache_news, peers::Peers, wire};
 use crate::worker::{Answer, Handle};
 
 /// Serves one worker.
@@ -24,13 +25,18 @@ pub struct WorkerService {
     /// As others reach us.
     info: WorkerInfo,
     peers: Peers,
+    /// Places for those who follow the cache.
+    followers: Arc<Semaphore>,
 }
+
+/// Routers that may follow one worker's cache: each may take a snapshot.
+const MAX_FOLLOWERS: usize = 16;
 
 impl WorkerService {
     /// A service for a worker that is reached at `info.address`.
     #[must_use]
     pub fn new(worker: Handle, info: WorkerInfo, peers: Peers) -> Self {
-        Self { worker, info, peers }
+        Self { worker, info, peers, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) }
     }
 }
 
@@ -139,6 +145,39 @@ impl Worker for WorkerService {
             }
         }
         Ok(Response::new(DeliverReply { wrong_instance: false }))
+    }
+
+    async fn flush_cache(&self, _: Request<FlushCacheRequest>) -> Result<Response<FlushCacheReply>, Status> {
+        let flushed = self.worker.flush_cache().await;
+        let flushed = flushed.ok_or_else(|| Status::unavailable("the worker is stopping"))?;
+        let count = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
+        Ok(Response::new(FlushCacheReply {
+            cache: flushed.is_some(),
+            pages_freed: flushed.map_or(0, |flushed| count(flushed.freed)),
+            pages_in_use: flushed.map_or(0, |flushed| count(flushed.in_use)),
+        }))
+    }
+
+    type FollowCacheStream = cache_news::NewsStream;
+
+    async fn follow_cache(
+        &self,
+        request: Request<FollowCacheRequest>,
+    ) -> Result<Response<cache_news::NewsStream>, Status> {
+        let FollowCacheRequest { instance, after } = request.into_inner();
+        if instance != self.info.instance {
+            let message =
+                format!("this is instance {} and not {}", self.worker.instance(), Instance(instance));
+            return Err(Status::failed_precondition(message));
+        }
+        let log = self.worker.cache().ok_or_else(|| {
+            Status::failed_precondition("this worker keeps no radix cache, so there is nothing to follow")
+        })?;
+        let place = Arc::clone(&self.followers).try_acquire_owned().map_err(|taken| {
+            let message = format!("{MAX_FOLLOWERS} routers follow this worker, which is the limit ({taken})");
+            Status::resource_exhausted(message)
+        })?;
+        Ok(Response::new(cache_news::follow(log.clone(), after, place)))
     }
 }
 

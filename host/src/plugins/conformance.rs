@@ -9,9 +9,15 @@ mod allocations;
 mod allocator;
 mod child;
 mod common;
+mod event_fd;
+mod hot;
 mod observe;
+mod opening;
+mod promises;
 mod random;
 mod tier;
+mod tier_hot;
+mod tier_world;
 mod transfer;
 mod transfer_hot;
 mod transfer_pair;
@@ -20,7 +26,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-pub use child::{Limits, run_case, test_file};
+pub use child::{Limits, limit_this_process, run_case, test_file};
 
 use super::{Entry, Manifest};
 
@@ -102,6 +108,8 @@ pub struct Case {
     pub name: &'static str,
     /// The role it is about; `None` for all plugins.
     pub role: Option<&'static str>,
+    /// What the role must declare for the case to be about it; `None` for all.
+    pub capability: Option<&'static str>,
     /// What must hold.
     pub about: &'static str,
     run: fn(&Subject) -> Outcome,
@@ -109,7 +117,18 @@ pub struct Case {
 
 /// All cases, in the order in which they run.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    [common::CASES, transfer::CASES, transfer_hot::CASES, tier::CASES, allocator::CASES].into_iter().flatten()
+    let all = [
+        common::CASES,
+        opening::CASES,
+        transfer::CASES,
+        transfer_hot::CASES,
+        tier::CASES,
+        tier_hot::CASES,
+        event_fd::CASES,
+        promises::CASES,
+        allocator::CASES,
+    ];
+    all.into_iter().flatten()
 }
 
 fn subject(file: &Path, config: &str) -> Result<Subject, Stop> {

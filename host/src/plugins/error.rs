@@ -232,6 +232,22 @@ pub enum PluginError {
         /// By its note.
         declared: Vec<&'static str>,
     },
+    /// The host could not offer its services.
+    #[error("plugin {plugin:?} cannot be served: {problem}")]
+    Services {
+        /// Its name.
+        plugin: String,
+        /// What is missing.
+        problem: String,
+    },
+    /// The plugin says that its configuration cannot work.
+    #[error("plugin {plugin:?} refuses its configuration: {source}")]
+    ConfigRefused {
+        /// Its name.
+        plugin: String,
+        /// What it says.
+        source: host_plugin_api::Error,
+    },
     /// The plugin's factory failed.
     #[error("plugin {plugin:?} ({}) did not open: {source}", path.display())]
     Factory {
@@ -259,6 +275,8 @@ impl PluginError {
             Self::Header { .. } => "header",
             Self::Mismatch { .. } => "mismatch",
             Self::Roles { .. } => "roles",
+            Self::Services { .. } => "services",
+            Self::ConfigRefused { .. } => "config_refused",
             Self::Factory { .. } => "factory",
         }
     }

@@ -17,6 +17,7 @@ use super::loaded_transfer::LoadedTransfer;
 use super::lock::sha256;
 use super::manifest::Manifest;
 use super::preflight::preflight;
+use super::services::Services;
 
 /// Opens an instance of a plugin's transfer role.
 ///
@@ -27,7 +28,9 @@ use super::preflight::preflight;
 /// See [`PluginError`]: one variant per step.
 pub fn open_transfer(entry: &Entry, opening: &Opening) -> Result<Arc<dyn TransferBackend>, PluginError> {
     let opened = ready(entry, "transfer", &opening.config)?.open_transfer(opening);
-    Ok(Arc::new(LoadedTransfer::new(opened.map_err(|source| factory(entry, source))?)))
+    let opened = opened.map_err(|source| factory(entry, source))?;
+    let loaded = LoadedTransfer::new(opened, &*services(entry)?);
+    Ok(Arc::new(loaded.map_err(|error| no_services(entry, error.to_string()))?))
 }
 
 /// Opens an instance of a plugin's storage role, as [`open_transfer`] does.
@@ -36,7 +39,9 @@ pub fn open_transfer(entry: &Entry, opening: &Opening) -> Result<Arc<dyn Transfe
 /// See [`PluginError`]: one variant per step.
 pub fn open_tier(entry: &Entry, opening: &Opening) -> Result<Arc<dyn StorageTier>, PluginError> {
     let opened = ready(entry, "tier", &opening.config)?.open_tier(opening);
-    Ok(Arc::new(LoadedTier::new(opened.map_err(|source| factory(entry, source))?)))
+    let opened = opened.map_err(|source| factory(entry, source))?;
+    let loaded = LoadedTier::new(opened, &*services(entry)?);
+    Ok(Arc::new(loaded.map_err(|error| no_services(entry, error.to_string()))?))
 }
 
 /// Opens an instance of a plugin's allocator role, as [`open_transfer`] does.
@@ -52,6 +57,14 @@ fn factory(entry: &Entry, source: host_plugin_api::Error) -> PluginError {
     PluginError::Factory { plugin: entry.manifest.plugin.name.clone(), path: entry.path.clone(), source }
 }
 
+fn services(entry: &Entry) -> Result<Arc<Services>, PluginError> {
+    Services::of(&entry.manifest.plugin.id).map_err(|problem| no_services(entry, problem))
+}
+
+fn no_services(entry: &Entry, problem: String) -> PluginError {
+    PluginError::Services { plugin: entry.manifest.plugin.name.clone(), problem }
+}
+
 /// The loaded root, after everything that can be checked before an instance is opened.
 fn ready(entry: &Entry, role: &'static str, config: &str) -> Result<Root, PluginError> {
     let plugin = &entry.manifest.plugin.name;
@@ -61,10 +74,13 @@ fn ready(entry: &Entry, role: &'static str, config: &str) -> Result<Root, Plugin
     }
     let wrong = |problem| PluginError::Config { plugin: plugin.clone(), problem };
     entry.manifest.check_config(config).map_err(wrong)?;
-    load_root(entry)
+    let root = load_root(entry)?;
+    let refused = |source| PluginError::ConfigRefused { plugin: plugin.clone(), source };
+    root.check_config(role, config).map_err(refused)?;
+    Ok(root)
 }
 
-/// Loads a plugin and checks that it is what its note says; opens nothing.
+/// Loads a plugin, checks that it is what its note says, and offers it the host's services; opens nothing.
 ///
 /// # Errors
 /// See [`PluginError`]: one variant per step.
@@ -81,7 +97,10 @@ pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
             return Err(PluginError::Changed { path: path.clone() });
         }
     }
-    load(path, &entry.manifest)
+    let root = load(path, &entry.manifest)?;
+    // A plugin that is older than the services works without them.
+    let _attached = root.attach(services(entry)?.object());
+    Ok(root)
 }
 
 /// Loads the library, for good, and checks that its code agrees with its note.

@@ -1,25 +1,33 @@
 //! A loaded storage tier as the plain trait.
 
+use std::sync::Arc;
+
 use host_plugin_api::abi::{RSlice, RSliceMut, TierObject};
 use host_plugin_api::{
     Error, ErrorCode, Key, Memory, RegionId, Result, Scanned, StorageTier, Tag, TierCompletion, TierLimits,
-    TierPage, TierUsage,
+    TierPage, TierUsage, WAKES,
 };
 
 use super::loaded_transfer::counted;
+use super::services::{Services, Waker};
 
 /// The far side of the boundary, spoken to through the trait that plugins implement.
 ///
 /// What comes back is checked as far as memory safety here depends on it: a count never exceeds the caller's slice.
 pub struct LoadedTier {
     object: TierObject,
+    /// What stands for a descriptor when the plugin wakes the host itself.
+    waker: Option<Arc<Waker>>,
 }
 
 impl LoadedTier {
     /// Wraps what a plugin's root opened.
-    #[must_use]
-    pub fn new(object: TierObject) -> Self {
-        Self { object }
+    ///
+    /// # Errors
+    /// When the system has no descriptor for the plugin's wake-ups.
+    pub fn new(object: TierObject, services: &Services) -> std::io::Result<Self> {
+        let waker = (object.event_fd() == WAKES).then(|| services.waker()).transpose()?;
+        Ok(Self { object, waker })
     }
 }
 
@@ -52,6 +60,9 @@ impl StorageTier for LoadedTier {
     #[inline]
     fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
         let room = completions.len();
+        if let Some(waker) = &self.waker {
+            waker.clear();
+        }
         counted(self.object.poll(RSliceMut::from_mut_slice(completions)), room)
     }
     fn cancel(&self, tag: Tag) -> i32 {
@@ -75,7 +86,7 @@ impl StorageTier for LoadedTier {
         self.object.usage().into_result().map_err(Error::from)
     }
     fn event_fd(&self) -> i32 {
-        self.object.event_fd()
+        self.waker.as_ref().map_or_else(|| self.object.event_fd(), |waker| waker.fd())
     }
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {
         self.object.shutdown(deadline_ms).into_result().map_err(Error::from)

@@ -1,23 +1,32 @@
 //! A loaded backend as the plain trait.
 
+use std::sync::Arc;
+
 use host_plugin_api::abi::{RSlice, RSliceMut, RStr, TransferObject};
 use host_plugin_api::{
     Completion, Error, ErrorCode, Memory, Notification, PeerId, PreparedId, RegionId, Result, Submission,
-    Tag, TransferBackend, TransferLimits, Write,
+    Tag, TransferBackend, TransferLimits, WAKES, Write,
 };
+
+use super::services::{Services, Waker};
 
 /// The far side of the boundary, spoken to through the trait that plugins implement.
 ///
 /// What comes back is checked as far as memory safety here depends on it: a count never exceeds the caller's slice.
 pub struct LoadedTransfer {
     object: TransferObject,
+    /// What stands for a descriptor when the plugin wakes the host itself.
+    waker: Option<Arc<Waker>>,
 }
 
 impl LoadedTransfer {
     /// Wraps what a plugin's root opened.
-    #[must_use]
-    pub fn new(object: TransferObject) -> Self {
-        Self { object }
+    ///
+    /// # Errors
+    /// When the system has no descriptor for the plugin's wake-ups.
+    pub fn new(object: TransferObject, services: &Services) -> std::io::Result<Self> {
+        let waker = (object.event_fd() == WAKES).then(|| services.waker()).transpose()?;
+        Ok(Self { object, waker })
     }
 }
 
@@ -64,6 +73,9 @@ impl TransferBackend for LoadedTransfer {
     #[inline]
     fn poll(&self, completions: &mut [Completion]) -> i32 {
         let room = completions.len();
+        if let Some(waker) = &self.waker {
+            waker.clear();
+        }
         counted(self.object.poll(RSliceMut::from_mut_slice(completions)), room)
     }
     #[inline]
@@ -79,7 +91,7 @@ impl TransferBackend for LoadedTransfer {
         self.object.settled(tag)
     }
     fn event_fd(&self) -> i32 {
-        self.object.event_fd()
+        self.waker.as_ref().map_or_else(|| self.object.event_fd(), |waker| waker.fd())
     }
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {
         self.object.shutdown(deadline_ms).into_result().map_err(Error::from)

@@ -8,7 +8,7 @@ use host_core::{Batch, Event, PageId, Room};
 use tokio::sync::mpsc;
 
 use super::{Alive, Input};
-use crate::executor::{Executor, KvMemory, digest};
+use crate::executor::{Executor, KvMemory, LayersDone, digest};
 
 /// What a rank is asked to do, in order.
 #[derive(Debug)]
@@ -44,7 +44,8 @@ fn run(
     while let Ok(command) = commands.recv() {
         match command {
             Command::Run(batch) => {
-                let event = compute(executor.as_mut(), &mut kv, &batch);
+                let mut layers_done = news(&batch, executor.shape().layers, inputs);
+                let event = compute(executor.as_mut(), &mut kv, &batch, &mut layers_done);
                 if inputs.blocking_send(Input::Event(event)).is_err() {
                     return;
                 }
@@ -54,9 +55,33 @@ fn run(
     }
 }
 
+/// Tells the scheduler of every group of layers but the last, as the batch asks.
+fn news<'a>(
+    batch: &Batch,
+    layers: usize,
+    inputs: &'a mpsc::Sender<Input>,
+) -> impl FnMut(usize) + Send + use<'a> {
+    let (batch, group) = (batch.id, batch.layer_group as usize);
+    move |done| {
+        if group > 0 && done < layers && done.is_multiple_of(group) {
+            let layers = u32::try_from(done).unwrap_or(u32::MAX);
+            // A scheduler that is behind does without: these layers go with the next ones, or with the batch.
+            let dropped = inputs.try_send(Input::Event(Event::LayersDone { batch, layers })).is_err();
+            if dropped {
+                tracing::trace!(batch, layers, "the scheduler is busy; finished layers were not told of");
+            }
+        }
+    }
+}
+
 /// A panic of the executor fails the batch's requests and nothing else.
-fn compute(executor: &mut dyn Executor, kv: &mut KvMemory, batch: &Batch) -> Event {
-    match catch_unwind(AssertUnwindSafe(|| executor.forward(kv, batch))) {
+fn compute(
+    executor: &mut dyn Executor,
+    kv: &mut KvMemory,
+    batch: &Batch,
+    layers_done: &mut LayersDone<'_>,
+) -> Event {
+    match catch_unwind(AssertUnwindSafe(|| executor.forward_by_layer(kv, batch, layers_done))) {
         Ok(Ok(outputs)) => Event::BatchDone(outputs),
         Ok(Err(error)) => Event::BatchFailed(error.to_string()),
         Err(panic) => {

@@ -10,6 +10,7 @@ use host_core::scheduler::Stats;
 use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use tokio::sync::{mpsc, watch};
 
+use super::cache_thread::CacheFeed;
 use super::clock::Clock;
 use super::transfer_thread::{Command as TransferCommand, Inbox};
 use super::{Alive, Answer, Input, Outgoing, rank_thread};
@@ -31,6 +32,7 @@ pub(super) struct Start {
     pub outgoing: mpsc::Sender<Outgoing>,
     pub to_rank: Sender<rank_thread::Command>,
     pub to_transfer: Option<Inbox>,
+    pub cache_feed: Option<CacheFeed>,
     pub stats: Arc<Mutex<Stats>>,
 }
 
@@ -49,6 +51,7 @@ struct Turn {
     clients: HashMap<Room, mpsc::UnboundedSender<Answer>>,
     /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
     unsent: VecDeque<Outgoing>,
+    warned_of_pace: bool,
 }
 
 pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
@@ -56,7 +59,8 @@ pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
     let thread = std::thread::Builder::new().name("scheduler".into());
     let thread = thread.spawn(move || {
         let scheduler = Scheduler::new(start.config.clone());
-        Turn { start, scheduler, clients: HashMap::new(), unsent: VecDeque::new() }.run(stopped);
+        Turn { start, scheduler, clients: HashMap::new(), unsent: VecDeque::new(), warned_of_pace: false }
+            .run(stopped);
     })?;
     Ok((Stop(stop), thread))
 }
@@ -89,8 +93,24 @@ impl Turn {
                 self.act(action);
             }
             self.flush();
-            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-                self.scheduler.stats();
+            if let Some(feed) = &mut self.start.cache_feed {
+                feed.catch_up(|| self.scheduler.cache_contents());
+            }
+            let stats = self.scheduler.stats();
+            self.warn_of_pace(&stats);
+            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stats;
+        }
+    }
+
+    /// Says once that the target for the time between tokens cannot be met.
+    fn warn_of_pace(&mut self, stats: &Stats) {
+        if stats.pace.out_of_reach && !self.warned_of_pace {
+            self.warned_of_pace = true;
+            tracing::warn!(
+                target_itl = ?self.start.config.target_itl,
+                step = ?stats.pace.predicted,
+                "not even one request at a time stays under --target-itl-ms; requests decode one by one until it does"
+            );
         }
     }
 
@@ -117,6 +137,11 @@ impl Turn {
                 Event::Submit(request)
             }
             Input::Event(event) => event,
+            Input::FlushCache(flushed) => {
+                // Whoever asked may have hung up.
+                let _gone = flushed.send(self.scheduler.flush_cache()).is_err();
+                return;
+            }
         };
         self.scheduler.handle(self.start.clock.now(), event, actions);
     }
@@ -124,6 +149,11 @@ impl Turn {
     fn act(&mut self, action: Action) {
         match action {
             Action::Run(batch) => self.rank(rank_thread::Command::Run(batch)),
+            Action::Cache(events) => {
+                if let Some(feed) = &mut self.start.cache_feed {
+                    feed.tell(events);
+                }
+            }
             Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages } => {
                 if self.start.config.role != Role::Prefill {
                     let transferred_bytes = u64::from(transferred_pages) * self.start.page_bytes;

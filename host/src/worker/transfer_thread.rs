@@ -12,7 +12,7 @@ use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::integrity::Found;
 use host_core::notice::{NOTICE_BYTES, Notice};
 use host_core::scheduler::PageWrite;
-use host_core::transfer::{Tag, plan};
+use host_core::transfer::{Tag, plan_layers};
 use host_core::{Event, Instance, PageId, Room};
 use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{
@@ -24,6 +24,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
 use super::link::Links;
+use super::sent_digests::SentDigests;
 use super::{Alive, Input};
 use crate::executor::{KvMemory, digest};
 
@@ -35,9 +36,6 @@ const LONG_WAIT: Duration = Duration::from_millis(500);
 const BATCH: usize = 64;
 /// Arrived parts that wait for their other fragments; the oldest is forgotten beyond that.
 const PARTIAL_NOTICES: usize = 4096;
-
-/// Rooms whose sent pages' digests are remembered.
-const ROOMS_SENT: usize = 4096;
 
 /// What the scheduler asks for.
 #[derive(Debug)]
@@ -98,7 +96,7 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
             last_submission: 0,
             by_submission: HashMap::new(),
             unsettled: Vec::new(),
-            sent: VecDeque::new(),
+            sent: SentDigests::default(),
             partial: VecDeque::new(),
         };
         thread.run(&state);
@@ -129,8 +127,7 @@ struct Thread {
     by_submission: HashMap<api::Tag, Tag>,
     /// Submissions that ended in an error and may still be in flight.
     unsettled: Vec<api::Tag>,
-    /// Digests of the pages sent so far, per room and attempt, oldest first.
-    sent: VecDeque<((Room, u32), Vec<u64>)>,
+    sent: SentDigests,
     partial: VecDeque<((Room, u32, u32), u32)>,
 }
 
@@ -238,7 +235,8 @@ impl Thread {
             return Err(format!("the connection to worker {} was replaced", write.to));
         }
         let (kv_region, aux_region) = links.regions().ok_or("there is no transfer plugin")?;
-        let pieces = plan(links.layout(), &link.layout, &write.source, &write.target)
+        let layers = write.layers.start as usize..write.layers.end as usize;
+        let pieces = plan_layers(links.layout(), &link.layout, &write.source, &write.target, layers)
             .map_err(|error| error.to_string())?;
         let mut writes: Vec<Write> = pieces
             .iter()
@@ -251,22 +249,16 @@ impl Thread {
                 target_generation: link.kv_generation,
             })
             .collect();
-        let key = (write.notice.room, write.notice.attempt);
         if self.start.page_integrity {
-            let page_tokens = links.layout().shape.page_tokens;
-            let digests = write.source.iter().map(|page| digest::page(&self.start.kv, *page, page_tokens));
-            let digests = digests.collect();
-            self.remember_sent(key, digests);
+            self.sent.add(&self.start.kv, write);
         }
         if let Some((row, own_slot, peer_slot)) = &write.aux {
             if *peer_slot >= link.aux_rows {
                 return Err(format!("decode named aux row {peer_slot}, but has {}", link.aux_rows));
             }
-            let sent = self.sent.iter().position(|(other, _)| *other == key);
-            let digests =
-                sent.and_then(|at| self.sent.remove(at)).map(|(_, digests)| digests).unwrap_or_default();
             let mut row = row.clone();
-            row.digest = if self.start.page_integrity { digest::all(&digests) } else { 0 };
+            let (room, attempt) = (write.notice.room, write.notice.attempt);
+            row.digest = if self.start.page_integrity { self.sent.take(room, attempt) } else { 0 };
             links.aux().write(*own_slot as usize * AUX_ROW_BYTES, &row.encode());
             writes.push(Write {
                 source_region: aux_region.0,
@@ -278,17 +270,6 @@ impl Thread {
             });
         }
         Ok((link.peer, writes))
-    }
-
-    fn remember_sent(&mut self, key: (Room, u32), digests: Vec<u64>) {
-        match self.sent.iter_mut().find(|(other, _)| *other == key) {
-            Some((_, sent)) => sent.extend(digests),
-            None => self.sent.push_back((key, digests)),
-        }
-        // Rooms that ended early leave theirs behind. Forgetting a live one would only cost a second transfer.
-        if self.sent.len() > ROOMS_SENT {
-            self.sent.pop_front();
-        }
     }
 
     fn submit_waiting(&mut self) -> bool {

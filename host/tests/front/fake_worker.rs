@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 use host::net::proto::generate_event::Event;
 use host::net::proto::worker_server::{Worker, WorkerServer};
 use host::net::proto::{
-    DeliverReply, DeliverRequest, Failed, Finished, GenerateEvent, GenerateRequest, HandshakeReply,
-    HandshakeRequest, KvIdentity, Token, TopToken, TransferEndpoint, WorkerInfo,
+    CacheNews, DeliverReply, DeliverRequest, Failed, Finished, FlushCacheReply, FlushCacheRequest,
+    FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest, KvIdentity, Token,
+    TopToken, TransferEndpoint, WorkerInfo,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -161,6 +162,7 @@ pub fn info(name: &str, role: &str, instance: u64, address: SocketAddr) -> Worke
         max_tokens: 512,
         pages: 64,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
+        cache_events: false,
     }
 }
 
@@ -235,6 +237,19 @@ impl Worker for Service {
 
     async fn deliver(&self, _: Request<DeliverRequest>) -> Result<Response<DeliverReply>, Status> {
         Err(Status::unimplemented("a fake worker takes no messages"))
+    }
+
+    async fn flush_cache(&self, _: Request<FlushCacheRequest>) -> Result<Response<FlushCacheReply>, Status> {
+        Ok(Response::new(FlushCacheReply { cache: true, pages_freed: 7, pages_in_use: 2 }))
+    }
+
+    type FollowCacheStream = ReceiverStream<Result<CacheNews, Status>>;
+
+    async fn follow_cache(
+        &self,
+        _: Request<FollowCacheRequest>,
+    ) -> Result<Response<Self::FollowCacheStream>, Status> {
+        Err(Status::unimplemented("a fake worker has no cache"))
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where its assumptions break")]
 
 mod answers;
+mod caching;
 mod client;
 mod errors;
 mod failures;

@@ -145,6 +145,15 @@ pub fn open_guarded<T: TransferBackend>(
     caught(|| open(&opening)).map(|backend| TransferRole_TO::from_value(Guard::new(backend), TD_Opaque))
 }
 
+/// Runs a plugin's check of a configuration behind the net. Called by [`export_plugin!`](crate::export_plugin).
+pub fn check_guarded(
+    check: impl FnOnce(&str, &str) -> Result<()>,
+    role: RStr<'_>,
+    config: RStr<'_>,
+) -> AbiResult<()> {
+    caught(|| check(role.as_str(), config.as_str()))
+}
+
 /// What a factory made, or said, or panicked with.
 pub(super) fn caught<T>(open: impl FnOnce() -> Result<T>) -> AbiResult<T> {
     match catch_unwind(AssertUnwindSafe(open)) {

@@ -10,6 +10,7 @@ use abi_stable::sabi_types::VersionStrings;
 use abi_stable::std_types::{ROption, RSlice, RStr};
 use abi_stable::type_layout::TypeLayout;
 
+use super::services::{Attach, HostObject, attach};
 use super::{AbiResult, AllocatorObject, TierObject, TransferObject};
 use crate::allocator::{ComponentPool, PoolOpening};
 use crate::error::{Error, ErrorCode, Result};
@@ -44,7 +45,15 @@ pub struct OpenAllocator {
     ) -> AbiResult<AllocatorObject>,
 }
 
-/// The factories of the roles that a plugin plays.
+/// Checks a configuration and starts nothing. See [`OpenTransfer`].
+#[repr(transparent)]
+#[derive(Clone, Copy, StableAbi)]
+pub struct CheckConfig {
+    /// Takes the kind of role that would be opened, and its [`Opening::config`].
+    pub call: extern "C" fn(role: RStr<'_>, config: RStr<'_>) -> AbiResult<()>,
+}
+
+/// The factories of the roles that a plugin plays, and what else it exports.
 #[derive(Clone, Copy, Default)]
 pub struct Roles {
     /// See [`TransferBackend`](crate::TransferBackend).
@@ -53,6 +62,8 @@ pub struct Roles {
     pub tier: ROption<OpenTier>,
     /// See [`PoolAllocator`](crate::PoolAllocator).
     pub allocator: ROption<OpenAllocator>,
+    /// Checks a configuration without opening anything.
+    pub check_config: ROption<CheckConfig>,
 }
 
 /// The plugin's root. New roles are appended.
@@ -72,6 +83,12 @@ pub struct PluginRoot {
     /// The allocator role, since 0.1.1.
     #[sabi(missing_field(default))]
     pub allocator: ROption<OpenAllocator>,
+    /// Takes the host's services, since 0.1.2.
+    #[sabi(missing_field(default))]
+    pub attach: ROption<Attach>,
+    /// Checks a configuration, since 0.1.2.
+    #[sabi(missing_field(default))]
+    pub check_config: ROption<CheckConfig>,
 }
 
 impl RootModule for PluginRoot_Ref {
@@ -101,8 +118,9 @@ impl PluginRoot {
     #[must_use]
     pub fn leak(describe: extern "C" fn() -> RStr<'static>, roles: Roles) -> PluginRoot_Ref {
         use abi_stable::prefix_type::PrefixTypeTrait;
-        let Roles { transfer, tier, allocator } = roles;
-        Self { describe, transfer, tier, allocator }.leak_into_prefix()
+        let Roles { transfer, tier, allocator, check_config } = roles;
+        let attach = ROption::RSome(Attach { call: attach });
+        Self { describe, transfer, tier, allocator, attach, check_config }.leak_into_prefix()
     }
 }
 
@@ -167,6 +185,24 @@ impl Root {
     #[must_use]
     pub fn describe(&self) -> &'static str {
         self.0.describe()().as_str()
+    }
+
+    /// Hands the host's services over; false when the plugin is older than they are. Once per loaded file counts.
+    #[must_use]
+    pub fn attach(&self, host: HostObject) -> bool {
+        let ROption::RSome(attach) = self.0.attach() else { return false };
+        (attach.call)(host);
+        true
+    }
+
+    /// Has the plugin check a configuration for one of its roles. It starts nothing, and answers the same as opening
+    /// would as far as that depends on the configuration alone. A plugin without such a check accepts everything here.
+    ///
+    /// # Errors
+    /// What the plugin says is wrong.
+    pub fn check_config(&self, role: &str, config: &str) -> Result<()> {
+        let ROption::RSome(check) = self.0.check_config() else { return Ok(()) };
+        (check.call)(role.into(), config.into()).into_result().map_err(Error::from)
     }
 
     /// Opens an instance of the transfer role.

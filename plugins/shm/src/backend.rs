@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Memory, NOTIFICATION_BYTES, Notification, Opening, PeerId, PreparedId,
-    RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+    Completion, Error, ErrorCode, Level, Memory, NOTIFICATION_BYTES, Notification, Opening, PeerId,
+    PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write, log,
 };
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
@@ -215,6 +215,7 @@ impl TransferBackend for ShmBackend {
             let text = format!("{MAX_PEERS} peers are connected, disconnect one first");
             return Err(Error::new(ErrorCode::NO_RESOURCE, text));
         }
+        log!(Level::INFO, "connected to {} as peer {}", peer.name, id.0);
         peers.insert(id.0, Arc::new(peer));
         drop(peers);
         self.core.wake();

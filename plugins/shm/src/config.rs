@@ -23,6 +23,11 @@ impl Default for Config {
     }
 }
 
+/// Whether an instance would open with this configuration.
+pub fn check(_role: &str, config: &str) -> Result<()> {
+    Config::parse(config).map(drop)
+}
+
 impl Config {
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = |message: String| Error::new(ErrorCode::CONFIG, message);

@@ -24,6 +24,8 @@ pub fn run(core: &Core, thread: usize) {
             Step::Ended(status) => status,
         };
         body.peer = None;
+        core.written.bytes.add(body.bytes);
+        core.written.submissions.add(u64::from(status == 0));
         let tag = body.submission.tag;
         core.queue.finish(index, Completion { tag, bytes: body.bytes, status, reserved: 0 });
         core.signal();

@@ -37,4 +37,5 @@ pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<ShmBa
 host_plugin_api::export_plugin! {
     manifest: include_str!("../plugin.toml"),
     transfer: open,
+    check_config: config::check,
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Error, ErrorCode, Notification, Result};
+use host_plugin_api::{Counter, Error, ErrorCode, Level, Notification, Result, host, log};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::config::Config;
@@ -26,6 +26,21 @@ const MAX_STRANGERS: usize = 32;
 /// How long a stranger has to say hello, and a dialled peer to answer.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
+/// What the copy threads have written, for `/metrics`.
+pub struct Written {
+    pub submissions: Counter,
+    pub bytes: Counter,
+}
+
+impl Written {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            submissions: host().counter("submissions_written")?,
+            bytes: host().counter("bytes_written")?,
+        })
+    }
+}
+
 /// See the module.
 pub struct Core {
     pub config: Config,
@@ -40,6 +55,7 @@ pub struct Core {
     pub lost: Mutex<VecDeque<Notification>>,
     /// Readable while something waits for the host.
     pub event: OwnedFd,
+    pub written: Written,
     wake: OwnedFd,
     stopping: AtomicBool,
     broken: AtomicBool,
@@ -59,6 +75,7 @@ impl Core {
             outbound: RwLock::new(HashMap::new()),
             lost: Mutex::new(VecDeque::with_capacity(MAX_PEERS)),
             event: link::event().map_err(io)?,
+            written: Written::new()?,
             wake: link::event().map_err(io)?,
             stopping: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -133,6 +150,7 @@ pub fn run(core: &Core, listener: &OwnedFd) {
         for peer in inbound {
             if ready.next().unwrap_or(false) && link::has_ended(&peer.socket) {
                 peer.set_lost();
+                log!(Level::INFO, "{} closed its connection to us", peer.name);
                 core.signal();
             }
         }
@@ -186,6 +204,7 @@ fn report_outbound(core: &Core, peer: &Outbound) {
 fn greet(core: &Core, stranger: &OwnedFd) {
     let Ok((bytes, _)) = link::receive(stranger) else { return };
     if let Err(refusal) = Hello::decode(&bytes).and_then(|hello| admit(core, stranger, hello)) {
+        log!(Level::WARN, "a connection was refused: {refusal}");
         // A refusal that cannot be delivered is a closed connection, which says the same.
         let _undelivered = link::send(stranger, &encode_welcome(Err(&refusal)), &[]);
     }

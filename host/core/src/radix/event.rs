@@ -1,5 +1,6 @@
 //! What a tree tells about its contents.
 
+use super::chain::PageHash;
 use super::namespace::Namespace;
 use crate::ids::PageId;
 
@@ -11,6 +12,8 @@ pub enum TreeEvent<'a> {
     Stored {
         /// Whose.
         namespace: Namespace,
+        /// Where the hash chain of that namespace starts.
+        seed: PageHash,
         /// The page before the first, unless that starts the sequence.
         parent: Option<PageId>,
         /// The pages, in order.

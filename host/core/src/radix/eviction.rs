@@ -40,6 +40,37 @@ impl RadixTree {
         evicted
     }
 
+    /// Forgets everything. What nobody keeps comes back at once; what is locked is found by nobody any more, stays for
+    /// those who use it, and comes back through [`gone`](Self::gone) when its last receipt has. What is inserted with a
+    /// receipt from before stays the caller's. Listeners are told that all is gone.
+    pub fn clear(&mut self, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
+        let before = (self.events, self.counts.evicted);
+        let evicted = self.evict(usize::MAX, &mut ());
+        (self.events, self.counts.evicted) = before;
+        self.namespaces.forget_all();
+        self.hashes.clear();
+        self.tell(sink, TreeEvent::Cleared);
+        evicted
+    }
+
+    /// Pages that went with the last receipt for them since the tree was [cleared](Self::clear). To be asked for after
+    /// each [`unlock`](Self::unlock).
+    pub fn gone(&mut self) -> CachedPages {
+        CachedPages::concat(std::mem::take(&mut self.gone))
+    }
+
+    /// Takes a node whose namespace is forgotten away, and what led to it alone.
+    pub(super) fn drop_forgotten(&mut self, mut index: NodeIndex) {
+        while self.nodes[index].children == 0 && self.nodes[index].full().pins == 0 {
+            let above = self.nodes[index].owner.get();
+            let pages = self.evict_leaf(index);
+            self.counts.pages -= pages.ids().len();
+            self.gone.push(pages);
+            let Ok(parent) = above else { return };
+            index = parent;
+        }
+    }
+
     fn evict_leaf(&mut self, index: NodeIndex) -> CachedPages {
         self.order.remove(&mut self.nodes, index);
         self.hashes.remove(&index);

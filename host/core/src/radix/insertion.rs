@@ -18,7 +18,8 @@ pub struct Inserted {
     /// Pages for which the tree had others already: the caller goes on with the tree's
     /// ([`RadixTree::pages`]) and releases these, once nothing that was started with them is under way.
     pub duplicates: HeldPages,
-    /// Pages behind the last whole page of tokens; they stay the caller's.
+    /// Pages behind the last whole page of tokens, or all when the receipt's namespace is forgotten; they stay the
+    /// caller's.
     pub rest: HeldPages,
 }
 
@@ -49,15 +50,16 @@ impl RadixTree {
             start,
             "not the locked tokens"
         );
-        let (mut node, at) = self.descend(lock.namespace, lock.node, start, tokens);
-        let mut rest = owned.split_off(whole - start);
-        let mut new = owned.split_off(at - start);
-        let mut end = at;
-        if node == NO_NODE && !self.namespaces.contains(lock.namespace) {
+        if !self.namespaces.contains(lock.namespace) {
             // Forgotten since the request began: nobody could find the pages again.
-            new.append(rest);
-            rest = new;
-        } else if whole > at {
+            let duplicates = HeldPages::none();
+            return Inserted { lock, taken: 0, duplicates, rest: owned };
+        }
+        let (mut node, at) = self.descend(lock.namespace, lock.node, start, tokens);
+        let rest = owned.split_off(whole - start);
+        let new = owned.split_off(at - start);
+        let mut end = at;
+        if whole > at {
             end = whole;
             node = self.attach(
                 pool,
@@ -117,9 +119,12 @@ impl RadixTree {
         self.counts.locked += count;
         self.events += 1;
         let pages = self.nodes[index].full().pages.ids();
+        let Some(seed) = self.namespaces.seed(lock.namespace) else {
+            unreachable!("a namespace with pages is not forgotten")
+        };
         sink.event(
             self.events,
-            TreeEvent::Stored { namespace: lock.namespace, parent: before, pages, tokens },
+            TreeEvent::Stored { namespace: lock.namespace, seed, parent: before, pages, tokens },
         );
         index
     }

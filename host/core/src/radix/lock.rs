@@ -51,8 +51,11 @@ impl RadixTree {
     ///
     /// Counts as a use of the prefix, for policies that count uses.
     pub fn lock(&mut self, namespace: Namespace, tokens: &[u32]) -> PrefixLock {
-        let (node, pages) = self.descend(namespace, NO_NODE, 0, tokens);
         self.counts.locks += 1;
+        if !self.namespaces.lock_added(namespace) {
+            return PrefixLock { namespace, node: NO_NODE, pages: 0 };
+        }
+        let (node, pages) = self.descend(namespace, NO_NODE, 0, tokens);
         if node != NO_NODE {
             self.pin(node);
             // Only now: what orders a node must not change while it is in the order.
@@ -71,6 +74,7 @@ impl RadixTree {
     /// Another receipt for the same prefix, for a second request with the same prompt.
     pub fn lock_again(&mut self, lock: &PrefixLock) -> PrefixLock {
         self.counts.locks += 1;
+        self.namespaces.lock_added(lock.namespace);
         if lock.node != NO_NODE {
             self.pin(lock.node);
         }
@@ -80,8 +84,12 @@ impl RadixTree {
     /// Takes a receipt back. What no other receipt keeps becomes evictable, as the most recently used of its class.
     pub fn unlock(&mut self, lock: PrefixLock) {
         self.counts.locks -= 1;
+        self.namespaces.lock_removed(lock.namespace);
         if lock.node != NO_NODE {
             self.unpin(lock.node);
+            if !self.namespaces.contains(lock.namespace) {
+                self.drop_forgotten(lock.node);
+            }
         }
     }
 

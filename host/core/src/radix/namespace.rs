@@ -1,6 +1,6 @@
 //! Prompts that must not share KV although their tokens are equal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::chain::PageHash;
 
@@ -15,6 +15,25 @@ pub struct NamespaceKey {
     pub salt: String,
 }
 
+impl NamespaceKey {
+    /// Longest `extra_key` and `salt`, in bytes: clients choose them, and every worker keeps those that hold pages.
+    pub const MAX_PART: usize = 256;
+
+    /// Whether what clients choose is short enough.
+    #[must_use]
+    pub fn is_bounded(&self) -> bool {
+        self.extra_key.len() <= Self::MAX_PART && self.salt.len() <= Self::MAX_PART
+    }
+
+    /// What two workers compare to see that they mean the same namespace: the first 8 bytes, big-endian, of the
+    /// [chain seed](PageHash::namespace) of a worker without an identity.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        let seed = PageHash([0; 32]).namespace(self);
+        seed.0[..8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+}
+
 /// A [`NamespaceKey`] as a number. Never given to another key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Namespace(pub(super) u32);
@@ -25,30 +44,36 @@ struct Entry {
     seed: PageHash,
     /// Nodes at the top.
     roots: u32,
+    /// Receipts that have not come back.
+    locks: u32,
 }
 
-/// The namespaces of a tree. Clients choose salts, so there is a limit: beyond it, one that holds no page is forgotten.
+/// The namespaces of a tree. Clients choose salts, so there is a limit: beyond it, the oldest that holds neither pages
+/// nor receipts is forgotten.
 #[derive(Debug)]
 pub(super) struct Namespaces {
     limit: usize,
     by_key: BTreeMap<NamespaceKey, Namespace>,
     entries: BTreeMap<Namespace, Entry>,
+    /// Those without pages and receipts.
+    idle: BTreeSet<Namespace>,
     next: u32,
 }
 
 impl Namespaces {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit, by_key: BTreeMap::new(), entries: BTreeMap::new(), next: 0 }
+        Self { limit, by_key: BTreeMap::new(), entries: BTreeMap::new(), idle: BTreeSet::new(), next: 0 }
     }
 
     pub(super) fn intern(&mut self, key: &NamespaceKey, identity: &PageHash) -> Option<Namespace> {
         if let Some(namespace) = self.by_key.get(key) {
             return Some(*namespace);
         }
-        if self.entries.len() >= self.limit {
-            for (_, entry) in self.entries.extract_if(.., |_, entry| entry.roots == 0) {
-                self.by_key.remove(&entry.key);
-            }
+        if self.entries.len() >= self.limit
+            && let Some(oldest) = self.idle.pop_first()
+            && let Some(entry) = self.entries.remove(&oldest)
+        {
+            self.by_key.remove(&entry.key);
         }
         // The top bit tells a namespace from a node.
         if self.entries.len() >= self.limit || self.next == u32::MAX >> 1 {
@@ -57,7 +82,9 @@ impl Namespaces {
         let namespace = Namespace(self.next);
         self.next += 1;
         self.by_key.insert(key.clone(), namespace);
-        self.entries.insert(namespace, Entry { key: key.clone(), seed: identity.namespace(key), roots: 0 });
+        let seed = identity.namespace(key);
+        self.entries.insert(namespace, Entry { key: key.clone(), seed, roots: 0, locks: 0 });
+        self.idle.insert(namespace);
         Some(namespace)
     }
 
@@ -72,18 +99,51 @@ impl Namespaces {
     }
 
     pub(super) fn root_added(&mut self, namespace: Namespace) {
-        if let Some(entry) = self.entries.get_mut(&namespace) {
-            entry.roots += 1;
-        }
+        let _known = self.change(namespace, |entry| entry.roots += 1);
     }
 
     pub(super) fn root_removed(&mut self, namespace: Namespace) {
-        if let Some(entry) = self.entries.get_mut(&namespace) {
-            entry.roots -= 1;
+        let _known = self.change(namespace, |entry| entry.roots -= 1);
+    }
+
+    /// False when the namespace is forgotten.
+    pub(super) fn lock_added(&mut self, namespace: Namespace) -> bool {
+        self.change(namespace, |entry| entry.locks += 1)
+    }
+
+    pub(super) fn lock_removed(&mut self, namespace: Namespace) {
+        let _known = self.change(namespace, |entry| entry.locks -= 1);
+    }
+
+    fn change(&mut self, namespace: Namespace, change: impl FnOnce(&mut Entry)) -> bool {
+        let Some(entry) = self.entries.get_mut(&namespace) else { return false };
+        change(entry);
+        if entry.roots == 0 && entry.locks == 0 {
+            self.idle.insert(namespace);
+        } else {
+            self.idle.remove(&namespace);
         }
+        true
+    }
+
+    /// From here on every key is another namespace than it was.
+    pub(super) fn forget_all(&mut self) {
+        self.by_key.clear();
+        self.entries.clear();
+        self.idle.clear();
+    }
+
+    /// Namespaces that hold pages or receipts.
+    pub(super) fn in_use(&self) -> usize {
+        self.entries.len() - self.idle.len()
     }
 
     pub(super) fn roots(&self) -> u32 {
         self.entries.values().map(|entry| entry.roots).sum()
+    }
+
+    /// Receipts of all namespaces that are still known; for the audit.
+    pub(super) fn locks(&self) -> usize {
+        self.entries.values().map(|entry| entry.locks as usize).sum()
     }
 }

@@ -3,10 +3,35 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::log::SnapshotPart;
+use crate::radix::PageHash;
+
 /// Names a block of tokens together with everything before it, so that equal keys mean equal prefixes: the first 8
 /// bytes of the page hash chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey(pub u64);
+
+impl BlockKey {
+    /// The key of the page with this name.
+    #[must_use]
+    pub fn of(name: &PageHash) -> Self {
+        let [a, b, c, d, e, f, g, h, ..] = name.0;
+        Self(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+    }
+
+    /// The keys of a prompt's whole pages, in order, in a namespace whose hash chain starts at `seed`.
+    #[must_use]
+    pub fn chain(seed: &PageHash, tokens: &[u32], page_tokens: usize) -> Vec<Self> {
+        let mut name = *seed;
+        let pages = tokens.chunks_exact(page_tokens.max(1));
+        pages
+            .map(|page| {
+                name = name.next(page);
+                Self::of(&name)
+            })
+            .collect()
+    }
+}
 
 /// A worker's place in the index. Given out by [`PrefixIndex::add_worker`], free again after
 /// [`PrefixIndex::remove_worker`].
@@ -31,11 +56,11 @@ pub enum Applied {
     Yes,
     /// It was there already; nothing changed.
     Repeat,
-    /// Events are missing: nothing changed. The worker is to replay from this number, or to clear and store anew.
-    Gap {
-        /// The next number that the index wants.
-        expected: u64,
-    },
+    /// Something is missing before it: nothing changed. The worker is to be asked for what comes after
+    /// [`PrefixIndex::resume`].
+    Gap,
+    /// The worker claims more than its pool can hold. All of it was forgotten, because some of it must be wrong.
+    TooMany,
     /// Nobody is at this slot.
     Unknown,
 }
@@ -67,7 +92,7 @@ const WORD: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Holders {
     first: u64,
-    rest: Vec<u64>,
+    rest: Box<[u64]>,
 }
 
 impl Holders {
@@ -76,7 +101,9 @@ impl Holders {
             0 => &mut self.first,
             word => {
                 if self.rest.len() < word {
-                    self.rest.resize(word, 0);
+                    let mut longer = std::mem::take(&mut self.rest).into_vec();
+                    longer.resize(word, 0);
+                    self.rest = longer.into_boxed_slice();
                 }
                 &mut self.rest[word - 1]
             }
@@ -109,11 +136,21 @@ impl Holders {
     }
 }
 
+/// How far a worker was followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Up to here: the next event has this number.
+    At { next: u64 },
+    /// A snapshot is on its way: which, and the part that comes next.
+    Taking { number: u64, part: u32 },
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Source {
-    /// Number of the next event.
-    next: u64,
+    standing: Standing,
     blocks: u64,
+    /// Blocks at most: the pages of the worker's pool.
+    limit: u64,
 }
 
 /// Prefixes of all workers.
@@ -124,9 +161,10 @@ pub struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// Takes a worker in, with an empty cache; its first event has number 1.
-    pub fn add_worker(&mut self) -> WorkerSlot {
-        let fresh = Some(Source { next: 1, blocks: 0 });
+    /// Takes a worker in, with an empty cache; its first event has number 1. `limit` are the pages of its pool: more
+    /// blocks are not believed.
+    pub fn add_worker(&mut self, limit: u64) -> WorkerSlot {
+        let fresh = Some(Source { standing: Standing::At { next: 1 }, blocks: 0, limit });
         let free = self.workers.iter().position(Option::is_none);
         let slot = free.unwrap_or(self.workers.len());
         match free {
@@ -150,6 +188,18 @@ impl PrefixIndex {
         used.map(|(slot, _)| WorkerSlot(u16::try_from(slot).unwrap_or(u16::MAX)))
     }
 
+    /// Blocks that somebody holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.holders.len()
+    }
+
+    /// Whether nobody holds anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.holders.is_empty()
+    }
+
     /// Blocks that a worker holds.
     #[must_use]
     pub fn blocks(&self, slot: WorkerSlot) -> u64 {
@@ -166,36 +216,102 @@ impl PrefixIndex {
         }
     }
 
-    /// Applies event `number` of a worker. A worker that cannot replay what is missing says `Cleared` under any higher
-    /// number and stores anew.
+    fn source(&mut self, slot: WorkerSlot) -> Option<&mut Source> {
+        self.workers.get_mut(usize::from(slot.0))?.as_mut()
+    }
+
+    /// The event after which a worker is to be followed from now on; 0 is the beginning of everything. A snapshot that
+    /// is not complete is forgotten. `None` when nobody is at the slot.
+    pub fn resume(&mut self, slot: WorkerSlot) -> Option<u64> {
+        match self.source(slot)?.standing {
+            Standing::At { next } => Some(next - 1),
+            Standing::Taking { .. } => {
+                self.forget(slot);
+                Some(0)
+            }
+        }
+    }
+
+    /// As if the worker had just been added.
+    pub fn forget(&mut self, slot: WorkerSlot) {
+        self.clear(slot);
+        if let Some(source) = self.source(slot) {
+            source.standing = Standing::At { next: 1 };
+        }
+    }
+
+    /// Applies event `number` of a worker.
     pub fn apply(&mut self, slot: WorkerSlot, number: u64, event: &KvEvent) -> Applied {
-        let Some(Some(worker)) = self.workers.get_mut(usize::from(slot.0)) else { return Applied::Unknown };
-        if number < worker.next {
-            return Applied::Repeat;
+        let Some(source) = self.source(slot) else { return Applied::Unknown };
+        match source.standing {
+            Standing::At { next } if number < next => return Applied::Repeat,
+            Standing::At { next } if number > next => return Applied::Gap,
+            Standing::At { .. } => source.standing = Standing::At { next: number + 1 },
+            // It was said before the snapshot was, or will be said again after it.
+            Standing::Taking { .. } => return Applied::Repeat,
         }
-        if number > worker.next && *event != KvEvent::Cleared {
-            return Applied::Gap { expected: worker.next };
-        }
-        worker.next = number + 1;
         match event {
-            KvEvent::Stored(keys) => {
-                for key in keys {
-                    worker.blocks += u64::from(self.holders.entry(*key).or_default().insert(slot));
-                }
-            }
-            KvEvent::Removed(keys) => {
-                for key in keys {
-                    let Some(holders) = self.holders.get_mut(key) else { continue };
-                    worker.blocks -= u64::from(holders.contains(slot));
-                    holders.remove(slot);
-                    if holders.is_empty() {
-                        self.holders.remove(key);
-                    }
-                }
-            }
+            KvEvent::Stored(keys) => return self.store(slot, keys),
+            KvEvent::Removed(keys) => self.remove(slot, keys),
             KvEvent::Cleared => self.clear(slot),
         }
         Applied::Yes
+    }
+
+    /// Takes a part of a snapshot. Its first part voids what was known of the worker; events count again after its last.
+    pub fn take(&mut self, slot: WorkerSlot, part: &SnapshotPart) -> Applied {
+        let Some(source) = self.source(slot) else { return Applied::Unknown };
+        match source.standing {
+            // More is known already.
+            Standing::At { next } if part.number < next => return Applied::Repeat,
+            Standing::At { .. } if part.part > 0 => return Applied::Gap,
+            Standing::Taking { number, part: next } if (part.number, part.part) < (number, next) => {
+                return Applied::Repeat;
+            }
+            Standing::Taking { number, part: next }
+                if (part.number, part.part) != (number, next) && part.part > 0 =>
+            {
+                return Applied::Gap;
+            }
+            Standing::At { .. } | Standing::Taking { .. } => {}
+        }
+        if part.part == 0 {
+            self.clear(slot);
+        }
+        let stored = self.store(slot, &part.keys);
+        if stored == Applied::Yes
+            && let Some(source) = self.source(slot)
+        {
+            source.standing = match part.last {
+                true => Standing::At { next: part.number + 1 },
+                false => Standing::Taking { number: part.number, part: part.part + 1 },
+            };
+        }
+        stored
+    }
+
+    fn store(&mut self, slot: WorkerSlot, keys: &[BlockKey]) -> Applied {
+        let Some(Some(source)) = self.workers.get_mut(usize::from(slot.0)) else { return Applied::Unknown };
+        for key in keys {
+            source.blocks += u64::from(self.holders.entry(*key).or_default().insert(slot));
+        }
+        if source.blocks > source.limit {
+            self.forget(slot);
+            return Applied::TooMany;
+        }
+        Applied::Yes
+    }
+
+    fn remove(&mut self, slot: WorkerSlot, keys: &[BlockKey]) {
+        let Some(Some(source)) = self.workers.get_mut(usize::from(slot.0)) else { return };
+        for key in keys {
+            let Some(holders) = self.holders.get_mut(key) else { continue };
+            source.blocks -= u64::from(holders.contains(slot));
+            holders.remove(slot);
+            if holders.is_empty() {
+                self.holders.remove(key);
+            }
+        }
     }
 
     /// How many blocks of a prompt each worker holds from its beginning on, by slot; `0` for slots not in use.
@@ -226,10 +342,14 @@ mod tests {
         range.map(|key| BlockKey(key.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
     }
 
+    fn part(number: u64, part: u32, last: bool, range: std::ops::Range<u64>) -> SnapshotPart {
+        SnapshotPart { number, part, last, keys: keys(range) }
+    }
+
     #[test]
     fn a_match_ends_at_the_first_block_that_is_missing() {
         let mut index = PrefixIndex::default();
-        let (a, b) = (index.add_worker(), index.add_worker());
+        let (a, b) = (index.add_worker(10), index.add_worker(10));
         assert_eq!(index.apply(a, 1, &KvEvent::Stored(keys(0..4))), Applied::Yes);
         assert_eq!(index.apply(b, 1, &KvEvent::Stored(keys(0..8))), Applied::Yes);
         assert_eq!(index.apply(b, 2, &KvEvent::Removed(keys(2..3))), Applied::Yes);
@@ -239,25 +359,55 @@ mod tests {
     }
 
     #[test]
-    fn events_count_once_and_gaps_are_asked_for() {
+    fn events_count_once_and_what_is_missing_is_asked_for() {
         let mut index = PrefixIndex::default();
-        let a = index.add_worker();
+        let a = index.add_worker(10);
         let event = KvEvent::Stored(keys(0..2));
-        assert_eq!(index.apply(a, 2, &event), Applied::Gap { expected: 1 });
+        assert_eq!(index.apply(a, 2, &event), Applied::Gap);
+        assert_eq!(
+            index.apply(a, 2, &KvEvent::Cleared),
+            Applied::Gap,
+            "something before it may not be cleared"
+        );
         assert_eq!(index.apply(a, 1, &event), Applied::Yes);
         assert_eq!(index.apply(a, 1, &event), Applied::Repeat);
-        assert_eq!(index.blocks(a), 2);
-        // What cannot be replayed is cleared and stored anew.
-        assert_eq!(index.apply(a, 9, &KvEvent::Cleared), Applied::Yes);
+        assert_eq!((index.blocks(a), index.resume(a)), (2, Some(1)));
+        assert_eq!(index.apply(a, 2, &KvEvent::Cleared), Applied::Yes);
         assert_eq!(index.matches(&keys(0..2)), [0]);
-        assert_eq!(index.apply(a, 10, &event), Applied::Yes);
-        assert_eq!(index.matches(&keys(0..2)), [2]);
+    }
+
+    #[test]
+    fn a_snapshot_counts_from_its_first_part_and_events_from_its_last() {
+        let mut index = PrefixIndex::default();
+        let a = index.add_worker(10);
+        assert_eq!(index.apply(a, 1, &KvEvent::Stored(keys(0..5))), Applied::Yes);
+        assert_eq!(index.take(a, &part(9, 1, true, 6..7)), Applied::Gap, "not from its middle");
+        assert_eq!(index.take(a, &part(9, 0, false, 0..2)), Applied::Yes);
+        assert_eq!(index.matches(&keys(0..5)), [2], "what was known is void");
+        assert_eq!(index.apply(a, 2, &KvEvent::Stored(keys(2..3))), Applied::Repeat, "it is in the snapshot");
+        assert_eq!(index.take(a, &part(9, 2, true, 2..3)), Applied::Gap);
+        assert_eq!(index.take(a, &part(9, 1, true, 2..3)), Applied::Yes);
+        assert_eq!(index.take(a, &part(9, 0, false, 0..2)), Applied::Repeat);
+        assert_eq!((index.matches(&keys(0..5)), index.resume(a)), (vec![3], Some(9)));
+        assert_eq!(index.take(a, &part(12, 0, false, 0..1)), Applied::Yes);
+        assert_eq!(index.resume(a), Some(0), "half a snapshot is none");
+        assert_eq!((index.blocks(a), index.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_worker_that_claims_more_than_its_pool_is_not_believed() {
+        let mut index = PrefixIndex::default();
+        let (a, b) = (index.add_worker(3), index.add_worker(3));
+        assert_eq!(index.apply(b, 1, &KvEvent::Stored(keys(0..3))), Applied::Yes);
+        assert_eq!(index.apply(a, 1, &KvEvent::Stored(keys(0..3))), Applied::Yes);
+        assert_eq!(index.apply(a, 2, &KvEvent::Stored(keys(3..4))), Applied::TooMany);
+        assert_eq!((index.matches(&keys(0..4)), index.resume(a)), (vec![0, 3], Some(0)));
     }
 
     #[test]
     fn a_worker_that_leaves_takes_its_blocks_with_it_and_frees_its_slot() {
         let mut index = PrefixIndex::default();
-        let slots: Vec<WorkerSlot> = (0..130).map(|_| index.add_worker()).collect();
+        let slots: Vec<WorkerSlot> = (0..130).map(|_| index.add_worker(3)).collect();
         for slot in &slots {
             assert_eq!(index.apply(*slot, 1, &KvEvent::Stored(keys(0..3))), Applied::Yes);
         }
@@ -265,11 +415,11 @@ mod tests {
         index.remove_worker(slots[100]);
         assert_eq!(index.matches(&keys(0..3))[100], 0);
         assert_eq!(index.apply(slots[100], 2, &KvEvent::Cleared), Applied::Unknown);
-        assert_eq!(index.add_worker(), slots[100]);
+        assert_eq!(index.add_worker(3), slots[100]);
         assert_eq!(index.matches(&keys(0..3))[100], 0);
         for slot in slots {
             index.remove_worker(slot);
         }
-        assert!(index.holders.is_empty(), "blocks without holders are forgotten");
+        assert!(index.is_empty(), "blocks without holders are forgotten");
     }
 }

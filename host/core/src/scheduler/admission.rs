@@ -6,7 +6,7 @@ use super::{Action, Role, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Reserve};
 use crate::quarantine::{Entry, Touchers};
-use crate::radix::PrefixLock;
+use crate::radix::{NamespaceKey, PrefixLock};
 use crate::request::{Failure, FailureCode, Request};
 
 /// Later requests that may take pages before one that lacks them.
@@ -70,6 +70,13 @@ impl Scheduler {
                 ),
             );
         }
+        if !request.namespace.is_bounded() {
+            let most = NamespaceKey::MAX_PART;
+            return fail(
+                FailureCode::Invalid,
+                format!("extra_key or cache_salt is longer than {most} bytes"),
+            );
+        }
         if request.max_new_tokens == 0 {
             return fail(FailureCode::Invalid, "max_new_tokens is 0: ask for at least one token".into());
         }
@@ -86,7 +93,7 @@ impl Scheduler {
                 ),
             );
         }
-        let pages = self.pages_needed(request);
+        let pages = self.pages_for(self.most_positions(request));
         if pages > self.pool.total() {
             return fail(
                 FailureCode::TooLong,
@@ -102,46 +109,48 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tokens that this worker generates for the request.
-    fn answer_tokens(&self, request: &Request) -> usize {
-        match self.config.role {
-            Role::Prefill => 1,
-            Role::Decode | Role::Aggregated => request.max_new_tokens as usize,
-        }
-    }
-
-    /// The last token drawn is never computed, so it needs no KV.
-    fn pages_needed(&self, request: &Request) -> usize {
-        let positions = request.prompt.len() + self.answer_tokens(request) - 1;
-        positions.div_ceil(self.config.page_tokens as usize)
-    }
-
-    /// Admits in order of arrival. A request whose other leg is not there yet is passed over. One that lacks pages may
-    /// be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits behind it, so that it
-    /// gets the next pages that come free.
+    /// Admits in order of arrival, retracted requests first. A request whose other leg is not there yet is passed over,
+    /// and so is one that waits for the pages of another ([`sharing`](super::sharing)).
+    /// One that lacks pages may be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits
+    /// behind it, so that it gets the next pages that come free.
+    ///
+    /// A request fits when there are pages for what is known of it, and headroom for it and for all that run. The
+    /// first one needs no headroom: nobody is there to take it.
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
         let mut admitted: Vec<(Room, usize, Option<PrefixLock>)> = Vec::new();
+        let (most_active, mut resumed) = (self.most_active(), 0);
         let mut promised = 0;
+        let mut headroom = self.promised_headroom();
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
+                // It goes straight into the steps.
+                _ if job.stage == Stage::Retracted => self.may_join(resumed),
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            let (whole, worn) = (self.pages_needed(&job.request), job.overtaken >= OVERTAKEN);
-            if admitted.len() >= self.aux_free.len() {
+            let (need, worn) = (self.need(job), job.overtaken >= OVERTAKEN);
+            let active = self.jobs.len() - self.queue.len();
+            if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
             }
-            if !ready {
+            if !ready || self.follows(now, job) {
                 at += 1;
                 continue;
             }
             let lock = self.lock_prefix(room);
-            let needed = whole - lock.as_ref().map_or(0, PrefixLock::pages);
-            if promised + needed > self.pages_to_be_had() {
+            if lock.as_ref().is_some_and(|lock| self.follow(now, room, lock)) {
+                self.unlock(lock);
+                at += 1;
+                continue;
+            }
+            let needed = need.now - lock.as_ref().map_or(0, PrefixLock::pages);
+            let first = admitted.is_empty() && self.jobs.len() == self.queue.len();
+            let kept = if first { 0 } else { headroom + need.headroom };
+            if promised + needed + kept > self.pages_to_be_had() {
                 self.unlock(lock);
                 if worn {
                     break;
@@ -150,8 +159,11 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
+            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage == Stage::Retracted));
             promised += needed;
+            headroom += need.headroom;
             self.queue.remove(at);
+            self.lead(room, lock.as_ref());
             admitted.push((room, needed, lock));
             for waits in &lacking {
                 if let Some(job) = self.jobs.get_mut(waits) {
@@ -187,20 +199,31 @@ impl Scheduler {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
-        if let (Some((tree, _)), Some(lock)) = (&self.cache, &lock) {
+        if let (Some(tree), Some(lock)) = (&self.cache, &lock) {
             tree.pages(lock, &mut job.table);
         }
-        job.begin_with(job.table.len(), self.config.page_tokens as usize, self.config.role);
-        self.stats.cached_tokens += u64::from(job.cached_tokens);
+        let resumed = job.stage == Stage::Retracted;
+        let prefix = job.table.len();
+        if resumed {
+            job.go_on_with(prefix, self.config.page_tokens as usize);
+            self.stats.restored_tokens += job.computed as u64;
+        } else {
+            job.begin_with(prefix, self.config.page_tokens as usize, self.config.role);
+            self.stats.cached_tokens += u64::from(job.cached_tokens);
+        }
         job.table.extend_from_slice(pages.ids());
         job.held = Some(pages);
         job.lock = lock;
         job.aux = Some(aux);
         match (self.config.role, job.request.prefill.as_ref().map(|peer| peer.instance)) {
-            (Role::Decode, Some(peer)) => self.reserve(now, room, peer, 1, actions),
+            (Role::Decode, Some(peer)) if !resumed => self.reserve(now, room, peer, 1, actions),
             _ => {
                 job.stage = Stage::Running;
                 self.running.push(room);
+                if self.config.role == Role::Prefill {
+                    // What is cached can be on its way while the rest is computed.
+                    self.push_pages(room, actions);
+                }
             }
         }
     }
@@ -225,6 +248,7 @@ impl Scheduler {
             decode_prefix_len: u32::try_from(job.prefix_pages * page_tokens).unwrap_or(u32::MAX),
             prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
             aux_slot,
+            namespace: job.request.namespace.fingerprint(),
         };
         let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
         self.send(peer, message, actions);
@@ -259,6 +283,7 @@ impl Scheduler {
             };
             self.fail(now, room, Failure::new(FailureCode::Timeout, message), actions);
         }
+        self.end_patience(now);
         self.expire_orphans(now, actions);
     }
 
@@ -305,6 +330,8 @@ impl Scheduler {
     ) {
         self.queue.retain(|other| *other != room);
         self.running.retain(|other| *other != room);
+        self.ready.retain(|other| *other != room);
+        self.leaders.remove(room);
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
         let touchers = Touchers {
             writer: match &job.stage {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::job::Stage;
+use super::job::{Job, Stage};
+use super::pace::Load;
 use super::{Action, Role, Scheduler};
 use crate::batch::{Batch, Sampled, Sequence, SequenceOutput};
 use crate::ids::{Room, Time};
@@ -10,29 +11,27 @@ use crate::request::{Failure, FailureCode, FinishReason, Usage};
 
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
-    /// arrival while tokens are left.
-    pub(super) fn build_batch(&mut self, actions: &mut Vec<Action>) {
+    /// arrival while tokens are left. Requests give up their pages where the batch would lack some.
+    pub(super) fn build_batch(&mut self, now: Time, actions: &mut Vec<Action>) {
         if self.computing {
             return;
         }
-        let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.known() - job.computed == 1);
-        let order =
-            self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
-        let chosen: Vec<Room> = order.take(self.config.max_batch as usize).copied().collect();
-        let mut chunk_left = self.config.chunk_tokens as usize;
-        let mut sequences = Vec::with_capacity(chosen.len());
-        for room in chosen {
+        let plan = loop {
+            let plan = self.plan_batch();
+            if self.grow(&plan) {
+                break plan;
+            }
+            if !self.retract_one() {
+                // Transfers under way, or pages in quarantine, have what is missing: both come to an end.
+                self.pace.interrupted();
+                return;
+            }
+        };
+        let mut sequences = Vec::with_capacity(plan.len());
+        let mut load = Load::default();
+        for (room, end) in plan {
+            let covered = self.pages_for(end);
             let Some(job) = self.jobs.get_mut(&room) else { continue };
-            let missing = job.known() - job.computed;
-            let count = if missing == 1 { 1 } else { missing.min(chunk_left) };
-            if count == 0 {
-                break;
-            }
-            if missing > 1 {
-                chunk_left -= count;
-            }
-            let end = job.computed + count;
-            let covered = end.div_ceil(self.config.page_tokens as usize);
             sequences.push(Sequence {
                 room,
                 tokens: (job.computed..end).map(|position| job.token(position)).collect(),
@@ -40,14 +39,51 @@ impl Scheduler {
                 pages: job.table[..covered].to_vec(),
                 sample: (end == job.known()).then_some(job.request.sampling),
             });
+            match end - job.computed {
+                1 => load.sequences += 1,
+                more => load.tokens += more,
+            }
+            load.context += end;
             job.in_batch = Some(end);
         }
         if sequences.is_empty() {
             return;
         }
         self.computing = true;
+        self.pace.begins(now, load);
         self.last_batch += 1;
-        actions.push(Action::Run(Batch { id: self.last_batch, sequences }));
+        let layer_group = self.finest_group(&sequences);
+        actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
+    }
+
+    /// Who is computed next, each with the position up to which.
+    fn plan_batch(&self) -> Vec<(Room, usize)> {
+        let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.known() - job.computed == 1);
+        let order =
+            self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
+        let mut plan = Vec::new();
+        let mut chunk_left = self.config.chunk_tokens as usize;
+        let mut beside = Load::default();
+        for room in order.take(self.config.max_batch as usize) {
+            let Some(job) = self.jobs.get(room) else { continue };
+            let missing = job.known() - job.computed;
+            if missing == 1 {
+                beside.sequences += 1;
+                beside.context += job.known();
+            } else if beside.sequences > 0 && beside.tokens == 0 {
+                chunk_left = chunk_left.min(self.piece_beside(&beside));
+            }
+            let count = if missing == 1 { 1 } else { missing.min(chunk_left) };
+            if count == 0 {
+                break;
+            }
+            if missing > 1 {
+                chunk_left -= count;
+                beside.tokens += count;
+            }
+            plan.push((*room, job.computed + count));
+        }
+        plan
     }
 
     pub(super) fn batch_done(&mut self, now: Time, outputs: &[SequenceOutput], actions: &mut Vec<Action>) {
@@ -64,9 +100,23 @@ impl Scheduler {
             let text = "the executor gave no answer for this sequence";
             self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
         }
+        self.keep_pace(now);
+    }
+
+    /// Learns from the step that has ended.
+    fn keep_pace(&mut self, now: Time) {
+        let running = || self.running.iter().filter_map(|room| self.jobs.get(room));
+        let decodes = running().any(|job| !job.output.is_empty());
+        let pieces =
+            self.config.role == Role::Aggregated || running().any(|job| job.known() - job.computed > 1);
+        let context: usize = running().map(Job::known).sum();
+        let each = context.div_ceil(self.running.len().max(1));
+        self.pace.ended(now, decodes);
+        self.pace.adjust(each, if pieces { self.config.page_tokens as usize } else { 0 });
     }
 
     pub(super) fn batch_failed(&mut self, now: Time, message: &str, actions: &mut Vec<Action>) {
+        self.pace.interrupted();
         for room in self.batch_left(actions).into_keys() {
             let text = format!("the model could not be computed: {message}");
             self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
@@ -87,20 +137,26 @@ impl Scheduler {
     fn sequence_done(&mut self, now: Time, output: &SequenceOutput, end: usize, actions: &mut Vec<Action>) {
         let room = output.room;
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let prompt = job.request.prompt.len();
+        let (prompt, known, begun) = (job.request.prompt.len(), job.known(), !job.output.is_empty());
         let before = std::mem::replace(&mut job.computed, end);
-        if before >= prompt {
-            self.stats.decode_tokens += 1;
+        let again = end.min(job.computed_before).saturating_sub(before);
+        let new = end - before - again;
+        self.stats.recomputed_tokens += again as u64;
+        if before + again >= prompt {
+            self.stats.decode_tokens += new as u64;
         } else {
-            self.stats.prefill_tokens += (end - before) as u64;
-            if end >= prompt {
-                self.prompt_ready(room, actions);
-                self.cache_computed(room);
-            }
+            self.stats.prefill_tokens += new as u64;
+        }
+        // A retracted request that had begun its answer has told so before.
+        if end >= prompt && !begun {
+            self.prompt_ready(room, actions);
+        }
+        if before < prompt && end >= prompt {
+            self.cache_computed(room);
         }
         match &output.sampled {
-            Some(sampled) => self.drawn(room, sampled, actions),
-            None if end >= prompt => {
+            Some(sampled) => self.drawn(now, room, sampled, actions),
+            None if end == known => {
                 let text = "the executor drew no token where one was asked for";
                 return self.fail(now, room, Failure::new(FailureCode::Executor, text), actions);
             }
@@ -111,7 +167,8 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn prompt_ready(&self, room: Room, actions: &mut Vec<Action>) {
+    /// Once for each request, before its first token.
+    pub(super) fn prompt_ready(&mut self, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get(&room) else { return };
         let prompt = job.request.prompt.len();
         let covered = prompt.div_ceil(self.config.page_tokens as usize);
@@ -119,11 +176,15 @@ impl Scheduler {
         let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
         let (cached_tokens, transferred_pages) = (job.cached_tokens, job.transferred_pages);
         actions.push(Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages });
+        self.count_prefix(room);
     }
 
     /// Takes over a drawn token: answers the client, and ends the request if it was the last.
-    pub(super) fn drawn(&mut self, room: Room, sampled: &Sampled, actions: &mut Vec<Action>) {
+    pub(super) fn drawn(&mut self, now: Time, room: Room, sampled: &Sampled, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
+        if let Some(last) = job.last_drawn.replace(now) {
+            self.stats.between_tokens.add(now.since(last));
+        }
         job.output.push(sampled.token);
         if self.config.role == Role::Prefill {
             job.first = Some(sampled.clone());

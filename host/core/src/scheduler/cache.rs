@@ -1,58 +1,110 @@
 //! What requests leave behind for those that begin alike.
 
-use super::job::Job;
+use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
-use crate::radix::{Namespace, NamespaceKey, PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
+use crate::radix::{Policy, PrefixLock, RadixTree, TreeConfig};
+use crate::request::Request;
 
-/// Namespaces at most; today all requests of a worker share one.
-const NAMESPACES: usize = 1024;
+/// Namespaces at most, whatever the size of the pool.
+const NAMESPACES: usize = 1 << 16;
 
-/// An empty cache and the namespace of all requests.
-pub(super) fn open(config: &Config, policy: Policy) -> Option<(RadixTree, Namespace)> {
-    let mut tree = RadixTree::new(&TreeConfig {
+/// An empty cache.
+pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
+    RadixTree::new(&TreeConfig {
         page_tokens: config.page_tokens,
         policy,
-        // Nothing leaves the worker yet, so nothing needs to be told from other workers' pages.
-        identity: PageHash([0; 32]),
-        max_namespaces: NAMESPACES,
+        identity: config.identity,
+        // One that is kept has a page or a running request, so that in pools of up to as many pages nobody can take
+        // up all the places.
+        max_namespaces: NAMESPACES.min(config.pages as usize + config.max_running as usize),
         seed: config.seed,
-    });
-    let namespace = tree.namespace(&NamespaceKey::default())?;
-    Some((tree, namespace))
+    })
+}
+
+/// What became of the pages of a cache that was emptied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// Pages that are free now.
+    pub freed: usize,
+    /// Pages that requests use; they are free when these end.
+    pub in_use: usize,
+}
+
+/// Tokens of a request's prompt that may come from the cache. A worker that computes needs at least one token to
+/// compute; one that is sent the rest may hold all of it.
+pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
+    match role {
+        Role::Decode => request.prompt.len(),
+        Role::Prefill | Role::Aggregated => request.prompt.len() - 1,
+    }
 }
 
 impl Scheduler {
-    /// Locks what is cached of a request's prompt. A worker that computes needs at least one token to compute; one that
-    /// is sent the rest may hold all of it.
+    /// Locks what is cached of a request's prompt; of a retracted one's answer so far too. `None` for a request that
+    /// runs without the cache.
     pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
-        let (tree, namespace) = self.cache.as_mut()?;
-        let prompt = &self.jobs.get(&room)?.request.prompt;
-        let usable = match self.config.role {
-            Role::Decode => prompt.len(),
-            Role::Prefill | Role::Aggregated => prompt.len() - 1,
-        };
-        Some(tree.lock(*namespace, &prompt[..usable]))
+        let job = self.jobs.get(&room)?;
+        let tree = self.cache.as_mut()?;
+        let request = &job.request;
+        if request.no_cache {
+            return None;
+        }
+        let namespace = tree.namespace(&request.namespace)?;
+        if job.stage == Stage::Retracted {
+            return Some(tree.lock(namespace, &job.known_tokens()));
+        }
+        let usable = usable_prefix(self.config.role, request);
+        Some(tree.lock(namespace, &request.prompt[..usable]))
     }
 
     pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {
-        if let (Some((tree, _)), Some(lock)) = (&mut self.cache, lock) {
+        if let (Some(tree), Some(lock)) = (&mut self.cache, lock) {
             tree.unlock(lock);
+            self.pool.release_cached(tree.gone());
         }
+    }
+
+    /// A prompt is complete: counts where it came from.
+    pub(super) fn count_prefix(&mut self, room: Room) {
+        let Some(job) = self.jobs.get(&room) else { return };
+        self.stats.delivered_tokens += u64::from(job.promised_tokens);
+        if self.config.role == Role::Decode {
+            self.stats.pages_saved += u64::from(job.promised_tokens / self.config.page_tokens);
+            let kind = match (job.promised_tokens, job.transferred_pages) {
+                (0, _) => &mut self.stats.full_transfers,
+                (_, 0) => &mut self.stats.full_hits,
+                _ => &mut self.stats.delta_transfers,
+            };
+            *kind += 1;
+        }
+    }
+
+    /// Empties the radix cache. What requests use stays for them, is found by nobody else, and goes with the last of
+    /// them; what they compute or receive from here on with what they found before enters no cache.
+    ///
+    /// `None` when the worker keeps no cache.
+    pub fn flush_cache(&mut self) -> Option<Flushed> {
+        let tree = self.cache.as_mut()?;
+        let pages = tree.clear(&mut self.cache_changes);
+        let freed = pages.ids().len();
+        self.pool.release_cached(pages);
+        self.leaders.clear();
+        Some(Flushed { freed, in_use: tree.counts().pages })
     }
 
     /// Pages that can be had: free ones, and cached ones that nobody uses.
     pub(super) fn pages_to_be_had(&self) -> usize {
-        self.pool.counts().free + self.cache.as_ref().map_or(0, |(tree, _)| tree.evictable())
+        self.pool.counts().free + self.cache.as_ref().map_or(0, RadixTree::evictable)
     }
 
     /// Gives up cached pages until so many are free.
     pub(super) fn make_free(&mut self, pages: usize) {
         let missing = pages.saturating_sub(self.pool.counts().free);
-        if let Some((tree, _)) = &mut self.cache
+        if let Some(tree) = &mut self.cache
             && missing > 0
         {
-            let evicted = tree.evict(missing, &mut ());
+            let evicted = tree.evict(missing, &mut self.cache_changes);
             self.pool.release_cached(evicted);
         }
     }
@@ -61,13 +113,14 @@ impl Scheduler {
     /// pages that the tree had already from somebody else stay the job's until it ends, since a transfer may still
     /// read them.
     pub(super) fn cache_computed(&mut self, room: Room) {
-        let (Some((tree, _)), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
+        let (Some(tree), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
+        self.leaders.remove(room);
         if job.lock.is_none() || job.held.is_none() {
             return;
         }
         let (Some(lock), Some(held)) = (job.lock.take(), job.held.take()) else { return };
         let tokens: Vec<u32> = (0..job.computed).map(|position| job.token(position)).collect();
-        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut ());
+        let inserted = tree.insert(&mut self.pool, lock, &tokens, held, 0, &mut self.cache_changes);
         let mut table = Vec::with_capacity(job.table.len());
         tree.pages(&inserted.lock, &mut table);
         table.extend_from_slice(&job.table[table.len()..]);
@@ -86,8 +139,15 @@ impl Job {
     pub(super) fn begin_with(&mut self, prefix: usize, page_tokens: usize, role: Role) {
         self.prefix_pages = prefix;
         self.cached_tokens = u32::try_from(prefix * page_tokens).unwrap_or(u32::MAX);
+        self.promised_tokens = self.cached_tokens;
         if role != Role::Decode {
             self.computed = prefix * page_tokens;
         }
+    }
+
+    /// Takes note of how much was cached when the job was admitted again.
+    pub(super) fn go_on_with(&mut self, prefix: usize, page_tokens: usize) {
+        self.prefix_pages = prefix;
+        self.computed = prefix * page_tokens;
     }
 }

@@ -17,7 +17,7 @@ impl Scheduler {
             return;
         }
         let covered = job.request.prompt.len().div_ceil(self.config.page_tokens as usize);
-        let beyond = notice.sequence as usize > covered
+        let beyond = notice.sequence as usize >= self.config.layer_groups.most_parts(covered)
             || incoming
                 .last
                 .is_some_and(|last| notice.sequence > last || (notice.last && notice.sequence != last))
@@ -66,20 +66,22 @@ impl Scheduler {
         let expected = Expected { room, attempt, prompt_tokens: count(prompt), pages };
         match verify(expected, found) {
             Ok(verified) => {
-                job.stage = Stage::Running;
+                job.stage = Stage::Ready;
                 job.computed = prompt;
                 job.cached_tokens = job.cached_tokens.max(verified.cached_tokens());
                 job.transferred_pages = pages;
-                self.running.push(room);
+                job.first = Some(verified.first().clone());
+                self.ready.push_back(room);
                 self.stats.pages_received += u64::from(pages);
                 self.outbox.forget_room(room);
                 if self.peers.state(peer) == Some(&PeerState::Ready) {
                     let commit = self.outbox.request(now, peer, room, attempt, Body::Commit);
                     self.send(peer, commit, actions);
                 }
-                self.prompt_ready(room, actions);
                 self.cache_computed(room);
-                self.drawn(room, verified.first(), actions);
+                if !self.pace.is_set() {
+                    self.let_in(now, actions);
+                }
             }
             Err(mismatch) => {
                 self.stats.integrity_failures += 1;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::sharing::Follows;
 use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
@@ -19,8 +20,12 @@ pub(super) enum Stage {
     Transfer(Incoming),
     /// Decode: everything arrived; digests are being computed.
     Verifying(Incoming),
+    /// Decode: verified; waits until the pace lets it into the steps.
+    Ready,
     /// Takes part in batches.
     Running,
+    /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
+    Retracted,
     /// Prefill: computed; pages are on their way, or wait for decode's commit.
     Inflight,
 }
@@ -58,6 +63,8 @@ pub(super) struct Outgoing {
     pub reserve: Reserve,
     /// Pages of the prompt sent so far or held by decode already; never moves back within an attempt.
     pub cursor: usize,
+    /// Pages behind the cursor of which some layers were sent while the others are still computed.
+    pub begun: Option<Begun>,
     /// Sequence number of the next part.
     pub sequence: u32,
     /// Whether the last part was sent.
@@ -74,8 +81,27 @@ impl Outgoing {
         page_tokens: u32,
     ) -> Self {
         let cursor = (reserve.decode_prefix_len / page_tokens) as usize;
-        Self { peer, session, attempt, reserve, cursor, sequence: 0, complete: false, tags: BTreeSet::new() }
+        Self {
+            peer,
+            session,
+            attempt,
+            reserve,
+            cursor,
+            begun: None,
+            sequence: 0,
+            complete: false,
+            tags: BTreeSet::new(),
+        }
     }
+}
+
+/// Pages from the cursor on, of which the first layers were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Begun {
+    /// The page after the last of them, counted from the front of the prompt.
+    pub end: usize,
+    /// Layers that were sent, fewer than the model has.
+    pub layers: u32,
 }
 
 /// A request and everything the worker holds for it.
@@ -86,8 +112,8 @@ pub(super) struct Job {
     pub stage: Stage,
     /// Later requests that were admitted while this one lacked pages.
     pub overtaken: u32,
-    /// The page table: pages for the prompt and the answer, in order; empty while queued. The first
-    /// `prefix_pages` are shared, the others are held.
+    /// The page table: pages for the prompt and for as much of the answer as there is, in order; empty while queued.
+    /// The first `prefix_pages` are shared, the others are held.
     pub table: Vec<PageId>,
     /// Pages at the front of the table that were there before the request.
     pub prefix_pages: usize,
@@ -100,15 +126,23 @@ pub(super) struct Job {
     pub aux: Option<u32>,
     /// Positions with KV.
     pub computed: usize,
+    /// Positions that had KV before the job was retracted; computing them is done for the second time.
+    pub computed_before: usize,
     /// Tokens drawn, a stop token included.
     pub output: Vec<u32>,
-    /// The first token as it was drawn, for the aux row.
+    /// The first token as it was drawn: for the aux row, or kept back while ready.
     pub first: Option<Sampled>,
+    /// When the last token was drawn.
+    pub last_drawn: Option<Time>,
+    /// Whom it waits for, or has waited for, while queued.
+    pub follows: Option<Follows>,
     /// The position up to which the batch being computed computes this job.
     pub in_batch: Option<usize>,
     /// Prefill: where the pages go, once decode has said so.
     pub outgoing: Option<Outgoing>,
     pub cached_tokens: u32,
+    /// Tokens of the prompt that were cached here when it was first admitted.
+    pub promised_tokens: u32,
     pub transferred_pages: u32,
 }
 
@@ -126,11 +160,15 @@ impl Job {
             lock: None,
             aux: None,
             computed: 0,
+            computed_before: 0,
             output: Vec::new(),
             first: None,
+            last_drawn: None,
+            follows: None,
             in_batch: None,
             outgoing: None,
             cached_tokens: 0,
+            promised_tokens: 0,
             transferred_pages: 0,
         }
     }

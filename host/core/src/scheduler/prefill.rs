@@ -1,11 +1,9 @@
 //! The prefill side of a room: where decode wants its pages, sending them, letting go.
 
-use super::job::{Job, Outgoing, Stage};
-use super::{Action, PageWrite, Role, Scheduler};
-use crate::aux_row::AuxRow;
+use super::job::{Job, Outgoing};
+use super::{Action, Role, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Reserve};
-use crate::notice::Notice;
 use crate::request::{Failure, FailureCode, FinishReason};
 use crate::transfer::Tag;
 
@@ -28,6 +26,9 @@ impl Scheduler {
         if reserve.prompt_tokens as usize != prompt {
             let said = reserve.prompt_tokens;
             return Some(format!("decode expects a prompt of {said} tokens, prefill has one of {prompt}"));
+        }
+        if reserve.namespace != job.request.namespace.fingerprint() {
+            return Some("decode and prefill were given different cache namespaces for the request".into());
         }
         if prefix > prompt || !prefix.is_multiple_of(page_tokens) {
             return Some(format!(
@@ -103,63 +104,6 @@ impl Scheduler {
                 Ok(())
             }
         }
-    }
-
-    /// Sends what is computed and not sent: whole pages while computing, and everything with the aux row at the end.
-    ///
-    /// The cursor starts at what decode holds and never moves back within an attempt; a part without pages is sent
-    /// only if it is the last.
-    pub(super) fn push_pages(&mut self, room: Room, actions: &mut Vec<Action>) {
-        let page_tokens = self.config.page_tokens as usize;
-        let Some(job) = self.jobs.get_mut(&room) else { return };
-        let (Some(aux), Some(outgoing)) = (job.aux, &mut job.outgoing) else {
-            return;
-        };
-        let last = job.stage == Stage::Inflight;
-        let prompt = job.request.prompt.len();
-        let end = if last { prompt.div_ceil(page_tokens) } else { job.computed.min(prompt) / page_tokens };
-        if outgoing.complete || (end <= outgoing.cursor && !last) {
-            return;
-        }
-        // Another attempt's writes read the same aux row and write the same pages: they settle first.
-        if outgoing.attempt > 1 && outgoing.sequence == 0 && !outgoing.tags.is_empty() {
-            return;
-        }
-        let prefix_pages = outgoing.reserve.decode_prefix_len as usize / page_tokens;
-        let span = outgoing.cursor..end.max(outgoing.cursor);
-        let source = job.table[span.clone()].to_vec();
-        let target = outgoing.reserve.pages[span.start - prefix_pages..span.end - prefix_pages].to_vec();
-        self.last_tag += 1;
-        let tag = Tag(self.last_tag);
-        let aux = last.then(|| job.first.clone()).flatten().map(|first| {
-            let row = AuxRow {
-                room,
-                attempt: outgoing.attempt,
-                prompt_tokens: outgoing.reserve.prompt_tokens,
-                cached_tokens: job.cached_tokens,
-                pages: u32::try_from(outgoing.reserve.pages.len()).unwrap_or(u32::MAX),
-                digest: 0,
-                first,
-            };
-            (row, aux, outgoing.reserve.aux_slot)
-        });
-        let count = u32::try_from(source.len()).unwrap_or(u32::MAX);
-        let notice =
-            Notice { room, attempt: outgoing.attempt, sequence: outgoing.sequence, pages: count, last };
-        outgoing.cursor = span.end;
-        outgoing.sequence += 1;
-        outgoing.complete = last;
-        outgoing.tags.insert(tag);
-        self.stats.pages_sent += u64::from(count);
-        actions.push(Action::Write(PageWrite {
-            tag,
-            to: outgoing.peer,
-            session: outgoing.session,
-            notice,
-            source,
-            target,
-            aux,
-        }));
     }
 
     pub(super) fn written(&mut self, now: Time, tag: Tag, error: Option<String>, actions: &mut Vec<Action>) {

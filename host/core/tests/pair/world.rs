@@ -1,21 +1,21 @@
 //! The world around two schedulers, under a virtual clock and one seed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use host_core::aux_row::{AUX_ROW_BYTES, AuxRow};
 use host_core::integrity::Found;
+use host_core::layer_groups::{LayerGroups, Wish};
+use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 use host_core::message::Message;
-use host_core::radix::Policy;
+use host_core::radix::{NamespaceKey, Policy};
 use host_core::request::{PeerRef, Request};
 use host_core::scheduler::PageWrite;
-use host_core::{
-    Action, Batch, Config, Event, Instance, PageId, Role, Room, Sampled, Sampling, Scheduler, SequenceOutput,
-    Time,
-};
+use host_core::{Action, Batch, Config, Event, Instance, PageId, Role, Room, Sampling, Scheduler, Time};
 
-const PAGE_TOKENS: usize = 4;
-const VOCABULARY: u32 = 50;
+pub use super::memory::answer_to;
+use super::memory::{LAYERS, Memory, PAGE_TOKENS, VOCABULARY, mix};
+
 const DECODE: Instance = Instance(1_000_000);
 
 /// How likely each mishap is: per message, per write, per request, per step.
@@ -27,8 +27,20 @@ pub struct Faults {
     pub flip: f64,
     pub death: f64,
     pub disconnect: f64,
+    /// Per batch of the prefill worker: it fails, some of its layers computed.
+    pub executor: f64,
+    /// Not a mishap: prefill sends pages in groups of layers.
+    pub layers: bool,
+    /// Not a mishap: answers are long, and little is kept ready for them, so that requests lose their pages again.
+    pub pressure: bool,
+    /// Not a mishap: a target for the time between tokens lets few decode at once.
+    pub paced: bool,
     /// Not a mishap: both workers keep their pages for requests that begin alike.
     pub cache: bool,
+    /// Not one either: somebody empties both caches.
+    pub flush: f64,
+    /// Nor this: half of the requests have the same prompt.
+    pub alike: bool,
 }
 
 /// What happened.
@@ -45,6 +57,13 @@ pub struct Outcome {
     pub messages_stale: u64,
     pub cached_tokens: u64,
     pub evicted_pages: u64,
+    pub layer_parts_sent: u64,
+    pub batches_failed: u64,
+    pub shared_transfers: u64,
+    pub flushed_in_use: u64,
+    pub retractions: u64,
+    pub restored_tokens: u64,
+    pub recomputed_tokens: u64,
 }
 
 impl Outcome {
@@ -60,6 +79,13 @@ impl Outcome {
         self.messages_stale += other.messages_stale;
         self.cached_tokens += other.cached_tokens;
         self.evicted_pages += other.evicted_pages;
+        self.layer_parts_sent += other.layer_parts_sent;
+        self.batches_failed += other.batches_failed;
+        self.shared_transfers += other.shared_transfers;
+        self.flushed_in_use += other.flushed_in_use;
+        self.retractions += other.retractions;
+        self.restored_tokens += other.restored_tokens;
+        self.recomputed_tokens += other.recomputed_tokens;
     }
 }
 
@@ -79,52 +105,40 @@ impl Random {
     }
 }
 
-fn mix(a: u64, b: u64) -> u64 {
-    let mut z = a ^ b.rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// The rule that cuts every chunk into so many groups of layers.
+fn groups(count: u32) -> LayerGroups {
+    let shape = KvShape {
+        pages: 1,
+        heads: 1,
+        layers: LAYERS as usize,
+        page_tokens: PAGE_TOKENS,
+        head_dim: 1,
+        dtype: Dtype::F32,
+    };
+    let layout = KvLayout::new(shape, KvOrder::PageLayerHeadKvTokenDim);
+    LayerGroups::new(Wish::Groups(count), &layout).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// KV of a position: everything up to it in one word.
-fn slot_value(before: u64, token: u32) -> u64 {
-    mix(before, u64::from(token) + 1)
-}
-
-fn drawn(slots: impl Iterator<Item = u64>) -> u32 {
-    (slots.fold(7, mix) % u64::from(VOCABULARY)) as u32
-}
-
-/// The right answer, computed without pages, batches or workers.
-pub fn answer_to(prompt: &[u32], count: usize) -> Vec<u32> {
-    let mut slots = Vec::new();
-    let mut answer = Vec::new();
-    let mut tokens = prompt.to_vec();
-    let mut next = 0;
-    while answer.len() < count {
-        for token in &tokens[next..] {
-            slots.push(slot_value(slots.last().copied().unwrap_or(0), *token));
-        }
-        next = tokens.len();
-        let token = drawn(slots.iter().copied());
-        answer.push(token);
-        tokens.push(token);
-    }
-    answer
+/// The words that a write carries, page by page.
+fn carried(memory: &Memory, write: &PageWrite) -> Vec<Vec<u64>> {
+    let pages = write.source.iter();
+    pages.map(|page| memory.words(*page, write.layers.start, write.layers.end).to_vec()).collect()
 }
 
 /// One worker process: its scheduler and its memory.
 struct Worker {
     instance: Instance,
     scheduler: Scheduler,
-    memory: Vec<u64>,
+    memory: Memory,
     aux: Vec<[u8; AUX_ROW_BYTES]>,
     batch: Option<(Time, Batch)>,
+    /// Layers of the batch that are computed.
+    layers: u32,
     sent_digests: BTreeMap<(Room, u32), Vec<u64>>,
 }
 
 impl Worker {
-    fn new(instance: Instance, role: Role, pages: u32, cache: bool) -> Self {
+    fn new(instance: Instance, role: Role, pages: u32, faults: Faults, layer_groups: LayerGroups) -> Self {
         let config = Config {
             role,
             pages,
@@ -132,8 +146,13 @@ impl Worker {
             max_tokens: 64,
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
-            radix_cache: cache.then_some(Policy::Lru),
+            radix_cache: faults.cache.then_some(Policy::Lru),
+            cache_events: false,
+            identity: host_core::radix::PageHash([0; 32]),
+            reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
+            target_itl: faults.paced.then_some(Duration::from_millis(12)),
             seed: 5,
+            layer_groups,
             max_batch: 3,
             max_running: 5,
             max_queued: 100,
@@ -145,35 +164,12 @@ impl Worker {
         Self {
             instance,
             scheduler: Scheduler::new(config),
-            memory: vec![0; pages as usize * PAGE_TOKENS],
+            memory: Memory::new(pages),
             aux: vec![[0; AUX_ROW_BYTES]; 5],
             batch: None,
+            layers: 0,
             sent_digests: BTreeMap::new(),
         }
-    }
-
-    fn page_digest(&self, page: PageId) -> u64 {
-        let start = page.0 as usize * PAGE_TOKENS;
-        self.memory[start..start + PAGE_TOKENS].iter().fold(1, |digest, word| mix(digest, *word))
-    }
-
-    fn compute(&mut self, batch: &Batch) -> Vec<SequenceOutput> {
-        let memory = &mut self.memory;
-        let place = |pages: &[PageId], position: usize| {
-            pages[position / PAGE_TOKENS].0 as usize * PAGE_TOKENS + position % PAGE_TOKENS
-        };
-        let forward = batch.sequences.iter().map(|sequence| {
-            let start = sequence.start as usize;
-            for (index, token) in sequence.tokens.iter().enumerate() {
-                let position = start + index;
-                let before = position.checked_sub(1).map_or(0, |last| memory[place(&sequence.pages, last)]);
-                memory[place(&sequence.pages, position)] = slot_value(before, *token);
-            }
-            let token = drawn((0..sequence.end()).map(|position| memory[place(&sequence.pages, position)]));
-            let sampled = sequence.sample.map(|_| Sampled { token, logprob: None, top: Vec::new() });
-            SequenceOutput { room: sequence.room, sampled }
-        });
-        forward.collect()
     }
 }
 
@@ -185,7 +181,13 @@ enum Pending {
         floor: u64,
         message: Message,
     },
-    Land(PageWrite, Instance),
+    Land(Box<Landing>),
+    /// A worker has computed so many layers of a batch.
+    Layers {
+        at: Instance,
+        batch: u64,
+        layers: u32,
+    },
     Settle {
         at: Instance,
         event: Event,
@@ -211,6 +213,16 @@ enum Pending {
     },
 }
 
+/// A write on its way.
+struct Landing {
+    write: PageWrite,
+    from: Instance,
+    /// Of the pages that it completes.
+    digests: Vec<u64>,
+    /// What it carries, where that was read when the write was begun. Else it is read when it lands.
+    words: Option<Vec<Vec<u64>>>,
+}
+
 struct Client {
     request: Request,
     tokens: Vec<u32>,
@@ -234,6 +246,9 @@ pub struct World {
     decode_link: Option<u64>,
     last_session: u64,
     fence_fails: u64,
+    /// Each page and layer that was sent, by prefill worker, room and attempt.
+    sent: BTreeMap<(Instance, Room, u32), BTreeSet<(PageId, u32)>>,
+    layer_groups: LayerGroups,
     outcome: Outcome,
     trace: Vec<String>,
 }
@@ -241,11 +256,15 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, faults: Faults) -> Self {
         let mut random = Random(seed);
-        let pages = |random: &mut Random| 17 + random.below(20) as u32;
+        let pages = |random: &mut Random| 17 + random.below(if faults.pressure { 4 } else { 20 }) as u32;
         let (prefill_pages, decode_pages) = (pages(&mut random), pages(&mut random));
+        let layer_groups = match faults.layers {
+            true => groups(2 + (seed % 4) as u32),
+            false => LayerGroups::off(LAYERS),
+        };
         let mut world = Self {
-            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults.cache),
-            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults.cache),
+            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults, layer_groups),
+            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults, layer_groups),
             random,
             faults,
             now: Time::default(),
@@ -257,34 +276,39 @@ impl World {
             decode_link: None,
             last_session: 0,
             fence_fails: 0,
+            sent: BTreeMap::new(),
+            layer_groups,
             outcome: Outcome::default(),
             trace: Vec::new(),
         };
         for _ in 0..8 {
-            let at = world.random.below(3_000);
+            let at = world.random.below(if faults.pressure || faults.alike { 300 } else { 3_000 });
             world.add_request(at);
         }
         world
     }
 
-    pub fn aggregated(seed: u64, cache: bool) -> Self {
-        let mut world = Self::new(seed, Faults { cache, ..Faults::default() });
+    pub fn aggregated(seed: u64, faults: Faults) -> Self {
+        let mut world = Self::new(seed, faults);
         world.aggregated = true;
-        world.decode = Worker::new(DECODE, Role::Aggregated, 20, cache);
+        world.decode = Worker::new(DECODE, Role::Aggregated, 20, faults, world.layer_groups);
         world
     }
 
     fn add_request(&mut self, at_ms: u64) {
         let room = Room(self.random.next());
-        let length = 1 + self.random.below(40) as usize;
+        let (length, longest) = if self.faults.pressure { (20, 44) } else { (40, 12) };
+        let length = 1 + self.random.below(length) as usize;
         let request = Request {
             room,
             prompt: self.prompt(length),
-            max_new_tokens: 1 + self.random.below(12) as u32,
+            max_new_tokens: 1 + self.random.below(longest) as u32,
             stop_tokens: Vec::new(),
             ignore_stop: false,
             sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
             prefill: Some(PeerRef { instance: self.prefill.instance, address: String::new() }),
+            namespace: self.namespace(),
+            no_cache: self.random.chance(0.1),
         };
         let later = |random: &mut Random| Duration::from_millis(at_ms + random.below(300));
         if self.random.chance(self.faults.abort) {
@@ -298,8 +322,17 @@ impl World {
         self.clients.insert(room, Client { request, tokens: Vec::new(), ended: None });
     }
 
+    /// A third of the requests are another tenant's.
+    fn namespace(&mut self) -> NamespaceKey {
+        let salt = if self.random.chance(0.33) { "tenant" } else { "" };
+        NamespaceKey { salt: salt.into(), ..NamespaceKey::default() }
+    }
+
     /// Half of the prompts begin like one of three others.
     fn prompt(&mut self, length: usize) -> Vec<u32> {
+        if self.faults.alike && self.random.chance(0.5) {
+            return (0..23).collect();
+        }
         let mut own = Random(self.random.next());
         let base = self.random.below(6);
         let shared = if base < 3 { self.random.below(length as u64 + 1) as usize } else { 0 };
@@ -343,6 +376,11 @@ impl World {
         if self.random.chance(self.faults.disconnect) {
             self.drop_connection();
         }
+        if self.random.chance(self.faults.flush) {
+            let flushed = [&mut self.prefill, &mut self.decode].map(|worker| worker.scheduler.flush_cache());
+            self.outcome.flushed_in_use +=
+                flushed.iter().flatten().map(|flushed| flushed.in_use as u64).sum::<u64>();
+        }
         let deadlines = [self.prefill.scheduler.next_deadline(), self.decode.scheduler.next_deadline()];
         let batches = [&self.prefill.batch, &self.decode.batch].map(|batch| batch.as_ref().map(|b| b.0));
         let first = self.pending.keys().next().map(|key| key.0);
@@ -359,8 +397,11 @@ impl World {
         }
         self.tick(true);
         self.tick(false);
-        self.prefill.scheduler.audit();
-        self.decode.scheduler.audit();
+        for worker in [&self.prefill, &self.decode] {
+            worker.scheduler.audit();
+            let next = worker.scheduler.next_deadline();
+            assert!(next.is_none_or(|next| next > self.now), "what is due was not done: a worker would spin");
+        }
         self.outcome.quarantined += self.decode.scheduler.stats().pool.quarantined as u64;
         true
     }
@@ -395,7 +436,14 @@ impl World {
             if worker.batch.as_ref().is_some_and(|(due, _)| *due <= now)
                 && let Some((_, batch)) = worker.batch.take()
             {
-                let outputs = worker.compute(&batch);
+                if at != DECODE && self.random.chance(self.faults.executor) {
+                    self.outcome.batches_failed += 1;
+                    self.handle(at, Event::BatchFailed("the model fell over".into()));
+                    continue;
+                }
+                let Some(worker) = self.worker(at) else { continue };
+                worker.memory.compute(&batch, worker.layers, LAYERS);
+                let outputs = worker.memory.outputs(&batch);
                 self.handle(at, Event::BatchDone(outputs));
             }
         }
@@ -424,7 +472,18 @@ impl World {
             Pending::Deliver { to, from, floor, message } => {
                 self.handle(to, Event::Message { from, floor, message });
             }
-            Pending::Land(write, from) => self.land(&write, from),
+            Pending::Land(landing) => self.land(&landing),
+            Pending::Layers { at, batch, layers } => {
+                let Some(worker) = self.worker(at) else { return };
+                if let Some((_, current)) = worker.batch.as_ref().filter(|(_, current)| current.id == batch) {
+                    worker.memory.compute(current, worker.layers, layers);
+                    worker.layers = worker.layers.max(layers);
+                }
+                // The news may get lost, or come when the batch is over.
+                if !self.random.chance(0.2) {
+                    self.handle(at, Event::LayersDone { batch, layers });
+                }
+            }
             Pending::Settle { at, event } => self.handle(at, event),
             Pending::Handshake { prefill, floor } => {
                 if self.prefill.instance != prefill {
@@ -491,7 +550,8 @@ impl World {
         let dead = self.prefill.instance;
         let pages = self.prefill.scheduler.stats().pool;
         let total = (pages.free + pages.held + pages.cached + pages.quarantined) as u32;
-        self.prefill = Worker::new(Instance(dead.0 + 1), Role::Prefill, total, self.faults.cache);
+        let (instance, groups) = (Instance(dead.0 + 1), self.layer_groups);
+        self.prefill = Worker::new(instance, Role::Prefill, total, self.faults, groups);
         // A dead process writes no more; the backend tells us so.
         self.prefill_link = None;
         if let Some(session) = self.decode_link.take() {
@@ -526,7 +586,28 @@ impl World {
         self.handle(at, Event::PeerLost { peer, session, fenced: false });
     }
 
-    fn land(&mut self, write: &PageWrite, from: Instance) {
+    /// Reads what a write carries, now or when it lands, and digests the pages that it completes.
+    fn begin(&mut self, write: PageWrite, from: Instance) -> Landing {
+        let sent = self.sent.entry((from, write.notice.room, write.notice.attempt)).or_default();
+        for (page, layer) in write.target.iter().flat_map(|page| write.layers.clone().map(|l| (*page, l))) {
+            assert!(sent.insert((page, layer)), "layer {layer} of {page:?} is sent twice: {write:?}");
+        }
+        if let Some((row, _, _)) = &write.aux {
+            assert_eq!(sent.len(), (row.pages * LAYERS) as usize, "not all layers of all pages were sent");
+        }
+        let completes = write.layers.end == LAYERS;
+        assert_eq!(write.notice.pages as usize, if completes { write.source.len() } else { 0 });
+        assert!(!write.source.is_empty() || write.notice.last, "an empty part that is not the last");
+        let memory = &self.prefill.memory;
+        let complete = write.source.iter().filter(|_| completes);
+        let digests = complete.map(|page| memory.digest(*page)).collect();
+        let words = self.random.chance(0.5).then(|| carried(memory, &write));
+        Landing { write, from, digests, words }
+    }
+
+    fn land(&mut self, landing: &Landing) {
+        let Landing { write, from, digests, words } = landing;
+        let from = *from;
         let cut = self.prefill.instance != from || self.prefill_link != Some(write.session);
         let error = cut.then(|| "the connection is gone".to_owned());
         self.handle(from, Event::Written { tag: write.tag, error });
@@ -537,24 +618,21 @@ impl World {
             let foreign = room != write.notice.room && write.target.iter().any(|page| pages.contains(page));
             assert!(!foreign, "a write for {:?} landed on pages of {room:?}", write.notice.room);
         }
-        let mut digests = Vec::new();
-        for (source, target) in write.source.iter().zip(&write.target) {
-            digests.push(self.prefill.page_digest(*source));
-            for slot in 0..PAGE_TOKENS {
-                self.decode.memory[target.0 as usize * PAGE_TOKENS + slot] =
-                    self.prefill.memory[source.0 as usize * PAGE_TOKENS + slot];
-            }
+        let words = words.clone().unwrap_or_else(|| carried(&self.prefill.memory, write));
+        for (target, words) in write.target.iter().zip(&words) {
+            self.decode.memory.put(*target, write.layers.start, words);
         }
         if self.random.chance(self.faults.flip)
             && let Some(target) = write.target.first()
         {
-            self.decode.memory[target.0 as usize * PAGE_TOKENS] ^= 1 << self.random.below(64);
+            let bit = self.random.below(64);
+            self.decode.memory.flip(*target, write.layers.start, bit);
         }
         let key = (write.notice.room, write.notice.attempt);
         let sent = self.prefill.sent_digests.entry(key).or_default();
         let place = sent.len().max(write.notice.sequence as usize + 1);
         sent.resize(place, 0);
-        sent[write.notice.sequence as usize] = digests.into_iter().fold(0, mix);
+        sent[write.notice.sequence as usize] = digests.iter().copied().fold(0, mix);
         if let Some((row, _, slot)) = &write.aux {
             // Parts land in order here, so the digests of all of them are known with the last.
             let row = AuxRow { digest: sent.iter().copied().fold(0, mix), ..row.clone() };
@@ -568,7 +646,7 @@ impl World {
         let counts =
             self.decode.sent_digests.entry((write.notice.room, write.notice.attempt | 1 << 31)).or_default();
         counts.resize(counts.len().max(write.notice.sequence as usize + 1), 0);
-        counts[write.notice.sequence as usize] = write.target.len() as u64;
+        counts[write.notice.sequence as usize] = u64::from(write.notice.pages);
         self.schedule(after, Pending::Settle { at: DECODE, event });
     }
 
@@ -577,10 +655,18 @@ impl World {
             self.trace.push(format!("{:?} {at:?} {action:?}", self.now));
             match action {
                 Action::Run(batch) => {
-                    let due = self.now.after(self.soon(20));
+                    let takes = self.soon(20);
+                    let due = self.now.after(takes);
+                    let group = batch.layer_group;
+                    for layers in (1..=LAYERS).filter(|layers| group > 0 && layers.is_multiple_of(group)) {
+                        // Every now and then later than the batch itself.
+                        let after = takes * layers * (4 + self.random.below(6) as u32) / (6 * LAYERS);
+                        self.schedule(after, Pending::Layers { at, batch: batch.id, layers });
+                    }
                     if let Some(worker) = self.worker(at) {
                         assert!(worker.batch.is_none(), "two batches at once");
                         worker.batch = Some((due, batch));
+                        worker.layers = 0;
                     }
                 }
                 Action::Send { to, floor, message } => self.post(at, to, floor, &message),
@@ -598,7 +684,8 @@ impl World {
                     // One room's parts land in order: the fake backend digests them as they land.
                     let earliest = self.last_landing(at, write.notice.room);
                     let after = earliest.since(self.now) + self.soon(400);
-                    self.schedule(after, Pending::Land(write, at));
+                    let landing = self.begin(write, at);
+                    self.schedule(after, Pending::Land(Box::new(landing)));
                 }
                 Action::CancelWrite(_) => {}
                 Action::Verify { room, attempt, pages, aux_slot } => {
@@ -608,7 +695,7 @@ impl World {
                     let digest = counts.iter().fold(0, |whole, count| {
                         let (part, after) = rest.split_at(*count as usize);
                         rest = after;
-                        mix(whole, part.iter().map(|page| self.decode.page_digest(*page)).fold(0, mix))
+                        mix(whole, part.iter().map(|page| self.decode.memory.digest(*page)).fold(0, mix))
                     });
                     let found = Found { aux_row: self.decode.aux[aux_slot as usize], digest: Some(digest) };
                     let after = self.soon(30);
@@ -632,14 +719,14 @@ impl World {
                     let after = self.soon(20);
                     self.schedule(after, Pending::Settle { at: other, event: Event::Cancel(room) });
                 }
-                Action::PromptReady { .. } => {}
+                Action::PromptReady { .. } | Action::Cache(_) => {}
             }
         }
     }
 
     fn last_landing(&self, from: Instance, room: Room) -> Time {
         let lands = self.pending.iter().filter_map(|((at, _), what)| match what {
-            Pending::Land(write, sender) if *sender == from && write.notice.room == room => Some(*at),
+            Pending::Land(landing) if landing.from == from && landing.write.notice.room == room => Some(*at),
             _ => None,
         });
         lands.max().unwrap_or(self.now)
@@ -699,6 +786,11 @@ impl World {
             messages_stale: stats.iter().map(|s| s.messages_stale).sum(),
             cached_tokens: stats.iter().map(|s| s.cached_tokens).sum(),
             evicted_pages: stats.iter().map(|s| s.evicted_pages).sum(),
+            layer_parts_sent: stats.iter().map(|s| s.layer_parts_sent).sum(),
+            shared_transfers: stats.iter().map(|s| s.shared_transfers).sum(),
+            retractions: stats[1].retractions,
+            restored_tokens: stats[1].restored_tokens,
+            recomputed_tokens: stats[1].recomputed_tokens,
             ..self.outcome
         }
     }

@@ -6,7 +6,8 @@ use clap::{Args, Subcommand};
 
 use super::super::launch;
 use super::super::settings::Settings;
-use super::{check, inspect, install, list, rules, test};
+use super::{check, inspect, install, list, new, rules, test};
+use crate::cli::output::say;
 
 /// What to do with plugins.
 #[derive(Debug, Subcommand)]
@@ -54,6 +55,8 @@ pub enum Command {
         #[command(flatten)]
         directories: Directories,
     },
+    /// Writes a crate for a new plugin, which builds and passes `host plugins test` as it is
+    New(new::New),
     /// Says whether a plugin keeps its contract: named cases, each in a process of its own
     Test(test::Test),
     /// Runs one case in this process
@@ -96,11 +99,12 @@ impl Command {
                     return Err(crate::cli::Refused(wrong.join("\n")).into());
                 }
                 launch::text_model(&settings)?;
-                println!("the configuration works");
+                say!("the configuration works");
                 Ok(())
             }
             Command::Rules { json } => rules::run(json),
             Command::Install { file, directories } => install::run(&file, &directories.list()),
+            Command::New(new) => new.run(),
             Command::Test(test) => test.run(),
             Command::RunCase(case) => case.run(),
             Command::Lock { directories } => install::lock(&directories.list()),

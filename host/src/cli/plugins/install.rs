@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use crate::cli::Refused;
+use crate::cli::output::say;
 use crate::plugins::Catalog;
 use crate::plugins::lock::{FILE, Lock, Locked, write_whole};
 use crate::plugins::preflight;
@@ -29,11 +30,11 @@ pub fn run(file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {
         .with_context(|| format!("{} cannot be written", target.display()))?;
     let written = preflight(&target).map_err(|error| Refused(format!("{} {error}", target.display())))?;
     let locked = Locked::of(&target, &written)?;
-    println!("installed {} {} as {}", name, locked.version, target.display());
-    println!("sha256 {}", locked.sha256);
+    say!("installed {} {} as {}", name, locked.version, target.display());
+    say!("sha256 {}", locked.sha256);
     match Lock::of_directory(directory).map_err(Refused)? {
         Some(lock) if lock.check(&target, &written).is_err() => {
-            println!("{} does not list it yet: run host plugins lock", directory.join(FILE).display());
+            say!("{} does not list it yet: run host plugins lock", directory.join(FILE).display());
         }
         _ => {}
     }
@@ -58,9 +59,9 @@ pub fn lock(directories: &[PathBuf]) -> anyhow::Result<()> {
         lock.replace(&target, own);
     }
     lock.write(directory).with_context(|| format!("{} cannot be written", directory.join(FILE).display()))?;
-    println!("{} lists {} files", directory.join(FILE).display(), lock.plugins.len());
+    say!("{} lists {} files", directory.join(FILE).display(), lock.plugins.len());
     for file in unlocked.unusable() {
-        println!("left out: {} {}", file.path.display(), file.reason);
+        say!("left out: {} {}", file.path.display(), file.reason);
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use crate::cli::output::say;
 use crate::plugins::{Catalog, Entry};
 
 /// Prints what the directories hold. Runs none of it.
@@ -25,13 +26,13 @@ pub fn run(directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
             |u| json!({"state": "unusable", "path": u.path, "reason": u.reason.reason(), "text": u.reason.to_string()}),
         );
         let all: Vec<Value> = usable.chain(shadowed).chain(unusable).collect();
-        println!("{}", serde_json::to_string_pretty(&json!({"directories": directories, "plugins": all}))?);
+        say!("{}", serde_json::to_string_pretty(&json!({"directories": directories, "plugins": all}))?);
         return Ok(());
     }
-    let line = |entry: &Entry, state: &str| {
+    let line = |entry: &Entry, state: &str| -> anyhow::Result<()> {
         let m = &entry.manifest;
         let roles: Vec<_> = m.roles.iter().map(|role| role.kind.as_str()).collect();
-        println!(
+        say!(
             "{:<16} {:<8} {:<20} api {:<7} {state:<9} {}",
             m.plugin.name,
             m.plugin.version,
@@ -39,15 +40,20 @@ pub fn run(directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
             m.api.version,
             entry.path.display()
         );
+        Ok(())
     };
-    catalog.entries().iter().for_each(|e| line(e, if e.pinned.is_some() { "locked" } else { "usable" }));
-    shadowed.iter().for_each(|e| line(e, "shadowed"));
+    for entry in catalog.entries() {
+        line(entry, if entry.pinned.is_some() { "locked" } else { "usable" })?;
+    }
+    for entry in shadowed {
+        line(entry, "shadowed")?;
+    }
     for file in catalog.unusable() {
-        println!("{} {}", file.path.display(), file.reason);
+        say!("{} {}", file.path.display(), file.reason);
     }
     if catalog.entries().is_empty() {
         let searched: Vec<_> = directories.iter().map(|d| d.display().to_string()).collect();
-        println!("no usable plugin in {}", searched.join(", "));
+        say!("no usable plugin in {}", searched.join(", "));
     }
     Ok(())
 }

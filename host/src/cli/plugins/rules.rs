@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::cli::output::say;
 use crate::plugins::requirements::{Need, RULES};
 
 /// Prints the compatibility table.
@@ -21,7 +22,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
                 }
             }
         };
-        println!("{}", serde_json::to_string_pretty(&RULES.iter().map(row).collect::<Vec<_>>())?);
+        say!("{}", serde_json::to_string_pretty(&RULES.iter().map(row).collect::<Vec<_>>())?);
         return Ok(());
     }
     for rule in RULES {
@@ -30,7 +31,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
             Need::Also(other) => format!("feature {other:?}"),
             Need::Without(other) => format!("not {other:?}"),
         };
-        println!("{:<21} {need:<42} {}", format!("{:?}", rule.feature), rule.reason);
+        say!("{:<21} {need:<42} {}", format!("{:?}", rule.feature), rule.reason);
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use host_kernels::math::{AttentionShape, Element, Heads, Math, QueryRows, RopeFr
 use super::config::ModelConfig;
 use super::pages::{self, PagedRows};
 use super::weights::{Layer, Weights};
-use crate::executor::{ExecutorError, KvMemory};
+use crate::executor::{ExecutorError, KvMemory, LayersDone};
 
 /// A model that can be computed.
 pub(super) struct Model {
@@ -47,14 +47,22 @@ impl Model {
         kv: &mut KvMemory,
         batch: &Batch,
         wanted: Wanted,
+        layers_done: &mut LayersDone<'_>,
         activations: &'a mut Activations,
     ) -> Result<&'a [f32], ExecutorError> {
         self.check(kv, batch)?;
-        self.math.run(|| self.compute(kv, &batch.sequences, wanted, activations));
+        self.math.run(|| self.compute(kv, &batch.sequences, wanted, layers_done, activations));
         Ok(&activations.logits)
     }
 
-    fn compute(&self, kv: &mut KvMemory, sequences: &[Sequence], wanted: Wanted, a: &mut Activations) {
+    fn compute(
+        &self,
+        kv: &mut KvMemory,
+        sequences: &[Sequence],
+        wanted: Wanted,
+        layers_done: &mut LayersDone<'_>,
+        a: &mut Activations,
+    ) {
         let config = &self.config;
         let hidden = config.hidden;
         let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
@@ -77,6 +85,8 @@ impl Model {
             self.rope.angles(position, &mut a.cosines[angles.clone()], &mut a.sines[angles]);
         }
         for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.keys_and_values(kv, sequences, index, layer, rows, a);
+            layers_done(index + 1);
             self.attention(kv, sequences, index, layer, rows, a);
             self.math.rms_norm(&a.residual, &layer.mlp_norm, config.norm_epsilon, &mut a.normed);
             self.math.linear(&a.normed, rows, &layer.gate_up, &mut a.gate_up);
@@ -87,7 +97,8 @@ impl Model {
         self.output(sequences, wanted, a);
     }
 
-    fn attention(
+    /// Queries, keys and values of a layer; the latter two go to the pool.
+    fn keys_and_values(
         &self,
         kv: &mut KvMemory,
         sequences: &[Sequence],
@@ -117,6 +128,19 @@ impl Model {
             pages::write(kv, &sequence.pages, index, 0, position, k);
             pages::write(kv, &sequence.pages, index, 1, position, v);
         }
+    }
+
+    fn attention(
+        &self,
+        kv: &KvMemory,
+        sequences: &[Sequence],
+        index: usize,
+        layer: &Layer,
+        rows: usize,
+        a: &mut Activations,
+    ) {
+        let config = &self.config;
+        let width = (config.heads + 2 * config.kv_heads) * config.head_dim;
         let paged: Vec<PagedRows<'_>> =
             sequences.iter().map(|sequence| PagedRows { kv, pages: &sequence.pages, layer: index }).collect();
         let mut row = 0;
@@ -132,7 +156,7 @@ impl Model {
         let shape = AttentionShape {
             heads: config.heads,
             kv_heads: config.kv_heads,
-            head_dim,
+            head_dim: config.head_dim,
             element: match kv.layout().shape.dtype {
                 Dtype::F32 => Element::F32,
                 Dtype::Bf16 => Element::Bf16,

@@ -1,7 +1,10 @@
 //! What a request asks for, whichever endpoint it came to.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
+use host_core::radix::NamespaceKey;
 use serde_json::Value;
 
 use super::App;
@@ -23,8 +26,15 @@ pub(super) struct Ask {
     pub ignore_stop: bool,
     pub stream: bool,
     pub include_usage: bool,
+    pub namespace: NamespaceKey,
+    pub no_cache: bool,
+    /// A hash of the session's name, see [`session`].
+    pub session: Option<u64>,
 }
 
+const MAX_SESSION: usize = 256;
+/// The usual one, and Dynamo's.
+const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-dynamo-session-id"];
 const MAX_STOPS: usize = 4;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_STOP_TOKENS: usize = 64;
@@ -73,7 +83,22 @@ impl Ask {
             ignore_stop: fields.boolean("ignore_eos")?.unwrap_or(false),
             stream: false,
             include_usage: false,
+            namespace: NamespaceKey { model: app.model.clone(), ..NamespaceKey::default() },
+            no_cache: false,
+            session: None,
         })
+    }
+
+    /// Takes what says which cached KV may be used: SGLang's `extra_key`, vLLM's `cache_salt`, and `no_cache`.
+    pub fn take_caching(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        self.namespace.extra_key = fields.short_string("extra_key", NamespaceKey::MAX_PART)?;
+        self.namespace.salt = fields.short_string("cache_salt", NamespaceKey::MAX_PART)?;
+        self.no_cache = fields.boolean("no_cache")?.unwrap_or(false);
+        let session = fields.short_string("session_id", MAX_SESSION)?;
+        // OpenAI's word for requests that begin alike. It is no session, but it asks for the same.
+        let prompt_cache_key = fields.take("prompt_cache_key");
+        self.session = session_hash(&session).or_else(|| session_hash(prompt_cache_key.as_ref()?.as_str()?));
+        Ok(())
     }
 
     /// Takes `stream` and `stream_options`.
@@ -177,8 +202,22 @@ impl Ask {
             ignore_stop: self.ignore_stop,
             sampling: self.sampling,
             restartable: !self.stream,
+            namespace: self.namespace.clone(),
+            no_cache: self.no_cache,
+            session: self.session,
         }
     }
+}
+
+/// Names the session for the router, if there is a name.
+fn session_hash(name: &str) -> Option<u64> {
+    static KEYS: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
+    (!name.is_empty() && name.len() <= MAX_SESSION).then(|| KEYS.hash_one(name))
+}
+
+/// The session that headers name.
+pub(super) fn session(headers: &HeaderMap) -> Option<u64> {
+    SESSION_HEADERS.iter().find_map(|name| session_hash(headers.get(*name)?.to_str().ok()?))
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

@@ -30,6 +30,7 @@ async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
     ask.take_stream(&mut fields)?;
+    ask.take_caching(&mut fields)?;
     let old = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?;
     let new = fields.integer("max_completion_tokens", 1..=i64::from(u32::MAX))?;
     ask.max_new_tokens = new.or(old).and_then(|max| u32::try_from(max).ok());

@@ -33,6 +33,7 @@ async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
     ask.take_stream(&mut fields)?;
+    ask.take_caching(&mut fields)?;
     let max = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
     ask.max_new_tokens = u32::try_from(max).ok();
     ask.sampling.logprobs = fields.integer("logprobs", 0..=5)?.and_then(|count| u32::try_from(count).ok());

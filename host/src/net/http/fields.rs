@@ -17,15 +17,13 @@ pub(super) struct Fields {
 
 /// Fields of other servers that this one ignores, because no answer depends on them: who asks, how it is filed, billed,
 /// scheduled, cached or logged.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 12] = [
     "user",
     "metadata",
     "store",
     "service_tier",
     "safety_identifier",
-    "prompt_cache_key",
     "prompt_cache_retention",
-    "cache_salt",
     "parallel_tool_calls",
     "priority",
     "request_id",
@@ -84,6 +82,15 @@ impl Fields {
             None => Ok(None),
             Some(Value::String(value)) => Ok(Some(value)),
             Some(other) => Err(self.wrong(name, "a string", &other)),
+        }
+    }
+
+    /// A string of at most `most` bytes; empty when absent.
+    pub fn short_string(&mut self, name: &str, most: usize) -> Result<String, ApiError> {
+        match self.take(name) {
+            None => Ok(String::new()),
+            Some(Value::String(value)) if value.len() <= most => Ok(value),
+            Some(other) => Err(self.wrong(name, format!("a string of up to {most} bytes"), &other)),
         }
     }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::{App, Shared, json as json_response, typed};
 use crate::net::clock;
-use crate::net::registry::WorkerState;
+use crate::net::registry::{Following, WorkerState};
 
 /// 200 while at least one set of workers can serve a request.
 pub(super) async fn health(State(app): Shared) -> Response {
@@ -41,6 +41,12 @@ pub(super) async fn health(State(app): Shared) -> Response {
                     "cached": worker.load.pages_cached,
                     "quarantined": worker.load.pages_quarantined,
                 },
+                "cache": {
+                    "followed": matches!(worker.following, Following::At(_)),
+                    "event": match worker.following { Following::At(event) => Some(event), _ => None },
+                    "why": match &worker.following { Following::Lost(why) => Some(why), _ => None },
+                    "known_pages": worker.known_pages,
+                },
                 "silent_seconds": worker.silent.as_secs_f64(),
             })
         })
@@ -57,6 +63,13 @@ pub(super) async fn health(State(app): Shared) -> Response {
         "requests_running": app.router.running(),
         "workers": workers,
         "refused_pairs": now.refused_pairs,
+        "routing": {
+            "policy": now.policy.name(),
+            "decisions": now.decisions.all,
+            "expected_cached": now.decisions.cached,
+            "index_pages": now.cache.pages,
+            "sessions": now.cache.sessions,
+        },
     });
     (status, json_response(&body)).into_response()
 }

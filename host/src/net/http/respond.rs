@@ -12,11 +12,11 @@ use serde_json::Value;
 use tracing::Span;
 
 use super::answer::{Answer, Count, End, Next, Piece};
-use super::ask::Ask;
+use super::ask::{self, Ask};
 use super::error::ApiError;
 use super::{App, RequestId};
 use crate::net::clock;
-use crate::net::router::Place;
+use crate::net::router::{Job, Place};
 use crate::text::Tokenizer;
 
 /// How an endpoint writes answers.
@@ -48,6 +48,7 @@ pub(super) async fn serve<S: Shape, P: Future<Output = Result<Prepared<S>, ApiEr
 ) -> Result<Response, ApiError> {
     let arrived = clock::now();
     let mut count = Count::new(Arc::clone(&app.metrics), endpoint);
+    let session = ask::session(request.headers());
     let started = async {
         // Before it takes its place: a client that sends slowly keeps nobody else out.
         let body = app.body(request).await?;
@@ -61,7 +62,7 @@ pub(super) async fn serve<S: Shape, P: Future<Output = Result<Prepared<S>, ApiEr
             return Err(error);
         }
     };
-    let job = ask.job(id.0, prompt);
+    let job = Job { session: ask.session.or(session), ..ask.job(id.0, prompt) };
     let prompt_tokens = job.prompt.len();
     let generation = app.router.generate(place, job);
     let streamed = ask.stream;

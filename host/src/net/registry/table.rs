@@ -3,13 +3,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use host_core::Instance;
+use host_core::radix::PageHash;
+use host_core::routing::{Applied, WorkerSlot};
+use host_core::{Instance, Room};
 
+use super::prefix::{CacheCounts, Chain, Following, Prefixes};
 use super::{Chosen, admission, channel};
+use crate::net::cache_news::News;
 use crate::net::clock::Instant;
+use crate::net::identity;
 use crate::net::proto::{Load, WorkerInfo};
 
 mod choice;
+mod policy;
+
+pub use policy::Policy;
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,28 +46,6 @@ impl Role {
     }
 }
 
-/// How a route is chosen among those that fit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// The workers with the fewest requests, in turn among equals.
-    #[default]
-    LeastLoaded,
-    /// In turn.
-    RoundRobin,
-}
-
-impl std::str::FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "least-loaded" => Ok(Policy::LeastLoaded),
-            "round-robin" => Ok(Policy::RoundRobin),
-            other => Err(format!("unknown routing policy {other:?}: use least-loaded or round-robin")),
-        }
-    }
-}
-
 /// What the registry holds workers to.
 #[derive(Clone, Debug)]
 pub struct Terms {
@@ -73,13 +59,24 @@ pub struct Terms {
     pub max_workers: usize,
     /// How routes are chosen.
     pub policy: Policy,
+    /// Any number, for [`Policy::Random`].
+    pub seed: u64,
 }
 
 /// What a request asks of a route.
 #[derive(Clone, Copy, Debug)]
-pub struct Need {
+pub struct Need<'a> {
+    /// Names the try.
+    pub room: Room,
     /// Prompt + answer, in tokens.
     pub tokens: u64,
+    /// The prompt alone.
+    pub prompt_tokens: u64,
+    /// The names of the prompt's pages, see [`Registry::chains`](super::Registry::chains); none for a request that must
+    /// not use cached ones.
+    pub chains: &'a [Chain],
+    /// A hash of the session's name.
+    pub session: Option<u64>,
 }
 
 /// Why no route was found.
@@ -111,6 +108,23 @@ pub struct Snapshot {
     pub max_tokens: Option<u32>,
     /// Why there is no route, when there is none.
     pub unusable: Option<String>,
+    /// How routes are chosen.
+    pub policy: Policy,
+    /// What is known of the workers' caches.
+    pub cache: CacheCounts,
+    /// Routes given by this policy, and of these to workers that are expected to hold some of the prompt.
+    pub decisions: Decisions,
+}
+
+/// Routes given since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Decisions {
+    /// All of them.
+    pub all: u64,
+    /// To a worker that is expected to hold some of the prompt.
+    pub cached: u64,
+    /// To a decode worker that had served the session before.
+    pub stayed: u64,
 }
 
 /// One worker in a [`Snapshot`].
@@ -128,10 +142,16 @@ pub struct WorkerSnapshot {
     pub in_flight: u32,
     /// Time since it was last heard of.
     pub silent: Duration,
+    /// How far its cache is followed.
+    pub following: Following,
+    /// Pages that it is known to have cached.
+    pub known_pages: u64,
 }
 
 /// Most refused pairs spelled out in one message.
 pub const MAX_REFUSALS: usize = 8;
+/// Kinds of workers that one prompt is looked up for at most; each costs hashing the prompt once more.
+const MAX_IDENTITIES: usize = 4;
 /// A silent worker is forgotten after this many times `lost_after`.
 const FORGET: u32 = 30;
 
@@ -144,11 +164,21 @@ struct Entry {
     broken: Option<String>,
     load: Load,
     in_flight: u32,
+    /// Requests that it had from others at its last heartbeat.
+    elsewhere: u32,
     /// When it was last chosen, counted in picks.
     last_pick: u64,
+    /// Its place in the index and the accounts.
+    slot: WorkerSlot,
+    identity: PageHash,
+    following: Following,
 }
 
 impl Entry {
+    fn page_tokens(&self) -> u32 {
+        self.info.identity.as_ref().map_or(1, |identity| identity.page_tokens)
+    }
+
     fn state(&self, timeout: Duration, now: Instant) -> WorkerState {
         let silent = now.saturating_duration_since(self.heard);
         if silent > timeout {
@@ -166,6 +196,8 @@ impl Entry {
 pub(super) struct Picked {
     pub prefill: Option<Chosen>,
     pub decode: Chosen,
+    /// Tokens of the prompt that somebody on the route is expected to hold.
+    pub expected: u64,
 }
 
 /// Why a worker is not accepted.
@@ -202,11 +234,19 @@ pub(super) struct WorkerTable {
     terms: Terms,
     workers: BTreeMap<Instance, Entry>,
     picks: u64,
+    prefixes: Prefixes,
+    decisions: Decisions,
 }
 
 impl WorkerTable {
     pub fn new(terms: Terms) -> Self {
-        Self { terms, workers: BTreeMap::new(), picks: 0 }
+        Self {
+            terms,
+            workers: BTreeMap::new(),
+            picks: 0,
+            prefixes: Prefixes::new(),
+            decisions: Decisions::default(),
+        }
     }
 
     /// Adds a worker, or replaces what was known under its instance or, when nobody of it is alive, under its name.
@@ -230,10 +270,12 @@ impl WorkerTable {
                 address: info.address,
             });
         }
-        self.workers.retain(|&other, entry| {
-            let replaced = other != instance && entry.info.name == info.name;
-            !replaced && now.saturating_duration_since(entry.heard) <= forget
-        });
+        for (_, gone) in self.workers.extract_if(.., |other, entry| {
+            let replaced = *other != instance && entry.info.name == info.name;
+            replaced || now.saturating_duration_since(entry.heard) > forget
+        }) {
+            self.prefixes.remove_worker(gone.slot);
+        }
         if self.workers.len() >= self.terms.max_workers && !self.workers.contains_key(&instance) {
             let limit = self.terms.max_workers;
             return Err(Denied::Wrong(format!("{limit} workers are registered, which is the limit")));
@@ -245,18 +287,23 @@ impl WorkerTable {
             max_tokens: info.max_tokens,
             channel: channel(&info.address)?,
         };
-        let (in_flight, last_pick) =
-            self.workers.get(&instance).map_or((0, 0), |known| (known.in_flight, known.last_pick));
         let refused = self.refusals(Some((&info, role)));
+        let known = self.workers.get(&instance);
+        let slot = known.map(|known| known.slot);
+        let slot = slot.unwrap_or_else(|| self.prefixes.add_worker(info.pages));
         let entry = Entry {
             chosen,
-            info,
             role,
             heard: now,
             broken: None,
             load: Load::default(),
-            in_flight,
-            last_pick,
+            in_flight: known.map_or(0, |known| known.in_flight),
+            elsewhere: 0,
+            last_pick: known.map_or(0, |known| known.last_pick),
+            slot,
+            identity: info.identity.as_ref().map_or(PageHash([0; 32]), identity::digest),
+            following: known.map(|known| known.following.clone()).unwrap_or_default(),
+            info,
         };
         self.workers.insert(instance, entry);
         Ok(refused.join("; "))
@@ -270,6 +317,7 @@ impl WorkerTable {
         entry.heard = now;
         entry.broken = None;
         entry.load = load;
+        entry.elsewhere = load.queued.saturating_add(load.running).saturating_sub(entry.in_flight);
         Heard { known: true, revived }
     }
 
@@ -279,12 +327,72 @@ impl WorkerTable {
         entry.broken.replace(why.to_owned()).is_none()
     }
 
-    pub fn done(&mut self, instances: &[Instance]) {
+    /// A request has left its workers.
+    pub fn done(&mut self, room: Room, instances: &[Instance], now: Instant) {
+        self.prefixes.ended(room, now);
         for instance in instances {
             if let Some(entry) = self.workers.get_mut(instance) {
                 entry.in_flight = entry.in_flight.saturating_sub(1);
             }
         }
+    }
+
+    /// A request's prompt was computed.
+    pub fn computed(&mut self, room: Room) {
+        self.prefixes.computed(room);
+    }
+
+    /// The event after which a worker's cache is to be followed; `None` when the worker is not known any more.
+    pub fn resume(&mut self, instance: Instance) -> Option<u64> {
+        let entry = self.workers.get(&instance)?;
+        Some(self.prefixes.resume(entry.slot))
+    }
+
+    /// The way to a worker whose cache can be followed.
+    pub fn channel_to_follow(&self, instance: Instance) -> Option<tonic::transport::Channel> {
+        let entry = self.workers.get(&instance).filter(|entry| entry.info.cache_events)?;
+        Some(entry.chosen.channel.clone())
+    }
+
+    /// What a worker says of its cache.
+    pub fn hear(&mut self, instance: Instance, news: &News) -> Applied {
+        let Some(entry) = self.workers.get_mut(&instance) else { return Applied::Unknown };
+        let heard = self.prefixes.hear(entry.slot, news);
+        entry.following = Following::At(match news {
+            News::Events(first, events) => first + events.len() as u64 - 1,
+            News::Part(part) => part.number,
+        });
+        heard
+    }
+
+    /// A worker's cache is followed, from this event on.
+    pub fn in_sight(&mut self, instance: Instance, after: u64) {
+        if let Some(entry) = self.workers.get_mut(&instance) {
+            entry.following = Following::At(after);
+        }
+    }
+
+    /// A worker's cache cannot be followed.
+    pub fn lost_sight(&mut self, instance: Instance, why: &str) {
+        let Some(entry) = self.workers.get_mut(&instance) else { return };
+        entry.following = Following::Lost(why.to_owned());
+        self.prefixes.forget(entry.slot);
+    }
+
+    /// The identities of caches that are worth looking a prompt up in, with the tokens of their pages.
+    pub fn identities(&self, now: Instant) -> Vec<(PageHash, u32)> {
+        let mut found: Vec<(PageHash, u32)> = Vec::new();
+        if self.terms.policy != Policy::Prefix {
+            return found;
+        }
+        for entry in self.live(now).filter(|entry| entry.info.cache_events) {
+            let page_tokens = entry.page_tokens();
+            if !found.contains(&(entry.identity, page_tokens)) {
+                found.push((entry.identity, page_tokens));
+            }
+        }
+        found.truncate(MAX_IDENTITIES);
+        found
     }
 
     /// When to ask again.
@@ -304,6 +412,14 @@ impl WorkerTable {
         Ok(entry.heard + self.terms.lost_after + Duration::from_millis(1))
     }
 
+    /// Every worker, by name.
+    pub fn everyone(&self) -> Vec<(Chosen, Role)> {
+        let mut everyone: Vec<_> =
+            self.workers.values().map(|entry| (entry.chosen.clone(), entry.role)).collect();
+        everyone.sort_by(|left, right| left.0.name.cmp(&right.0.name));
+        everyone
+    }
+
     pub fn snapshot(&self, now: Instant) -> Snapshot {
         let mut workers: Vec<WorkerSnapshot> = self
             .workers
@@ -314,13 +430,23 @@ impl WorkerTable {
                 state: entry.state(self.terms.worker_timeout, now),
                 load: entry.load,
                 in_flight: entry.in_flight,
+                following: entry.following.clone(),
+                known_pages: self.prefixes.pages(entry.slot),
                 silent: now.saturating_duration_since(entry.heard),
             })
             .collect();
         workers.sort_by(|left, right| left.info.name.cmp(&right.info.name));
         let max_tokens = self.largest(now);
         let unusable = max_tokens.is_none().then(|| self.missing(now));
-        Snapshot { workers, refused_pairs: self.refusals(None), max_tokens, unusable }
+        Snapshot {
+            workers,
+            refused_pairs: self.refusals(None),
+            max_tokens,
+            unusable,
+            policy: self.terms.policy,
+            cache: self.prefixes.counts(),
+            decisions: self.decisions,
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
-use host_core::Instance;
+use host_core::{Instance, Room};
 use tonic::Status;
 
 use super::{Failure, ServedBy};
@@ -113,6 +113,15 @@ impl Attempt {
             prefill: self.route.prefill.as_ref().map(|worker| worker.name.clone()),
             decode: self.route.decode.name.clone(),
         }
+    }
+
+    /// Tokens of the prompt that its workers were expected to hold.
+    pub fn expected(&self) -> u64 {
+        self.route.expected
+    }
+
+    pub fn room(&self) -> Room {
+        self.route.room()
     }
 
     pub fn instances(&self) -> Vec<Instance> {

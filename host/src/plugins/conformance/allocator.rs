@@ -10,10 +10,10 @@ use host_plugin_api::{
 
 use super::common::pools;
 use super::random::Random;
-use super::{Case, Outcome, Stop, Subject, allocations, ensure};
+use super::{Case, Outcome, Stop, Subject, ensure, hot};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
-    Case { name, role: Some("allocator"), about, run }
+    Case { name, role: Some("allocator"), capability: None, about, run }
 }
 
 pub(super) const CASES: &[Case] = &[
@@ -222,27 +222,26 @@ fn threads(subject: &Subject) -> Outcome {
 
 fn no_allocations(subject: &Subject) -> Outcome {
     let (allocator, _) = open(subject)?;
-    let cannot = |text| Stop::Skip(format!("allocations cannot be counted: {text}"));
-    allocations::watch(&subject.entry.path).map_err(cannot)?;
     let (mut given, mut pages) = ([Grant::default(); 4], [PoolPage::default(); 64]);
     let growths = [Growth { held: 0, target: 100 }, Growth { held: 16, target: 40 }];
     let mut budgets = [Budget::default(); 2];
-    let before = allocations::count();
-    for _ in 0..200 {
-        let count = allocator.extend(&growths, &mut given, &mut pages);
-        ensure!(count >= 0, "extend answered {:?}", ErrorCode(count));
-        let mut at = 0;
-        for (number, grant) in given.iter().enumerate() {
-            let component = [Component::FULL, Component::WINDOW][number % 2];
-            let these = &pages[at..at + grant.pages as usize];
-            ensure!(allocator.free(component, these) == 0, "free of granted pages failed");
-            at += grant.pages as usize;
+    let calls = ["extend", "free", "alloc", "free of those", "need", "budgets"];
+    hot::allocate_nothing(subject, calls, |_round, call| match call {
+        0 => allocator.extend(&growths, &mut given, &mut pages),
+        1 => {
+            let mut rest = &pages[..];
+            let each = given.iter().enumerate().map(|(number, grant)| {
+                let (these, others) = rest.split_at(grant.pages as usize);
+                rest = others;
+                allocator.free([Component::FULL, Component::WINDOW][number % 2], these)
+            });
+            each.min().unwrap_or(0)
         }
-        let _two = allocator.budgets(&mut budgets);
-    }
-    let sum = allocations::count() - before;
-    ensure!(sum == 0, "200 rounds of extend, free and budgets allocated {sum} times");
-    Ok(())
+        2 => allocator.alloc(Component::FULL, &mut pages[..8]),
+        3 => allocator.free(Component::FULL, &pages[..8]),
+        4 => allocator.need(&growths, 1, &mut [0; 2]),
+        _ => allocator.budgets(&mut budgets),
+    })
 }
 
 fn panics(subject: &Subject) -> Outcome {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::{Case, Report, Status, Stop, cases, subject};
@@ -22,8 +22,30 @@ const MARK: &str = "@verdict ";
 /// What a case may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Time, after which its process is killed.
+    /// Time, after which its process is killed. Of the processors it gets twice that, over all of its threads.
     pub time: Duration,
+    /// Bytes of address space.
+    pub memory: u64,
+}
+
+/// Descriptors that a case may have open.
+const DESCRIPTORS: u64 = 4096;
+
+/// Takes from this process what no case needs, so that a plugin that runs wild ends its case and not the machine.
+///
+/// # Errors
+/// What the system says.
+pub fn limit_this_process(memory: u64, processor_seconds: u64) -> std::io::Result<()> {
+    let at_most = |resource, most: u64| {
+        let now = getrlimit(resource);
+        let most = now.maximum.map_or(most, |maximum| most.min(maximum));
+        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })
+    };
+    at_most(Resource::Core, 0)?;
+    at_most(Resource::Nofile, DESCRIPTORS)?;
+    at_most(Resource::As, memory)?;
+    at_most(Resource::Cpu, processor_seconds)?;
+    Ok(())
 }
 
 #[derive(Deserialize, Serialize)]
@@ -34,28 +56,31 @@ struct Verdict {
 
 /// Runs the chosen cases on a file, each in its own process: this program again, as `plugins run-case`.
 ///
-/// `chosen` is asked with each case's name; `each` is told every report as it comes.
+/// `chosen` is asked with each case's name; `each` is told every report as it comes, and ends the test with an error.
 ///
 /// # Errors
-/// When processes cannot be started.
+/// When processes cannot be started, and what `each` says.
 pub fn test_file(
     program: &Path,
     file: &Path,
     config: &str,
     limits: Limits,
     chosen: impl Fn(&str) -> bool,
-    mut each: impl FnMut(&Report),
-) -> std::io::Result<Vec<Report>> {
-    let roles: Vec<String> = match super::Entry::of_file(file) {
-        Ok(entry) => entry.manifest.roles.iter().map(|role| role.kind.clone()).collect(),
-        // The case `manifest` says what is wrong.
-        Err(_refused) => Vec::new(),
+    mut each: impl FnMut(&Report) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<Report>> {
+    // Where there is none, the case `manifest` says what is wrong.
+    let manifest = super::Entry::of_file(file).ok().map(|entry| entry.manifest);
+    let fits = |case: &&Case| {
+        let Some(kind) = case.role else { return true };
+        let role = manifest.as_ref().and_then(|manifest| manifest.role(kind));
+        role.is_some_and(|role| {
+            case.capability.is_none_or(|name| role.capabilities.iter().any(|c| c == name))
+        })
     };
-    let fits = |case: &&Case| case.role.is_none_or(|role| roles.iter().any(|r| r == role));
     let mut reports = Vec::new();
     for case in cases().filter(fits).filter(|case| chosen(case.name)) {
         let report = one(program, file, config, limits, case)?;
-        each(&report);
+        each(&report)?;
         reports.push(report);
     }
     Ok(reports)
@@ -63,7 +88,9 @@ pub fn test_file(
 
 fn one(program: &Path, file: &Path, config: &str, limits: Limits, case: &Case) -> std::io::Result<Report> {
     let mut child = Command::new(program)
-        .args(["plugins", "run-case", "--case", case.name, "--config-text", config, "--"])
+        .args(["plugins", "run-case", "--case", case.name, "--config-text", config])
+        .args(["--memory-limit", &limits.memory.to_string()])
+        .args(["--processor-limit", &(limits.time.as_secs() * 2).to_string(), "--"])
         .arg(file)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -86,7 +113,7 @@ fn one(program: &Path, file: &Path, config: &str, limits: Limits, case: &Case) -
     let verdict = output.lines().rev().find_map(|line| line.split_once(MARK));
     let verdict = verdict.and_then(|(_, json)| serde_json::from_str::<Verdict>(json).ok());
     // The last words of a process that died usually say why.
-    let said = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing was written");
+    let said = last_words(&errors);
     match verdict {
         _ if !ended => report(
             Status::Timeout,
@@ -100,6 +127,17 @@ fn one(program: &Path, file: &Path, config: &str, limits: Limits, case: &Case) -
         Some(_) => report(Status::Crash, format!("the process ended with {exit} after the case: {said}")),
         None => report(Status::Crash, format!("the process ended with {exit}: {said}")),
     }
+}
+
+/// The line that says why, as far as one can tell: what allocation failed, what the last panic said, or the last one.
+fn last_words(errors: &str) -> &str {
+    let lines = || errors.lines().rev().filter(|line| !line.trim().is_empty());
+    let allocation = lines().find(|line| line.starts_with("memory allocation of"));
+    let panic = || {
+        let start = errors.rfind(" panicked at ")?;
+        errors[start..].lines().nth(1).filter(|line| !line.trim().is_empty())
+    };
+    allocation.or_else(panic).or_else(|| lines().next()).unwrap_or("nothing was written")
 }
 
 fn read_all(pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {

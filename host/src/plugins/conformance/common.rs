@@ -1,40 +1,47 @@
 //! Cases for every plugin.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use host_plugin_api::capability;
 use host_plugin_api::{
-    Component, ComponentPool, Opening, PoolAllocator, PoolOpening, StorageTier, TransferBackend,
+    Component, ComponentPool, Memory, MemoryKind, Opening, PoolAllocator, PoolOpening, StorageTier,
+    TransferBackend,
 };
 
 use super::observe::{descriptors, threads, wait_for};
 use super::{Case, Outcome, Stop, Subject, ensure};
-use crate::plugins::{PluginError, load_root, open_allocator, open_tier, open_transfer};
+use crate::executor::memory::SharedMemory;
+use crate::plugins::{load_root, open_allocator, open_tier, open_transfer};
 
 pub(super) const CASES: &[Case] = &[
     Case {
         name: "manifest",
         role: None,
+        capability: None,
         about: "the manifest is readable, its id and its config keys are well-formed",
         run: manifest,
     },
     Case {
         name: "load",
         role: None,
+        capability: None,
         about: "the library loads, its types fit, it is what its note says, and loading starts no threads",
         run: load,
     },
     Case {
-        name: "config",
-        role: None,
-        about: "it opens with the defaults, and text that is no TOML is an error or ignored",
-        run: config,
-    },
-    Case {
         name: "lifecycle",
         role: None,
+        capability: None,
         about: "instances live side by side, and leave no thread or descriptor behind when they end",
         run: lifecycle,
+    },
+    Case {
+        name: "lifecycle-drop",
+        role: None,
+        capability: None,
+        about: "instances that are dropped without a shutdown leave no thread or descriptor behind",
+        run: dropped,
     },
 ];
 
@@ -53,7 +60,39 @@ pub(super) enum Instance {
 }
 
 impl Instance {
-    fn end(self) -> Result<(), String> {
+    /// As manifests name it.
+    pub fn role(&self) -> &'static str {
+        match self {
+            Instance::Transfer(_) => "transfer",
+            Instance::Tier(_) => "tier",
+            Instance::Allocator(_) => "allocator",
+        }
+    }
+
+    /// Whether shareable host memory can be registered; `None` where nothing is.
+    pub fn registers_dram(&self) -> Option<Result<(), String>> {
+        let memory = match SharedMemory::new("manifest", 1 << 16) {
+            Ok(memory) => memory,
+            Err(error) => return Some(Err(error.to_string())),
+        };
+        let offered = Memory {
+            address: memory.address().as_ptr() as u64,
+            length: memory.bytes() as u64,
+            kind: MemoryKind::DRAM,
+            device: 0,
+            fd: memory.fd().as_raw_fd(),
+            generation: 1,
+            fd_offset: 0,
+        };
+        let taken = match self {
+            Instance::Transfer(backend) => backend.register(&offered).and_then(|id| backend.deregister(id)),
+            Instance::Tier(tier) => tier.register(&offered).and_then(|id| tier.deregister(id)),
+            Instance::Allocator(_) => return None,
+        };
+        Some(taken.map_err(|error| error.to_string()))
+    }
+
+    pub fn end(self) -> Result<(), String> {
         let ended = match &self {
             Instance::Transfer(backend) => backend.shutdown(DEADLINE_MS),
             Instance::Tier(tier) => tier.shutdown(DEADLINE_MS),
@@ -82,7 +121,7 @@ impl Subject {
     }
 
     /// One instance of each role that this host knows.
-    fn instances(&self, name: &str) -> Result<Vec<Instance>, String> {
+    pub(super) fn instances(&self, name: &str) -> Result<Vec<Instance>, String> {
         let mut all = Vec::new();
         for role in &self.manifest().roles {
             match role.kind.as_str() {
@@ -160,56 +199,31 @@ fn load(subject: &Subject) -> Outcome {
     Ok(())
 }
 
-fn config(subject: &Subject) -> Outcome {
-    for instance in subject.instances("config")? {
-        instance.end()?;
-    }
-    // Past the host's own check, which would refuse it: the plugin must not fall over it.
-    let root = load_root(&subject.entry).map_err(|error| error.to_string())?;
-    let opening = Opening { name: "config".to_owned(), config: "= [not toml".to_owned() };
-    let mut said = Vec::new();
-    for role in root.roles() {
-        match role {
-            "transfer" => said.push(root.open_transfer(&opening).err()),
-            "tier" => said.push(root.open_tier(&opening).err()),
-            _ => {
-                let opening = PoolOpening { config: opening.config.clone(), ..pools(4, 4) };
-                said.push(root.open_allocator(&opening).err());
-            }
-        }
-    }
-    for error in said.into_iter().flatten() {
-        ensure!(
-            error.code == host_plugin_api::ErrorCode::CONFIG,
-            "a configuration that is no TOML was answered with {error}, it should be CONFIG"
-        );
-    }
-    let undeclared = crate::plugins::open_transfer;
-    if subject.manifest().role("transfer").is_some() {
-        let opening = Opening { name: "config".to_owned(), config: "no_such_key_ = 1".to_owned() };
-        let refused = matches!(undeclared(&subject.entry, &opening), Err(PluginError::Config { .. }));
-        ensure!(refused, "a key that the manifest does not declare was not refused");
-    }
-    Ok(())
+fn lifecycle(subject: &Subject) -> Outcome {
+    leaves_nothing(subject, "shut down and dropped", Instance::end)
 }
 
-fn lifecycle(subject: &Subject) -> Outcome {
+fn dropped(subject: &Subject) -> Outcome {
+    leaves_nothing(subject, "dropped without a shutdown", |instance| {
+        drop(instance);
+        Ok(())
+    })
+}
+
+/// Opens instances of every role one after the other, and looks at what is left when each was ended.
+fn leaves_nothing(subject: &Subject, how: &str, end: fn(Instance) -> Result<(), String>) -> Outcome {
     // The first may set up what the library keeps for good.
     let (first, second) = (subject.instances("first")?, subject.instances("second")?);
-    for instance in first.into_iter().chain(second) {
-        instance.end()?;
-    }
+    first.into_iter().chain(second).try_for_each(end)?;
     let before = (threads(), descriptors());
     for number in 0..INSTANCES {
-        for instance in subject.instances(&format!("instance-{number}"))? {
-            instance.end()?;
-        }
+        subject.instances(&format!("instance-{number}"))?.into_iter().try_for_each(end)?;
     }
     let clean = wait_for(|| (threads() <= before.0 && descriptors() <= before.1).then_some(()));
     if clean.is_none() {
         let left = (threads().saturating_sub(before.0), descriptors().saturating_sub(before.1));
         let text = format!(
-            "{INSTANCES} instances that were shut down and dropped left {} threads and {} descriptors behind",
+            "{INSTANCES} instances that were {how} left {} threads and {} descriptors behind",
             left.0, left.1
         );
         return Err(Stop::Fail(text));

@@ -1,24 +1,19 @@
 //! Cases for storage tiers.
 
-#![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
-
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsRawFd;
-use std::sync::Arc;
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{
-    ErrorCode, Key, Memory, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierPage, capability,
+    ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierCompletion, TierPage, capability,
 };
 
 use super::common::DEADLINE_MS;
-use super::observe::{wait_for, waits};
-use super::random::Random;
-use super::{Case, Outcome, Stop, Subject, allocations, ensure};
-use crate::executor::memory::SharedMemory;
+use super::observe::wait_for;
+use super::tier_world::{BACK, BYTES, World};
+use super::{Case, Outcome, Stop, Subject, ensure};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
-    Case { name, role: Some("tier"), about, run }
+    Case { name, role: Some("tier"), capability: None, about, run }
 }
 
 pub(super) const CASES: &[Case] = &[
@@ -29,147 +24,14 @@ pub(super) const CASES: &[Case] = &[
     case("tier-bounds", "pages outside of regions are refused or fail, and touch nothing", bounds),
     case("tier-flow-control", "a full tier says WOULD_BLOCK and recovers", flow_control),
     case("tier-threads", "several threads start batches at once", threads),
-    case("tier-hot-allocations", "exists, get, put, poll and settled allocate nothing", no_allocations),
-    case("tier-hot-blocking", "exists, get, put, poll and settled do not wait", no_waiting),
     case("tier-panics", "wrong input is answered with a code, not with a panic", panics),
+    case(
+        "tier-cancel",
+        "each page of a cancelled batch still ends once, and then the batch is settled",
+        cancel,
+    ),
     case("tier-closed", "after shutdown every call answers CLOSED", closed),
 ];
-
-const BYTES: usize = 1 << 20;
-/// Where gets put what they find, behind what puts take.
-const BACK: u64 = BYTES as u64 / 2;
-
-struct World {
-    tier: Arc<dyn StorageTier>,
-    memory: SharedMemory,
-    region: RegionId,
-    /// Bytes of one page, as the tier's limits allow.
-    page: u32,
-    /// Pages in one batch.
-    batch: u32,
-    run: [u8; 8],
-}
-
-impl World {
-    fn open(subject: &Subject) -> Result<Self, Stop> {
-        let memory = SharedMemory::new("tier", BYTES).map_err(|e| Stop::Skip(format!("no memory: {e}")))?;
-        let tier = subject.tier("conformance")?;
-        let limits = tier.limits();
-        ensure!(
-            limits.max_pages > 0 && limits.max_batches > 0 && limits.max_value > 0 && limits.alignment > 0,
-            "limits says that nothing fits: {limits:?}"
-        );
-        let alignment = limits.alignment.min(BACK);
-        let page = (16_384 / alignment).max(1) * alignment;
-        let page = if page > limits.max_value { limits.max_value / alignment * alignment } else { page };
-        let page = u32::try_from(page).unwrap_or(16_384);
-        let batch = limits.max_pages.min(16);
-        ensure!(page > 0 && u64::from(page * batch) <= BACK, "no page fits the limits: {limits:?}");
-        let offered = Memory {
-            address: memory.address().as_ptr() as u64,
-            length: BYTES as u64,
-            kind: MemoryKind::DRAM,
-            device: 0,
-            fd: memory.fd().as_raw_fd(),
-            generation: 1,
-            fd_offset: 0,
-        };
-        let region =
-            tier.register(&offered).map_err(|e| format!("register of shared host memory answered {e}"))?;
-        // Keys of this run, since a persistent tier remembers the last one.
-        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let run = (clock.as_nanos() as u64 ^ (u64::from(std::process::id()) << 48)).to_le_bytes();
-        Ok(Self { tier, memory, region, page, batch, run })
-    }
-
-    fn key(&self, number: u32) -> Key {
-        let mut key = [0x5C; 32];
-        key[..8].copy_from_slice(&self.run);
-        key[8..12].copy_from_slice(&number.to_le_bytes());
-        Key(key)
-    }
-
-    /// Pages of the keys `0..count`, one after the other from `base` on.
-    fn pages(&self, count: u32, base: u64) -> Vec<TierPage> {
-        (0..count)
-            .map(|number| TierPage {
-                key: self.key(number),
-                region: self.region.0,
-                length: self.page,
-                offset: base + u64::from(number) * u64::from(self.page),
-            })
-            .collect()
-    }
-
-    fn keys(&self, count: u32) -> Vec<Key> {
-        (0..count).map(|number| self.key(number)).collect()
-    }
-
-    /// Starts a batch, as often as the tier asks to come again.
-    fn start(&self, what: &str, mut call: impl FnMut() -> i32) -> Result<(), Stop> {
-        let code = wait_for(|| Some(call()).filter(|code| *code != ErrorCode::WOULD_BLOCK.0));
-        match code {
-            Some(0) => Ok(()),
-            Some(code) => Err(Stop::Fail(format!("{what} answered {:?}", ErrorCode(code)))),
-            None => Err(Stop::Fail(format!("{what} answered WOULD_BLOCK for ever"))),
-        }
-    }
-
-    /// The statuses of a batch of `count` pages.
-    fn finish(&self, what: &str, tag: u64, count: u32) -> Result<Vec<i32>, Stop> {
-        let mut ended: BTreeMap<u32, i32> = BTreeMap::new();
-        while ended.len() < count as usize {
-            let mut one = [TierCompletion::default()];
-            let answer = wait_for(|| Some(self.tier.poll(&mut one)).filter(|n| *n != 0));
-            let Some(answer) = answer else {
-                let seen = ended.len();
-                return Err(Stop::Fail(format!("of {count} pages of a {what} only {seen} completed")));
-            };
-            ensure!(answer == 1, "poll with room for one answered {:?}", ErrorCode(answer));
-            let TierCompletion { tag: found, page, status, .. } = one[0];
-            ensure!(found == tag, "the {what} {tag} alone is in flight, but {found} completed");
-            ensure!(page < count, "page {page} of a {what} of {count} pages completed");
-            let before = ended.insert(page, status);
-            ensure!(before.is_none(), "page {page} of a {what} completed twice");
-        }
-        Ok(ended.into_values().collect())
-    }
-
-    fn all(&self, what: &str, tag: u64, count: u32, status: i32, call: impl FnMut() -> i32) -> Outcome {
-        self.start(what, call)?;
-        let ended = self.finish(what, tag, count)?;
-        let wrong = ended.iter().position(|found| *found != status);
-        if let Some(page) = wrong {
-            let found = ended[page];
-            ensure!(false, "page {page} of a {what} ended with {found}, it should be {status}");
-        }
-        Ok(())
-    }
-
-    fn put_all(&self, tag: u64) -> Outcome {
-        let pages = self.pages(self.batch, 0);
-        self.all("put", tag, self.batch, STORED, || self.tier.put(Tag(tag), &pages))
-    }
-
-    fn delete_all(&self, tag: u64) -> Outcome {
-        let keys = self.keys(self.batch);
-        self.start("delete", || self.tier.delete(Tag(tag), &keys))?;
-        self.finish("delete", tag, self.batch).map(drop)
-    }
-
-    fn filled(&self) -> Vec<u8> {
-        let mut bytes = vec![0; BACK as usize];
-        Random::new().fill(&mut bytes);
-        self.memory.write(0, &bytes);
-        bytes
-    }
-
-    fn back(&self) -> Vec<u8> {
-        let mut bytes = vec![0; BACK as usize];
-        self.memory.read(BACK as usize, &mut bytes);
-        bytes
-    }
-}
 
 fn data(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
@@ -361,60 +223,6 @@ fn threads(subject: &Subject) -> Outcome {
     world.delete_all(2)
 }
 
-const CALLS: [&str; 5] = ["put", "get", "exists", "poll", "settled"];
-const WARM_UP: u64 = 16;
-const ROUNDS: u64 = 100;
-
-fn rounds(world: &World, measure: impl Fn() -> u64) -> Result<[u64; 5], Stop> {
-    let (pages, back, keys) = (world.pages(1, 0), world.pages(1, BACK), world.keys(1));
-    let mut done = [TierCompletion::default(); 16];
-    let mut sums = [0; 5];
-    for round in 1..=WARM_UP + ROUNDS {
-        let tag = |n| Tag(round * 4 + n);
-        let mut at = [measure(); 6];
-        let put = world.tier.put(tag(0), &pages);
-        at[1] = measure();
-        let get = world.tier.get(tag(1), &back);
-        at[2] = measure();
-        let exists = world.tier.exists(tag(2), &keys);
-        at[3] = measure();
-        // The second often finds nothing, which must not make it wait.
-        let poll = world.tier.poll(&mut done).min(world.tier.poll(&mut done));
-        at[4] = measure();
-        let settled = world.tier.settled(tag(0));
-        at[5] = measure();
-        for (call, code) in CALLS.iter().zip([put, get, exists, poll, settled]) {
-            let fine = code >= 0 || code == ErrorCode::WOULD_BLOCK.0 || code == ErrorCode::UNSUPPORTED.0;
-            ensure!(fine, "{call} answered {:?} in round {round}", ErrorCode(code));
-        }
-        if round > WARM_UP {
-            for (sum, pair) in sums.iter_mut().zip(at.windows(2)) {
-                *sum += pair[1] - pair[0];
-            }
-        }
-        std::thread::yield_now();
-    }
-    Ok(sums)
-}
-
-fn no_allocations(subject: &Subject) -> Outcome {
-    let world = World::open(subject)?;
-    let cannot = |text| Stop::Skip(format!("allocations cannot be counted: {text}"));
-    allocations::watch(&subject.entry.path).map_err(cannot)?;
-    for (call, sum) in CALLS.iter().zip(rounds(&world, allocations::count)?) {
-        ensure!(sum == 0, "{ROUNDS} calls of {call} allocated {sum} times");
-    }
-    Ok(())
-}
-
-fn no_waiting(subject: &Subject) -> Outcome {
-    let world = World::open(subject)?;
-    for (call, sum) in CALLS.iter().zip(rounds(&world, waits)?) {
-        ensure!(sum < ROUNDS / 4, "in {ROUNDS} rounds {call} gave up the processor {sum} times to wait");
-    }
-    Ok(())
-}
-
 fn panics(subject: &Subject) -> Outcome {
     let tier = subject.tier("panics")?;
     let page = TierPage { key: Key([0xFF; 32]), region: u32::MAX, length: u32::MAX, offset: u64::MAX };
@@ -446,6 +254,29 @@ fn panics(subject: &Subject) -> Outcome {
         ensure!(answer != ErrorCode::PANICKED.0, "{what} made the plugin panic");
     }
     Ok(())
+}
+
+fn cancel(subject: &Subject) -> Outcome {
+    let world = World::open(subject)?;
+    world.filled();
+    let unknown = world.tier.cancel(Tag(12_345));
+    ensure!(unknown < 0, "cancel of a tag that is not in flight answers {unknown}, it should be an error");
+    let exact = subject.declares("tier", capability::SETTLED);
+    let never = world.tier.settled(Tag(987_654_321));
+    ensure!(!exact || never == 1, "settled is declared, but answers {never} for a tag never seen");
+    for tag in 1..=8 {
+        let pages = world.pages(world.batch, 0);
+        world.start("put", || world.tier.put(Tag(tag), &pages))?;
+        // May come too late, which is an error and changes nothing.
+        let _too_late = world.tier.cancel(Tag(tag));
+        for status in world.finish("cancelled put", tag, world.batch)? {
+            let fine = status == STORED || status < 0;
+            ensure!(fine, "a page of a cancelled put ended with {status}: neither stored nor an error");
+        }
+        let settled = wait_for(|| Some(world.tier.settled(Tag(tag))).filter(|answer| *answer == 1));
+        ensure!(!exact || settled.is_some(), "batch {tag} was cancelled and completed, and is never settled");
+    }
+    world.delete_all(100)
 }
 
 fn closed(subject: &Subject) -> Outcome {

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use host_plugin_api::{
-    ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, PeerId, PreparedId, RegionId,
-    Submission, Tag, Write, capability,
+    ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, PreparedId, RegionId, Submission, Tag, Write,
 };
 
 use super::common::DEADLINE_MS;
@@ -14,14 +13,13 @@ use super::transfer_pair::{BYTES, NO_COMPLETION, Pair, no_notification, read};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
-    Case { name, role: Some("transfer"), about, run }
+    Case { name, role: Some("transfer"), capability: None, about, run }
 }
 
 pub(super) const CASES: &[Case] = &[
     case("transfer-data", "every byte of every write arrives, and no other byte changes", data),
     case("transfer-completions", "every accepted submission completes", completions),
     case("transfer-repeats", "no submission completes twice, and none that was not accepted", repeats),
-    case("transfer-capabilities", "what the manifest declares is so", capabilities),
     case("transfer-flow-control", "a full backend says WOULD_BLOCK and recovers", flow_control),
     case("transfer-bounds", "writes outside of regions, or of another generation, land nowhere", bounds),
     case("transfer-threads", "several threads submit at once", threads),
@@ -159,59 +157,6 @@ fn repeats(subject: &Subject) -> Outcome {
         ensure!((1..=SUBMISSIONS).contains(&tag), "tag {tag} completed and was never submitted");
         ensure!(times == 1, "submission {tag} completed {times} times");
     }
-    Ok(())
-}
-
-fn capabilities(subject: &Subject) -> Outcome {
-    let pair = Pair::open(subject)?;
-    let declares = |c| subject.declares("transfer", c);
-    let limits = pair.sender.limits();
-    ensure!(limits.max_writes > 0 && limits.max_submissions > 0, "limits says that nothing fits: {limits:?}");
-    if declares(capability::ARRIVAL_NOTIFICATION) {
-        for round in 1..=8u64 {
-            let bytes = [round as u8; 5000];
-            pair.source.write(0, &bytes);
-            let mut submission = pair.submission(round);
-            submission.notification[..8].copy_from_slice(&round.to_le_bytes());
-            submission.notification_length = 8;
-            pair.submit(&submission, &[pair.write(0, 1234, 5000)])?;
-            let Some(seen) = pair.notification()? else {
-                return Err(Stop::Fail(
-                    "arrival_notification is declared, but no notification came".to_owned(),
-                ));
-            };
-            check_notification(&seen, round)?;
-            let mut landed = [0; 5000];
-            pair.target.read(1234, &mut landed);
-            ensure!(landed == bytes, "notification {round} was there before all of its data");
-            let done = pair.completion()?;
-            ensure!(done.is_some(), "submission {round} with a notification never completed");
-        }
-    }
-    if declares(capability::SETTLED) {
-        pair.transfer(100, &[pair.write(0, 0, 4096)])?;
-        for tag in [100, 987_654_321] {
-            let code = pair.sender.settled(Tag(tag));
-            let what = if tag == 100 { "that completed" } else { "never seen" };
-            ensure!(code == 1, "settled is declared, but answers {code} for a tag {what}");
-        }
-    }
-    if declares(capability::VRAM) {
-        let role = subject.manifest().role("transfer");
-        let listed = role.is_some_and(|role| role.memory.iter().any(|m| m == "vram"));
-        ensure!(listed, "vram is declared, but not listed under memory");
-    }
-    Ok(())
-}
-
-fn check_notification(seen: &Notification, round: u64) -> Outcome {
-    let length = seen.length as usize;
-    ensure!(
-        length == 8 && seen.payload[..8] == round.to_le_bytes(),
-        "notification {round} carries other bytes than were sent"
-    );
-    let name = seen.peer_name.get(..seen.peer_name_length as usize);
-    ensure!(name == Some(b"sender"), "notification {round} does not name its sender");
     Ok(())
 }
 

@@ -1,11 +1,11 @@
 //! A fake for tests: the loopback backend with one defect, which shows that the conformance kit can fail.
 //!
-//! Which defect is written in the file itself, in [`MARK`]: a test that wants one copies the file and changes the mark, so
-//! that each defect is a plugin file of its own.
+//! Which defect is written in the file itself, see [`host_plugin_mark`].
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Thread;
 use std::time::Duration;
 
 use host_plugin_api::{
@@ -13,10 +13,6 @@ use host_plugin_api::{
     TransferBackend, TransferLimits, Write,
 };
 use host_plugin_loopback::LoopbackBackend;
-
-/// The defect's name follows the equals sign, padded with dots.
-#[used]
-static MARK: [u8; 40] = *b"HOST-DEFECT=none........................";
 
 /// The completion, counted from 1, that gets lost or repeated.
 const VICTIM: u64 = 40;
@@ -27,6 +23,8 @@ enum Defect {
     /// Declares notifications and delivers none.
     WrongCapabilities,
     LeaksThread,
+    /// Stops its thread when it is told to, and not when it is dropped.
+    NeedsShutdown,
     LosesCompletion,
     RepeatsCompletion,
     AllocatesOnSubmit,
@@ -37,14 +35,11 @@ enum Defect {
 
 impl Defect {
     fn of_file() -> Option<Self> {
-        // SAFETY: a read of a static; volatile, because the file may say something else than the compiler saw.
-        let mark = unsafe { std::ptr::read_volatile(&raw const MARK) };
-        let name =
-            std::str::from_utf8(&mark).ok()?.strip_prefix("HOST-DEFECT=")?.trim_end_matches('.').to_owned();
-        Some(match name.as_str() {
+        Some(match host_plugin_mark::defect().as_str() {
             "none" => Self::None,
             "wrong-capabilities" => Self::WrongCapabilities,
             "leaks-thread" => Self::LeaksThread,
+            "needs-shutdown" => Self::NeedsShutdown,
             "loses-completion" => Self::LosesCompletion,
             "repeats-completion" => Self::RepeatsCompletion,
             "allocates-on-submit" => Self::AllocatesOnSubmit,
@@ -64,6 +59,8 @@ pub struct BrokenBackend {
     regions: Mutex<HashMap<u32, u64>>,
     completed: AtomicU64,
     submitted: AtomicU64,
+    stopped: Arc<AtomicBool>,
+    thread: Option<Thread>,
 }
 
 /// Opens an instance.
@@ -81,12 +78,25 @@ pub fn open(opening: &Opening) -> Result<BrokenBackend> {
             }
         });
     }
+    let stopped = Arc::new(AtomicBool::new(false));
+    let thread = (defect == Defect::NeedsShutdown).then(|| {
+        let stopped = Arc::clone(&stopped);
+        std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                std::thread::park();
+            }
+        })
+        .thread()
+        .clone()
+    });
     Ok(BrokenBackend {
         inner: host_plugin_loopback::open(opening)?,
         defect,
         regions: Mutex::default(),
         completed: AtomicU64::new(0),
         submitted: AtomicU64::new(0),
+        stopped,
+        thread,
     })
 }
 
@@ -193,6 +203,8 @@ impl TransferBackend for BrokenBackend {
         self.inner.event_fd()
     }
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.stopped.store(true, Ordering::Relaxed);
+        self.thread.iter().for_each(Thread::unpark);
         self.inner.shutdown(deadline_ms)
     }
 }

@@ -2,6 +2,10 @@
 //!
 //! Batches are carried out inside the call that starts them, which keeps the example short. A real tier queues them,
 //! lets a thread or the network finish them, and reports each page from `poll`.
+//!
+//! To make it yours: `State::get`, `State::put` and `State::delete` are where your storage goes. As soon as they take
+//! longer than a copy, let `batch` only queue the pages, in memory that was allocated when the tier opened, and let a
+//! thread push the completions.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,7 +41,8 @@ struct State {
     completions: VecDeque<TierCompletion>,
 }
 
-/// Opens an instance.
+/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML; this tier has no keys. To add some,
+/// declare each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
 ///
 /// # Errors
 /// Never.
@@ -55,6 +60,7 @@ pub fn open(_opening: &Opening) -> Result<MemoryTier> {
     Ok(MemoryTier { state: Mutex::new(state) })
 }
 
+// The plugin's entry: writes plugin.toml into the file and exports the factory.
 host_plugin_api::export_plugin! {
     manifest: include_str!("../plugin.toml"),
     tier: open,
@@ -230,6 +236,7 @@ impl StorageTier for MemoryTier {
         Ok(TierUsage { values: state.index.len() as u64, bytes, capacity, reserved: [0; 5] })
     }
     fn event_fd(&self) -> i32 {
+        // Nothing to wait for: what was started has ended already. A tier with threads gives the host an eventfd.
         -1
     }
     fn shutdown(&self, _deadline_ms: u64) -> Result<()> {

@@ -43,6 +43,15 @@ pub fn open(opening: &Opening) -> Result<PanickingBackend> {
     while opening.config.contains("\"hang\"") {
         std::thread::park();
     }
+    if opening.config.contains("\"exhaust\"") {
+        // Never touched: what is asked for is address space.
+        drop(std::hint::black_box(Vec::<u8>::with_capacity(3 << 30)));
+    }
+    if opening.config.contains("\"spin\"") {
+        let workers: Vec<_> =
+            (0..4).map(|_| std::thread::spawn(|| while !std::thread::panicking() {})).collect();
+        workers.into_iter().for_each(|worker| drop(worker.join()));
+    }
     Ok(PanickingBackend { place: opening.config.clone() })
 }
 

@@ -1,4 +1,7 @@
 //! A pool allocator with one free list per component.
+//!
+//! To make it yours: `Pool` decides which page is handed out next, and the rest is arithmetic that
+//! `host_plugin_api::allocator` does. Every call is hot: whatever you keep is allocated in `open`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +27,8 @@ struct Pool {
     taken: Vec<bool>,
 }
 
-/// Opens an instance.
+/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML; this allocator has no keys. To add
+/// some, declare each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` for pools that cannot be.
@@ -49,6 +53,7 @@ pub fn open(opening: &PoolOpening) -> Result<PlainAllocator> {
     Ok(PlainAllocator { page_tokens: opening.page_tokens, pools: Mutex::new(pools) })
 }
 
+// The plugin's entry: writes plugin.toml into the file and exports the factory.
 host_plugin_api::export_plugin! {
     manifest: include_str!("../plugin.toml"),
     allocator: open,
@@ -84,6 +89,7 @@ impl PlainAllocator {
         pages: &mut [PoolPage],
     ) -> i32 {
         let mut pools = self.pools();
+        // First counted and compared with everything, then taken: a request that does not fit changes nothing.
         let mut total = 0;
         let mut enough = true;
         for pool in pools.iter() {

@@ -1,22 +1,23 @@
 //! Which workers a request goes to, and why not, when there are none.
 
-use host_core::Instance;
+use host_core::{Instance, Room};
 
 use super::{Entry, MAX_REFUSALS, Need, NoRoute, Picked, Policy, Role, WorkerState, WorkerTable};
 use crate::net::clock::Instant;
 use crate::net::proto::WorkerInfo;
 use crate::net::registry::Chosen;
 use crate::net::registry::pairs::compatible;
+use crate::net::registry::prefix::{Place, Sight};
 
 /// Compared in this order; the least is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
     /// Workers that took part in a failed try of this request: only if there is nobody else.
     avoided: u32,
-    /// Requests on it.
+    /// Requests on it, or by [`Policy::Prefix`] what it has to do, in tokens.
     load: u64,
-    /// When it was last chosen, so that equals take turns.
-    last_pick: u64,
+    /// When it was last chosen, so that equals take turns; by [`Policy::Random`] its lot.
+    turn: u64,
 }
 
 impl Cost {
@@ -24,8 +25,8 @@ impl Cost {
     fn both(self, other: Cost) -> Cost {
         Cost {
             avoided: self.avoided + other.avoided,
-            load: self.load.max(other.load),
-            last_pick: self.last_pick.max(other.last_pick),
+            load: self.load.saturating_add(other.load),
+            turn: self.turn.saturating_add(other.turn),
         }
     }
 }
@@ -51,28 +52,69 @@ fn alike(left: &WorkerInfo, right: &WorkerInfo) -> bool {
 
 impl WorkerTable {
     /// Chooses a route and counts it as load.
-    pub fn pick(&mut self, need: Need, avoid: &[Instance], now: Instant) -> Result<Picked, NoRoute> {
+    pub fn pick(&mut self, need: Need<'_>, avoid: &[Instance], now: Instant) -> Result<Picked, NoRoute> {
         match self.largest(now) {
             None => return Err(NoRoute::Nobody(self.missing(now))),
             Some(largest) if u64::from(largest) < need.tokens => return Err(NoRoute::TooLong(largest)),
             Some(_) => {}
         }
-        let Some(best) = self.cheapest(need, avoid, now) else {
+        let by_prefix =
+            self.terms.policy == Policy::Prefix && self.live(now).any(|worker| worker.info.cache_events);
+        let sight = by_prefix.then(|| self.prefixes.look(need.prompt_tokens, need.chains, now));
+        let Some(best) = self.cheapest(need, sight.as_ref(), avoid, now) else {
             return Err(NoRoute::Nobody(self.missing(now)));
         };
         self.picks += 1;
+        self.decisions.all += 1;
+        let mut expected = 0;
+        if let Some(sight) = &sight {
+            for instance in best.prefill.iter().chain([&best.decode]) {
+                expected = expected.max(self.give(need, *instance, sight));
+            }
+            self.decisions.cached += u64::from(expected > 0);
+        }
+        if let Some(session) = need.session {
+            let stayed = self.prefixes.sessions.was_at(session, best.decode);
+            self.decisions.stayed += u64::from(stayed);
+            self.prefixes.remember(session, best.prefill, best.decode);
+        }
         let prefill = best.prefill.and_then(|instance| self.take(instance));
         let decode = self.take(best.decode).ok_or_else(|| NoRoute::Nobody("the worker left".into()))?;
-        Ok(Picked { prefill, decode })
+        Ok(Picked { prefill, decode, expected })
     }
 
-    fn cheapest(&self, need: Need, avoid: &[Instance], now: Instant) -> Option<Candidate> {
+    /// Writes the request to a worker's account; the tokens that the worker is expected to hold.
+    fn give(&mut self, need: Need<'_>, instance: Instance, sight: &Sight<'_>) -> u64 {
+        let Some(place) = self.workers.get(&instance).map(|entry| self.place(entry, need)) else { return 0 };
+        self.prefixes.give(need.room, &place, sight)
+    }
+
+    fn place(&self, entry: &Entry, need: Need<'_>) -> Place {
+        let at = entry.chosen.instance;
+        Place {
+            slot: entry.slot,
+            role: entry.role,
+            cache: entry.info.cache_events.then_some(entry.identity),
+            elsewhere: entry.elsewhere,
+            queued: entry.load.queued,
+            page_tokens: entry.page_tokens(),
+            stays: need.session.is_some_and(|session| self.prefixes.sessions.was_at(session, at)),
+        }
+    }
+
+    fn cheapest(
+        &self,
+        need: Need<'_>,
+        sight: Option<&Sight<'_>>,
+        avoid: &[Instance],
+        now: Instant,
+    ) -> Option<Candidate> {
         let fits = |entry: &Entry| u64::from(entry.info.max_tokens) >= need.tokens;
         let ranked = |role: Role| {
             let mut ranked: Vec<(Cost, &Entry)> = self
                 .live(now)
                 .filter(|entry| entry.role == role && fits(entry))
-                .map(|entry| (self.cost(entry, avoid), entry))
+                .map(|entry| (self.cost(entry, need, sight, avoid), entry))
                 .collect();
             ranked.sort_by_key(|&(cost, _)| cost);
             ranked
@@ -103,19 +145,30 @@ impl WorkerTable {
         Some(entry.chosen.clone())
     }
 
-    fn cost(&self, entry: &Entry, avoid: &[Instance]) -> Cost {
-        let load = match self.terms.policy {
+    fn cost(&self, entry: &Entry, need: Need<'_>, sight: Option<&Sight<'_>>, avoid: &[Instance]) -> Cost {
+        let instance = entry.chosen.instance;
+        let load = match (self.terms.policy, sight) {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "tokens, rounded down"
+            )]
+            (_, Some(sight)) => self.prefixes.cost(&self.place(entry, need), sight).tokens as u64,
             // The heartbeat is up to a second old; what this router has sent since is not.
-            Policy::LeastLoaded => {
+            (Policy::LeastLoaded | Policy::Prefix, None) => {
                 let reported = u64::from(entry.load.queued) + u64::from(entry.load.running);
                 reported.max(u64::from(entry.in_flight))
             }
-            Policy::RoundRobin => 0,
+            (Policy::RoundRobin | Policy::Random, None) => 0,
         };
-        Cost { avoided: u32::from(avoid.contains(&entry.chosen.instance)), load, last_pick: entry.last_pick }
+        let turn = match self.terms.policy {
+            Policy::Random => lot(self.terms.seed, need.room, instance),
+            _ => entry.last_pick,
+        };
+        Cost { avoided: u32::from(avoid.contains(&instance)), load, turn }
     }
 
-    fn live(&self, now: Instant) -> impl Iterator<Item = &Entry> {
+    pub(super) fn live(&self, now: Instant) -> impl Iterator<Item = &Entry> {
         let timeout = self.terms.worker_timeout;
         self.workers.values().filter(move |entry| entry.state(timeout, now) == WorkerState::Live)
     }
@@ -190,4 +243,12 @@ impl WorkerTable {
             format!("{text}; suspected: {}", suspected.join(", "))
         }
     }
+}
+
+/// Of the last step of splitmix64, cut to 62 bits so that two add up.
+fn lot(seed: u64, room: Room, instance: Instance) -> u64 {
+    let mut bits = seed ^ room.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ instance.0.rotate_left(32);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (bits ^ (bits >> 31)) >> 2
 }

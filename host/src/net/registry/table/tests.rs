@@ -8,6 +8,7 @@ fn terms() -> Terms {
         lost_after: Duration::from_secs(10),
         max_workers: 4,
         policy: Policy::LeastLoaded,
+        seed: 1,
     }
 }
 
@@ -32,10 +33,11 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
         max_tokens: 100,
         pages: 10,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
+        cache_events: false,
     }
 }
 
-const NEED: Need = Need { tokens: 10 };
+const NEED: Need<'static> = Need { room: Room(1), tokens: 10, prompt_tokens: 5, chains: &[], session: None };
 
 fn names(table: &mut WorkerTable, avoid: &[Instance], now: Instant) -> Result<(String, String), NoRoute> {
     let picked = table.pick(NEED, avoid, now)?;
@@ -167,7 +169,7 @@ async fn requests_go_where_the_load_is_least_and_in_turn_among_equals() {
     let first = names(&mut table, &[], now).unwrap();
     let second = names(&mut table, &[], now).unwrap();
     assert!(first.0 != second.0 && first.1 != second.1, "{first:?} {second:?}");
-    table.done(&[Instance(1), Instance(2), Instance(3), Instance(4)]);
+    table.done(Room(1), &[Instance(1), Instance(2), Instance(3), Instance(4)], now);
     table.heartbeat(Instance(3), Load { running: 5, ..Default::default() }, now);
     for _ in 0..3 {
         assert_eq!(names(&mut table, &[], now).unwrap().1, "d2");
@@ -191,8 +193,8 @@ async fn a_request_that_fits_nobody_is_told_the_largest_that_fits() {
     let mut decode = worker(2, "d", "decode");
     decode.max_tokens = 50;
     table.register(decode, now).unwrap();
-    assert_eq!(table.pick(Need { tokens: 51 }, &[], now).unwrap_err(), NoRoute::TooLong(50));
-    assert!(table.pick(Need { tokens: 50 }, &[], now).is_ok());
+    assert_eq!(table.pick(Need { tokens: 51, ..NEED }, &[], now).unwrap_err(), NoRoute::TooLong(50));
+    assert!(table.pick(Need { tokens: 50, ..NEED }, &[], now).is_ok());
     assert_eq!(table.snapshot(now).max_tokens, Some(50));
 }
 

@@ -1,0 +1,99 @@
+//! How many pages a request has, needs next, and may need soon.
+//!
+//! A request is admitted with pages for what is known of it: its prompt, and after a retraction its answer so far. The
+//! answer's pages come one by one as it grows. So that those who run seldom run into each other, admission leaves
+//! [`Config::reserved_decode_tokens`](super::Config::reserved_decode_tokens) of *headroom* for each of them, counted from
+//! where it is now and not beyond what it may generate. Headroom is a promise of admission and no allocation: until it
+//! is used the pages are free, or hold cached prefixes.
+
+use super::job::Job;
+use super::pace::Load;
+use super::{Role, Scheduler};
+use crate::ids::Room;
+use crate::request::Request;
+
+/// What admission looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Need {
+    /// Pages for the tokens known so far.
+    pub now: usize,
+    /// Pages beyond for which there must be room.
+    pub headroom: usize,
+}
+
+impl Scheduler {
+    /// Tokens that this worker generates for the request.
+    pub(super) fn answer_tokens(&self, request: &Request) -> usize {
+        match self.config.role {
+            Role::Prefill => 1,
+            Role::Decode | Role::Aggregated => request.max_new_tokens as usize,
+        }
+    }
+
+    pub(super) fn pages_for(&self, positions: usize) -> usize {
+        positions.div_ceil(self.config.page_tokens as usize)
+    }
+
+    /// Positions that will have KV when the answer is as long as it may get: the last token drawn is never computed.
+    pub(super) fn most_positions(&self, request: &Request) -> usize {
+        request.prompt.len() + self.answer_tokens(request) - 1
+    }
+
+    /// What a waiting job needs.
+    pub(super) fn need(&self, job: &Job) -> Need {
+        let now = self.pages_for(job.known());
+        Need { now, headroom: self.ahead(job).saturating_sub(now) }
+    }
+
+    /// Pages that the job will have when it has used its headroom.
+    fn ahead(&self, job: &Job) -> usize {
+        let reserved = self.config.reserved_decode_tokens as usize;
+        self.pages_for(self.most_positions(&job.request).min(job.known() + reserved))
+    }
+
+    /// Pages that those past the queue may ask for soon.
+    pub(super) fn promised_headroom(&self) -> usize {
+        if self.config.role == Role::Prefill {
+            return 0;
+        }
+        let active = self.jobs.values().filter(|job| job.held.is_some());
+        active.map(|job| self.ahead(job).saturating_sub(job.table.len())).sum()
+    }
+
+    /// Tokens of longer pieces in a step that also decodes, at most: what the target for the time between tokens
+    /// allows, but a page in any case, so that everything comes to an end. Without a target a worker that otherwise
+    /// only decodes takes small pieces of what it must compute again; those who decode hardly notice.
+    pub(super) fn piece_beside(&self, load: &Load) -> usize {
+        let page = self.config.page_tokens as usize;
+        let chunk = self.config.chunk_tokens as usize;
+        let whole = if self.config.role == Role::Decode { chunk / 8 } else { chunk };
+        self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
+    }
+
+    /// Finds pages for a plan (each job with the position up to which it is to be computed); false when there are too
+    /// few.
+    pub(super) fn grow(&mut self, plan: &[(Room, usize)]) -> bool {
+        let missing = |scheduler: &Self, room: &Room, end: usize| {
+            let pages = scheduler.jobs.get(room).map_or(usize::MAX, |job| job.table.len());
+            scheduler.pages_for(end).saturating_sub(pages)
+        };
+        let needed: usize = plan.iter().map(|(room, end)| missing(self, room, *end)).sum();
+        if needed == 0 {
+            return true;
+        }
+        if needed > self.pages_to_be_had() {
+            return false;
+        }
+        self.make_free(needed);
+        for (room, end) in plan {
+            let count = missing(self, room, *end);
+            let Some(job) = self.jobs.get_mut(room).filter(|_| count > 0) else { continue };
+            let (Some(held), Some(pages)) = (&mut job.held, self.pool.allocate(count)) else {
+                unreachable!("{room:?} runs without pages, or pages that were counted are not there")
+            };
+            job.table.extend_from_slice(pages.ids());
+            held.append(pages);
+        }
+        true
+    }
+}

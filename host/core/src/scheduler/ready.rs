@@ -1,0 +1,41 @@
+//! From a verified transfer to the first token.
+//!
+//! With a target for the time between tokens, transfers run ahead of the steps: what has arrived waits here until
+//! the [pace](super::pace) lets it in, with its first token kept back, so that waiting counts before the answer and
+//! not within it. Without a target nothing waits.
+
+use super::job::Stage;
+use super::{Action, Role, Scheduler};
+use crate::ids::{Room, Time};
+
+impl Scheduler {
+    /// Requests that may be past the queue at once under the target, if there is one: those that decode, and on a
+    /// decode worker a few whose transfers run ahead.
+    pub(super) fn most_active(&self) -> usize {
+        let ahead = |limit: usize| if self.config.role == Role::Decode { limit / 4 + 2 } else { 0 };
+        self.pace.limit().map_or(usize::MAX, |limit| limit + ahead(limit))
+    }
+
+    /// Whether one more request may join those in the steps, besides so many that are about to.
+    pub(super) fn may_join(&self, others: usize) -> bool {
+        self.pace.limit().is_none_or(|limit| self.running.len() + others < limit)
+    }
+
+    /// Lets those in that have arrived, oldest first. They join when no step is being computed: their first token is out
+    /// when their first step begins.
+    pub(super) fn let_in(&mut self, now: Time, actions: &mut Vec<Action>) {
+        while !(self.pace.is_set() && self.computing) && self.may_join(0) {
+            let Some(room) = self.ready.pop_front() else { return };
+            self.join(now, room, actions);
+        }
+    }
+
+    fn join(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let Some(first) = job.first.take() else { return };
+        job.stage = Stage::Running;
+        self.running.push(room);
+        self.prompt_ready(room, actions);
+        self.drawn(now, room, &first, actions);
+    }
+}

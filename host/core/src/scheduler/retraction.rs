@@ -1,0 +1,82 @@
+//! Taking pages back from a request that runs, and going on with it later.
+//!
+//! When the next step's pages cannot be had, not even by eviction, one request after the other gives its pages up until
+//! they can. What it has computed enters the radix cache, so going on costs only what was evicted meanwhile; without
+//! a cache all of it is computed again. Its answer goes on where it stopped: the tokens drawn are kept, and the next draw
+//! depends on seed and position alone.
+
+use std::cmp::Reverse;
+
+use super::Scheduler;
+use super::job::{Job, Stage};
+use crate::ids::Room;
+
+impl Scheduler {
+    /// Makes one request that runs give its pages up; false when only one is left that runs.
+    ///
+    /// The one with the shortest answer goes: least of what its user waits for is delayed, and those that are nearly
+    /// done end and free their pages. A request that was retracted keeps its answer, so the same one is not chosen
+    /// again and again while younger ones run. Among equals it is the one with the longest prompt, whose pages help
+    /// most.
+    pub(super) fn retract_one(&mut self) -> bool {
+        // Those that are ready have answered nothing yet.
+        let rooms = self.running.iter().chain(&self.ready);
+        if self.running.len() + self.ready.len() < 2 {
+            return false;
+        }
+        let able = rooms.enumerate().filter(|(_, room)| self.may_be_retracted(**room));
+        let victim = able.min_by_key(|(age, room)| {
+            let job = &self.jobs[room];
+            (job.output.len(), Reverse(job.request.prompt.len()), Reverse(*age))
+        });
+        let Some(room) = victim.map(|(_, room)| *room) else { return false };
+        self.retract(room);
+        true
+    }
+
+    /// Whether a job takes part in batches, and nobody but the batches touches its pages.
+    fn may_be_retracted(&self, room: Room) -> bool {
+        self.jobs.get(&room).is_some_and(|job| {
+            matches!(job.stage, Stage::Running | Stage::Ready)
+                && job.in_batch.is_none()
+                && job.outgoing.as_ref().is_none_or(|outgoing| outgoing.tags.is_empty())
+        })
+    }
+
+    fn retract(&mut self, room: Room) {
+        self.cache_computed(room);
+        self.running.retain(|other| *other != room);
+        self.ready.retain(|other| *other != room);
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        job.stage = Stage::Retracted;
+        job.overtaken = 0;
+        job.follows = None;
+        // Drawn again, when its last prompt token is computed again.
+        job.first = None;
+        job.computed_before = job.computed_before.max(job.computed);
+        job.computed = 0;
+        job.prefix_pages = 0;
+        job.table.clear();
+        let (pages, lock, submitted) = (job.held.take(), job.lock.take(), job.submitted);
+        self.aux_free.extend(job.aux.take());
+        for pages in pages.into_iter().chain(job.spare.take()) {
+            self.pool.release(pages);
+        }
+        self.unlock(lock);
+        // Before all that have not begun: its client is reading already.
+        let at = self.queue.iter().position(|other| {
+            let other = &self.jobs[other];
+            other.stage != Stage::Retracted || other.submitted > submitted
+        });
+        self.queue.insert(at.unwrap_or(self.queue.len()), room);
+        self.stats.retractions += 1;
+    }
+}
+
+impl Job {
+    /// Tokens whose KV a retracted job can find in the cache: all but the last, which was drawn and never computed, or
+    /// must be computed for the first draw.
+    pub(super) fn known_tokens(&self) -> Vec<u32> {
+        (0..self.known() - 1).map(|position| self.token(position)).collect()
+    }
+}

@@ -1,0 +1,177 @@
+//! Prompts that begin alike and are under way at the same time: the later ones wait until the first one's pages are in
+//! the cache, and then need what is behind them only.
+//!
+//! A request that has been admitted and whose prompt is not complete *leads*; one in the queue that it would bring pages
+//! for *follows* it. Leaders wait for no follower, so there are no chains: each wait ends when its leader's prompt
+//! is complete or the leader ends, whichever way. A request that is free again may follow another, but none follows for
+//! longer than half of the bootstrap timeout, for its other leg waits too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::Scheduler;
+use super::cache::usable_prefix;
+use super::job::{Job, Stage};
+use crate::ids::{Room, Time};
+use crate::radix::PrefixLock;
+
+/// A leader must bring one in so many of the pages that a follower lacks. Waiting for less would trade the time of a
+/// whole prompt for little: all chats of a server begin with the same few words.
+const WORTH_WAITING: usize = 4;
+/// Leaders compared at most for one follower.
+const COMPARED: usize = 4;
+
+/// Which pages' tokens the leaders will bring.
+#[derive(Debug)]
+pub(super) struct Leaders {
+    seed: u64,
+    /// Hash of a page's place and tokens, and the leader that brings it.
+    pages: BTreeSet<(u64, Room)>,
+    /// The hashes of each leader.
+    hashes: BTreeMap<Room, Vec<u64>>,
+}
+
+/// What a request in the queue waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Follows {
+    leader: Room,
+    /// Pages that were cached when it first followed somebody.
+    cached: usize,
+    /// It has waited as long as anybody may, and follows nobody any more.
+    over: bool,
+}
+
+impl Leaders {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed, pages: BTreeSet::new(), hashes: BTreeMap::new() }
+    }
+
+    fn hash(&self, place: usize, tokens: &[u32]) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.seed, place, tokens).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The room brings all whole pages of its prompt behind the first `cached`.
+    fn add(&mut self, room: Room, prompt: &[u32], cached: usize, page_tokens: usize) {
+        self.remove(room);
+        let pages = prompt.chunks_exact(page_tokens).enumerate().skip(cached);
+        let hashes: Vec<u64> = pages.map(|(place, tokens)| self.hash(place, tokens)).collect();
+        self.pages.extend(hashes.iter().map(|hash| (*hash, room)));
+        self.hashes.insert(room, hashes);
+    }
+
+    /// The room brings nothing any more, or all of it is there.
+    pub(super) fn remove(&mut self, room: Room) {
+        for hash in self.hashes.remove(&room).unwrap_or_default() {
+            self.pages.remove(&(hash, room));
+        }
+    }
+
+    /// What they bring enters no cache.
+    pub(super) fn clear(&mut self) {
+        self.pages.clear();
+        self.hashes.clear();
+    }
+
+    fn contains(&self, room: Room) -> bool {
+        self.hashes.contains_key(&room)
+    }
+
+    /// Some of those that seem to bring a page.
+    fn bringing(&self, place: usize, tokens: &[u32]) -> impl Iterator<Item = Room> {
+        let hash = self.hash(place, tokens);
+        self.pages.range((hash, Room(0))..=(hash, Room(u64::MAX))).map(|(_, room)| *room).take(COMPARED)
+    }
+
+    /// Every room that leads; for the audit.
+    pub(super) fn rooms(&self) -> impl Iterator<Item = Room> {
+        self.hashes.keys().copied()
+    }
+}
+
+impl Scheduler {
+    /// Whether the leader that a request follows is still under way. Says so without a look at the prompt.
+    pub(super) fn follows(&self, now: Time, job: &Job) -> bool {
+        now < self.follows_until(job)
+            && job.follows.is_some_and(|follows| self.leaders.contains(follows.leader))
+    }
+
+    /// When a request stops following whomever.
+    fn follows_until(&self, job: &Job) -> Time {
+        job.submitted.after(self.config.bootstrap_timeout / 2)
+    }
+
+    /// When somebody stops following.
+    pub(super) fn next_impatient(&self) -> Option<Time> {
+        let queued = self.queue.iter().filter_map(|room| self.jobs.get(room));
+        let patient = queued.filter(|job| job.follows.is_some_and(|follows| !follows.over));
+        patient.map(|job| self.follows_until(job)).min()
+    }
+
+    /// Takes note of those who have followed for as long as anybody may: their time asks for no tick again.
+    pub(super) fn end_patience(&mut self, now: Time) {
+        let patience = self.config.bootstrap_timeout / 2;
+        for job in self.jobs.values_mut() {
+            if let Some(follows) = &mut job.follows {
+                follows.over |= job.submitted.after(patience) <= now;
+            }
+        }
+    }
+
+    /// Whether a request of which so much is cached is to wait for another; takes note of whom.
+    pub(super) fn follow(&mut self, now: Time, room: Room, lock: &PrefixLock) -> bool {
+        let Some(job) = self.jobs.get(&room).filter(|job| job.stage == Stage::Queued) else { return false };
+        let leader = if now < self.follows_until(job) { self.leader_of(job, lock.pages()) } else { None };
+        let Some(job) = self.jobs.get_mut(&room) else { return false };
+        let cached = job.follows.map_or(lock.pages(), |follows| follows.cached);
+        if let Some(leader) = leader {
+            job.follows = Some(Follows { leader, cached, over: false });
+        }
+        leader.is_some()
+    }
+
+    fn leader_of(&self, job: &Job, cached: usize) -> Option<Room> {
+        let request = &job.request;
+        let page = self.config.page_tokens as usize;
+        let whole = usable_prefix(self.config.role, request) / page;
+        let lacking = whole.checked_sub(cached).filter(|lacking| *lacking > 0)?;
+        // Whoever brings this page brings those before it.
+        let needed = cached + lacking.div_ceil(WORTH_WAITING);
+        let (head, last) = (&request.prompt[..needed * page], needed - 1);
+        self.leaders.bringing(last, &head[last * page..]).find(|room| {
+            self.jobs.get(room).is_some_and(|leader| {
+                leader.request.prompt.starts_with(head)
+                    && leader.request.namespace == request.namespace
+                    // Behind the same prefill worker, which computes one after the other anyway.
+                    && leader.request.prefill == request.prefill
+            })
+        })
+    }
+
+    /// A request is admitted: from now on others may follow it.
+    pub(super) fn lead(&mut self, room: Room, lock: Option<&PrefixLock>) {
+        let (Some(job), Some(lock)) = (self.jobs.get(&room), lock) else { return };
+        if job.stage == Stage::Retracted {
+            return;
+        }
+        if let Some(follows) = job.follows
+            && lock.pages() > follows.cached
+        {
+            self.stats.shared_transfers += 1;
+            self.stats.shared_pages += (lock.pages() - follows.cached) as u64;
+        }
+        self.leaders.add(room, &job.request.prompt, lock.pages(), self.config.page_tokens as usize);
+    }
+
+    /// # Panics
+    /// When somebody leads who brings nothing.
+    pub(super) fn audit_leaders(&self) {
+        for room in self.leaders.rooms() {
+            let brings = self.jobs.get(&room).is_some_and(|job| {
+                job.stage != Stage::Queued && job.lock.is_some() && job.computed < job.request.prompt.len()
+            });
+            assert!(brings, "{room:?} leads and brings nothing");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Which pages admission may count on.
+
+use host_core::{Config, Role, Room};
+
+use super::leg::{Leg, config, tokens};
+
+fn leg(pages: u32) -> Leg {
+    Leg::with(Config { reserved_decode_tokens: 1, ..config(Role::Decode, pages) })
+}
+
+#[test]
+fn pages_that_a_request_is_about_to_lock_are_not_counted_as_free_for_it() {
+    // Eight pages, four of them cached: the beginning of a prompt of nine pages' length.
+    let mut leg = leg(8);
+    leg.submit(0, &tokens(0..16), 1);
+    leg.deliver(0);
+    leg.submit(1, &tokens(100..108), 2);
+    assert_eq!((leg.stats().pool.free, leg.stats().pool.cached), (2, 4));
+    // It needs three beside the four it finds; free are two.
+    leg.submit(2, &tokens(0..28), 1);
+    assert!(!leg.reserves.contains_key(&Room(2)));
+    assert_eq!(leg.stats().pool.cached, 4, "nothing was evicted for what cannot be");
+    leg.deliver(1);
+    leg.compute_all();
+    assert_eq!(leg.reserves[&Room(2)].1.decode_prefix_len, 16);
+    leg.deliver(2);
+    leg.at_rest();
+}
+
+#[test]
+fn one_eviction_serves_all_admissions_of_a_tick_and_takes_no_more_than_is_missing() {
+    let mut leg = leg(8);
+    leg.submit(0, &tokens(0..32), 1);
+    leg.deliver(0);
+    assert_eq!(leg.stats().pool.cached, 8);
+    leg.submit(1, &tokens(100..108), 1);
+    leg.submit(2, &tokens(200..204), 1);
+    assert_eq!(leg.stats().evicted_pages, 3);
+    leg.deliver(1);
+    leg.deliver(2);
+    // What is left of the first prompt is its beginning.
+    leg.submit(3, &tokens(0..20), 1);
+    assert_eq!(leg.reserves[&Room(3)].1.decode_prefix_len, 20);
+    leg.deliver(3);
+    leg.at_rest();
+}
+
+#[test]
+fn locked_and_quarantined_pages_are_nobodys_reserve() {
+    let mut leg = leg(8);
+    leg.submit(1, &tokens(0..16), 1);
+    leg.event(host_core::Event::Cancel(Room(1)));
+    assert_eq!(leg.stats().pool.quarantined, 4);
+    leg.submit(2, &tokens(100..120), 1);
+    assert!(!leg.reserves.contains_key(&Room(2)), "five pages of four");
+    leg.drained(1);
+    assert!(leg.reserves.contains_key(&Room(2)));
+    leg.deliver(2);
+    leg.at_rest();
+}
+
+#[test]
+fn a_prompt_that_can_never_fit_is_refused_at_once() {
+    let mut leg = Leg::with(Config { max_tokens: 1000, ..config(Role::Decode, 8) });
+    leg.submit(1, &tokens(0..33), 1);
+    assert!(leg.failed[&Room(1)].message.contains("pages"), "{:?}", leg.failed);
+    leg.at_rest();
+}

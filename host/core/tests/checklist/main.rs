@@ -1,0 +1,14 @@
+//! What a scheduler with a radix cache must keep to, one leg at a time, event by event.
+
+#![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+
+mod arrivals;
+mod budget;
+mod cursor;
+mod flush;
+mod leg;
+mod locks;
+mod namespaces;
+mod promises;
+mod sharing;
+mod timeouts;

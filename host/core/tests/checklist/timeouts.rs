@@ -1,0 +1,113 @@
+//! Who waits for how long, and what is left behind.
+
+use std::time::Duration;
+
+use host_core::message::Body;
+use host_core::request::FailureCode;
+use host_core::{Event, Role, Room};
+
+use super::leg::{Leg, PEER, config, tokens};
+
+const MILLI: Duration = Duration::from_millis(1);
+
+#[test]
+fn a_prefill_leg_waits_for_decode_as_long_as_the_bootstrap_timeout() {
+    let mut leg = Leg::new(Role::Prefill, 64);
+    leg.submit(1, &tokens(0..16), 1);
+    let timeout = config(Role::Prefill, 1).bootstrap_timeout;
+    assert_eq!(leg.scheduler.next_deadline().unwrap().0, timeout);
+    leg.wait(timeout - MILLI);
+    assert!(leg.failed.is_empty());
+    leg.wait(MILLI);
+    assert_eq!(leg.failed[&Room(1)].code, FailureCode::Timeout);
+    leg.at_rest();
+}
+
+#[test]
+fn a_decode_leg_waits_for_its_peer_as_long_as_the_bootstrap_timeout() {
+    let mut leg = Leg::new(Role::Decode, 64);
+    leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
+    leg.submit(1, &tokens(0..16), 1);
+    let timeout = config(Role::Decode, 1).bootstrap_timeout;
+    leg.wait(timeout - MILLI);
+    assert!(leg.failed.is_empty() && leg.reserves.is_empty());
+    leg.wait(MILLI);
+    assert_eq!(leg.failed[&Room(1)].code, FailureCode::Timeout);
+    leg.at_rest();
+}
+
+#[test]
+fn a_reserve_without_a_request_is_given_up_and_decode_told() {
+    let mut leg = Leg::new(Role::Prefill, 64);
+    let prompt = tokens(0..16);
+    leg.reserve(1, &prompt, 0);
+    let timeout = config(Role::Prefill, 1).bootstrap_timeout;
+    leg.wait(timeout - MILLI);
+    let told = |leg: &Leg| leg.sent.iter().any(|message| matches!(message.body, Body::PrefillFailed { .. }));
+    assert!(!told(&leg));
+    leg.wait(MILLI);
+    assert!(told(&leg), "{:?}", leg.sent);
+}
+
+#[test]
+fn no_request_takes_longer_than_the_request_timeout_in_whatever_stage() {
+    let whole = config(Role::Decode, 1).request_timeout;
+    for stage in ["queued", "transfer", "verifying", "running"] {
+        println!("{stage}");
+        let mut leg = Leg::new(Role::Decode, if stage == "queued" { 6 } else { 64 });
+        if stage == "queued" {
+            // Somebody else has the pages; it times out too.
+            leg.submit(0, &tokens(100..116), 4);
+            leg.deliver(0);
+        }
+        leg.submit(1, &tokens(0..16), 4);
+        if stage == "verifying" {
+            leg.arrive(1);
+        }
+        if stage == "running" {
+            leg.deliver(1);
+        }
+        assert_eq!(leg.reserves.contains_key(&Room(1)), stage != "queued");
+        leg.answer_messages();
+        leg.wait(whole - MILLI);
+        assert!(leg.failed.is_empty(), "{:?}", leg.failed);
+        leg.wait(MILLI);
+        assert_eq!(leg.failed[&Room(1)].code, FailureCode::Timeout);
+        match stage {
+            "transfer" => leg.drained(1),
+            "verifying" => {
+                leg.drained(1);
+                leg.verified(1, true);
+            }
+            _ => {}
+        }
+        leg.compute_all();
+        leg.at_rest();
+    }
+}
+
+#[test]
+fn a_peer_that_answers_nothing_counts_as_lost() {
+    let mut leg = Leg::new(Role::Decode, 64);
+    leg.submit(1, &tokens(0..16), 1);
+    let patience = config(Role::Decode, 1).peer_patience;
+    leg.wait(patience - MILLI);
+    assert!(leg.failed.is_empty());
+    leg.wait(MILLI);
+    assert_eq!(leg.failed[&Room(1)].code, FailureCode::PeerLost);
+    assert_eq!(leg.stats().pool.quarantined, 4, "until the fence is proven");
+    leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
+    leg.at_rest();
+}
+
+#[test]
+fn a_peer_that_answers_is_waited_for() {
+    let mut leg = Leg::new(Role::Decode, 64);
+    leg.submit(1, &tokens(0..16), 1);
+    leg.answer_messages();
+    leg.wait(config(Role::Decode, 1).peer_patience * 3);
+    assert!(leg.failed.is_empty());
+    leg.deliver(1);
+    assert_eq!(leg.finished, [Room(1)]);
+    leg.at_rest();
+}

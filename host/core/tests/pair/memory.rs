@@ -1,0 +1,116 @@
+//! KV that proves itself, in words: one for each token and layer of a page.
+
+use host_core::{Batch, PageId, Sampled, SequenceOutput};
+
+pub const PAGE_TOKENS: usize = 4;
+pub const LAYERS: u32 = 5;
+pub const VOCABULARY: u32 = 50;
+
+/// Words of one page.
+const PAGE: usize = PAGE_TOKENS * LAYERS as usize;
+
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a ^ b.rotate_left(32).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// KV of a position in the first layer: everything up to it in one word.
+fn first_layer(before: u64, token: u32) -> u64 {
+    mix(before, u64::from(token) + 1)
+}
+
+/// KV of a position in another layer.
+fn layer_value(first: u64, layer: u32) -> u64 {
+    if layer == 0 { first } else { mix(first, u64::from(layer)) }
+}
+
+fn drawn(words: impl Iterator<Item = u64>) -> u32 {
+    (words.fold(7, mix) % u64::from(VOCABULARY)) as u32
+}
+
+/// The right answer, computed without pages, batches or workers.
+pub fn answer_to(prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut firsts = Vec::new();
+    let mut answer = Vec::new();
+    let mut tokens = prompt.to_vec();
+    let mut next = 0;
+    while answer.len() < count {
+        for token in &tokens[next..] {
+            firsts.push(first_layer(firsts.last().copied().unwrap_or(0), *token));
+        }
+        next = tokens.len();
+        let words = firsts.iter().flat_map(|first| (0..LAYERS).map(|layer| layer_value(*first, layer)));
+        let token = drawn(words);
+        answer.push(token);
+        tokens.push(token);
+    }
+    answer
+}
+
+/// The pages of one worker.
+pub struct Memory(Vec<u64>);
+
+impl Memory {
+    pub fn new(pages: u32) -> Self {
+        Self(vec![0; pages as usize * PAGE])
+    }
+
+    fn at(page: PageId, layer: u32, slot: usize) -> usize {
+        page.0 as usize * PAGE + layer as usize * PAGE_TOKENS + slot
+    }
+
+    fn place(pages: &[PageId], layer: u32, position: usize) -> usize {
+        Self::at(pages[position / PAGE_TOKENS], layer, position % PAGE_TOKENS)
+    }
+
+    pub fn digest(&self, page: PageId) -> u64 {
+        self.words(page, 0, LAYERS).iter().fold(1, |digest, word| mix(digest, *word))
+    }
+
+    /// The words of some layers of a page.
+    pub fn words(&self, page: PageId, first: u32, end: u32) -> &[u64] {
+        &self.0[Self::at(page, first, 0)..Self::at(page, end, 0)]
+    }
+
+    /// Puts words where [`words`](Self::words) finds them.
+    pub fn put(&mut self, page: PageId, first: u32, words: &[u64]) {
+        let at = Self::at(page, first, 0);
+        self.0[at..at + words.len()].copy_from_slice(words);
+    }
+
+    /// Flips one bit of the first token's KV in a layer.
+    pub fn flip(&mut self, page: PageId, layer: u32, bit: u64) {
+        self.0[Self::at(page, layer, 0)] ^= 1 << bit;
+    }
+
+    /// Computes layers `from..to` of a batch.
+    pub fn compute(&mut self, batch: &Batch, from: u32, to: u32) {
+        for (layer, sequence) in (from..to).flat_map(|layer| batch.sequences.iter().map(move |s| (layer, s)))
+        {
+            let start = sequence.start as usize;
+            for (position, token) in (start..).zip(&sequence.tokens) {
+                let first = |position| self.0[Self::place(&sequence.pages, 0, position)];
+                let word = match layer {
+                    0 => first_layer(position.checked_sub(1).map_or(0, first), *token),
+                    _ => layer_value(first(position), layer),
+                };
+                self.0[Self::place(&sequence.pages, layer, position)] = word;
+            }
+        }
+    }
+
+    /// What the sequences of a computed batch draw, from everything that their pages hold.
+    pub fn outputs(&self, batch: &Batch) -> Vec<SequenceOutput> {
+        let draw = |sequence: &host_core::Sequence| {
+            let words = (0..sequence.end()).flat_map(|position| {
+                (0..LAYERS).map(move |layer| self.0[Self::place(&sequence.pages, layer, position)])
+            });
+            let token = drawn(words);
+            let sampled = sequence.sample.map(|_| Sampled { token, logprob: None, top: Vec::new() });
+            SequenceOutput { room: sequence.room, sampled }
+        };
+        batch.sequences.iter().map(draw).collect()
+    }
+}

@@ -1,0 +1,357 @@
+//! Whose pages are taken when answers outgrow the pool, and how those requests go on.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use host_core::aux_row::AuxRow;
+use host_core::integrity::Found;
+use host_core::message::{Body, Message};
+use host_core::notice::Notice;
+use host_core::radix::{NamespaceKey, Policy};
+use host_core::request::{PeerRef, Request};
+use host_core::scheduler::Stats;
+use host_core::{
+    Action, Batch, Config, Event, Instance, Role, Room, Sampled, Sampling, Scheduler, SequenceOutput, Time,
+};
+
+const PREFILL: Instance = Instance(7);
+
+fn config(role: Role, pages: u32, cache: bool) -> Config {
+    Config {
+        role,
+        pages,
+        page_tokens: 2,
+        max_tokens: 1_000,
+        vocabulary: 100,
+        chunk_tokens: 8,
+        radix_cache: cache.then_some(Policy::Lru),
+        cache_events: false,
+        identity: host_core::radix::PageHash([0; 32]),
+        reserved_decode_tokens: 1,
+        target_itl: None,
+        seed: 0,
+        layer_groups: host_core::layer_groups::LayerGroups::off(1),
+        max_batch: 64,
+        max_running: 64,
+        max_queued: 100,
+        max_attempts: 3,
+        bootstrap_timeout: Duration::from_secs(30),
+        request_timeout: Duration::from_secs(600),
+        peer_patience: Duration::from_secs(100),
+    }
+}
+
+fn sampled(token: u32) -> Sampled {
+    Sampled { token, logprob: None, top: Vec::new() }
+}
+
+/// A worker whose n-th token of every answer is n.
+struct Worker {
+    scheduler: Scheduler,
+    now: Time,
+    batch: Option<Batch>,
+    tokens: BTreeMap<Room, Vec<u32>>,
+    finished: Vec<Room>,
+    failed: Vec<Room>,
+    begun: Vec<Room>,
+    prompts: BTreeMap<Room, usize>,
+}
+
+impl Worker {
+    fn new(config: Config) -> Self {
+        Self {
+            scheduler: Scheduler::new(config),
+            now: Time::default(),
+            batch: None,
+            tokens: BTreeMap::new(),
+            finished: Vec::new(),
+            failed: Vec::new(),
+            begun: Vec::new(),
+            prompts: BTreeMap::new(),
+        }
+    }
+
+    fn submit(&mut self, room: u64, prompt: usize, answer: u32) {
+        let request = Request {
+            room: Room(room),
+            prompt: vec![room as u32 % 100; prompt],
+            max_new_tokens: answer,
+            stop_tokens: Vec::new(),
+            ignore_stop: true,
+            sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
+            namespace: NamespaceKey::default(),
+            no_cache: false,
+            prefill: Some(PeerRef { instance: PREFILL, address: String::new() }),
+        };
+        self.prompts.insert(Room(room), prompt);
+        self.handle(Event::Submit(request));
+    }
+
+    fn handle(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        self.scheduler.handle(self.now, event, &mut actions);
+        self.act(actions);
+    }
+
+    fn act(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Run(batch) => self.batch = Some(batch),
+                Action::Emit { room, token } => self.tokens.entry(room).or_default().push(token.token),
+                Action::Finish { room, .. } => self.finished.push(room),
+                Action::Fail { room, .. } => self.failed.push(room),
+                Action::PromptReady { room, .. } => self.begun.push(room),
+                _ => {}
+            }
+        }
+    }
+
+    /// Decides; then computes what was decided, and returns who was in the batch with how many tokens.
+    fn step(&mut self) -> Vec<(u64, usize)> {
+        self.now = self.now.after(Duration::from_millis(1));
+        let mut actions = Vec::new();
+        self.scheduler.tick(self.now, &mut actions);
+        self.act(actions);
+        self.scheduler.audit();
+        let Some(batch) = self.batch.take() else { return Vec::new() };
+        let outputs = batch.sequences.iter().map(|sequence| {
+            let nth = |_| sampled((sequence.end() - self.prompts[&sequence.room]) as u32);
+            SequenceOutput { room: sequence.room, sampled: sequence.sample.map(nth) }
+        });
+        let outputs = outputs.collect();
+        self.handle(Event::BatchDone(outputs));
+        self.scheduler.audit();
+        batch.sequences.iter().map(|sequence| (sequence.room.0, sequence.tokens.len())).collect()
+    }
+
+    fn stats(&self) -> Stats {
+        self.scheduler.stats()
+    }
+
+    /// Steps until a request was retracted; returns who was computed in the step that did it.
+    fn until_retraction(&mut self) -> Vec<u64> {
+        let before = self.stats().retractions;
+        for _ in 0..100 {
+            let batch = self.step();
+            if self.stats().retractions > before {
+                return batch.into_iter().map(|(room, _)| room).collect();
+            }
+        }
+        panic!("nobody was retracted");
+    }
+
+    /// Runs to the end and checks that every answer is what it would be alone: no token twice, none lost.
+    fn finish(&mut self, answers: &[(u64, u32)]) {
+        for _ in 0..1_000 {
+            if self.finished.len() == answers.len() {
+                break;
+            }
+            self.step();
+        }
+        assert_eq!(self.finished.len(), answers.len(), "not all ended: {:?}", self.scheduler);
+        for (room, count) in answers {
+            assert_eq!(self.tokens[&Room(*room)], (0..*count).collect::<Vec<_>>(), "room {room}");
+            assert_eq!(self.begun.iter().filter(|begun| begun.0 == *room).count(), 1, "room {room} began");
+        }
+        let pool = self.stats().pool;
+        assert_eq!((pool.held, pool.quarantined), (0, 0));
+    }
+}
+
+#[test]
+fn more_requests_run_than_whole_answers_would_fit() {
+    let mut worker = Worker::new(config(Role::Aggregated, 40, false));
+    for room in 0..8 {
+        worker.submit(room, 4, 60);
+    }
+    worker.step();
+    // Whole answers take 32 of the 40 pages each.
+    assert_eq!(worker.stats().active, 8);
+    worker.finish(&[0, 1, 2, 3, 4, 5, 6, 7].map(|room| (room, 60)));
+    assert!(worker.stats().retractions > 0);
+}
+
+#[test]
+fn headroom_is_kept_for_those_that_run_and_only_as_much_as_they_can_use() {
+    let reserved = Config { reserved_decode_tokens: 8, ..config(Role::Aggregated, 20, false) };
+    let mut worker = Worker::new(reserved);
+    for room in 0..4 {
+        worker.submit(room, 4, 20);
+    }
+    worker.submit(9, 4, 1);
+    worker.step();
+    // 2 pages of prompt and 4 of headroom each: three fit; the short one wants no headroom, and fits beside them.
+    assert_eq!((worker.stats().active, worker.stats().queued), (4, 1));
+}
+
+#[test]
+fn the_shortest_answer_goes_first_and_the_longest_prompt_among_equals() {
+    let mut worker = Worker::new(config(Role::Aggregated, 16, false));
+    worker.submit(1, 2, 20);
+    for _ in 0..3 {
+        worker.step();
+    }
+    // Both prompts fit one step, so their answers are equally long.
+    worker.submit(2, 3, 20);
+    worker.submit(3, 5, 20);
+    assert_eq!(worker.until_retraction(), [1, 2], "the longer prompt of the two younger ones went");
+    worker.finish(&[(1, 20), (2, 20), (3, 20)]);
+}
+
+#[test]
+fn the_last_one_that_runs_is_never_retracted() {
+    let mut worker = Worker::new(config(Role::Aggregated, 10, false));
+    worker.submit(1, 4, 17);
+    worker.submit(2, 4, 17);
+    worker.until_retraction();
+    for _ in 0..100 {
+        assert!(!worker.step().is_empty() || worker.finished.len() == 2, "nobody ran");
+    }
+    worker.finish(&[(1, 17), (2, 17)]);
+}
+
+#[test]
+fn what_is_retracted_is_found_again_if_nobody_took_its_pages() {
+    let run = |cache| {
+        let mut worker = Worker::new(config(Role::Aggregated, 14, cache));
+        worker.submit(1, 8, 12);
+        worker.submit(2, 8, 9);
+        worker.until_retraction();
+        worker.handle(Event::Cancel(Room(1)));
+        worker.finish(&[(2, 9)]);
+        let stats = worker.stats();
+        assert_eq!(stats.retractions, 1);
+        (stats.restored_tokens, stats.recomputed_tokens)
+    };
+    let (restored, recomputed) = run(true);
+    assert!(restored >= 10 && recomputed < 2, "{restored} restored, {recomputed} computed again");
+    let (nothing, everything) = run(false);
+    assert_eq!((nothing, everything), (0, restored + recomputed));
+}
+
+#[test]
+fn a_retracted_request_that_does_not_fit_blocks_nobody_and_is_next() {
+    let mut worker = Worker::new(Config { max_queued: 10_000, ..config(Role::Aggregated, 20, false) });
+    worker.submit(2, 6, 30);
+    for _ in 0..4 {
+        worker.step();
+    }
+    worker.submit(1, 20, 18);
+    assert_eq!(worker.until_retraction(), [2]);
+    // 1 lacks pages while 2 runs. Small ones do not wait for it, and are enough to take every page that comes free.
+    let mut small = 100;
+    for step in 0..200 {
+        for _ in 0..12 {
+            worker.submit(small, 1, 4);
+            small += 1;
+        }
+        worker.step();
+        if worker.tokens.get(&Room(1)).is_some_and(|tokens| tokens.len() == 18) {
+            let overtook = worker.finished.iter().filter(|room| room.0 >= 100).count();
+            assert!(overtook > 0, "the line stood still");
+            assert!(step < 40, "it was not next when 2 ended: done in step {step} after {overtook} others");
+            assert_eq!(worker.tokens[&Room(1)], (0..18).collect::<Vec<_>>());
+            return;
+        }
+    }
+    panic!("the retracted request was starved by {} others", worker.finished.len());
+}
+
+#[test]
+fn a_retracted_request_goes_before_those_that_have_not_begun() {
+    let mut worker = Worker::new(config(Role::Aggregated, 14, false));
+    worker.submit(1, 8, 12);
+    worker.submit(2, 8, 12);
+    worker.submit(3, 20, 2);
+    let left = worker.until_retraction();
+    let gone = if left == [1] { 2 } else { 1 };
+    worker.finish(&[(1, 12), (2, 12), (3, 2)]);
+    assert_eq!(worker.finished, [left[0], gone, 3].map(Room));
+}
+
+/// A decode worker with requests whose pages have arrived: (room, prompt, answer).
+fn decode_worker(pages: u32, requests: &[(u64, usize, u32)]) -> Worker {
+    let mut worker = Worker::new(config(Role::Decode, pages, false));
+    for (room, prompt, answer) in requests {
+        worker.submit(*room, *prompt, *answer);
+    }
+    worker.handle(Event::PeerReady { peer: PREFILL, floor: 0, session: 1 });
+    worker.step();
+    for (room, prompt, _) in requests {
+        let room = Room(*room);
+        worker.handle(Event::Arrived(Notice { room, attempt: 1, sequence: 0, pages: 1, last: true }));
+        let row = AuxRow {
+            room,
+            attempt: 1,
+            prompt_tokens: *prompt as u32,
+            cached_tokens: 0,
+            pages: prompt.div_ceil(2) as u32,
+            digest: 0,
+            first: sampled(0),
+        };
+        let found = Box::new(Found { aux_row: row.encode(), digest: None });
+        worker.handle(Event::Verified { room, attempt: 1, found });
+    }
+    worker
+}
+
+#[test]
+fn a_retracted_request_needs_its_prefill_worker_no_more() {
+    let mut worker = decode_worker(14, &[(1, 8, 12), (2, 8, 12)]);
+    let left = worker.until_retraction();
+    let gone = if left == [1] { 2 } else { 1 };
+    // Neither a late word about the room nor the end of the worker that sent its pages changes anything.
+    let body = Body::PrefillFailed { message: "late".into(), retryable: true };
+    let message = Message { id: 9, answers: None, room: Room(gone), attempt: 1, body };
+    worker.handle(Event::Message { from: PREFILL, floor: 0, message });
+    worker.handle(Event::PeerLost { peer: PREFILL, session: 1, fenced: false });
+    worker.now = worker.now.after(Duration::from_secs(60));
+    worker.finish(&[(1, 12), (2, 12)]);
+    assert_eq!(worker.failed, []);
+    assert!(worker.stats().recomputed_tokens > 0);
+}
+
+#[test]
+fn pages_of_a_transfer_under_way_are_not_taken() {
+    let mut worker = decode_worker(14, &[(1, 8, 12)]);
+    worker.submit(2, 16, 1);
+    for _ in 0..20 {
+        worker.step();
+    }
+    // 2's transfer never ends, so 1 waits for the page that it lacks rather than take one that prefill may write.
+    assert_eq!((worker.stats().retractions, worker.finished.len()), (0, 0));
+    worker.handle(Event::PeerLost { peer: PREFILL, session: 1, fenced: true });
+    worker.failed.clear();
+    worker.finish(&[(1, 12)]);
+}
+
+#[test]
+fn recomputing_takes_small_steps_beside_those_that_decode() {
+    let mut worker = decode_worker(34, &[(1, 24, 20), (2, 8, 40), (3, 16, 12)]);
+    worker.until_retraction();
+    let mut beside = 0;
+    for _ in 0..200 {
+        let batch = worker.step();
+        let again: usize = batch.iter().filter(|(_, tokens)| *tokens > 1).map(|(_, tokens)| *tokens).sum();
+        let decoding = batch.iter().filter(|(_, tokens)| *tokens == 1).count();
+        if decoding > 0 && again > 0 {
+            beside += 1;
+            assert!(again <= 2, "{again} tokens were computed again in a step with {decoding} that decode");
+        }
+    }
+    assert!(beside > 0, "nothing was computed again beside others");
+    worker.finish(&[(1, 20), (2, 40), (3, 12)]);
+}
+
+#[test]
+fn a_cancelled_retracted_request_leaves_nothing_behind() {
+    let mut worker = Worker::new(config(Role::Aggregated, 14, true));
+    worker.submit(1, 8, 12);
+    worker.submit(2, 8, 12);
+    let left = worker.until_retraction();
+    let gone = if left == [1] { 2 } else { 1 };
+    worker.handle(Event::Cancel(Room(gone)));
+    assert_eq!(worker.failed, [Room(gone)]);
+    worker.finish(&[(left[0], 12)]);
+    assert_eq!((worker.stats().queued, worker.stats().active, worker.stats().locked_pages), (0, 0, 0));
+}

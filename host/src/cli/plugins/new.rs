@@ -1,0 +1,219 @@
+//! `host plugins new`: a crate that builds, and passes `host plugins test`, as it is written.
+//!
+//! Its sources are those of the plugins in `tests/plugins/{wire,memory,plain}`, which this workspace compiles, lints and
+//! tests, under another name.
+
+mod api;
+mod name;
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+
+use crate::cli::Refused;
+use crate::cli::output::say;
+use api::Api;
+
+/// What to make.
+#[derive(Args, Debug)]
+pub struct New {
+    /// The plugin's name: what users write in --plugins, and the crate's name
+    name: String,
+    /// What the plugin does
+    #[arg(long)]
+    role: Role,
+    /// The folder to make [default: NAME, here]
+    #[arg(long, value_name = "DIR")]
+    path: Option<PathBuf>,
+    /// The crate host-plugin-api: the folder that it lies in, or a version [default: that of this checkout, else this
+    /// host's version]
+    #[arg(long, value_name = "PATH-OR-VERSION")]
+    api: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Role {
+    /// Moves KV pages between workers
+    Transfer,
+    /// Keeps KV pages that left the accelerator
+    Tier,
+    /// Hands out pages of the KV pools
+    Allocator,
+}
+
+/// A file of the crate, and what it says.
+type Source = (&'static str, &'static str);
+
+/// The plugin that a role's crate is made of.
+struct Template {
+    role: &'static str,
+    /// Its own name, which the new one takes the place of.
+    name: &'static str,
+    manifest: &'static str,
+    sources: &'static [Source],
+    /// How it is used once it is built.
+    usage: &'static str,
+}
+
+macro_rules! fixture {
+    ($file:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/plugins/", $file))
+    };
+}
+
+const CARGO: &str = include_str!("new/Cargo.toml.template");
+const FORMAT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../rustfmt.toml"));
+const README: &str = include_str!("new/README.md.template");
+
+/// What follows in every manifest.
+const CONFIG: &str = r#"
+# A key of the configuration that users write under [plugin.@NAME@]. The host refuses keys that are not declared here.
+# [config.depth]
+# type = "integer"    # string, integer, float, boolean, array or table
+# default = 64
+# doc = "What it means."
+"#;
+
+const TRANSFER: Template = Template {
+    role: "transfer",
+    name: "wire",
+    manifest: fixture!("wire/plugin.toml"),
+    sources: &[
+        ("src/lib.rs", fixture!("wire/src/lib.rs")),
+        ("src/inbound.rs", fixture!("wire/src/inbound.rs")),
+        ("src/outbound.rs", fixture!("wire/src/outbound.rs")),
+        ("src/queues.rs", fixture!("wire/src/queues.rs")),
+        ("src/regions.rs", fixture!("wire/src/regions.rs")),
+        ("tests/moves_bytes.rs", fixture!("wire/tests/moves_bytes.rs")),
+    ],
+    usage: "
+To serve with it, put it into a directory and name it:
+
+    host plugins install target/debug/lib@CRATE@.so --plugins-dir plugins
+    host --plugins @NAME@ --plugins-dir plugins --executor synthetic
+",
+};
+
+const TIER: Template = Template {
+    role: "tier",
+    name: "memory",
+    manifest: fixture!("memory/plugin.toml"),
+    sources: &[
+        ("src/lib.rs", fixture!("memory/src/lib.rs")),
+        ("tests/keeps_values.rs", fixture!("memory/tests/keeps_values.rs")),
+    ],
+    usage: "",
+};
+
+const ALLOCATOR: Template = Template {
+    role: "allocator",
+    name: "plain",
+    manifest: fixture!("plain/plugin.toml"),
+    sources: &[
+        ("src/lib.rs", fixture!("plain/src/lib.rs")),
+        ("tests/takes_and_gives_back.rs", fixture!("plain/tests/takes_and_gives_back.rs")),
+    ],
+    usage: "",
+};
+
+impl New {
+    /// Writes the crate and says what comes next. Refused when a file would be overwritten.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Self { name, role, path, api } = self;
+        name::check(&name).map_err(Refused)?;
+        let api = api.map_or_else(|| Ok(Api::here()), |text| Api::of(&text)).map_err(Refused)?;
+        let directory = path.unwrap_or_else(|| PathBuf::from(&name));
+        let template = match role {
+            Role::Transfer => TRANSFER,
+            Role::Tier => TIER,
+            Role::Allocator => ALLOCATOR,
+        };
+        free(&directory)?;
+        for (file, text) in template.files(&name, &api) {
+            write(&directory.join(file), &text)?;
+        }
+        let program = program();
+        let file = format!("target/debug/lib{}.so", name.replace('-', "_"));
+        say!("made {}, which plays the role {}, against {api}", directory.display(), template.role);
+        say!("\nnext:\n    cd {}", directory.display());
+        say!("    cargo test                       # its own tests, more of which are yours to write");
+        say!("    cargo build");
+        say!("    {program} plugins test {file}");
+        say!("\nThe first lines of src/lib.rs say which part to make yours. plugin.toml wants your id.");
+        if let Api::Path(_) = api {
+            let version = Api::published();
+            say!(
+                "Where the API comes from a registry, Cargo.toml reads: host-plugin-api = {}",
+                version.dependency()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// This program as it can be called from elsewhere.
+fn program() -> String {
+    let called = std::env::args().next().unwrap_or_default();
+    match std::env::current_exe() {
+        Ok(program) if called.contains('/') => program.display().to_string(),
+        _ => "host".to_owned(),
+    }
+}
+
+impl Template {
+    fn files(&self, name: &str, api: &Api) -> Vec<(&'static str, String)> {
+        let krate = name.replace('-', "_");
+        let filled = |text: &str| {
+            text.replace("@USE@", self.usage)
+                .replace("@NAME@", name)
+                .replace("@CRATE@", &krate)
+                .replace("@ROLE@", self.role)
+                .replace("@RUST@", env!("CARGO_PKG_RUST_VERSION"))
+                .replace("@API@", &api.dependency())
+        };
+        let id = format!("id = \"host.test.{}\"", self.name);
+        let own =
+            format!("id = \"com.example.{name}\"    # yours: a domain that you own, backwards, and the name");
+        let manifest = self.manifest.replace(&id, &own);
+        let manifest = manifest.replace(&format!("name = \"{}\"", self.name), &format!("name = \"{name}\""));
+        let mut files = vec![
+            ("Cargo.toml", filled(CARGO)),
+            ("README.md", filled(README)),
+            ("plugin.toml", manifest + &filled(CONFIG)),
+            (".gitignore", "/target\n".to_owned()),
+            ("rustfmt.toml", FORMAT.to_owned()),
+        ];
+        let fixture = format!("host_plugin_{}", self.name);
+        files.extend(self.sources.iter().map(|(file, text)| (*file, text.replace(&fixture, &krate))));
+        files
+    }
+}
+
+/// Refuses a folder in which anything lies.
+fn free(directory: &Path) -> anyhow::Result<()> {
+    let taken = match std::fs::read_dir(directory) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+        Err(error) => return Err(Refused(format!("{} cannot be used: {error}", directory.display())).into()),
+    };
+    if taken {
+        let text = format!(
+            "{} is not empty, and nothing is overwritten: name another with --path",
+            directory.display()
+        );
+        return Err(Refused(text).into());
+    }
+    Ok(())
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    let failed = || format!("{} cannot be written", file.display());
+    if let Some(parent) = file.parent() {
+        std::fs::create_dir_all(parent).with_context(failed)?;
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).open(file).with_context(failed)?;
+    file.write_all(text.as_bytes()).with_context(failed)
+}

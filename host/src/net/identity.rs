@@ -1,0 +1,66 @@
+//! A [`KvIdentity`] as a number: where the names of a worker's pages start from.
+
+use host_core::radix::PageHash;
+use sha2::{Digest, Sha256};
+
+use super::proto::KvIdentity;
+
+/// SHA-256 over the fields in the order of the schema, texts behind their length in bytes, everything as u64 LE. Router
+/// and workers must agree on it; a router of another version just finds nothing cached.
+#[must_use]
+pub fn digest(identity: &KvIdentity) -> PageHash {
+    let KvIdentity {
+        model,
+        weights,
+        executor,
+        dtype,
+        layout,
+        page_tokens,
+        layers,
+        kv_heads,
+        head_dim,
+        ranks,
+    } = identity;
+    let mut hasher = Sha256::new();
+    for text in [model, weights, executor, dtype, layout] {
+        hasher.update((text.len() as u64).to_le_bytes());
+        hasher.update(text);
+    }
+    for number in [page_tokens, layers, kv_heads, head_dim, ranks] {
+        hasher.update(u64::from(*number).to_le_bytes());
+    }
+    PageHash(hasher.finalize().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_field_counts() {
+        let changes: [fn(&mut KvIdentity); 11] = [
+            |_| {},
+            |id| id.model = "m".into(),
+            |id| id.weights = "m".into(),
+            |id| id.executor = "m".into(),
+            |id| id.dtype = "m".into(),
+            |id| id.layout = "m".into(),
+            |id| id.page_tokens = 1,
+            |id| id.layers = 1,
+            |id| id.kv_heads = 1,
+            |id| id.head_dim = 1,
+            |id| id.ranks = 1,
+        ];
+        let digests: BTreeSet<PageHash> = changes
+            .iter()
+            .map(|change| {
+                let mut identity = KvIdentity::default();
+                change(&mut identity);
+                digest(&identity)
+            })
+            .collect();
+        assert_eq!(digests.len(), changes.len());
+    }
+}

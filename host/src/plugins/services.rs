@@ -1,0 +1,144 @@
+//! What the host offers to its plugins: a log, words for metrics, and wake-ups.
+//!
+//! One set per plugin id and process, made when the plugin is first loaded and kept as long as the process, like the
+//! library itself. A plugin that is loaded again, or opened several times, meets the same words.
+
+mod log;
+mod waker;
+mod words;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use host_plugin_api::ErrorCode;
+use host_plugin_api::abi::services::{HostObject, HostRole, HostWord, object_of};
+use host_plugin_api::abi::{AbiResult, RResult, RStr};
+
+use log::Log;
+pub use waker::Waker;
+use words::Words;
+pub use words::{Kind, Word};
+
+/// Most plugins with services in one process.
+const MOST_PLUGINS: usize = 256;
+
+/// One plugin's services.
+pub struct Services {
+    log: Log,
+    words: Words,
+    /// Of the instances that are polled; the dead ones are dropped when the next comes.
+    wakers: Mutex<Vec<Weak<Waker>>>,
+}
+
+static ALL: Mutex<BTreeMap<String, Arc<Services>>> = Mutex::new(BTreeMap::new());
+
+impl Services {
+    /// The services of the plugin with this id.
+    ///
+    /// # Errors
+    /// Beyond 256 ids in one process.
+    pub fn of(id: &str) -> Result<Arc<Self>, String> {
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(services) = all.get(id) {
+            services.log.update_level();
+            return Ok(services.clone());
+        }
+        if all.len() >= MOST_PLUGINS {
+            return Err(format!("{MOST_PLUGINS} plugins were loaded into this process, which is the most"));
+        }
+        let services =
+            Arc::new(Self { log: Log::new(id), words: Words::default(), wakers: Mutex::default() });
+        all.insert(id.to_owned(), services.clone());
+        Ok(services)
+    }
+
+    /// What all plugins of this process have counted, by their ids.
+    #[must_use]
+    pub fn all() -> Vec<(String, Arc<Self>)> {
+        let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|(id, services)| (id.clone(), services.clone())).collect()
+    }
+
+    /// The plugin's counters and gauges, in the order in which it named them.
+    #[must_use]
+    pub fn words(&self) -> Vec<Word> {
+        self.words.all()
+    }
+
+    /// Lines of the plugin that were left out because there were too many.
+    #[must_use]
+    pub fn lines_left_out(&self) -> u64 {
+        self.log.left_out()
+    }
+
+    /// What an instance that answers `WAKES` is waited for with.
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
+    pub fn waker(&self) -> std::io::Result<Arc<Waker>> {
+        let waker = Arc::new(Waker::new()?);
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        wakers.retain(|waker| waker.strong_count() > 0);
+        wakers.push(Arc::downgrade(&waker));
+        Ok(waker)
+    }
+
+    /// As it crosses to the plugin.
+    #[must_use]
+    pub fn object(self: &Arc<Self>) -> HostObject {
+        object_of(Offered(self.clone()))
+    }
+}
+
+/// The services behind a net: a panic of ours must not run through the plugin that called.
+struct Offered(Arc<Services>);
+
+fn contained<R>(call: impl FnOnce() -> R) -> Option<R> {
+    // The payload is forgotten because its own drop may panic.
+    catch_unwind(AssertUnwindSafe(call)).map_err(std::mem::forget).ok()
+}
+
+impl HostRole for Offered {
+    fn level(&self) -> HostWord {
+        HostWord { value: self.0.log.level() }
+    }
+
+    fn log(&self, level: u32, target: RStr<'_>, message: RStr<'_>) {
+        let _written = contained(|| self.0.log.line(level, target.as_str(), message.as_str()));
+    }
+
+    fn word(&self, kind: u32, name: RStr<'_>) -> AbiResult<HostWord> {
+        let word: Option<Result<&'static AtomicU64, _>> = contained(|| self.0.words.get(kind, name.as_str()));
+        match word {
+            Some(Ok(value)) => RResult::ROk(HostWord { value }),
+            Some(Err(error)) => RResult::RErr(error.into()),
+            None => {
+                let text = "the host panicked while it made the word";
+                RResult::RErr(host_plugin_api::Error::new(ErrorCode::INTERNAL, text).into())
+            }
+        }
+    }
+
+    fn wake(&self) {
+        let wakers = self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        wakers.iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_meets_its_own_words_again_and_no_others() {
+        let (one, other) = (Services::of("test.one").unwrap(), Services::of("test.other").unwrap());
+        let word = |services: &Services, kind, name| services.words.get(kind, name);
+        word(&one, 0, "copies").unwrap().fetch_add(3, std::sync::atomic::Ordering::Relaxed);
+        let again = Services::of("test.one").unwrap();
+        assert_eq!(word(&again, 0, "copies").unwrap().load(std::sync::atomic::Ordering::Relaxed), 3);
+        assert_eq!(word(&other, 0, "copies").unwrap().load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(one.words().len(), 1);
+    }
+}

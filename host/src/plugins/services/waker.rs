@@ -1,0 +1,103 @@
+//! Wake-ups for instances that have no descriptor of their own.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
+
+/// A descriptor of the host's that a plugin makes readable, and that is clear again before each poll.
+///
+/// Whoever waits polls until nothing is left, as with a plugin's own descriptor.
+pub struct Waker {
+    event: OwnedFd,
+    /// Woken since it was cleared, so that many wakes are one write.
+    woken: AtomicBool,
+}
+
+impl Waker {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { event, woken: AtomicBool::new(false) })
+    }
+
+    /// What to wait on.
+    #[must_use]
+    pub fn fd(&self) -> i32 {
+        self.event.as_raw_fd()
+    }
+
+    /// Makes the descriptor readable. Everything done before is seen by a poll after the [`clear`](Self::clear) that
+    /// follows.
+    pub fn wake(&self) {
+        if !self.woken.swap(true, Ordering::AcqRel) {
+            // A counter that is full is readable already.
+            let _full = rustix::io::write(&self.event, &1u64.to_ne_bytes()).is_err();
+        }
+    }
+
+    /// To be called before a poll, never after it: what is done between the two wakes again.
+    #[inline]
+    pub fn clear(&self) {
+        if self.woken.load(Ordering::Relaxed) {
+            self.clear_woken();
+        }
+    }
+
+    #[cold]
+    fn clear_woken(&self) {
+        let mut count = [0; 8];
+        // Empty while a wake is between its two steps: the mark stays, and the next clear takes both.
+        if rustix::io::read(&self.event, &mut count).is_ok() {
+            self.woken.swap(false, Ordering::AcqRel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::sync::atomic::AtomicU64;
+
+    fn readable(waker: &Waker) -> bool {
+        let mut fds = [PollFd::new(&waker.event, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    }
+
+    #[test]
+    fn many_wakes_are_one_and_a_clear_takes_them_back() {
+        let waker = Waker::new().unwrap();
+        assert!(!readable(&waker));
+        waker.wake();
+        waker.wake();
+        assert!(readable(&waker));
+        waker.clear();
+        assert!(!readable(&waker));
+        waker.wake();
+        assert!(readable(&waker));
+    }
+
+    #[test]
+    fn no_wake_is_lost_however_it_meets_a_clear() {
+        const ITEMS: u64 = 100_000;
+        let (waker, made) = (Waker::new().unwrap(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..ITEMS {
+                    made.fetch_add(1, Ordering::Relaxed);
+                    waker.wake();
+                }
+            });
+            let mut seen = 0;
+            while seen < ITEMS {
+                let mut fds = [PollFd::new(&waker.event, PollFlags::IN)];
+                let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+                assert_eq!(poll(&mut fds, Some(&minute)), Ok(1), "stuck at {seen} of {ITEMS}");
+                waker.clear();
+                seen = made.load(Ordering::Relaxed);
+            }
+        });
+        waker.clear();
+        assert!(!readable(&waker), "still readable when nothing is left");
+    }
+}

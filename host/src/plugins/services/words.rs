@@ -1,0 +1,107 @@
+//! Counters and gauges that plugins write and `/metrics` reads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use host_plugin_api::abi::services::{COUNTER, GAUGE};
+use host_plugin_api::services::{LONGEST_WORD_NAME, MOST_WORDS};
+use host_plugin_api::{Error, ErrorCode, Result};
+
+/// What a word means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// A named word.
+#[derive(Clone, Debug)]
+pub struct Word {
+    /// Letters, digits and `_`, of the plugin's choice.
+    pub name: String,
+    /// What it means.
+    pub kind: Kind,
+    value: &'static AtomicU64,
+}
+
+impl Word {
+    /// Its value now.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.value.load(Ordering::Relaxed)
+    }
+}
+
+/// A cache line to itself, so that threads that count different things do not slow each other down.
+#[repr(align(128))]
+struct Padded(AtomicU64);
+
+/// One plugin's words. Never freed: the plugin's threads may hold them until the process ends.
+#[derive(Default)]
+pub(super) struct Words(Mutex<Vec<Word>>);
+
+impl Words {
+    pub(super) fn all(&self) -> Vec<Word> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn get(&self, kind: u32, name: &str) -> Result<&'static AtomicU64> {
+        let invalid = |text: String| Error::new(ErrorCode::INVALID_ARGUMENT, text);
+        let kind = match kind {
+            COUNTER => Kind::Counter,
+            GAUGE => Kind::Gauge,
+            other => return Err(invalid(format!("this host knows no kind {other} of number"))),
+        };
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        if !name.starts_with(|c: char| c.is_ascii_lowercase()) || !name.chars().all(plain) {
+            return Err(invalid(format!(
+                "{name:?} cannot name a number: use a lower-case letter, then letters, digits and _"
+            )));
+        }
+        if name.len() > LONGEST_WORD_NAME {
+            return Err(invalid(format!(
+                "a number's name has {} bytes, {LONGEST_WORD_NAME} are allowed",
+                name.len()
+            )));
+        }
+        let mut words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(word) = words.iter().find(|word| word.name == name) {
+            if word.kind != kind {
+                return Err(invalid(format!("{name} is a {:?} already", word.kind).to_lowercase()));
+            }
+            return Ok(word.value);
+        }
+        if words.len() >= MOST_WORDS {
+            let text = format!("no room for {name}: a plugin has {MOST_WORDS} counters and gauges at most");
+            return Err(Error::new(ErrorCode::NO_RESOURCE, text));
+        }
+        let value = &Box::leak(Box::new(Padded(AtomicU64::new(0)))).0;
+        words.push(Word { name: name.to_owned(), kind, value });
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked_and_bounded_in_length_and_number() {
+        let words = Words::default();
+        let long = "a".repeat(LONGEST_WORD_NAME + 1);
+        for wrong in ["", "1st", "_x", "Copies", "a-b", "a b", "größe", "a\nb", &long] {
+            let code = words.get(COUNTER, wrong).unwrap_err().code;
+            assert_eq!(code, ErrorCode::INVALID_ARGUMENT, "{wrong:?}");
+        }
+        assert_eq!(words.get(7, "a").unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
+        for number in 0..MOST_WORDS {
+            words.get(COUNTER, &format!("n{number}")).unwrap();
+        }
+        assert_eq!(words.get(COUNTER, "one_more").unwrap_err().code, ErrorCode::NO_RESOURCE);
+        words.get(COUNTER, "n0").unwrap();
+        assert_eq!(words.get(GAUGE, "n0").unwrap_err().message, "n0 is a counter already");
+        assert_eq!(words.all().len(), MOST_WORDS);
+    }
+}

@@ -1,0 +1,127 @@
+//! Digests of the pages that a transfer sends, collected part by part for its aux row.
+//!
+//! A part is digested when it is sent, also when it has only some layers of its pages, so that little is left to do when
+//! the last one goes.
+
+use std::collections::VecDeque;
+
+use host_core::Room;
+use host_core::scheduler::PageWrite;
+
+use crate::executor::{KvMemory, digest};
+
+/// Rooms remembered at most.
+const ROOMS: usize = 4096;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct SentDigests(VecDeque<Sent>);
+
+struct Sent {
+    room: Room,
+    attempt: u32,
+    /// Digests of complete pages, in order.
+    pages: Vec<u64>,
+    /// The digests of the layers that were sent, of each page of which some were.
+    begun: Vec<Vec<u64>>,
+}
+
+impl SentDigests {
+    /// Digests what a write carries.
+    pub(super) fn add(&mut self, kv: &KvMemory, write: &PageWrite) {
+        let (room, attempt) = (write.notice.room, write.notice.attempt);
+        let (first, end) = (write.layers.start as usize, write.layers.end as usize);
+        let at = self.0.iter().position(|sent| (sent.room, sent.attempt) == (room, attempt));
+        let at = at.unwrap_or_else(|| {
+            // Rooms that ended early leave theirs behind. Forgetting a live one would only cost a second transfer.
+            if self.0.len() >= ROOMS {
+                self.0.pop_front();
+            }
+            self.0.push_back(Sent { room, attempt, pages: Vec::new(), begun: Vec::new() });
+            self.0.len() - 1
+        });
+        let Some(sent) = self.0.get_mut(at) else { return };
+        let shape = kv.layout().shape;
+        let mut begun = std::mem::take(&mut sent.begun).into_iter();
+        for page in &write.source {
+            // Digests that were forgotten are made again.
+            let mut layers = begun.next().filter(|layers| layers.len() == first).unwrap_or_default();
+            let missing = layers.len()..end;
+            layers.extend(missing.map(|layer| digest::layer(kv, *page, layer, shape.page_tokens)));
+            match end == shape.layers {
+                true => sent.pages.push(digest::all(&layers)),
+                false => sent.begun.push(layers),
+            }
+        }
+    }
+
+    /// The digest over all pages of a transfer, which is forgotten.
+    pub(super) fn take(&mut self, room: Room, attempt: u32) -> u64 {
+        let at = self.0.iter().position(|sent| (sent.room, sent.attempt) == (room, attempt));
+        let sent = at.and_then(|at| self.0.remove(at));
+        digest::all(&sent.map(|sent| sent.pages).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host_core::Instance;
+    use host_core::PageId;
+    use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
+    use host_core::notice::Notice;
+    use host_core::transfer::Tag;
+
+    fn write(room: u64, source: &[u32], layers: std::ops::Range<u32>) -> PageWrite {
+        let source: Vec<PageId> = source.iter().map(|page| PageId(*page)).collect();
+        PageWrite {
+            tag: Tag(1),
+            to: Instance(1),
+            session: 1,
+            notice: Notice { room: Room(room), attempt: 1, sequence: 0, pages: 0, last: false },
+            target: source.clone(),
+            source,
+            layers,
+            aux: None,
+        }
+    }
+
+    #[test]
+    fn parts_of_layers_give_the_digest_of_whole_pages() {
+        let shape = KvShape { pages: 6, heads: 2, layers: 3, page_tokens: 4, head_dim: 8, dtype: Dtype::F32 };
+        for order in KvOrder::ALL {
+            let mut kv = KvMemory::new(KvLayout::new(shape, order)).unwrap();
+            for page in 0..6 {
+                for row in 0..2 * 3 * 2 * 4 {
+                    let (head, layer, side, token) = (row / 24, row / 8 % 3, row / 4 % 2, row % 4);
+                    kv.write_row(PageId(page), head, layer, side, token).fill(row as u8 ^ page as u8);
+                }
+            }
+            let pages = [3, 0, 5, 1].map(|page| digest::page(&kv, PageId(page), 4));
+            let mut sent = SentDigests::default();
+            for part in [write(1, &[3, 0], 0..1), write(2, &[4], 0..2), write(1, &[3, 0], 1..2)] {
+                sent.add(&kv, &part);
+            }
+            for part in [write(1, &[3, 0], 2..3), write(1, &[5, 1], 0..3)] {
+                sent.add(&kv, &part);
+            }
+            assert_eq!(sent.take(Room(1), 1), digest::all(&pages), "{order}");
+            assert_eq!(sent.take(Room(1), 1), digest::all(&[]), "taken already");
+            // Forgotten, as after too many rooms.
+            sent.take(Room(2), 1);
+            sent.add(&kv, &write(2, &[4], 2..3));
+            assert_eq!(sent.take(Room(2), 1), digest::all(&[digest::page(&kv, PageId(4), 4)]));
+        }
+    }
+
+    #[test]
+    fn rooms_that_never_end_do_not_pile_up() {
+        let shape = KvShape { pages: 1, heads: 1, layers: 2, page_tokens: 1, head_dim: 2, dtype: Dtype::F32 };
+        let kv = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
+        let mut sent = SentDigests::default();
+        for room in 0..ROOMS as u64 + 10 {
+            sent.add(&kv, &write(room, &[0], 0..1));
+        }
+        assert_eq!(sent.0.len(), ROOMS);
+    }
+}

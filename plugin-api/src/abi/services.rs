@@ -1,0 +1,91 @@
+//! What the host offers to plugins, as it crosses; the one place where the host is called and the plugin calls.
+//!
+//! The host hands its services over once per loaded file, before anything else of the plugin runs. Here the *host* may
+//! be the older side: every method after the first version's needs a default body.
+
+use std::panic::PanicHookInfo;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+
+use abi_stable::StableAbi;
+use abi_stable::sabi_trait::prelude::TD_Opaque;
+use abi_stable::std_types::{RBox, RStr};
+
+use super::AbiResult;
+use crate::services::Level;
+
+/// What [`HostRole::word`] makes: a number that only grows.
+pub const COUNTER: u32 = 0;
+/// What [`HostRole::word`] makes: a number that goes up and down.
+pub const GAUGE: u32 = 1;
+
+/// A number that belongs to the host and lives as long as the process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, StableAbi)]
+pub struct HostWord {
+    /// Read and written with relaxed ordering.
+    pub value: &'static AtomicU64,
+}
+
+/// The services as they cross; each method is what [`Host`](crate::Host) makes of it. Implemented by the host.
+#[abi_stable::sabi_trait]
+pub trait HostRole: Send + Sync + 'static {
+    /// The word that holds the least important [`Level`](crate::Level) that is logged; 0 logs nothing.
+    fn level(&self) -> HostWord;
+    /// See [`Host::log`](crate::Host::log).
+    fn log(&self, level: u32, target: RStr<'_>, message: RStr<'_>);
+    /// See [`Host::counter`](crate::Host::counter) and [`Host::gauge`](crate::Host::gauge); `kind` is [`COUNTER`] or
+    /// [`GAUGE`].
+    fn word(&self, kind: u32, name: RStr<'_>) -> AbiResult<HostWord>;
+    /// See [`Host::wake`](crate::Host::wake).
+    #[sabi(last_prefix_field)]
+    fn wake(&self);
+}
+
+/// The host's services on the other side of the boundary.
+pub type HostObject = HostRole_TO<RBox<()>>;
+
+/// Services of the host's making, ready to be handed over.
+pub fn object_of(services: impl HostRole) -> HostObject {
+    HostRole_TO::from_value(services, TD_Opaque)
+}
+
+/// Hands the host's services to a plugin. See [`OpenTransfer`](super::OpenTransfer) for why it is a struct.
+#[repr(transparent)]
+#[derive(Clone, Copy, StableAbi)]
+pub struct Attach {
+    /// The first call counts; the services of later ones are dropped.
+    pub call: extern "C" fn(host: HostObject),
+}
+
+/// The services, with the level at hand.
+pub(crate) struct Attached {
+    pub(crate) object: HostObject,
+    pub(crate) level: &'static AtomicU64,
+}
+
+static ATTACHED: OnceLock<Attached> = OnceLock::new();
+
+pub(crate) fn attached() -> Option<&'static Attached> {
+    ATTACHED.get()
+}
+
+/// The plugin's side of [`Attach`]. In a file of its own, this crate's statics and `std`'s are the plugin's own.
+pub(super) extern "C" fn attach(host: HostObject) {
+    let mut first = false;
+    ATTACHED.get_or_init(|| {
+        first = true;
+        let HostWord { value: level } = host.level();
+        Attached { object: host, level }
+    });
+    if first {
+        std::panic::set_hook(Box::new(log_panic));
+    }
+}
+
+/// Where a panic was, which the guard that catches it does not learn.
+fn log_panic(info: &PanicHookInfo<'_>) {
+    let text = info.payload_as_str().unwrap_or("a payload that is not text");
+    let place = info.location().map(ToString::to_string).unwrap_or_default();
+    crate::host().log(Level::ERROR, "panic", &format!("panicked at {place}: {text}"));
+}

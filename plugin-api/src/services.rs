@@ -1,0 +1,191 @@
+//! What a plugin may ask of its host: log lines, words for metrics, and to be polled.
+//!
+//! [`host()`](host()) gives the services of the host that loaded this plugin. They are there before the plugin's first factory
+//! runs, and as long as the process. Each is an offer: a host that is older than this module, or a test that links the
+//! plugin instead of loading it, takes none of them, and then log lines vanish, words are counted by nobody, and a wake
+//! wakes nobody. So a plugin never has to ask whether a service is there.
+//!
+//! Threads: everything here may be called from any thread. Nothing here blocks; [`Counter::add`], [`Gauge::set`] and a
+//! log line below the host's level also allocate nothing, and belong into hot calls.
+//!
+//! ```
+//! use host_plugin_api::{Counter, Level, host, log};
+//!
+//! # fn main() -> host_plugin_api::Result<()> {
+//! let copied: Counter = host().counter("bytes_copied")?;    // once, where the instance is opened
+//! copied.add(4096);                                         // a relaxed add on a word of the host's
+//! log!(Level::DEBUG, "copied {} bytes", 4096);              // formatted only if somebody listens
+//! # Ok(())
+//! # }
+//! ```
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::services::{Attached, COUNTER, GAUGE, HostWord, attached};
+use crate::error::Result;
+
+/// What [`event_fd`](crate::TransferBackend::event_fd) answers when the plugin calls [`Host::wake`] instead of owning a
+/// descriptor.
+pub const WAKES: i32 = -2;
+
+/// Most counters and gauges of one plugin.
+pub const MOST_WORDS: usize = 64;
+
+/// Longest name of a counter or gauge, in bytes.
+pub const LONGEST_WORD_NAME: usize = 64;
+
+/// How much a log line matters. Smaller numbers matter more; an open set.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Level(pub u32);
+
+impl Level {
+    /// Something failed that was asked for.
+    pub const ERROR: Level = Level(1);
+    /// Something is not as it should be, and goes on.
+    pub const WARN: Level = Level(2);
+    /// What an operator wants to know once.
+    pub const INFO: Level = Level(3);
+    /// What happens per connection.
+    pub const DEBUG: Level = Level(4);
+    /// What happens per transfer.
+    pub const TRACE: Level = Level(5);
+}
+
+/// The host that loaded this plugin, if it offers services. See the [module](self).
+#[derive(Clone, Copy)]
+pub struct Host(Option<&'static Attached>);
+
+/// The services of the host that loaded this plugin.
+#[must_use]
+pub fn host() -> Host {
+    Host(attached())
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Host(attached)" } else { "Host(none)" })
+    }
+}
+
+impl Host {
+    /// Whether a line of this level would be written. One load of a word of the host's.
+    #[inline]
+    #[must_use]
+    pub fn logs(self, level: Level) -> bool {
+        self.0.is_some_and(|host| u64::from(level.0) <= host.level.load(Ordering::Relaxed))
+    }
+
+    /// Writes one line into the host's log, under this plugin's id. `target` says which part of the plugin speaks;
+    /// [`log!`](crate::log) fills in the module.
+    ///
+    /// The host writes at most 200 lines per second of a plugin, and then says how many it left out. It cuts long
+    /// lines, and shows control characters by their codes.
+    pub fn log(self, level: Level, target: &str, message: &str) {
+        if let Some(host) = self.0
+            && self.logs(level)
+        {
+            host.object.log(level.0, target.into(), message.into());
+        }
+    }
+
+    /// A number that only grows, shown on the worker's `/metrics` with the plugin's id. The same name gives the same
+    /// number, also to another instance.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a name that is not a lower-case letter and then `[a-z0-9_]`, at most
+    /// [`LONGEST_WORD_NAME`] bytes, or that is a gauge's already; `NO_RESOURCE` beyond [`MOST_WORDS`] names.
+    pub fn counter(self, name: &str) -> Result<Counter> {
+        self.word(COUNTER, name).map(Counter)
+    }
+
+    /// A number that goes up and down; else as [`counter`](Host::counter).
+    ///
+    /// # Errors
+    /// As [`counter`](Host::counter).
+    pub fn gauge(self, name: &str) -> Result<Gauge> {
+        self.word(GAUGE, name).map(Gauge)
+    }
+
+    fn word(self, kind: u32, name: &str) -> Result<&'static AtomicU64> {
+        static NOBODY_READS: AtomicU64 = AtomicU64::new(0);
+        let Some(host) = self.0 else { return Ok(&NOBODY_READS) };
+        let word = host.object.word(kind, name.into()).into_result();
+        word.map(|HostWord { value }| value).map_err(Into::into)
+    }
+
+    /// Tells the host that an instance of this plugin has something to poll. For instances whose `event_fd` answers
+    /// [`WAKES`]; make what there is to poll visible before the call. Never calls back into the plugin.
+    pub fn wake(self) {
+        if let Some(host) = self.0 {
+            host.object.wake();
+        }
+    }
+}
+
+/// A number of the host's that only grows. See [`Host::counter`].
+#[derive(Clone, Copy, Debug)]
+pub struct Counter(&'static AtomicU64);
+
+impl Counter {
+    /// **Hot.** Counts.
+    #[inline]
+    pub fn add(self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+/// A number of the host's that goes up and down. See [`Host::gauge`].
+#[derive(Clone, Copy, Debug)]
+pub struct Gauge(&'static AtomicU64);
+
+impl Gauge {
+    /// **Hot.** Replaces the value.
+    #[inline]
+    pub fn set(self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// **Hot.** Adds to the value.
+    #[inline]
+    pub fn add(self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// **Hot.** Takes from the value, which the same plugin has added before.
+    #[inline]
+    pub fn sub(self, count: u64) {
+        self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+/// Writes one formatted line into the host's log, if the host wants lines of this [`Level`]; formats nothing otherwise.
+///
+/// ```
+/// host_plugin_api::log!(host_plugin_api::Level::INFO, "listening for {} peers", 4);
+/// ```
+#[macro_export]
+macro_rules! log {
+    ($level:expr, $($text:tt)+) => {{
+        let (host, level) = ($crate::host(), $level);
+        if host.logs(level) {
+            host.log(level, module_path!(), &::std::format!($($text)+));
+        }
+    }};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_host_every_service_is_there_and_does_nothing() {
+        let host = host();
+        assert!(!host.logs(Level::ERROR));
+        host.log(Level::ERROR, "here", "nobody hears this");
+        host.counter("Any Name").unwrap().add(1);
+        host.gauge("any").unwrap().set(1);
+        host.wake();
+    }
+}

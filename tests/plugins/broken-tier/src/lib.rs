@@ -1,0 +1,209 @@
+//! A fake for tests: the tier in memory with an event descriptor, and with one defect that the conformance kit must find.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use host_plugin_api::tier::{FOUND, MISSING};
+use host_plugin_api::{
+    Error, ErrorCode, Key, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag, TierCompletion,
+    TierLimits, TierPage, TierUsage,
+};
+use host_plugin_memory::MemoryTier;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// See the crate.
+pub struct BrokenTier {
+    inner: MemoryTier,
+    defect: String,
+    event: OwnedFd,
+    /// Who opened it.
+    opener: ThreadId,
+    regions: Mutex<HashMap<u32, Memory>>,
+    /// Batches accepted since the last poll.
+    unpolled: AtomicU64,
+    full: AtomicBool,
+    /// The key that was put last.
+    put: Mutex<Option<Key>>,
+    /// Its pages are not reported any more.
+    cancelled: AtomicU64,
+}
+
+/// Opens an instance.
+///
+/// # Errors
+/// When the system has no descriptor left.
+pub fn open(opening: &Opening) -> Result<BrokenTier> {
+    let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+    let event = eventfd(0, flags).map_err(|error| Error::new(ErrorCode::IO, error.to_string()))?;
+    Ok(BrokenTier {
+        inner: host_plugin_memory::open(opening)?,
+        defect: host_plugin_mark::defect(),
+        event,
+        opener: std::thread::current().id(),
+        regions: Mutex::default(),
+        unpolled: AtomicU64::new(0),
+        full: AtomicBool::new(false),
+        put: Mutex::default(),
+        cancelled: AtomicU64::new(u64::MAX),
+    })
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    tier: open,
+}
+
+impl BrokenTier {
+    fn is(&self, defect: &str) -> bool {
+        self.defect == defect
+    }
+
+    /// What follows an answer of the calls that start batches.
+    fn started(&self, code: i32) -> i32 {
+        if code == ErrorCode::WOULD_BLOCK.0 {
+            self.full.store(true, Ordering::Relaxed);
+        } else if code == 0 {
+            self.unpolled.fetch_add(1, Ordering::Relaxed);
+            if !self.is("event-fd-silent") {
+                // A full counter is readable, too.
+                let _full = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            }
+        }
+        code
+    }
+
+    fn stays_full(&self) -> bool {
+        self.is("never-recovers") && self.full.load(Ordering::Relaxed)
+    }
+
+    /// Changes a byte of the page in the host's memory.
+    fn flip(&self, page: &TierPage) {
+        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(region) = regions.get(&page.region) else { return };
+        // SAFETY: inside a registered region, as far as the test that uses this keeps to it.
+        unsafe { *((region.address + page.offset) as *mut u8) ^= 1 };
+    }
+}
+
+impl StorageTier for BrokenTier {
+    fn limits(&self) -> TierLimits {
+        self.inner.limits()
+    }
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        let region = self.inner.register(memory)?;
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(region.0, *memory);
+        Ok(region)
+    }
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.inner.deregister(region)
+    }
+    fn exists(&self, tag: Tag, keys: &[Key]) -> i32 {
+        if self.stays_full() {
+            return ErrorCode::WOULD_BLOCK.0;
+        }
+        if self.is("answers-when-closed") && self.inner.usage().is_err() {
+            return 0;
+        }
+        if self.is("loses-batches-of-threads") && std::thread::current().id() != self.opener {
+            return 0;
+        }
+        self.started(self.inner.exists(tag, keys))
+    }
+    fn get(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        if self.is("allocates-on-get") {
+            drop(std::hint::black_box(pages.to_vec()));
+        }
+        let code = self.inner.get(tag, pages);
+        let put = *self.put.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(page) = pages.last().filter(|page| self.is("corrupts-value") && put == Some(page.key))
+            && code == 0
+            && pages.len() > 1
+        {
+            self.flip(page);
+        }
+        self.started(code)
+    }
+    fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        assert!(
+            !(self.is("panics") && pages.is_empty()),
+            "index out of bounds: there is always a first page"
+        );
+        *self.put.lock().unwrap_or_else(PoisonError::into_inner) = pages.last().map(|page| page.key);
+        self.started(self.inner.put(tag, pages))
+    }
+    fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.started(self.inner.delete(tag, keys))
+    }
+    fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
+        let waiting = self.unpolled.swap(0, Ordering::Relaxed);
+        let count = match usize::try_from(self.inner.poll(completions)) {
+            Ok(count) => count,
+            Err(_code) => return self.inner.poll(completions),
+        };
+        if count == 0 && self.is("blocks-in-poll") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if count < completions.len() && !self.is("event-fd-stuck") {
+            let mut counter = [0; 8];
+            let _empty = rustix::io::read(&self.event, &mut counter);
+        }
+        for done in &mut completions[..count] {
+            if self.is("finds-what-is-not-there") && done.status == MISSING {
+                done.status = FOUND;
+            }
+            if self.is("accepts-out-of-bounds") && done.status == ErrorCode::INVALID_ARGUMENT.0 {
+                done.status = FOUND;
+            }
+        }
+        // Several batches were in flight; the third page of the first is the victim. Not with the tags that the case about
+        // threads uses, which has to find its own defect.
+        let victim = (waiting >= 6 && count > 3 && completions[2].tag < 100).then_some(2);
+        let cancelled = self.cancelled.load(Ordering::Relaxed);
+        match victim {
+            Some(victim) if self.is("loses-completion") => {
+                completions.copy_within(victim + 1..count, victim);
+                count as i32 - 1
+            }
+            Some(victim) if self.is("repeats-completion") => {
+                completions[victim] = completions[victim - 1];
+                count as i32
+            }
+            _ if self.is("forgets-cancelled")
+                && completions[..count].iter().any(|done| done.tag == cancelled) =>
+            {
+                0
+            }
+            _ => count as i32,
+        }
+    }
+    fn cancel(&self, tag: Tag) -> i32 {
+        self.cancelled.store(tag.0, Ordering::Relaxed);
+        self.inner.cancel(tag)
+    }
+    fn settled(&self, tag: Tag) -> i32 {
+        self.inner.settled(tag)
+    }
+    fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
+        let mut scanned = self.inner.scan(cursor, keys)?;
+        if self.is("scan-repeats") && scanned.keys > 1 {
+            keys[1] = keys[0];
+        }
+        if self.is("scan-never-ends") {
+            scanned = Scanned { keys: 0, cursor: 1, ..scanned };
+        }
+        Ok(scanned)
+    }
+    fn usage(&self) -> Result<TierUsage> {
+        self.inner.usage()
+    }
+    fn event_fd(&self) -> i32 {
+        self.event.as_raw_fd()
+    }
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.inner.shutdown(deadline_ms)
+    }
+}

@@ -1,0 +1,115 @@
+//! Registered memory, and which connections may write to it: under one lock, because taking either back is a fence.
+//!
+//! The only `unsafe` of the crate is here. Memory belongs to the host; it stays mapped until `deregister` returns, so
+//! nothing may touch a region once it is out of the table.
+
+use std::collections::HashMap;
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Mutex, MutexGuard};
+
+use host_plugin_api::{Error, ErrorCode, Memory, RegionId, Result};
+
+const MAX_REGIONS: usize = 1024;
+
+#[derive(Default)]
+pub struct Regions(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    next: u32,
+    regions: HashMap<u32, Memory>,
+    /// Connections that peers made to us, by number, each with its peer's name.
+    writers: HashMap<u64, (String, TcpStream)>,
+    next_writer: u64,
+}
+
+/// Where a range of a region starts, when it lies inside.
+fn place(region: &Memory, offset: u64, length: usize) -> Option<*mut u8> {
+    let end = offset.checked_add(length as u64)?;
+    (end <= region.length).then(|| (region.address + offset) as *mut u8)
+}
+
+impl Regions {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        crate::lock(&self.0)
+    }
+
+    pub fn add(&self, memory: &Memory) -> Result<RegionId> {
+        if memory.address == 0 || memory.length == 0 || memory.address.checked_add(memory.length).is_none() {
+            return Err(crate::invalid("the memory is empty or leaves the address space"));
+        }
+        let mut table = self.table();
+        if table.regions.len() >= MAX_REGIONS {
+            return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{MAX_REGIONS} regions are registered")));
+        }
+        table.next += 1;
+        let id = table.next;
+        table.regions.insert(id, *memory);
+        Ok(RegionId(id))
+    }
+
+    /// After this returns nobody touches the region: whoever does holds the lock.
+    pub fn remove(&self, region: RegionId) -> Result<()> {
+        let removed = self.table().regions.remove(&region.0);
+        removed.map(drop).ok_or_else(|| crate::invalid("no such region"))
+    }
+
+    /// Whether a range lies in a region; of that generation, when one is meant.
+    pub fn holds(&self, region: u32, generation: Option<u32>, offset: u64, length: u32) -> bool {
+        let table = self.table();
+        let region = table.regions.get(&region);
+        let region = region.filter(|region| generation.is_none_or(|meant| region.generation == meant));
+        length > 0 && region.is_some_and(|region| place(region, offset, length as usize).is_some())
+    }
+
+    /// Copies from our own region, for sending.
+    pub fn read(&self, region: u32, offset: u64, into: &mut [u8]) -> bool {
+        let table = self.table();
+        let from = table.regions.get(&region).and_then(|region| place(region, offset, into.len()));
+        let Some(from) = from else { return false };
+        // SAFETY: the range lies in a region, which the host keeps mapped until it is removed, for which it needs the
+        // lock that is held here.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        true
+    }
+
+    /// Copies what a peer sent into a region of that generation, unless the peer was cut off.
+    pub fn land(&self, writer: u64, region: u32, generation: u32, offset: u64, bytes: &[u8]) -> bool {
+        let table = self.table();
+        let region = table.regions.get(&region).filter(|region| region.generation == generation);
+        let to = region.and_then(|region| place(region, offset, bytes.len()));
+        let Some(to) = to.filter(|_| table.writers.contains_key(&writer)) else { return false };
+        // SAFETY: as in `read`; `bytes` is our own buffer and overlaps nothing of the host's.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        true
+    }
+
+    /// Lets a connection write; the number is its name from now on.
+    pub fn admit(&self, name: &str, stream: TcpStream) -> Option<u64> {
+        let mut table = self.table();
+        if table.writers.len() >= crate::MAX_PEERS {
+            return None;
+        }
+        table.next_writer += 1;
+        let id = table.next_writer;
+        table.writers.insert(id, (name.to_owned(), stream));
+        Some(id)
+    }
+
+    /// Ends one connection's right to write; false when it was cut off before.
+    pub fn dismiss(&self, writer: u64) -> bool {
+        self.table().writers.remove(&writer).is_some()
+    }
+
+    /// Cuts off every connection whose peer is meant. After this returns nothing of theirs lands.
+    pub fn cut(&self, meant: impl Fn(&str) -> bool) {
+        self.table().writers.retain(|_, (name, stream)| {
+            let stays = !meant(name);
+            if !stays {
+                // Wakes the thread that reads from it. It may have ended already.
+                let _ended = stream.shutdown(Shutdown::Both);
+            }
+            stays
+        });
+    }
+}
