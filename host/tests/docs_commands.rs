@@ -131,6 +131,36 @@ fn every_command_of_the_plugin_pages_works_as_written() {
     }
 }
 
+/// All Rust below a folder.
+fn sources(folder: &Path, text: &mut String) {
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            sources(&path, text);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            text.push_str(&std::fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn messages_that_the_pages_explain_are_messages_of_the_program() {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let page = std::fs::read_to_string(repository.join("docs/plugins/debugging.md")).unwrap();
+    let mut said = String::new();
+    sources(&repository.join("host/src/plugins"), &mut said);
+    sources(&repository.join("plugin-api/src"), &mut said);
+    let table = page.split("| Message | Cause |").nth(1).unwrap().split("\n\n").next().unwrap();
+    let messages: Vec<&str> = table.lines().filter_map(|line| line.split('`').nth(1)).collect();
+    assert!(messages.len() > 10, "{messages:?}");
+    for message in messages {
+        for part in
+            message.split("..").map(|part| part.trim().trim_matches(',')).filter(|part| part.len() > 1)
+        {
+            assert!(said.contains(part.trim()), "no message says {part:?}, of {message:?}");
+        }
+    }
+}
+
 #[test]
 fn links_between_the_pages_lead_somewhere() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs/plugins");

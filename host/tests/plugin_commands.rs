@@ -128,6 +128,18 @@ fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
 }
 
 #[test]
+fn a_file_is_named_from_where_one_is() {
+    let directory = fixture::directory(&["null"]);
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .current_dir(directory.path())
+        .args(["plugins", "test", "--case", "load", "null.so"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.starts_with("pass     load"), "{said}");
+}
+
+#[test]
 fn a_file_that_anyone_may_change_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let directory = fixture::directory(&["null"]);
@@ -164,4 +176,33 @@ fn an_output_that_nobody_reads_ends_the_command_quietly() {
     let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
     let host = host.args(["plugins", "test", path(&text)]).stdout(writer).output().unwrap();
     assert_eq!(host.status.code(), Some(2));
+}
+
+#[test]
+fn bench_says_what_reading_loading_and_calling_cost() {
+    let directory = fixture::directory(&["null", "memory", "plain"]);
+    for (plugin, call) in
+        [("null", "submit of 64 writes"), ("memory", "poll"), ("plain", "alloc and free of 512")]
+    {
+        let file = directory.path().join(format!("{plugin}.so"));
+        let (code, said, error) = host(&["plugins", "bench", path(&file)]);
+        assert_eq!(code, 0, "{said}{error}");
+        for part in ["inspect ", "load ", "4096", call] {
+            assert!(said.contains(part), "{part:?} is not in:\n{said}");
+        }
+    }
+    let (_, said, _) = host(&["plugins", "bench", "--json", path(&directory.path().join("null.so"))]);
+    let all: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let boundary = all["measured"]["boundary"].as_array().unwrap();
+    assert_eq!(
+        boundary.iter().map(|row| row["writes"].as_u64().unwrap()).collect::<Vec<_>>(),
+        [1, 8, 64, 512, 4096]
+    );
+    assert!(boundary.iter().all(|row| row["abi_ns"].as_f64().unwrap() > 0.0), "{said}");
+    assert!(all["measured"]["load_ms"].as_f64().unwrap() > 0.0, "{said}");
+
+    let text = directory.path().join("text.so");
+    std::fs::write(&text, "hello").unwrap();
+    let (code, _, said) = host(&["plugins", "bench", path(&text)]);
+    assert!(code == 2 && said.contains("text.so is not an ELF shared object"), "{said}");
 }

@@ -43,14 +43,10 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
     let directory = fixture::directory(&["null", "shm", "memory", "plain"]);
     let installed = Catalog::scan([directory.path()]);
     let manifest = |name: &str| &installed.find(name).unwrap().manifest;
-    let all = [
-        Feature::DecodeRadixCache,
-        Feature::HierarchicalCache,
-        Feature::StorageCache,
-        Feature::WindowTail,
-        Feature::SlidingWindow,
-    ];
-    assert_eq!(check(&all, &[manifest("shm"), manifest("memory"), manifest("plain")], &installed), Ok(()));
+    let all = [Feature::DecodeRadixCache, Feature::HierarchicalCache, Feature::StorageCache];
+    assert_eq!(check(&all, &[manifest("shm"), manifest("memory")], &installed), Ok(()));
+    let window = [Feature::WindowTail, Feature::SlidingWindow];
+    assert_eq!(check(&window, &[manifest("plain")], &installed), Ok(()));
 
     let wrong =
         [Feature::DecodeRadixCache, Feature::NoPrefixCache, Feature::SharedStorage, Feature::WindowTail];
@@ -69,4 +65,106 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
              prompt: no allocator plugin is loaded; use instead: plain",
         ]
     );
+}
+
+/// Everything at once: three installed transfer plugins, of which none does all, and features that exclude each other.
+#[test]
+fn a_start_is_refused_with_all_that_is_wrong_and_who_has_what_is_missing() {
+    let directory = fixture::directory(&["null", "shm", "wire", "memory", "plain"]);
+    let config = directory.path().join("host.toml");
+    std::fs::write(&config, "[plugin.shm]\ncopy_threads = \"two\"\n[plugin.shmm]\nx = 1\n").unwrap();
+    let output = std::process::Command::new("timeout")
+        .args(["60", env!("CARGO_BIN_EXE_host"), "--executor", "synthetic", "--role", "decode"])
+        .args(["--plugins", "null,shm,nosuch", "--radix-eviction", "lfu"])
+        .args(["--router", "http://192.0.2.1:1", "--control", "192.0.2.7:0", "--page-size", "0"])
+        .args(["--plugins-dir", directory.path().to_str().unwrap(), "--config", config.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    println!("{said}");
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for part in [
+        "--page-size is 0: it must be 1 to 65536",
+        "no plugin is named \"nosuch\": searched ",
+        "PdTransfer needs page_writes, because prefill writes pages into the decode worker's pool: plugin \"null\" \
+         declares nothing; ",
+        "PdTransfer needs settled, because pages of a write",
+        "PdTransfer needs only one transfer plugin, because a worker has one way to its peers, and two workers must \
+         use the same: null, shm are named: leave all but one out",
+        "RemoteWorkers needs multi_host, because a worker's address is on another machine: plugin \"shm\" declares \
+         page_writes, arrival_notification, settled, peer_restart; ",
+        "EvictionPolicy needs DecodeRadixCache or PrefillRadixCache, because there is nothing to evict from: turn one \
+         of them on, too",
+        "the configuration of plugin \"shm\" is wrong: key \"copy_threads\" is of type string, it must be of type integer",
+        "[plugin.shmm] configures no plugin that is named or installed",
+    ] {
+        assert!(said.contains(part), "{part:?} is missing in:\n{said}");
+    }
+}
+
+#[test]
+fn names_of_plugins_are_looked_for_also_where_none_is_opened() {
+    let directory = fixture::directory(&["shm"]);
+    let refused = |role: &str, flags: &[&str], part: &str| {
+        let output = std::process::Command::new("timeout")
+            .args([
+                "60",
+                env!("CARGO_BIN_EXE_host"),
+                "--executor",
+                "synthetic",
+                "--port",
+                "0",
+                "--role",
+                role,
+            ])
+            .args(["--plugins-dir", directory.path().to_str().unwrap()])
+            .args(flags)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{role}: {said}");
+        assert!(said.contains(part), "{role}: {said}");
+    };
+    for role in ["router", "aggregated"] {
+        refused(role, &["--plugins", "shn"], "no plugin is named \"shn\"");
+    }
+    refused("aggregated", &["--decode-radix-cache"], "Undivided needs the absence of DecodeRadixCache");
+}
+
+/// Rules that are kept of another system's list are in the table under the name that the page gives, and every row of
+/// the table is on the page.
+#[test]
+fn the_page_about_rules_and_the_table_name_the_same() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/plugins/rules.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rules = host::plugins::requirements::RULES;
+    let mut names: Vec<&str> = rules.iter().map(|rule| rule.name).collect();
+    for name in &names {
+        assert!(page.contains(&format!("`{name}`")), "the rule {name} is not on the page");
+    }
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), rules.len(), "names are unique");
+    let mut numbers = std::collections::BTreeSet::new();
+    for line in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---")) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        if let [number, "rule", what, _] = cells[..] {
+            for name in what.split(", ").map(|name| name.trim_matches('`')) {
+                assert!(names.contains(&name), "row {number} keeps {name}, which is not in the table");
+            }
+        }
+        for number in cells[0].split(", ").flat_map(range) {
+            assert!(numbers.insert(number), "{number} is answered twice");
+        }
+    }
+    assert_eq!(numbers.into_iter().collect::<Vec<_>>(), (1..=73).collect::<Vec<_>>(), "each of the 73 once");
+}
+
+/// `7` or `7-9`; nothing for cells that are no numbers.
+fn range(text: &str) -> Vec<u32> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) => (first..=last).collect(),
+        _ => Vec::new(),
+    }
 }

@@ -199,7 +199,7 @@ fn a_wrong_configuration_is_refused_by_the_manifest_or_by_the_plugin() {
         host::plugins::open_transfer(entry, &opening).err().unwrap().to_string()
     };
     assert!(refused("copy_thread = 2").contains("known: copy_threads"));
-    assert!(refused("copy_threads = \"two\"").contains("it must be a integer"));
+    assert!(refused("copy_threads = \"two\"").contains("it must be of type integer"));
     assert!(refused("copy_threads = 17").contains("it must be 1 to 16"));
     assert!(refused("not toml").contains("configuration of plugin \"shm\""));
 }

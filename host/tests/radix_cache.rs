@@ -78,6 +78,13 @@ fn of_thirty_two_equal_prompts_at_once_each_page_moves_once() {
     assert_eq!(prefill["host_prefill_tokens_total"], 1000.0 + 31.0 * 8.0);
 }
 
+/// Pages that the router knows each worker to have cached.
+fn indexed(cluster: &Cluster) -> Vec<f64> {
+    let (_, text) = cluster.get("/metrics").unwrap();
+    let series = text.lines().filter(|line| line.starts_with("host_router_index_pages{"));
+    series.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect()
+}
+
 #[test]
 fn a_flush_makes_every_worker_forget() {
     let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"]);
@@ -85,6 +92,7 @@ fn a_flush_makes_every_worker_forget() {
     let first = cluster.generate(&prompt, 4).unwrap();
     assert_eq!(cluster.generate(&prompt, 4).unwrap().transferred_bytes, 0);
     cluster.wait("all requests to end", || cluster.all_free());
+    cluster.wait("the router to know the pages", || indexed(&cluster) == [10.0, 10.0]);
     let (status, text) = cluster.post("/flush_cache", "").unwrap();
     let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((status, &answer["flushed"]), (200, &true.into()), "{text}");
@@ -97,6 +105,7 @@ fn a_flush_makes_every_worker_forget() {
             cluster.metrics(&worker)["host_kv_pages{state=\"cached\"}"] == 0.0
         });
     }
+    cluster.wait("the router to hear of it", || indexed(&cluster) == [0.0, 0.0]);
     assert_eq!(cluster.generate(&prompt, 4).unwrap(), first, "moved again, and the same answer");
 }
 

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use host::net::proto::FollowCacheRequest;
 use host::net::proto::worker_client::WorkerClient;
-use host::net::proto::{FollowCacheRequest, cache_event, cache_news};
 use host_tests::cluster::{Cluster, Start, signal};
 use serde_json::{Value, json};
 
@@ -175,8 +175,10 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
     let mut conversations: Vec<Vec<u32>> = (0..6).map(conversation).collect();
     let mut homes: Vec<Option<(String, String)>> = vec![None; conversations.len()];
     for turn in 1..=3 {
-        for (tokens, home) in conversations.iter_mut().zip(&mut homes) {
-            let served = ask(&fleet.router, tokens, 20);
+        for (number, (tokens, home)) in conversations.iter_mut().zip(&mut homes).enumerate() {
+            // Namespaces are part of a page's name.
+            let namespace = json!({ "extra_key": if number % 2 == 0 { "" } else { "team" } });
+            let served = ask_with(&fleet.router, tokens, 20, &namespace);
             assert_eq!(served.tokens, ask(&whole, tokens, 20).tokens);
             println!(
                 "turn {turn}: {} + {}, {} of {} cached",
@@ -231,7 +233,7 @@ fn a_dead_workers_pages_leave_the_index_and_its_conversations_move_on() {
 }
 
 #[test]
-fn a_router_that_starts_anew_learns_everything_from_snapshots_and_two_can_listen() {
+fn a_router_that_starts_anew_learns_everything_from_snapshots() {
     let mut fleet = Fleet::start("prefix");
     let prompt = conversation(1);
     // More than the workers remember, over small pools: whoever comes late cannot be told event by event.
@@ -251,11 +253,8 @@ fn a_router_that_starts_anew_learns_everything_from_snapshots_and_two_can_listen
     assert!(second.cached >= 400, "{second:?}");
     assert_eq!(second.tokens, first.tokens);
     fleet.settle();
-    // Somebody else listens too, and hears the same.
     let worker = fleet.router.worker("decode");
     let instance = u64::from_str_radix(&worker.instance, 16).unwrap();
-    let heard = tokio::runtime::Runtime::new().unwrap().block_on(listen(&worker.address, instance));
-    assert_eq!(heard.len() as u64, fleet.known(&worker.name));
     let refused = tokio::runtime::Runtime::new().unwrap().block_on(async {
         let mut client = WorkerClient::connect(worker.address).await.unwrap();
         client.follow_cache(FollowCacheRequest { instance: instance + 1, after: 0 }).await.unwrap_err()
@@ -263,30 +262,31 @@ fn a_router_that_starts_anew_learns_everything_from_snapshots_and_two_can_listen
     assert!(refused.message().contains("this is instance"), "{refused}");
 }
 
-/// Everything that a worker says that it has now.
-async fn listen(address: &str, instance: u64) -> BTreeSet<u64> {
-    let mut client = WorkerClient::connect(address.to_owned()).await.unwrap();
-    let mut news = client.follow_cache(FollowCacheRequest { instance, after: 0 }).await.unwrap().into_inner();
-    let mut pages = BTreeSet::new();
-    loop {
-        match news.message().await.unwrap().unwrap().news.unwrap() {
-            cache_news::News::Snapshot(part) => {
-                pages.extend(part.keys);
-                if part.last {
-                    return pages;
-                }
-            }
-            cache_news::News::Batch(batch) => {
-                assert!(
-                    batch
-                        .events
-                        .iter()
-                        .all(|event| !matches!(event.event, Some(cache_event::Event::Cleared(_))))
-                );
-                panic!("the worker has forgotten its beginning");
-            }
-        }
+#[test]
+fn two_routers_over_the_same_workers_know_the_same() {
+    let plugins = plugin_support::fixture::directory(&["shm"]);
+    let routers = [router("127.0.0.1:0", "prefix"), router("127.0.0.1:0", "prefix")];
+    let both =
+        routers.each_ref().map(|router| router.greeting.rsplit(' ').next().unwrap().to_owned()).join(",");
+    let names = [("prefill", "p0"), ("prefill", "p1"), ("decode", "d0"), ("decode", "d1")];
+    let workers = names.map(|(role, name)| Worker::start(plugins.path(), role, name, &both));
+    let [one, other] = routers.map(|router| Fleet {
+        router,
+        control: String::new(),
+        workers: Vec::new(),
+        plugins: tempfile::tempdir().unwrap(),
+    });
+    [&one, &other].into_iter().for_each(Fleet::whole);
+    for number in 0..6 {
+        let prompt = conversation(number);
+        let first = ask(&one.router, &prompt, 8);
+        [&one, &other].into_iter().for_each(Fleet::settle);
+        assert_eq!(names.map(|(_, name)| one.known(name)), names.map(|(_, name)| other.known(name)));
+        let second = ask(&other.router, &prompt, 8);
+        assert_eq!((&second.prefill, &second.decode), (&first.prefill, &first.decode), "{number}");
+        assert_eq!(second.tokens, first.tokens);
     }
+    drop(workers);
 }
 
 #[test]

@@ -143,9 +143,12 @@ fn numbers_that_cannot_work_are_refused_with_their_bounds() {
 #[test]
 fn addresses_that_others_cannot_reach_are_refused_with_the_way_out() {
     let worker = ["--executor", "synthetic", "--role", "decode"];
-    let cases: [(&[&str], &[&str]); 8] = [
+    let cases: [(&[&str], &[&str]); 11] = [
         (&["--router", "nonsense"], &["--router \"nonsense\"", "http://127.0.0.1:8001"]),
         (&["--router", "https://127.0.0.1:1"], &["http://"]),
+        (&["--router", "http://127.0.0.1:1,nonsense"], &["--router \"nonsense\""]),
+        (&["--router", "http://127.0.0.1:1,"], &["--router \"\""]),
+        (&["--router", "http://127.0.0.1:1,http://127.0.0.1:1"], &["twice"]),
         (&["--router", "http://127.0.0.1"], &["names no port"]),
         (&["--router", "http://127.0.0.1:0"], &["names no port"]),
         (&["--router", "http://127.0.0.1:1/v1"], &["after the port"]),

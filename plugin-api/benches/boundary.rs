@@ -1,5 +1,14 @@
-//! What the boundary costs per call: `submit` of a plugin that only adds up its writes, called through the loaded file
-//! and called directly, in the same run. The ratio is the result; nanoseconds depend on the machine and its load.
+//! What the boundary costs per call: `submit` of a plugin that only adds up its writes, through the loaded file and called
+//! directly, in the same run. The ratio is the result; nanoseconds depend on the machine and its load.
+//!
+//! Adding up is less than any backend does with a write, which makes the ratio the worst there is. Three columns:
+//!
+//! - *direct*: a function of this program, not inlined, with the plugin's code in it
+//! - *loaded*: the same code in a loaded file, called as the ABI is: one indirect call, the check of the poison flag, the
+//!   net under panics
+//! - *held*: as the host holds it, behind `Arc<dyn TransferBackend>` and the host's proxy: one more indirect call
+//!
+//! Ends with exit code 1 when *loaded* or *held* costs more than 5 % over *direct* from 64 writes up.
 //!
 //! `cargo build --release -p host-plugin-null && cargo bench -p host-plugin-api --bench boundary`
 
@@ -7,26 +16,42 @@
 
 use std::hint::black_box;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Instant;
 
-use host::plugins::{Catalog, open_transfer};
+use host::plugins::{Catalog, load_root, open_transfer};
+use host_plugin_api::abi::RSlice;
 use host_plugin_api::{NOTIFICATION_BYTES, Opening, PeerId, Submission, Tag, TransferBackend, Write};
+use host_plugin_null::NullBackend;
 
 const REPETITIONS: usize = 60;
+/// Writes in a call, from which on the boundary may cost so much.
+const GATE: (usize, f64) = (64, 1.05);
 
-fn main() {
+#[inline(never)]
+fn direct(backend: &NullBackend, submission: &Submission, writes: &[Write]) -> i32 {
+    backend.submit(submission, writes)
+}
+
+fn main() -> ExitCode {
     // The harness passes `--bench`; `cargo test --benches` does not, and then there is nothing to measure.
     if !std::env::args().any(|argument| argument == "--bench") {
-        return;
+        return ExitCode::SUCCESS;
     }
     let opening = Opening { name: "bench".into(), config: String::new() };
     let exe = std::env::current_exe().unwrap();
     let profile = exe.parent().and_then(Path::parent).unwrap();
     let catalog = Catalog::scan([profile]);
-    let loaded = open_transfer(catalog.find("null").unwrap(), &opening).unwrap();
-    let direct = host_plugin_null::open(&opening).unwrap();
-    println!("{:>6} {:>12} {:>12} {:>8}", "writes", "direct ns", "loaded ns", "ratio");
-    for count in [1, 8, 64, 512] {
+    let entry = catalog.find("null").unwrap();
+    let held = open_transfer(entry, &opening).unwrap();
+    let loaded = load_root(entry).unwrap().open_transfer(&opening).unwrap();
+    let linked = host_plugin_null::open(&opening).unwrap();
+    println!(
+        "{:>6} {:>10} {:>10} {:>7} {:>10} {:>7}",
+        "writes", "direct ns", "loaded ns", "ratio", "held ns", "ratio"
+    );
+    let mut worst: f64 = 0.0;
+    for count in [1, 8, 64, 512, 4096] {
         let writes = vec![Write { length: 4096, ..Write::default() }; count];
         let calls = 2_000_000 / (count + 20);
         let submission = Submission {
@@ -35,16 +60,31 @@ fn main() {
             tag: Tag(1),
             notification: [0; NOTIFICATION_BYTES],
         };
-        let (mut best_direct, mut best_loaded) = (f64::MAX, f64::MAX);
-        // Taken in turns, so that a busy moment hits both.
+        let mut best = [f64::MAX; 3];
+        // Taken in turns, so that a busy moment hits all.
         for _ in 0..REPETITIONS {
-            best_direct =
-                best_direct.min(time(calls, || direct.submit(black_box(&submission), black_box(&writes))));
-            best_loaded =
-                best_loaded.min(time(calls, || loaded.submit(black_box(&submission), black_box(&writes))));
+            let timed = [
+                time(calls, || direct(black_box(&linked), black_box(&submission), black_box(&writes))),
+                time(calls, || {
+                    black_box(&loaded).submit(black_box(&submission), RSlice::from_slice(black_box(&writes)))
+                }),
+                time(calls, || black_box(&held).submit(black_box(&submission), black_box(&writes))),
+            ];
+            for (best, time) in best.iter_mut().zip(timed) {
+                *best = best.min(time);
+            }
         }
-        println!("{count:>6} {best_direct:>12.2} {best_loaded:>12.2} {:>8.3}", best_loaded / best_direct);
+        let [direct, loaded, held] = best;
+        let (first, second) = (loaded / direct, held / direct);
+        println!("{count:>6} {direct:>10.2} {loaded:>10.2} {first:>7.3} {held:>10.2} {second:>7.3}");
+        if count >= GATE.0 {
+            worst = worst.max(first).max(second);
+        }
     }
+    let good = worst <= GATE.1;
+    let word = if good { "at most" } else { "MORE THAN" };
+    println!("from {} writes up: {worst:.3}, {word} {:.2}", GATE.0, GATE.1);
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Nanoseconds per call.

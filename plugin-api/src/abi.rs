@@ -3,6 +3,7 @@
 //! Every name in here, fields and parameters included, is part of the contract. Below 1.0 a change bumps the minor
 //! version and rebuilds every plugin; from 1.0 on methods and root fields are only appended.
 
+mod difference;
 mod guard;
 mod guarded_allocator;
 mod guarded_tier;

@@ -187,6 +187,18 @@ def many_at_once_all_finish(run):
     same(len(set(texts)), 1, "the number of different greedy answers")
 
 
+@check
+def salts_travel_in_extra_body(run):
+    """cache_salt, extra_key and no_cache change no answer, on completions and chats; a salt that is too long is refused"""
+    text, said = complete(run).choices[0].text, None if run.no_chat else chat(run).choices[0].message.content
+    for fields in ({"cache_salt": "tenant"}, {"extra_key": "a", "cache_salt": "b"}, {"no_cache": True}):
+        same(complete(run, extra_body=fields).choices[0].text, text, f"the text with {fields}")
+        if said is not None:
+            same(chat(run, extra_body=fields).choices[0].message.content, said, f"the chat with {fields}")
+    too_long = {"cache_salt": "x" * 257}
+    refused(lambda: complete(run, extra_body=too_long), openai.BadRequestError, "256 bytes")
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("url", help="for example http://127.0.0.1:8000")

@@ -11,6 +11,11 @@ use crate::workspace::{Profile, Workspace};
 /// Exactly this version, so that a new release changes nothing here by itself.
 const OPENAI: &str = "openai==3.52.0";
 
+/// Exactly this version, because NIXL's C API changes between releases without notice, and this is the one that the
+/// plugin was written and measured against. The CUDA in its name is not needed: the wheel brings UCX along, and nothing of
+/// its dependencies is used, only its libraries. 66 MiB.
+const NIXL: &str = "nixl-cu12==1.5.1";
+
 /// Runs tests/python/openai_client.py against a split server of the small model. False when a check failed.
 pub fn check(workspace: &Workspace, python: &Path) -> anyhow::Result<bool> {
     let model = workspace.tiny_model()?;
@@ -28,21 +33,43 @@ pub fn check(workspace: &Workspace, python: &Path) -> anyhow::Result<bool> {
     Ok(status.success())
 }
 
-/// A python with the package, in its own environment below the target folder.
+/// A python with the `openai` package, in an environment below the target folder.
 ///
 /// # Errors
 /// With the reason why there is none.
 pub fn environment(workspace: &Workspace) -> Result<PathBuf, String> {
+    installed(workspace, OPENAI, &[])
+}
+
+/// NIXL's library, installed into the same environment.
+///
+/// # Errors
+/// With the reason why there is none.
+pub fn nixl(workspace: &Workspace) -> Result<PathBuf, String> {
+    let python = installed(workspace, NIXL, &["--no-deps"])?;
+    let ask = "import pathlib, sysconfig\n\
+               packages = pathlib.Path(sysconfig.get_paths()['platlib'])\n\
+               print(next(packages.glob('.nixl*/libnixl_capi.so'), ''))";
+    let output = Command::new(python).args(["-c", ask]).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("python cannot be run: {error}"))?;
+    let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    if path.is_file() { Ok(path) } else { Err(format!("{NIXL} was installed without libnixl_capi.so")) }
+}
+
+fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<PathBuf, String> {
     let folder = workspace.target.join("python");
     let python = folder.join("bin/python");
-    let ready = folder.join(format!("{OPENAI}.installed"));
+    let ready = folder.join(format!("{package}.installed"));
     if ready.exists() && python.exists() {
         return Ok(python);
     }
-    let base = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
-    succeed(Command::new(base).args(["-m", "venv", "--clear"]).arg(&folder), "a virtual environment")?;
-    let pip = ["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", OPENAI];
-    succeed(Command::new(&python).args(pip), &format!("`pip install {OPENAI}`"))?;
+    if !python.exists() {
+        let base = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+        succeed(Command::new(base).args(["-m", "venv", "--clear"]).arg(&folder), "a virtual environment")?;
+    }
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]);
+    succeed(pip.args(flags).arg(package), &format!("`pip install {package}`"))?;
     std::fs::write(&ready, "").map_err(|error| format!("{} cannot be written: {error}", ready.display()))?;
     Ok(python)
 }

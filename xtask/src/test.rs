@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that can fail, in one command.
 
 use std::io::{BufRead, BufReader, Write as _};
+use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::time::Instant;
 
@@ -14,17 +15,18 @@ Build everything and run every test.
 
 Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`
 with the comparison of the CPU executor with candle, and runs the `openai` python package against a split server. The
-package is installed into an environment below the target folder. Where that is not possible, that one test is skipped,
-loudly, and with CI=true it fails. The same holds for the few tests that need what a machine may lack: a nightly
-compiler, gdb, curl.
+package is installed into an environment below the target folder, and so is NIXL (66 MiB), for the tests of its plugin.
+Where that is not possible, those tests are skipped, loudly, and with CI=true they fail. The same holds for the few
+tests that need what a machine may lack: a nightly compiler, gdb, curl.
 
 Usage: cargo xtask test [ARGUMENTS FOR CARGO TEST]
 
 With arguments, only `cargo test` runs, with them: `cargo xtask test -p host --test walk`.
 
 Environment:
-  CI=true   No test may be skipped
-  PYTHON    Python that makes the environment [default: python3]";
+  CI=true       No test may be skipped
+  NIXL_LIBRARY  Another libnixl_capi.so for the tests of the NIXL plugin [default: the installed one]
+  PYTHON        Python that makes the environment [default: python3]";
 
 /// How one part ended.
 enum Outcome {
@@ -42,7 +44,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let workspace = Workspace::find()?;
     workspace.build(Profile::Dev)?;
-    let mut parts = vec![("cargo test", cargo_test(&workspace, arguments)?)];
+    let nixl = nixl_library(&workspace);
+    let mut parts = vec![("cargo test", cargo_test(&workspace, arguments, nixl)?)];
     let client = if arguments.is_empty() {
         openai_client(&workspace)
     } else {
@@ -64,7 +67,19 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn cargo_test(workspace: &Workspace, arguments: &[String]) -> anyhow::Result<Outcome> {
+/// The library for the tests of the NIXL plugin, which say that they are skipped when there is none.
+fn nixl_library(workspace: &Workspace) -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("NIXL_LIBRARY").filter(|path| !path.is_empty()) {
+        return Some(named.into());
+    }
+    let found = python::nixl(workspace);
+    if let Err(reason) = &found {
+        println!("NIXL cannot be had: {reason}");
+    }
+    found.ok()
+}
+
+fn cargo_test(workspace: &Workspace, arguments: &[String], nixl: Option<PathBuf>) -> anyhow::Result<Outcome> {
     let package = |argument: &String| argument.starts_with("-p") || argument.starts_with("--package");
     let chosen = arguments.iter().take_while(|argument| *argument != "--").any(package);
     // One failing test program must not hide the others'.
@@ -73,6 +88,7 @@ fn cargo_test(workspace: &Workspace, arguments: &[String]) -> anyhow::Result<Out
         // The CPU executor against candle's models: 130 more crates, so only where all tests run.
         command.args(["--workspace", "--features", "host-tests/oracle"]);
     }
+    command.envs(nixl.map(|library| ("NIXL_LIBRARY", library)));
     let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
     let mut counts = Counts::default();
     if let Some(stdout) = child.stdout.take() {

@@ -5,7 +5,7 @@
 //!
 //! The trace is Mooncake's format: one JSON object per line with `timestamp` (ms), `input_length` and `hash_ids` (one per
 //! 512 tokens, equal ids mean equal prefixes). Each worker computes prompts one after the other at a fixed speed and
-//! keeps an LRU cache of blocks. Nothing is known early: a block counts as cached when the prompt that brings it has been
+//! keeps an LRU cache of blocks, of which ends of sequences leave first, as the radix tree does. Nothing is known early: a block counts as cached when the prompt that brings it has been
 //! computed, and the router learns of it by the same events that a live worker sends.
 
 #![allow(clippy::expect_used, reason = "a benchmark stops at a trace that it cannot read")]
@@ -149,7 +149,7 @@ fn replay(trace: &[Request], policy: Policy, workers: usize, capacity: u64, spee
                 let blocks = whole(&trace[request]);
                 let cached = blocks.iter().take_while(|key| worker.used.contains_key(key)).count();
                 // What a request reads is locked: as good as used now.
-                for key in &blocks[..cached] {
+                for key in blocks[..cached].iter().rev() {
                     worker.touch(*key, &mut clock);
                 }
                 let found = cached as u64 * BLOCK;
@@ -183,14 +183,19 @@ fn finish(
     let Some((request, at)) = worker.computing.take() else { return };
     waits.push(at - trace[request].at);
     placement.end(Room(request as u64));
-    let stored = whole(&trace[request]).iter().copied().filter(|key| worker.touch(*key, clock)).collect();
+    // Ends of sequences leave first, as in the radix tree, so they count as used before what leads to them.
+    let mut stored: Vec<BlockKey> =
+        whole(&trace[request]).iter().rev().copied().filter(|key| worker.touch(*key, clock)).collect();
+    stored.reverse();
     let mut removed = Vec::new();
     while worker.used.len() as u64 * BLOCK > capacity {
         let Some((_, oldest)) = worker.by_use.pop_first() else { break };
         worker.used.remove(&oldest);
         removed.push(oldest);
     }
-    for event in [KvEvent::Stored(stored), KvEvent::Removed(removed)] {
+    // A real pool makes room first.
+    stored.retain(|key| worker.used.contains_key(key));
+    for event in [KvEvent::Removed(removed), KvEvent::Stored(stored)] {
         worker.events += 1;
         assert_eq!(index.apply(worker.slot, worker.events, &event), Applied::Yes);
     }
@@ -222,8 +227,10 @@ fn main() {
         ("prefix, 1", Policy::Prefix(1.0)),
         ("prefix, 1.5", Policy::Prefix(1.5)),
         ("prefix, 2", Policy::Prefix(2.0)),
+        ("prefix, 3", Policy::Prefix(3.0)),
         ("prefix, 4", Policy::Prefix(4.0)),
         ("prefix, 8", Policy::Prefix(8.0)),
+        ("prefix, 16", Policy::Prefix(16.0)),
     ];
     for (name, policy) in policies {
         let started = std::time::Instant::now();

@@ -153,6 +153,20 @@ fn prompts_alike_in_flight_survive_every_end_of_those_they_wait_for() {
 }
 
 #[test]
+fn thousands_of_conversations_are_answered_as_if_nothing_were_cached() {
+    let calm = Faults { cache: true, talk: true, ..Faults::default() };
+    let total = run("conversations", calm);
+    assert_eq!(total.failed, 0);
+    assert!(total.turns > 4 * SEEDS, "hardly anybody went on");
+    assert!(total.cached_tokens > 8 * total.turns, "what was said before was computed again");
+    let faults =
+        Faults { loss: 0.1, repeat: 0.1, abort: 0.2, flip: 0.05, death: 0.005, disconnect: 0.005, ..calm };
+    let total = run("conversations and faults", Faults { flush: 0.005, layers: true, alike: true, ..faults });
+    assert!(total.turns > SEEDS / 4 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+    assert!(total.cached_tokens > 0 && total.integrity_failures > 0 && total.flushed_in_use > 0);
+}
+
+#[test]
 fn caches_that_are_emptied_at_any_time_change_no_answer() {
     let calm = Faults { cache: true, alike: true, flush: 0.02, ..Faults::default() };
     let total = run("flushes", calm);

@@ -33,6 +33,7 @@ enum Step {
     Unlock { which: usize },
     Evict { pages: usize },
     Flush,
+    Clear,
 }
 
 fn tokens() -> impl Strategy<Value = Vec<u32>> {
@@ -41,13 +42,14 @@ fn tokens() -> impl Strategy<Value = Vec<u32>> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (0..NAMESPACES, tokens()).prop_map(|(namespace, tokens)| Step::Lock { namespace, tokens }),
-        1 => any::<usize>().prop_map(|which| Step::LockAgain { which }),
-        6 => (any::<usize>(), tokens(), 0..3_usize, -2..3_i32)
+        30 => (0..NAMESPACES, tokens()).prop_map(|(namespace, tokens)| Step::Lock { namespace, tokens }),
+        5 => any::<usize>().prop_map(|which| Step::LockAgain { which }),
+        30 => (any::<usize>(), tokens(), 0..3_usize, -2..3_i32)
             .prop_map(|(which, more, spare, priority)| Step::Insert { which, more, spare, priority }),
-        5 => any::<usize>().prop_map(|which| Step::Unlock { which }),
-        3 => (0..12_usize).prop_map(|pages| Step::Evict { pages }),
-        1 => Just(Step::Flush),
+        25 => any::<usize>().prop_map(|which| Step::Unlock { which }),
+        15 => (0..12_usize).prop_map(|pages| Step::Evict { pages }),
+        5 => Just(Step::Flush),
+        1 => Just(Step::Clear),
     ]
 }
 
@@ -105,11 +107,14 @@ struct Seen {
     evictions_past_locks: u64,
     flushes_past_locks: u64,
     clears: u64,
+    forgotten_locks: u64,
+    gone: u64,
 }
 
 struct World {
     pool: PagePool,
     tree: RadixTree,
+    /// Named anew each time that everything is forgotten, so that the model takes them for others.
     namespaces: Vec<Namespace>,
     model: Model,
     locks: Vec<(PrefixLock, Lock)>,
@@ -136,7 +141,7 @@ impl World {
         match step {
             Step::Lock { namespace, tokens } => {
                 let id = self.namespaces[*namespace as usize];
-                let whole: Prefix = [&[*namespace], &tokens[..]].concat();
+                let whole: Prefix = [&[number(id)], &tokens[..]].concat();
                 let expected = self.model.matched(&whole).len() / PAGE;
                 assert_eq!(self.tree.peek(id, tokens), expected);
                 let lock = self.tree.lock(id, tokens);
@@ -157,8 +162,7 @@ impl World {
             Step::Unlock { which } => {
                 if let Some(at) = which.checked_rem(self.locks.len()) {
                     let (lock, expected) = self.locks.swap_remove(at);
-                    self.tree.unlock(lock);
-                    self.model.unlock(&expected);
+                    self.unlock(lock, &expected, seen);
                 }
             }
             Step::Evict { pages } => {
@@ -178,7 +182,34 @@ impl World {
                 seen.clears += u64::from(locked == 0 && !expected.is_empty());
                 self.pool.release_cached(flushed);
             }
+            Step::Clear => {
+                let cleared = self.tree.clear(&mut self.mirror);
+                assert_eq!(sorted(cleared.ids()), sorted(&self.model.evict(usize::MAX)));
+                self.pool.release_cached(cleared);
+                self.namespaces =
+                    (0..NAMESPACES).map(|each| self.tree.namespace(&key(each)).unwrap()).collect();
+                seen.forgotten_locks += self.model.locked() as u64;
+            }
         }
+    }
+
+    /// Whether everything was forgotten since a lock was taken.
+    fn forgotten(&self, lock: &Lock) -> bool {
+        lock.prefix[0] < number(self.namespaces[0])
+    }
+
+    fn unlock(&mut self, lock: PrefixLock, expected: &Lock, seen: &mut Seen) {
+        self.tree.unlock(lock);
+        self.model.unlock(expected);
+        let gone = self.tree.gone();
+        let model = if self.forgotten(expected) { self.model.forget(&expected.prefix) } else { Vec::new() };
+        assert_eq!(
+            sorted(gone.ids()),
+            sorted(&model),
+            "pages that nobody can find stay until nobody has them"
+        );
+        seen.gone += model.len() as u64;
+        self.pool.release_cached(gone);
     }
 
     fn evict(&mut self, wanted: usize) {
@@ -198,6 +229,17 @@ impl World {
         let Some(owned) = self.pool.allocate(pages) else { return };
         let offered = owned.ids().to_vec();
         let (lock, expected_lock) = self.locks.swap_remove(at);
+        if self.forgotten(&expected_lock) {
+            let kept = lock.pages();
+            let inserted =
+                self.tree.insert(&mut self.pool, lock, &whole[1..], owned, priority, &mut self.mirror);
+            assert_eq!((inserted.taken, inserted.duplicates.ids()), (0, &[][..]), "nobody could find them");
+            assert_eq!((inserted.lock.pages(), inserted.rest.ids()), (kept, &offered[..]));
+            self.pool.release(inserted.duplicates);
+            self.pool.release(inserted.rest);
+            self.locks.push((inserted.lock, expected_lock));
+            return;
+        }
         let Inserted { lock, taken, duplicates, rest } =
             self.tree.insert(&mut self.pool, lock, &whole[1..], owned, priority, &mut self.mirror);
         let (expected, longer) = self.model.insert(&expected_lock, &whole, &offered, priority);
@@ -228,14 +270,16 @@ impl World {
         }
         let told: BTreeMap<&Prefix, PageId> =
             self.mirror.pages.iter().map(|(page, prefix)| (prefix, *page)).collect();
-        let there = self.model.pages.iter().map(|(prefix, page)| (prefix, page.page)).collect();
+        let known = |prefix: &Prefix| prefix[0] >= number(self.namespaces[0]);
+        let there = self.model.pages.iter().filter(|(prefix, _)| known(prefix));
+        let there = there.map(|(prefix, page)| (prefix, page.page)).collect();
         assert_eq!(told, there, "events tell other contents");
     }
 
     /// Every request ends.
     fn drain(&mut self) {
-        for (lock, _) in std::mem::take(&mut self.locks) {
-            self.tree.unlock(lock);
+        for (lock, expected) in std::mem::take(&mut self.locks) {
+            self.unlock(lock, &expected, &mut Seen::default());
         }
         assert_eq!((self.tree.counts().locked, self.tree.counts().locks), (0, 0));
         let all = self.tree.flush(&mut self.mirror);
@@ -277,7 +321,8 @@ fn equals_the_model(policy: Policy) {
     println!("{policy:?}: {seen:?}");
     let Seen { partial_matches, whole_matches, duplicates, taken, .. } = seen;
     let Seen { partial_evictions, evictions_past_locks, flushes_past_locks, clears, .. } = seen;
-    let all = [partial_matches, whole_matches, duplicates, taken, partial_evictions];
+    let Seen { forgotten_locks, gone, .. } = seen;
+    let all = [partial_matches, whole_matches, duplicates, taken, partial_evictions, forgotten_locks, gone];
     assert!(all.into_iter().chain([evictions_past_locks, flushes_past_locks, clears]).all(|count| count > 0));
 }
 

@@ -16,12 +16,32 @@ pub fn control(settings: &Settings) -> SocketAddr {
     settings.control.unwrap_or(([127, 0, 0, 1], 0).into())
 }
 
-/// Checks a worker's addresses and returns its router's.
+/// Routers of one worker at most: each may follow its cache.
+const MAX_ROUTERS: usize = 16;
+
+/// Checks a worker's addresses and returns its routers'.
 ///
 /// # Errors
-/// When the router's is not one, or others could not reach this worker.
-pub fn check_worker(settings: &Settings) -> Result<String, Refused> {
-    let router = settings.router.as_deref().unwrap_or(ROUTER);
+/// When a router's is not one, or others could not reach this worker.
+pub fn check_worker(settings: &Settings) -> Result<Vec<String>, Refused> {
+    let given = settings.router.as_deref().unwrap_or(ROUTER);
+    let routers: Vec<&str> = given.split(',').map(str::trim).collect();
+    for (at, router) in routers.iter().enumerate() {
+        check_router(settings, router)?;
+        if routers[..at].contains(router) {
+            return Err(Refused(format!("--router names {router} twice: once is enough")));
+        }
+    }
+    if routers.len() > MAX_ROUTERS {
+        return Err(Refused(format!(
+            "--router names {} routers: a worker registers with at most {MAX_ROUTERS}",
+            routers.len()
+        )));
+    }
+    Ok(routers.into_iter().map(str::to_owned).collect())
+}
+
+fn check_router(settings: &Settings, router: &str) -> Result<(), Refused> {
     let wrong = |why: &str| {
         Refused(format!("--router {router:?} {why}: give the router's control address, for example {ROUTER}"))
     };
@@ -48,7 +68,7 @@ pub fn check_worker(settings: &Settings) -> Result<String, Refused> {
              --control 192.0.2.7:4000"
         )));
     }
-    Ok(router.to_owned())
+    Ok(())
 }
 
 /// Whether a host is not this machine's loopback. A name that means nothing yet may come to mean something.

@@ -1,6 +1,8 @@
 //! The plugins that the settings ask for, and the commands about plugins.
 
+mod bench;
 mod command;
+mod features;
 mod inspect;
 mod install;
 mod list;
@@ -15,61 +17,96 @@ use std::sync::Arc;
 use host_core::Instance;
 use host_plugin_api::transfer::{Opening, TransferBackend};
 
-use super::Refused;
 use super::settings::{RoleName, Settings};
+use super::{Refused, addresses, launch};
 use crate::plugins;
+use crate::plugins::Catalog;
 use crate::plugins::requirements::{self, Feature};
-use crate::plugins::{Catalog, Entry};
 
 /// Checks that the plugins are there and can do what the configuration needs, without running any of their code.
 ///
 /// # Errors
 /// With everything that is missing at once.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
-    let catalog = Catalog::scan(settings.plugins_dirs());
-    let wanted = find_all(settings, &catalog)?;
-    let manifests: Vec<_> = wanted.iter().map(|entry| &entry.manifest).collect();
-    let features = features(settings);
-    requirements::check(&features, &manifests, &catalog).map_err(|violations| {
+    let features = features::of(settings);
+    // A process that opens no plugin needs none; what was named is looked for all the same.
+    let needs_none = !features.contains(&Feature::PdTransfer) && settings.plugins.is_none();
+    let (directories, names) = match needs_none {
+        true => (Vec::new(), Vec::new()),
+        false => (settings.plugins_dirs(), settings.plugins()),
+    };
+    let catalog = Catalog::scan_with(settings.plugin_policy(), directories);
+    let (mut found, mut wrong) = (Vec::new(), Vec::new());
+    for name in &names {
+        match catalog.find(name) {
+            Ok(entry) => found.push(entry),
+            Err(error) => wrong.push(error.to_string()),
+        }
+    }
+    let all_found = wrong.is_empty();
+    let manifests: Vec<_> = found.iter().map(|entry| &entry.manifest).collect();
+    if let Err(mut violations) = requirements::check(&features, &manifests, &catalog) {
+        // That a role is not played may be for want of the plugin that was not found.
+        violations.retain(|violation| all_found || !violation.is_for_want_of_a_plugin());
         let list: Vec<String> = violations.iter().map(|violation| format!("\n  - {violation}")).collect();
-        Refused(format!("the configuration cannot work:{}", list.concat()))
-    })?;
-    for entry in wanted {
+        if !list.is_empty() {
+            wrong.push(format!("the configuration cannot work:{}", list.concat()));
+        }
+    }
+    for entry in &found {
         let name = &entry.manifest.plugin.name;
-        entry
-            .manifest
-            .check_config(&config_of(settings, name)?)
-            .map_err(|error| Refused(format!("the configuration of plugin {name:?} is wrong: {error}")))?;
+        let config = config_of(settings, name).map_err(|refused| refused.to_string());
+        if let Err(error) = config.and_then(|config| entry.manifest.check_config(&config)) {
+            wrong.push(format!("the configuration of plugin {name:?} is wrong: {error}"));
+        }
     }
-    Ok(())
+    for name in settings.plugin.keys().filter(|_| !needs_none) {
+        if !names.contains(name) && catalog.find(name).is_err() {
+            wrong.push(format!(
+                "[plugin.{name}] configures no plugin that is named or installed: correct the name"
+            ));
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
 }
 
-fn find_all<'a>(settings: &Settings, catalog: &'a Catalog) -> Result<Vec<&'a Entry>, Refused> {
-    let found: Vec<_> = settings.plugins().iter().map(|name| catalog.find(name)).collect();
-    let missing: Vec<String> =
-        found.iter().filter_map(|result| result.as_ref().err().map(ToString::to_string)).collect();
-    match missing.is_empty() {
-        true => Ok(found.into_iter().flatten().collect()),
-        false => Err(Refused(missing.join("\n"))),
-    }
+/// Checks what a worker needs, plugins and all else. Each part says what it finds wrong; a second kind of mistake is worth
+/// saying in the same run.
+///
+/// # Errors
+/// With everything that was found.
+pub fn check_all(settings: &Settings) -> Result<(), Refused> {
+    let registers = match settings.role {
+        None | Some(RoleName::Router) => false,
+        Some(RoleName::Aggregated) => settings.router.is_some(),
+        Some(RoleName::Prefill | RoleName::Decode) => true,
+    };
+    let addresses = if registers { addresses::check_worker(settings).map(drop) } else { Ok(()) };
+    let found = [launch::plan(settings).map(drop), addresses, check(settings)];
+    let wrong: Vec<String> = found.into_iter().filter_map(|result| Some(result.err()?.to_string())).collect();
+    if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
 }
 
-/// What the configuration makes use of.
-fn features(settings: &Settings) -> Vec<Feature> {
-    if settings.role == Some(RoleName::Aggregated) {
-        return Vec::new();
+/// Asks the named plugins themselves whether their configuration works here: a library that one needs may be missing.
+/// Their code is loaded, and nothing is opened.
+///
+/// # Errors
+/// With everything that they refuse.
+pub fn ask(settings: &Settings) -> Result<(), Refused> {
+    if !features::of(settings).contains(&Feature::PdTransfer) && settings.plugins.is_none() {
+        return Ok(());
     }
-    let mut features = vec![Feature::PdTransfer];
-    if settings.decode_radix_cache {
-        features.push(Feature::DecodeRadixCache);
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    let mut wrong = Vec::new();
+    for name in settings.plugins() {
+        let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
+        let config = config_of(settings, &name)?;
+        let roles = ["transfer", "tier", "allocator"].into_iter();
+        let played = roles.filter(|role| entry.manifest.role(role).is_some());
+        let refused = played.filter_map(|role| plugins::check_config(entry, role, &config).err());
+        wrong.extend(refused.map(|error| error.to_string()).next());
     }
-    if settings.role.is_none() {
-        features.push(Feature::SupervisedRestart);
-    }
-    if settings.control.is_some_and(|address| !address.ip().is_loopback()) {
-        features.push(Feature::RemoteWorkers);
-    }
-    features
+    if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
 }
 
 /// The plugin's own table, as text; empty when there is none.
@@ -87,12 +124,14 @@ pub fn open_transfer(
     settings: &Settings,
     instance: Instance,
 ) -> anyhow::Result<(String, Arc<dyn TransferBackend>)> {
-    let catalog = Catalog::scan(settings.plugins_dirs());
-    let entries = find_all(settings, &catalog)?;
-    let entry =
-        entries.into_iter().find(|entry| entry.manifest.role("transfer").is_some()).ok_or_else(|| {
-            Refused("none of the plugins moves KV between workers: add one, for example shm".into())
-        })?;
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    let named: Result<Vec<_>, _> = settings.plugins().iter().map(|name| catalog.find(name)).collect();
+    let named = named.map_err(|error| Refused(error.to_string()))?;
+    // That there is only one is a rule of the compatibility table.
+    let mut movers = named.into_iter().filter(|entry| entry.manifest.role("transfer").is_some());
+    let entry = movers.next().ok_or_else(|| {
+        Refused("none of the plugins moves KV between workers: add one, for example shm".into())
+    })?;
     let name = entry.manifest.plugin.name.clone();
     let opening = Opening { name: instance.to_string(), config: config_of(settings, &name)? };
     let backend = plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))?;

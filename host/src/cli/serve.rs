@@ -23,6 +23,8 @@ use crate::worker::{Handle, Worker};
 
 /// A worker that was asked to end waits this long for its requests.
 const WORKER_DRAIN: Duration = Duration::from_secs(5);
+/// Its threads and plugins then have this long to end, which is longer than a plugin's own deadline.
+const WORKER_STOP: Duration = Duration::from_secs(5);
 /// A router that was asked to end waits this long for its requests.
 const ROUTER_DRAIN: Duration = Duration::from_secs(5);
 /// Largest control message: a prompt of a few million tokens.
@@ -48,25 +50,26 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         match settings.role {
             None => {
-                launch::plan(&settings)?;
+                plugins::check_all(&settings)?;
                 launch::text_model(&settings)?;
-                plugins::check(&settings)?;
                 supervise::run(&settings).await
             }
-            Some(RoleName::Router) => route(&settings, stop_signal(settings.supervised)).await,
+            Some(RoleName::Router) => {
+                if !settings.supervised {
+                    plugins::check(&settings)?;
+                }
+                route(&settings, stop_signal(settings.supervised)).await
+            }
             Some(role) => {
                 // The supervisor has checked the same, and reading a large model twice takes time.
                 if !settings.supervised {
-                    launch::plan(&settings)?;
+                    plugins::check_all(&settings)?;
                 }
                 if role == RoleName::Aggregated && settings.router.is_none() {
                     return aggregated(&settings, &handle).await;
                 }
-                let router = addresses::check_worker(&settings)?;
-                if role != RoleName::Aggregated {
-                    plugins::check(&settings)?;
-                }
-                work(&settings, role, router, &handle, stop_signal(settings.supervised)).await
+                let routers = addresses::check_worker(&settings)?;
+                work(&settings, role, routers, &handle, stop_signal(settings.supervised)).await
             }
         }
     });
@@ -189,15 +192,15 @@ async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> an
         drained.send_replace(true);
         result
     };
-    let worker = work(settings, RoleName::Aggregated, router, runtime, worker_stopped);
+    let worker = work(settings, RoleName::Aggregated, vec![router], runtime, worker_stopped);
     tokio::try_join!(front, worker).map(|_both| ())
 }
 
-/// One worker, registered with a router.
+/// One worker, registered with its routers.
 async fn work(
     settings: &Settings,
     role: RoleName,
-    router: String,
+    routers: Vec<String>,
     runtime: &tokio::runtime::Handle,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
@@ -229,7 +232,10 @@ async fn work(
         .into_axum_router()
         .merge(worker_metrics::routes(handle.clone(), &info));
     tokio::spawn(peers.run(info.clone(), outgoing));
-    let registration = tokio::spawn(registration::keep_registered(handle.clone(), info, router));
+    let mut registrations = tokio::task::JoinSet::new();
+    for router in routers {
+        registrations.spawn(registration::keep_registered(handle.clone(), info.clone(), router));
+    }
     let (close, closing) = watch::channel(false);
     // A message per packet: waiting for more would add to every token's latency.
     let listener = listener.tap_io(|connection| {
@@ -244,12 +250,17 @@ async fn work(
         () = until(stopped) => {}
         thread = worker.died() => anyhow::bail!("the worker's {thread} thread has ended; see above"),
     }
-    registration.abort();
+    registrations.abort_all();
     drain(&handle).await;
     close.send_replace(true);
     // Peers keep their connections open; the process does not wait for them.
     server.abort();
-    tokio::task::spawn_blocking(move || worker.stop()).await.context("the worker could not be stopped")?
+    let stopping = tokio::task::spawn_blocking(move || worker.stop());
+    match tokio::time::timeout(WORKER_STOP, stopping).await {
+        Ok(stopped) => stopped.context("the worker could not be stopped")?,
+        // A thread of ours is inside the plugin, in a call that must not block. The process ends without it.
+        Err(_elapsed) => anyhow::bail!("the worker did not stop within {} s", WORKER_STOP.as_secs()),
+    }
 }
 
 /// Lets requests under way end.

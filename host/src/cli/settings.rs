@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
 use super::Refused;
+use crate::plugins::Policy;
 
 /// What one process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
@@ -88,6 +89,16 @@ pub struct Settings {
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     pub plugins_dir: Option<Vec<PathBuf>>,
 
+    /// Load plugins that others than root, you, and who may replace this program could change; each is logged
+    #[arg(long)]
+    #[serde(default)]
+    pub insecure_plugin_permissions: bool,
+
+    /// Load plugins built with panic = "abort", whose defects end this process; each is logged
+    #[arg(long)]
+    #[serde(default)]
+    pub plugins_may_abort: bool,
+
     /// Address that the HTTP API listens on [default: 127.0.0.1]
     #[arg(long, value_name = "IP")]
     pub host: Option<IpAddr>,
@@ -100,8 +111,8 @@ pub struct Settings {
     #[arg(long, value_name = "IP:PORT")]
     pub control: Option<SocketAddr>,
 
-    /// The router's control address, where a worker registers [default: http://127.0.0.1:8001]
-    #[arg(long, value_name = "URL")]
+    /// Control addresses of the routers that a worker registers with [default: http://127.0.0.1:8001]
+    #[arg(long, value_name = "URL,...")]
     pub router: Option<String>,
 
     /// How the router chooses workers: prefix, least-loaded, round-robin or random [default: prefix]
@@ -283,6 +294,8 @@ impl Settings {
             synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
+        self.insecure_plugin_permissions |= file.insecure_plugin_permissions;
+        self.plugins_may_abort |= file.plugins_may_abort;
         self.decode_radix_cache |= file.decode_radix_cache;
         self.prefill_radix_cache |= file.prefill_radix_cache;
         self.plugin = file.plugin;
@@ -309,6 +322,12 @@ impl Settings {
             let beside = program.as_deref().and_then(std::path::Path::parent);
             beside.map(|dir| vec![dir.join("plugins"), dir.to_owned()]).unwrap_or_default()
         })
+    }
+
+    /// What is accepted of plugin files.
+    #[must_use]
+    pub fn plugin_policy(&self) -> Policy {
+        Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
     }
 
     /// Where the HTTP API listens.

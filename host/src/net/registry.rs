@@ -111,7 +111,7 @@ impl Registry {
     pub async fn register(&self, worker: WorkerInfo) -> Result<String, String> {
         let again = worker.clone();
         let instance = Instance(worker.instance);
-        let known = self.lock().resume(instance).is_some();
+        let known = self.lock().knows(instance);
         let mut accepted = self.lock().register(worker, clock::now());
         if let Err(Denied::NameTaken { holder, holder_address, .. }) = &accepted
             && nobody_listens(holder_address).await

@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::error::{NoneFound, PluginError, PreflightError};
+use super::file::PluginFile;
 use super::lock::Lock;
 use super::manifest::Manifest;
-use super::preflight::preflight;
+use super::policy::Policy;
+use super::sidecar;
 
 /// Most files looked at in one directory.
 const MAX_FILES: usize = 4096;
@@ -17,17 +19,53 @@ pub struct Entry {
     pub path: PathBuf,
     /// What it says about itself.
     pub manifest: Manifest,
-    /// The sha256 that a lock file lists for it; checked once more before it is loaded.
+    /// The sha256 that a lock file or a side-car lists for it. It is loaded from memory that holds these bytes.
     pub pinned: Option<String>,
+    /// What the operator should know about it although it is accepted.
+    pub warnings: Vec<String>,
+    /// What was accepted when it was found, and is when it is loaded.
+    pub(super) policy: Policy,
 }
 
 impl Entry {
-    /// A plugin named by its file.
+    /// A plugin named by its file. Who names a file means it, so who else could change it is only warned of.
     ///
     /// # Errors
-    /// What [`preflight`] says.
+    /// What [`preflight`](super::preflight) says.
     pub fn of_file(path: &Path) -> Result<Self, PreflightError> {
-        Ok(Self { path: path.to_owned(), manifest: preflight(path)?, pinned: None })
+        let policy = Policy { insecure_permissions: true, ..Policy::default() };
+        Self::accepted(path, policy, None, None)
+    }
+
+    /// A plugin named by its file, whose bytes are those of the lock and the pin (with who says so), if there are any.
+    pub(super) fn accepted(
+        path: &Path,
+        policy: Policy,
+        lock: Option<&Lock>,
+        pin: Option<(&Path, &str)>,
+    ) -> Result<Self, PreflightError> {
+        let file = PluginFile::open(path, policy)?;
+        let mut pinned = None;
+        if lock.is_some() || pin.is_some() {
+            let found = file.sha256()?;
+            if let Some(lock) = lock {
+                lock.check(path, &found)?;
+            }
+            if let Some((says, pinned)) = pin.filter(|(_, pinned)| *pinned != found) {
+                return Err(PreflightError::WrongHash {
+                    lock: says.to_owned(),
+                    pinned: pinned.to_owned(),
+                    found,
+                });
+            }
+            pinned = Some(found);
+        }
+        let manifest = file.manifest(policy)?;
+        let mut warnings = file.warnings;
+        if manifest.build.panic == "abort" {
+            warnings.push("a defect in it ends this process: it was built with panic = \"abort\"".to_owned());
+        }
+        Ok(Self { path: path.to_owned(), manifest, pinned, warnings, policy })
     }
 }
 
@@ -47,12 +85,19 @@ pub struct Catalog {
     unusable: Vec<Unusable>,
     shadowed: Vec<Entry>,
     searched: Vec<(PathBuf, Option<String>)>,
+    policy: Policy,
 }
 
 impl Catalog {
-    /// Reads every `.so` in these directories, in this order. The first of a name counts, later ones are shadowed.
+    /// Reads every `.so` and every side-car in these directories, in this order. The first of a name counts, later ones
+    /// are shadowed.
     pub fn scan<P: AsRef<Path>>(directories: impl IntoIterator<Item = P>) -> Self {
-        let mut catalog = Self::default();
+        Self::scan_with(Policy::default(), directories)
+    }
+
+    /// Reads directories and accepts what the policy does.
+    pub fn scan_with<P: AsRef<Path>>(policy: Policy, directories: impl IntoIterator<Item = P>) -> Self {
+        let mut catalog = Self { policy, ..Self::default() };
         for directory in directories {
             let directory = directory.as_ref();
             let listed = std::fs::read_dir(directory).and_then(|entries| {
@@ -75,9 +120,7 @@ impl Catalog {
                     continue;
                 }
             };
-            for path in paths.into_iter().filter(|path| path.extension().is_some_and(|e| e == "so")) {
-                catalog.add(path, lock.as_ref());
-            }
+            catalog.add_all(&paths, lock.as_ref());
             catalog.searched.push((directory.to_owned(), None));
         }
         catalog
@@ -85,30 +128,48 @@ impl Catalog {
 
     /// Reads one directory as if it had no lock file.
     #[must_use]
-    pub fn scan_unlocked(directory: &Path) -> Self {
-        let mut catalog = Self::default();
+    pub fn scan_unlocked(policy: Policy, directory: &Path) -> Self {
+        let mut catalog = Self { policy, ..Self::default() };
         let entries = std::fs::read_dir(directory).into_iter().flatten().take(MAX_FILES).flatten();
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
         paths.sort();
-        for path in paths.into_iter().filter(|path| path.extension().is_some_and(|e| e == "so")) {
-            catalog.add(path, None);
-        }
+        catalog.add_all(&paths, None);
         catalog
     }
 
-    fn add(&mut self, path: PathBuf, lock: Option<&Lock>) {
-        let checked = preflight(&path).and_then(|manifest| {
-            let pinned = lock.map(|lock| lock.check(&path, &manifest)).transpose()?;
-            Ok((manifest, pinned))
-        });
-        match checked {
-            Ok((manifest, pinned)) => {
-                let name = &manifest.plugin.name;
+    /// The plugins among a directory's files.
+    fn add_all(&mut self, paths: &[PathBuf], lock: Option<&Lock>) {
+        let mut named = Vec::new();
+        for car in paths.iter().filter(|path| sidecar::is_one(path)) {
+            match sidecar::read(car) {
+                Ok(Some(file)) => {
+                    let pin = file.sha256.as_deref().map(|hash| (car.as_path(), hash));
+                    self.add(&file.path, lock, pin);
+                    named.extend(file.path.canonicalize());
+                }
+                Ok(None) => {}
+                Err(problem) => {
+                    let reason = PreflightError::BadSideCar(problem);
+                    self.unusable.push(Unusable { path: car.clone(), reason });
+                }
+            }
+        }
+        // What a side-car names was looked at as it says.
+        let left = |path: &&PathBuf| !path.canonicalize().is_ok_and(|path| named.contains(&path));
+        for path in paths.iter().filter(|path| path.extension().is_some_and(|e| e == "so")).filter(left) {
+            self.add(path, lock, None);
+        }
+    }
+
+    fn add(&mut self, path: &Path, lock: Option<&Lock>, pin: Option<(&Path, &str)>) {
+        match Entry::accepted(path, self.policy, lock, pin) {
+            Ok(entry) => {
+                let name = &entry.manifest.plugin.name;
                 let taken = self.entries.iter().any(|e| e.manifest.plugin.name == *name);
                 let list = if taken { &mut self.shadowed } else { &mut self.entries };
-                list.push(Entry { path, manifest, pinned });
+                list.push(entry);
             }
-            Err(reason) => self.unusable.push(Unusable { path, reason }),
+            Err(reason) => self.unusable.push(Unusable { path: path.to_owned(), reason }),
         }
     }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use host_plugin_api::abi::HeaderError;
+
 /// Why a file is no plugin this host can load. Found by reading it, before any of its code runs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -64,16 +66,27 @@ pub enum PreflightError {
         /// Ours.
         host: semver::Version,
     },
-    /// Anyone may change it.
-    #[error("may be changed by every user of this machine: chmod o-w it, and its directory")]
-    WorldWritable,
+    /// Others than those who may replace the program may replace it.
+    #[error("could be replaced by others: {0}; or accept it with --insecure-plugin-permissions")]
+    Permissions(String),
+    /// What is beside it and should say where it is does not.
+    #[error("says nothing of use about a plugin: {0}")]
+    BadSideCar(String),
+    /// For another C library.
+    #[error("was built for {found}, this host is {host}: install the plugin's file for that target")]
+    WrongTarget {
+        /// The plugin's.
+        found: String,
+        /// Ours.
+        host: &'static str,
+    },
     /// `plugins.lock` does not list it.
     #[error("is not listed in {}: add it with `host plugins lock`", .0.display())]
     NotLocked(PathBuf),
     /// `plugins.lock` lists other bytes.
     #[error("has sha256 {found}, but {} pins {pinned}: restore the file, or lock it again", lock.display())]
     WrongHash {
-        /// The lock file.
+        /// The lock file or side-car.
         lock: PathBuf,
         /// What it lists.
         pinned: String,
@@ -82,7 +95,7 @@ pub enum PreflightError {
     },
     /// A panic in it would end the process.
     #[error(
-        "was built with panic = \"abort\", so that a defect in it would end this process: build it with panic = \"unwind\""
+        "was built with panic = \"abort\", so that a defect in it would end this process: build it with panic = \"unwind\", or accept it with --plugins-may-abort"
     )]
     PanicAbort,
 }
@@ -103,7 +116,9 @@ impl PreflightError {
             Self::Ambiguous(_) => "ambiguous",
             Self::ApiVersion { .. } => "api_version",
             Self::HostTooOld { .. } => "host_too_old",
-            Self::WorldWritable => "world_writable",
+            Self::Permissions(_) => "permissions",
+            Self::BadSideCar(_) => "bad_side_car",
+            Self::WrongTarget { .. } => "wrong_target",
             Self::NotLocked(_) => "not_locked",
             Self::WrongHash { .. } => "wrong_hash",
             Self::PanicAbort => "panic_abort",
@@ -164,6 +179,12 @@ pub enum PluginError {
         /// Why.
         source: Box<PreflightError>,
     },
+    /// Loaded before, and written over since. What runs may be a mixture of both files.
+    #[error("{} was written over in place while this process has it loaded: start again, and replace plugins with `host plugins install`", path.display())]
+    Overwritten {
+        /// The file.
+        path: PathBuf,
+    },
     /// Another file lies there than at the scan.
     #[error("{} was replaced since it was scanned: start again", path.display())]
     Changed {
@@ -205,12 +226,12 @@ pub enum PluginError {
         symbol: String,
     },
     /// The types of the boundary differ.
-    #[error("{} cannot be used: {source}: build it again with this host's host-plugin-api", path.display())]
+    #[error("{} cannot be used: {source}{}", path.display(), header_hint(source))]
     Header {
         /// The file.
         path: PathBuf,
         /// The first difference.
-        source: host_plugin_api::abi::HeaderError,
+        source: HeaderError,
     },
     /// Its code describes another plugin than its note.
     #[error("{} describes itself as {described}, but its note says {noted}: the file was tampered with or damaged", path.display())]
@@ -248,6 +269,14 @@ pub enum PluginError {
         /// What it says.
         source: host_plugin_api::Error,
     },
+    /// An instance was opened that cannot be used.
+    #[error("plugin {plugin:?} opened, but {problem}: this is a defect of the plugin")]
+    NotReady {
+        /// Its name.
+        plugin: String,
+        /// What it says of itself.
+        problem: String,
+    },
     /// The plugin's factory failed.
     #[error("plugin {plugin:?} ({}) did not open: {source}", path.display())]
     Factory {
@@ -260,6 +289,14 @@ pub enum PluginError {
     },
 }
 
+/// What helps against it: a new build where the two sides differ, the plugin's own words where its code failed.
+fn header_hint(error: &HeaderError) -> &'static str {
+    match error {
+        HeaderError::Constructor(_) => "",
+        _ => ": build it again with this host's host-plugin-api",
+    }
+}
+
 impl PluginError {
     /// A label for metrics.
     #[must_use]
@@ -267,16 +304,23 @@ impl PluginError {
         match self {
             Self::NotFound { .. } => "not_found",
             Self::Preflight { source, .. } => source.reason(),
+            Self::Overwritten { .. } => "overwritten",
             Self::Changed { .. } => "changed",
             Self::NoRole { .. } => "no_role",
             Self::Config { .. } => "config",
             Self::Open { .. } => "open",
             Self::NoHeader { .. } => "no_header",
-            Self::Header { .. } => "header",
+            Self::Header { source, .. } => match source {
+                HeaderError::Incompatible(_) => "abi",
+                HeaderError::NoLayout => "no_layout",
+                HeaderError::Layout(_) => "layout",
+                HeaderError::Constructor(_) => "constructor",
+            },
             Self::Mismatch { .. } => "mismatch",
             Self::Roles { .. } => "roles",
             Self::Services { .. } => "services",
             Self::ConfigRefused { .. } => "config_refused",
+            Self::NotReady { .. } => "not_ready",
             Self::Factory { .. } => "factory",
         }
     }

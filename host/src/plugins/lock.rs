@@ -84,22 +84,23 @@ impl Lock {
         Ok(Some(Self { path, ..lock }))
     }
 
-    /// The pinned hash of a file that is listed and unchanged.
+    /// Whether a file with this hash is listed under its name. Says nothing about what is in the file, so that nothing
+    /// of a file that is not listed has to be read but its bytes.
     ///
     /// # Errors
     /// `NotLocked` or `WrongHash`.
-    pub fn check(&self, path: &Path, manifest: &Manifest) -> Result<String, PreflightError> {
-        let found = Locked::of(path, manifest).map_err(PreflightError::Unreadable)?;
-        let same = |l: &&Locked| (&l.file, &l.target, &l.id) == (&found.file, &found.target, &found.id);
-        match self.plugins.iter().find(same) {
-            None => Err(PreflightError::NotLocked(self.path.clone())),
-            Some(listed) if *listed == found => Ok(found.sha256),
-            Some(listed) => Err(PreflightError::WrongHash {
-                lock: self.path.clone(),
-                pinned: listed.sha256.clone(),
-                found: found.sha256,
-            }),
+    pub fn check(&self, path: &Path, found: &str) -> Result<(), PreflightError> {
+        let file = file_name(path);
+        // Several when a directory is shared by machines that each have their own file of this name.
+        let mut listed = self.plugins.iter().filter(|locked| locked.file == file).peekable();
+        let Some(first) = listed.peek().copied() else {
+            return Err(PreflightError::NotLocked(self.path.clone()));
+        };
+        if listed.any(|locked| locked.sha256 == found) {
+            return Ok(());
         }
+        let (pinned, found) = (first.sha256.clone(), found.to_owned());
+        Err(PreflightError::WrongHash { lock: self.path.clone(), pinned, found })
     }
 
     /// Lists these instead of what was listed for their target; entries of other targets stay.

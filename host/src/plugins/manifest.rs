@@ -131,7 +131,8 @@ impl Manifest {
             };
             let fits = declared.kind == value.type_str() || (declared.kind == "float" && value.is_integer());
             if !fits {
-                return Err(format!("key {key:?} is a {}, it must be a {}", value.type_str(), declared.kind));
+                let (is, kind) = (value.type_str(), &declared.kind);
+                return Err(format!("key {key:?} is of type {is}, it must be of type {kind}"));
             }
         }
         Ok(())

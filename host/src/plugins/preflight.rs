@@ -4,7 +4,6 @@
 //! kills the process inside the system's loader. Both are excluded, or at least announced, by what the file says.
 
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use host_plugin_api::note;
@@ -14,10 +13,14 @@ use object::{Endianness, ReadCache, ReadRef};
 use semver::Version;
 
 use super::error::PreflightError;
+use super::file::PluginFile;
 use super::manifest::Manifest;
+use super::policy::Policy;
 
 const DT_NEEDED: i64 = 1;
 const DT_STRTAB: i64 = 5;
+const DT_RPATH: i64 = 15;
+const DT_RUNPATH: i64 = 29;
 /// Longest name of a library.
 const MAX_NAME: u64 = 4096;
 
@@ -28,24 +31,37 @@ const MANIFEST_BYTES: usize = 1 << 20;
 ///
 /// # Errors
 /// The first thing that is wrong with it.
-pub fn preflight(path: &Path) -> Result<Manifest, PreflightError> {
-    // Asked before opening: opening a pipe would wait for its writer.
-    let metadata = std::fs::metadata(path).map_err(PreflightError::Unreadable)?;
-    if !metadata.is_file() {
-        return Err(PreflightError::NotAFile);
-    }
-    if metadata.permissions().mode() & 0o002 != 0 {
-        return Err(PreflightError::WorldWritable);
-    }
-    let file = File::open(path).map_err(PreflightError::Unreadable)?;
-    let length = file.metadata().map_err(PreflightError::Unreadable)?.len();
-    let manifest = read(&ReadCache::new(file), length)?;
+pub fn preflight(path: &Path, policy: Policy) -> Result<Manifest, PreflightError> {
+    PluginFile::open(path, policy)?.manifest(policy)
+}
+
+/// What is left to check when the file is open and its bytes are the right ones: that the system's loader will bear it,
+/// and that it is a plugin for this host.
+pub(super) fn read_and_check<'a>(
+    data: impl ReadRef<'a>,
+    length: u64,
+    policy: Policy,
+) -> Result<Manifest, PreflightError> {
+    let manifest = read(data, length)?;
     check_api(&manifest)?;
     check_host(&manifest)?;
-    if manifest.build.panic != "unwind" {
-        return Err(PreflightError::PanicAbort);
+    check_target(&manifest)?;
+    match manifest.build.panic.as_str() {
+        "unwind" => {}
+        "abort" if policy.panic_abort => {}
+        "abort" => return Err(PreflightError::PanicAbort),
+        other => {
+            let text = format!("panic is {other:?}, it must be unwind or abort");
+            return Err(PreflightError::BadManifest(text));
+        }
     }
-    Ok(manifest)
+    match manifest.plugin.threads.as_deref() {
+        None | Some("own" | "none") => Ok(manifest),
+        Some(other) => {
+            let text = format!("threads is {other:?}, it must be own or none");
+            Err(PreflightError::BadManifest(text))
+        }
+    }
 }
 
 fn read<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightError> {
@@ -108,10 +124,18 @@ fn read<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightEr
 #[must_use]
 pub fn needed_libraries(path: &Path) -> Vec<String> {
     let Ok(file) = File::open(path) else { return Vec::new() };
-    needed(&ReadCache::new(file)).unwrap_or_default()
+    dynamic_names(&ReadCache::new(file), &[DT_NEEDED]).unwrap_or_default()
 }
 
-fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<String>> {
+/// Whether the system's loader will look for libraries beside the file, so that it must be loaded from its place.
+pub(super) fn needs_its_place<'a>(data: impl ReadRef<'a>) -> bool {
+    // What cannot be read is not looked for either.
+    let paths = dynamic_names(data, &[DT_RPATH, DT_RUNPATH]).unwrap_or_default();
+    paths.iter().any(|path| path.contains("$ORIGIN") || path.contains("${ORIGIN}"))
+}
+
+/// The texts of these entries of the dynamic section.
+fn dynamic_names<'a>(data: impl ReadRef<'a>, tags: &[i64]) -> object::Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let segments = header.program_headers(endian, data)?;
@@ -127,7 +151,7 @@ fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<String>> {
         }) else {
             continue;
         };
-        for entry in entries.iter().filter(|e| e.tag(endian).0 == DT_NEEDED) {
+        for entry in entries.iter().filter(|e| tags.contains(&e.tag(endian).0)) {
             let start = base.saturating_add(entry.val(endian));
             let bytes =
                 data.read_bytes_at_until(start..start.saturating_add(MAX_NAME), 0).unwrap_or_default();
@@ -172,6 +196,15 @@ fn check_host(manifest: &Manifest) -> Result<(), PreflightError> {
         Some(needed) if *needed > host => Err(PreflightError::HostTooOld { needed: needed.clone(), host }),
         _ => Ok(()),
     }
+}
+
+/// The machine is the ELF header's to say; here it is about the C library, of which a process has one.
+fn check_target(manifest: &Manifest) -> Result<(), PreflightError> {
+    let library = |target: &str| target.rsplit('-').next().map(str::to_owned);
+    if library(&manifest.build.target) == library(note::BUILT_FOR) {
+        return Ok(());
+    }
+    Err(PreflightError::WrongTarget { found: manifest.build.target.clone(), host: note::BUILT_FOR })
 }
 
 fn machine_name(machine: u16) -> String {

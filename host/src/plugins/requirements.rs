@@ -17,10 +17,16 @@ use super::manifest::Manifest;
 pub enum Feature {
     /// Prefill and decode on separate workers.
     PdTransfer,
+    /// Prefill and decode in one worker, without a transfer.
+    Undivided,
     /// Pages stay in a cache after their request.
     PagesOutliveRequests,
     /// Decode workers keep prefixes and receive only what they lack.
     DecodeRadixCache,
+    /// Prefill or undivided workers keep prefixes and compute only what they lack.
+    PrefillRadixCache,
+    /// A policy was named by which a radix cache evicts.
+    EvictionPolicy,
     /// Requests give their pages up for others and come back.
     Retraction,
     /// Pages move on to host memory.
@@ -55,8 +61,15 @@ pub enum Need {
         /// See [`host_plugin_api::capability`].
         name: &'static str,
     },
+    /// No second loaded plugin of a role.
+    OnlyOne {
+        /// The role's kind.
+        role: &'static str,
+    },
     /// Another feature beside it.
     Also(Feature),
+    /// One of these features beside it.
+    AnyOf(&'static [Feature]),
     /// The absence of another feature.
     Without(Feature),
 }
@@ -65,7 +78,12 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Need::Capability { name, .. } => f.write_str(name),
+            Need::OnlyOne { role } => write!(f, "only one {role} plugin"),
             Need::Also(feature) => write!(f, "{feature:?}"),
+            Need::AnyOf(features) => {
+                let names: Vec<_> = features.iter().map(|feature| format!("{feature:?}")).collect();
+                f.write_str(&names.join(" or "))
+            }
             Need::Without(feature) => write!(f, "the absence of {feature:?}"),
         }
     }
@@ -73,6 +91,8 @@ impl fmt::Display for Need {
 
 /// A row of the table: the feature needs something, because.
 pub struct Rule {
+    /// What `docs/plugins/rules.md` and messages call it.
+    pub name: &'static str,
     /// Who needs it.
     pub feature: Feature,
     /// What.
@@ -84,6 +104,8 @@ pub struct Rule {
 /// A need that a loaded plugin does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
+    /// The rule's name.
+    pub rule: &'static str,
     /// Who needs it.
     pub feature: Feature,
     /// What.
@@ -92,10 +114,18 @@ pub struct Violation {
     pub reason: &'static str,
     /// The plugin that lacks it, with what it has; `None` when no plugin of the role is loaded at all.
     pub loaded: Option<(String, Vec<String>)>,
-    /// Installed plugins that would do for all the features asked for.
+    /// Installed plugins that would do for all the features asked for; of [`Need::OnlyOne`], those that are named.
     pub would_do: Vec<String>,
     /// Installed plugins that have this capability but lack others that are needed.
     pub have_it: Vec<String>,
+}
+
+impl Violation {
+    /// Whether no plugin of the role is loaded, rather than one that lacks something.
+    #[must_use]
+    pub fn is_for_want_of_a_plugin(&self) -> bool {
+        self.loaded.is_none() && matches!(self.need, Need::Capability { .. })
+    }
 }
 
 impl fmt::Display for Violation {
@@ -104,6 +134,10 @@ impl fmt::Display for Violation {
         let role = match self.need {
             Need::Capability { role, .. } => role,
             Need::Also(_) => return f.write_str("turn it on, too"),
+            Need::AnyOf(_) => return f.write_str("turn one of them on, too"),
+            Need::OnlyOne { .. } => {
+                return write!(f, "{} are named: leave all but one out", self.would_do.join(", "));
+            }
             Need::Without(_) => return f.write_str("turn one of them off"),
         };
         match &self.loaded {
@@ -132,6 +166,7 @@ pub fn check(features: &[Feature], loaded: &[&Manifest], installed: &Catalog) ->
     let mut violations = Vec::new();
     for rule in &needed {
         let plain = Violation {
+            rule: rule.name,
             feature: rule.feature,
             need: rule.need,
             reason: rule.reason,
@@ -142,7 +177,17 @@ pub fn check(features: &[Feature], loaded: &[&Manifest], installed: &Catalog) ->
         match rule.need {
             Need::Also(other) if !features.contains(&other) => violations.push(plain),
             Need::Without(other) if features.contains(&other) => violations.push(plain),
-            Need::Also(_) | Need::Without(_) => {}
+            Need::AnyOf(others) if !others.iter().any(|other| features.contains(other)) => {
+                violations.push(plain)
+            }
+            Need::OnlyOne { role } => {
+                let of_role = loaded.iter().filter(|m| m.role(role).is_some());
+                let names: Vec<String> = of_role.map(|m| m.plugin.name.clone()).collect();
+                if names.len() > 1 {
+                    violations.push(Violation { would_do: names, ..plain });
+                }
+            }
+            Need::Also(_) | Need::AnyOf(_) | Need::Without(_) => {}
             Need::Capability { role, name } => {
                 let of_role: Vec<&Manifest> =
                     loaded.iter().copied().filter(|m| m.role(role).is_some()).collect();

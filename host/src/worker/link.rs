@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::layout::KvOrder;
@@ -13,9 +14,10 @@ use rustix::fd::AsRawFd;
 use crate::executor::KvMemory;
 use crate::executor::memory::SharedMemory;
 use crate::net::proto::{TransferEndpoint, WorkerInfo};
+use crate::plugins::Running;
 
 /// How long a plugin may take to stop.
-const SHUTDOWN_MS: u64 = 3_000;
+const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Peers whose turn is remembered before those of nobody's concern are forgotten.
 const TURNS: usize = 1024;
@@ -256,9 +258,13 @@ impl Links {
 
     pub(super) fn shutdown(&self) -> anyhow::Result<()> {
         let Some(plugin) = &self.plugin else { return Ok(()) };
-        plugin
-            .backend
-            .shutdown(SHUTDOWN_MS)
-            .map_err(|error| anyhow::anyhow!("plugin {:?} did not stop: {error}", plugin.name))
+        let mut running = Running::default();
+        let backend = plugin.backend.clone();
+        running.opened(&plugin.name, move |deadline| backend.shutdown(deadline));
+        running.stop(SHUTDOWN).map_err(|failed| {
+            let said: Vec<_> =
+                failed.iter().map(|(name, error)| format!("plugin {name:?}: {error}")).collect();
+            anyhow::anyhow!("not everything stopped: {}", said.join("; "))
+        })
     }
 }

@@ -10,6 +10,7 @@ use abi_stable::sabi_types::VersionStrings;
 use abi_stable::std_types::{ROption, RSlice, RStr};
 use abi_stable::type_layout::TypeLayout;
 
+use super::difference;
 use super::services::{Attach, HostObject, attach};
 use super::{AbiResult, AllocatorObject, TierObject, TransferObject};
 use crate::allocator::{ComponentPool, PoolOpening};
@@ -172,13 +173,13 @@ impl Root {
         // SAFETY: by contract the symbol is a `LibHeader`, which starts with the `AbiHeader` that this points to;
         // `AbiHeaderRef` is a transparent `'static` reference to it, and the library stays.
         let header: AbiHeaderRef = unsafe { std::mem::transmute(header) };
-        let header = header.upgrade().map_err(|e| HeaderError::Incompatible(e.to_string()))?;
+        let header = header.upgrade().map_err(|e| HeaderError::Incompatible(one_line(&e.to_string())))?;
         let plugin = header.layout().ok_or(HeaderError::NoLayout)?;
         check_layouts(<PluginRoot_Ref as StableAbi>::LAYOUT, plugin, plugin_is_older)
             .map_err(HeaderError::Layout)?;
         // SAFETY: the layouts were compared just now, in the direction that the versions ask for.
         let root = unsafe { header.unchecked_layout::<PluginRoot_Ref>() };
-        root.map(Self).map_err(|e| HeaderError::Constructor(e.to_string()))
+        root.map(Self).map_err(|e| HeaderError::Constructor(one_line(&e.to_string())))
     }
 
     /// The manifest, as the plugin's code states it.
@@ -266,28 +267,12 @@ fn check_layouts(
     plugin_is_older: bool,
 ) -> std::result::Result<(), String> {
     let (first, second) = if plugin_is_older { (plugin, host) } else { (host, plugin) };
-    let Err(errors) = check_layout_compatibility(first, second) else { return Ok(()) };
-    let Some(deepest) = errors.errors.iter().max_by_key(|e| e.stack_trace.len()) else {
-        return Err("no reason given".to_owned());
-    };
-    let mut path = String::new();
-    for step in &deepest.stack_trace {
-        if !path.is_empty() {
-            path.push_str(" > ");
-        }
-        path.push_str(&step.found.to_string().split_whitespace().collect::<Vec<_>>().join(" "));
-    }
-    let what = deepest.errs.iter().map(|e| format!("{e:?}")).collect::<Vec<_>>().join("; ");
-    Err(format!("{}: {}", shortened(&path, 300), shortened(&what, 300)))
+    check_layout_compatibility(first, second).map_err(|errors| difference::one_line(&errors, plugin_is_older))
 }
 
-/// The layout check prints whole types; the start is what tells where.
-fn shortened(text: &str, most: usize) -> String {
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match text.char_indices().nth(most) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
+/// The texts of the layout check have many lines; the start is what tells.
+fn one_line(text: &str) -> String {
+    difference::shortened(text, 300)
 }
 
 #[cfg(test)]

@@ -14,10 +14,16 @@ use super::cache::usable_prefix;
 use super::job::{Job, Stage};
 use crate::ids::{Room, Time};
 use crate::radix::PrefixLock;
+use crate::request::Request;
 
 /// A leader must bring one in so many of the pages that a follower lacks. Waiting for less would trade the time of a
 /// whole prompt for little: all chats of a server begin with the same few words.
 const WORTH_WAITING: usize = 4;
+/// Of a leader's pages so many are found by any, and behind them one in [`SPARSE`]: enough for whoever lacks that many,
+/// and a prompt of a million tokens does not hold up the scheduler.
+const DENSE: usize = 512;
+/// See [`DENSE`].
+const SPARSE: usize = 16;
 /// Leaders compared at most for one follower.
 const COMPARED: usize = 4;
 
@@ -56,6 +62,7 @@ impl Leaders {
     fn add(&mut self, room: Room, prompt: &[u32], cached: usize, page_tokens: usize) {
         self.remove(room);
         let pages = prompt.chunks_exact(page_tokens).enumerate().skip(cached);
+        let pages = pages.filter(|(place, _)| *place < cached + DENSE || place.is_multiple_of(SPARSE));
         let hashes: Vec<u64> = pages.map(|(place, tokens)| self.hash(place, tokens)).collect();
         self.pages.extend(hashes.iter().map(|hash| (*hash, room)));
         self.hashes.insert(room, hashes);
@@ -88,6 +95,14 @@ impl Leaders {
     pub(super) fn rooms(&self) -> impl Iterator<Item = Room> {
         self.hashes.keys().copied()
     }
+}
+
+/// Whether one request's pages are of use for another: equal tokens in the same namespace, and behind the same prefill
+/// worker, which computes one after the other anyway.
+fn brings(leader: &Request, follower: &Request, head: &[u32]) -> bool {
+    leader.prompt.starts_with(head)
+        && leader.namespace == follower.namespace
+        && leader.prefill == follower.prefill
 }
 
 impl Scheduler {
@@ -137,15 +152,13 @@ impl Scheduler {
         let whole = usable_prefix(self.config.role, request) / page;
         let lacking = whole.checked_sub(cached).filter(|lacking| *lacking > 0)?;
         // Whoever brings this page brings those before it.
-        let needed = cached + lacking.div_ceil(WORTH_WAITING);
-        let (head, last) = (&request.prompt[..needed * page], needed - 1);
-        self.leaders.bringing(last, &head[last * page..]).find(|room| {
-            self.jobs.get(room).is_some_and(|leader| {
-                leader.request.prompt.starts_with(head)
-                    && leader.request.namespace == request.namespace
-                    // Behind the same prefill worker, which computes one after the other anyway.
-                    && leader.request.prefill == request.prefill
-            })
+        let last = cached + lacking.div_ceil(WORTH_WAITING) - 1;
+        let sparse = Some(last.next_multiple_of(SPARSE)).filter(|place| *place > last && *place < whole);
+        [Some(last), sparse].into_iter().flatten().find_map(|last| {
+            let head = &request.prompt[..(last + 1) * page];
+            let mut leaders = self.leaders.bringing(last, &head[last * page..]);
+            leaders
+                .find(|room| self.jobs.get(room).is_some_and(|leader| brings(&leader.request, request, head)))
         })
     }
 

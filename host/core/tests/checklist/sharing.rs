@@ -85,6 +85,24 @@ fn a_page_alike_behind_another_beginning_is_not_waited_for() {
 }
 
 #[test]
+fn pages_far_into_a_long_prompt_are_found_too() {
+    let mut leg = Leg::new(Role::Decode, 8000);
+    let prompt: Vec<u32> = (0..700 * PAGE as u32).map(|token| token * 7 % 997).collect();
+    leg.submit(1, &prompt, 1);
+    // 660 pages in common of 2560: a quarter ends at page 639, which is not among those found one by one.
+    let other: Vec<u32> = (0..1900 * PAGE as u32).map(|token| token % 991).collect();
+    leg.submit(2, &[&prompt[..660 * PAGE], &other].concat(), 1);
+    assert_eq!(leg.reserves.len(), 1);
+    // Two pages fewer are less than a quarter.
+    let mut leg = Leg::new(Role::Decode, 8000);
+    leg.submit(1, &prompt, 1);
+    leg.submit(2, &[&prompt[..638 * PAGE], &other[..], &other[..22 * PAGE]].concat(), 1);
+    assert_eq!(leg.reserves.len(), 2);
+    leg.deliver(1);
+    finish(&mut leg, [2]);
+}
+
+#[test]
 fn who_cannot_use_the_pages_does_not_wait_for_them() {
     let mut leg = Leg::new(Role::Decode, 64);
     let prompt = tokens(0..16);

@@ -100,6 +100,13 @@ impl Model {
         (duplicates, longer)
     }
 
+    /// Takes away what nobody locks of a prefix; returns its pages.
+    pub fn forget(&mut self, prefix: &[u32]) -> Vec<PageId> {
+        let unlocked: Vec<Prefix> =
+            prefixes(prefix).filter(|part| self.pages[*part].locks == 0).map(<[u32]>::to_vec).collect();
+        unlocked.iter().filter_map(|part| self.pages.remove(part)).map(|page| page.page).collect()
+    }
+
     pub fn locked(&self) -> usize {
         self.pages.values().filter(|page| page.locks > 0).count()
     }

@@ -6,8 +6,10 @@ use clap::{Args, Subcommand};
 
 use super::super::launch;
 use super::super::settings::Settings;
-use super::{check, inspect, install, list, new, rules, test};
+use super::bench;
+use super::{ask, check_all, inspect, install, list, new, rules, test};
 use crate::cli::output::say;
+use crate::plugins::Policy;
 
 /// What to do with plugins.
 #[derive(Debug, Subcommand)]
@@ -59,6 +61,11 @@ pub enum Command {
     New(new::New),
     /// Says whether a plugin keeps its contract: named cases, each in a process of its own
     Test(test::Test),
+    /// Measures what reading, loading and calling a plugin costs
+    Bench(bench::Bench),
+    /// Loads a plugin in this process and says how long that took
+    #[command(hide = true)]
+    TimeLoad(bench::TimeLoad),
     /// Runs one case in this process
     #[command(hide = true)]
     RunCase(test::RunCase),
@@ -70,12 +77,25 @@ pub struct Directories {
     /// Directories with plugins [default: "plugins" beside the program, and the program's own]
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     plugins_dir: Option<Vec<PathBuf>>,
+
+    /// Accept files that others than root, you, and who may replace this program could change
+    #[arg(long)]
+    insecure_plugin_permissions: bool,
+
+    /// Accept plugins built with panic = "abort"
+    #[arg(long)]
+    plugins_may_abort: bool,
 }
 
 impl Directories {
     /// In the order of the search.
     pub fn list(&self) -> Vec<PathBuf> {
         Settings { plugins_dir: self.plugins_dir.clone(), ..Settings::default() }.plugins_dirs()
+    }
+
+    /// What is accepted of the files there.
+    pub fn policy(&self) -> Policy {
+        Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
     }
 }
 
@@ -86,28 +106,26 @@ impl Command {
     /// [`Refused`](crate::cli::Refused) for what cannot work, anything else for what failed.
     pub fn run(self) -> anyhow::Result<()> {
         match self {
-            Command::List { directories, json } => list::run(&directories.list(), json),
+            Command::List { directories, json } => list::run(directories.policy(), &directories.list(), json),
             Command::Inspect { file, json } => inspect::run(&file, json),
             Command::Check { settings } => {
                 let settings = settings.with_file()?;
-                // Each of these says everything it finds; a second kind of mistake is worth saying in the same run.
-                let plan = launch::plan(&settings).map(drop);
-                let found = [plan, check(&settings)];
-                let wrong: Vec<String> =
-                    found.into_iter().filter_map(|result| Some(result.err()?.to_string())).collect();
-                if !wrong.is_empty() {
-                    return Err(crate::cli::Refused(wrong.join("\n")).into());
-                }
+                check_all(&settings)?;
+                ask(&settings)?;
                 launch::text_model(&settings)?;
                 say!("the configuration works");
                 Ok(())
             }
             Command::Rules { json } => rules::run(json),
-            Command::Install { file, directories } => install::run(&file, &directories.list()),
+            Command::Install { file, directories } => {
+                install::run(directories.policy(), &file, &directories.list())
+            }
             Command::New(new) => new.run(),
             Command::Test(test) => test.run(),
+            Command::Bench(bench) => bench.run(),
+            Command::TimeLoad(load) => load.run(),
             Command::RunCase(case) => case.run(),
-            Command::Lock { directories } => install::lock(&directories.list()),
+            Command::Lock { directories } => install::lock(directories.policy(), &directories.list()),
         }
     }
 }

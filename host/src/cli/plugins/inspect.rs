@@ -7,11 +7,13 @@ use serde_json::json;
 use crate::cli::Refused;
 use crate::cli::output::say;
 use crate::plugins::lock::sha256;
-use crate::plugins::{needed_libraries, preflight};
+use crate::plugins::{Policy, PreflightError, needed_libraries, preflight};
 
 /// Prints what a file says of itself. Runs none of it.
 pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
-    let manifest = match preflight(file) {
+    // Everything is said of a file that is a plugin; whether it loads without being asked for is the verdict.
+    let accepting = Policy { insecure_permissions: true, panic_abort: true };
+    let manifest = match preflight(file, accepting) {
         Ok(manifest) => manifest,
         Err(error) if as_json => {
             say!("{}", json!({"usable": false, "reason": error.reason(), "text": error.to_string()}));
@@ -19,13 +21,16 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
         }
         Err(error) => return Err(Refused(format!("{} {error}", file.display())).into()),
     };
+    let verdict = preflight(file, Policy::default()).err();
+    let refused = verdict.as_ref().map(|error| Refused(format!("{} {error}", file.display())));
     let bytes = std::fs::metadata(file)?.len();
     let (hash, needed) = (sha256(file)?, needed_libraries(file));
     if as_json {
-        let all = json!({"usable": true, "path": file, "bytes": bytes, "sha256": hash,
+        let all = json!({"usable": verdict.is_none(), "reason": verdict.as_ref().map(PreflightError::reason),
+            "text": verdict.as_ref().map(ToString::to_string), "path": file, "bytes": bytes, "sha256": hash,
             "needed_libraries": needed, "manifest": manifest});
         say!("{}", serde_json::to_string_pretty(&all)?);
-        return Ok(());
+        return refused.map_or(Ok(()), |refused| Err(refused.into()));
     }
     let (plugin, build) = (&manifest.plugin, &manifest.build);
     say!("{} {} ({})", plugin.name, plugin.version, plugin.id);
@@ -48,6 +53,14 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
         let default = of.default.as_ref().map(|value| format!(", default {value}")).unwrap_or_default();
         say!("config     {key}: {}{default}. {}", of.kind, of.doc);
     }
-    say!("verdict    usable");
-    Ok(())
+    match refused {
+        None => {
+            say!("verdict    usable");
+            Ok(())
+        }
+        Some(refused) => {
+            say!("verdict    not usable as it is");
+            Err(refused.into())
+        }
+    }
 }

@@ -6,13 +6,16 @@ use anyhow::Context;
 
 use crate::cli::Refused;
 use crate::cli::output::say;
-use crate::plugins::Catalog;
 use crate::plugins::lock::{FILE, Lock, Locked, write_whole};
 use crate::plugins::preflight;
+use crate::plugins::{Catalog, Policy};
 
 /// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file.
-pub fn run(file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {
-    let manifest = preflight(file).map_err(|error| Refused(format!("{} {error}", file.display())))?;
+pub fn run(policy: Policy, file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {
+    let refused = |path: &Path, error| Refused(format!("{} {error}", path.display()));
+    // Of the file that is installed, what counts is what it is; of the one that is then there, also who can change it.
+    let from = Policy { insecure_permissions: true, ..policy };
+    let manifest = preflight(file, from).map_err(|error| refused(file, error))?;
     let directory = first(directories)?;
     std::fs::create_dir_all(directory)
         .with_context(|| format!("the directory {} cannot be made", directory.display()))?;
@@ -28,12 +31,12 @@ pub fn run(file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {
     let content = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
     write_whole(&target, &content, 0o755)
         .with_context(|| format!("{} cannot be written", target.display()))?;
-    let written = preflight(&target).map_err(|error| Refused(format!("{} {error}", target.display())))?;
+    let written = preflight(&target, policy).map_err(|error| refused(&target, error))?;
     let locked = Locked::of(&target, &written)?;
     say!("installed {} {} as {}", name, locked.version, target.display());
     say!("sha256 {}", locked.sha256);
     match Lock::of_directory(directory).map_err(Refused)? {
-        Some(lock) if lock.check(&target, &written).is_err() => {
+        Some(lock) if lock.check(&target, &locked.sha256).is_err() => {
             say!("{} does not list it yet: run host plugins lock", directory.join(FILE).display());
         }
         _ => {}
@@ -42,10 +45,10 @@ pub fn run(file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {
 }
 
 /// Lists the usable files of the first directory in its lock file. Entries of other targets stay.
-pub fn lock(directories: &[PathBuf]) -> anyhow::Result<()> {
+pub fn lock(policy: Policy, directories: &[PathBuf]) -> anyhow::Result<()> {
     let directory = first(directories)?;
     let mut lock = Lock::of_directory(directory).map_err(Refused)?.unwrap_or_default();
-    let unlocked = Catalog::scan_unlocked(directory);
+    let unlocked = Catalog::scan_unlocked(policy, directory);
     let mut files = Vec::new();
     for entry in unlocked.entries().iter().chain(unlocked.shadowed()) {
         files.push(Locked::of(&entry.path, &entry.manifest)?);

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::cli::output::say;
-use crate::plugins::{Catalog, Entry};
+use crate::plugins::{Catalog, Entry, Policy};
 
 /// Prints what the directories hold. Runs none of it.
-pub fn run(directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
-    let catalog = Catalog::scan(directories);
+pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
+    let catalog = Catalog::scan_with(policy, directories);
     let shadowed = catalog.shadowed();
     if as_json {
         let of = |entry: &Entry, state: &str| {
@@ -17,6 +17,7 @@ pub fn run(directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
                 "state": state,
                 "path": entry.path,
                 "sha256_pinned": entry.pinned,
+                "warnings": entry.warnings,
                 "manifest": entry.manifest,
             })
         };

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use host_core::radix::PageHash;
-use host_core::routing::{Applied, WorkerSlot};
+use host_core::routing::WorkerSlot;
 use host_core::{Instance, Room};
 
 use super::prefix::{CacheCounts, Chain, Following, Prefixes};
 use super::{Chosen, admission, channel};
-use crate::net::cache_news::News;
 use crate::net::clock::Instant;
 use crate::net::identity;
 use crate::net::proto::{Load, WorkerInfo};
 
+mod caching;
 mod choice;
 mod policy;
 
@@ -150,8 +150,6 @@ pub struct WorkerSnapshot {
 
 /// Most refused pairs spelled out in one message.
 pub const MAX_REFUSALS: usize = 8;
-/// Kinds of workers that one prompt is looked up for at most; each costs hashing the prompt once more.
-const MAX_IDENTITIES: usize = 4;
 /// A silent worker is forgotten after this many times `lost_after`.
 const FORGET: u32 = 30;
 
@@ -164,8 +162,11 @@ struct Entry {
     broken: Option<String>,
     load: Load,
     in_flight: u32,
-    /// Requests that it had from others at its last heartbeat.
-    elsewhere: u32,
+    /// Requests that it had from others at its last heartbeat, and at the one before. One heartbeat alone may count
+    /// requests of ours that ended while it was on its way.
+    elsewhere: [u32; 2],
+    /// Requests in its queue at its last heartbeat, and at the one before: many wait for a moment only.
+    queued: [u32; 2],
     /// When it was last chosen, counted in picks.
     last_pick: u64,
     /// Its place in the index and the accounts.
@@ -298,7 +299,8 @@ impl WorkerTable {
             broken: None,
             load: Load::default(),
             in_flight: known.map_or(0, |known| known.in_flight),
-            elsewhere: 0,
+            elsewhere: [0; 2],
+            queued: [0; 2],
             last_pick: known.map_or(0, |known| known.last_pick),
             slot,
             identity: info.identity.as_ref().map_or(PageHash([0; 32]), identity::digest),
@@ -317,7 +319,9 @@ impl WorkerTable {
         entry.heard = now;
         entry.broken = None;
         entry.load = load;
-        entry.elsewhere = load.queued.saturating_add(load.running).saturating_sub(entry.in_flight);
+        let reported = load.queued.saturating_add(load.running);
+        entry.elsewhere = [reported.saturating_sub(entry.in_flight), entry.elsewhere[0]];
+        entry.queued = [load.queued, entry.queued[0]];
         Heard { known: true, revived }
     }
 
@@ -335,64 +339,6 @@ impl WorkerTable {
                 entry.in_flight = entry.in_flight.saturating_sub(1);
             }
         }
-    }
-
-    /// A request's prompt was computed.
-    pub fn computed(&mut self, room: Room) {
-        self.prefixes.computed(room);
-    }
-
-    /// The event after which a worker's cache is to be followed; `None` when the worker is not known any more.
-    pub fn resume(&mut self, instance: Instance) -> Option<u64> {
-        let entry = self.workers.get(&instance)?;
-        Some(self.prefixes.resume(entry.slot))
-    }
-
-    /// The way to a worker whose cache can be followed.
-    pub fn channel_to_follow(&self, instance: Instance) -> Option<tonic::transport::Channel> {
-        let entry = self.workers.get(&instance).filter(|entry| entry.info.cache_events)?;
-        Some(entry.chosen.channel.clone())
-    }
-
-    /// What a worker says of its cache.
-    pub fn hear(&mut self, instance: Instance, news: &News) -> Applied {
-        let Some(entry) = self.workers.get_mut(&instance) else { return Applied::Unknown };
-        let heard = self.prefixes.hear(entry.slot, news);
-        entry.following = Following::At(match news {
-            News::Events(first, events) => first + events.len() as u64 - 1,
-            News::Part(part) => part.number,
-        });
-        heard
-    }
-
-    /// A worker's cache is followed, from this event on.
-    pub fn in_sight(&mut self, instance: Instance, after: u64) {
-        if let Some(entry) = self.workers.get_mut(&instance) {
-            entry.following = Following::At(after);
-        }
-    }
-
-    /// A worker's cache cannot be followed.
-    pub fn lost_sight(&mut self, instance: Instance, why: &str) {
-        let Some(entry) = self.workers.get_mut(&instance) else { return };
-        entry.following = Following::Lost(why.to_owned());
-        self.prefixes.forget(entry.slot);
-    }
-
-    /// The identities of caches that are worth looking a prompt up in, with the tokens of their pages.
-    pub fn identities(&self, now: Instant) -> Vec<(PageHash, u32)> {
-        let mut found: Vec<(PageHash, u32)> = Vec::new();
-        if self.terms.policy != Policy::Prefix {
-            return found;
-        }
-        for entry in self.live(now).filter(|entry| entry.info.cache_events) {
-            let page_tokens = entry.page_tokens();
-            if !found.contains(&(entry.identity, page_tokens)) {
-                found.push((entry.identity, page_tokens));
-            }
-        }
-        found.truncate(MAX_IDENTITIES);
-        found
     }
 
     /// When to ask again.

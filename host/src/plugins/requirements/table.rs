@@ -5,105 +5,197 @@ use host_plugin_api::capability as can;
 
 use super::{Feature, Need, Rule};
 
-const fn transfer(feature: Feature, name: &'static str, reason: &'static str) -> Rule {
-    Rule { feature, need: Need::Capability { role: "transfer", name }, reason }
+const fn transfer(rule: &'static str, feature: Feature, name: &'static str, reason: &'static str) -> Rule {
+    Rule { name: rule, feature, need: Need::Capability { role: "transfer", name }, reason }
 }
 
-const fn tier(feature: Feature, name: &'static str, reason: &'static str) -> Rule {
-    Rule { feature, need: Need::Capability { role: "tier", name }, reason }
+const fn tier(rule: &'static str, feature: Feature, name: &'static str, reason: &'static str) -> Rule {
+    Rule { name: rule, feature, need: Need::Capability { role: "tier", name }, reason }
 }
 
-const fn allocator(feature: Feature, name: &'static str, reason: &'static str) -> Rule {
-    Rule { feature, need: Need::Capability { role: "allocator", name }, reason }
+const fn allocator(rule: &'static str, feature: Feature, name: &'static str, reason: &'static str) -> Rule {
+    Rule { name: rule, feature, need: Need::Capability { role: "allocator", name }, reason }
 }
 
-const fn with(feature: Feature, other: Feature, reason: &'static str) -> Rule {
-    Rule { feature, need: Need::Also(other), reason }
+const fn with(name: &'static str, feature: Feature, other: Feature, reason: &'static str) -> Rule {
+    Rule { name, feature, need: Need::Also(other), reason }
 }
 
-const fn without(feature: Feature, other: Feature, reason: &'static str) -> Rule {
-    Rule { feature, need: Need::Without(other), reason }
+const fn with_one(
+    name: &'static str,
+    feature: Feature,
+    others: &'static [Feature],
+    reason: &'static str,
+) -> Rule {
+    Rule { name, feature, need: Need::AnyOf(others), reason }
+}
+
+const fn one(name: &'static str, feature: Feature, role: &'static str, reason: &'static str) -> Rule {
+    Rule { name, feature, need: Need::OnlyOne { role }, reason }
+}
+
+const fn without(name: &'static str, feature: Feature, other: Feature, reason: &'static str) -> Rule {
+    Rule { name, feature, need: Need::Without(other), reason }
 }
 
 /// The table.
 pub const RULES: &[Rule] = &[
-    transfer(Feature::PdTransfer, can::PAGE_WRITES, "prefill writes pages into the decode worker's pool"),
     transfer(
+        "pd-page-writes",
+        Feature::PdTransfer,
+        can::PAGE_WRITES,
+        "prefill writes pages into the decode worker's pool",
+    ),
+    transfer(
+        "pd-arrival",
         Feature::PdTransfer,
         can::ARRIVAL_NOTIFICATION,
         "decode must not read a page before its data is there",
     ),
     transfer(
+        "pd-settled",
         Feature::PdTransfer,
         can::SETTLED,
         "pages of a write that failed are reused only when nothing of it is in flight any more",
     ),
     transfer(
+        "outlive-settled",
         Feature::PagesOutliveRequests,
         can::SETTLED,
         "a page is reused only when no write to it can still land",
     ),
     transfer(
+        "decode-radix-page-writes",
         Feature::DecodeRadixCache,
         can::PAGE_WRITES,
         "only the pages that decode lacks are sent, wherever they lie",
     ),
     transfer(
+        "decode-radix-arrival",
         Feature::DecodeRadixCache,
         can::ARRIVAL_NOTIFICATION,
         "a page enters the tree when its data is there",
     ),
     transfer(
+        "decode-radix-settled",
         Feature::DecodeRadixCache,
         can::SETTLED,
         "pages in the tree outlive the request, also one that was aborted during its transfer",
     ),
     without(
+        "decode-radix-needs-cache",
         Feature::DecodeRadixCache,
         Feature::NoPrefixCache,
         "the tree is the prefix cache that is switched off",
     ),
     transfer(
+        "retraction-settled",
         Feature::Retraction,
         can::SETTLED,
         "a retracted request's pages go to others while its transfer may still run",
     ),
     transfer(
+        "tiers-settled",
         Feature::HierarchicalCache,
         can::SETTLED,
         "pages move between tiers after the request that received them",
     ),
     without(
+        "tiers-need-cache",
         Feature::HierarchicalCache,
         Feature::NoPrefixCache,
         "lower tiers extend the prefix cache that is switched off",
     ),
-    with(Feature::StorageCache, Feature::HierarchicalCache, "pages reach storage through host memory"),
+    with(
+        "storage-through-host",
+        Feature::StorageCache,
+        Feature::HierarchicalCache,
+        "pages reach storage through host memory",
+    ),
     tier(
+        "storage-settled",
         Feature::StorageCache,
         can::SETTLED,
         "a failed restore's pages are reused only when the tier touches them no more",
     ),
-    with(Feature::SharedStorage, Feature::StorageCache, "there must be a storage tier to share"),
-    tier(Feature::SharedStorage, can::SHARED, "workers look for pages that another machine stored"),
-    with(Feature::PersistentStorage, Feature::StorageCache, "there must be a storage tier that persists"),
-    tier(Feature::PersistentStorage, can::PERSISTENT, "pages are looked for after a restart"),
+    with(
+        "shared-needs-storage",
+        Feature::SharedStorage,
+        Feature::StorageCache,
+        "there must be a storage tier to share",
+    ),
+    tier(
+        "shared-capability",
+        Feature::SharedStorage,
+        can::SHARED,
+        "workers look for pages that another machine stored",
+    ),
+    with(
+        "persistent-needs-storage",
+        Feature::PersistentStorage,
+        Feature::StorageCache,
+        "there must be a storage tier that persists",
+    ),
+    tier(
+        "persistent-capability",
+        Feature::PersistentStorage,
+        can::PERSISTENT,
+        "pages are looked for after a restart",
+    ),
     allocator(
+        "window-allocator",
         Feature::SlidingWindow,
         can::WINDOW,
         "layers with a window have pages of their own, given back behind it",
     ),
-    with(Feature::WindowTail, Feature::SlidingWindow, "only a window has a tail"),
+    with("tail-needs-window", Feature::WindowTail, Feature::SlidingWindow, "only a window has a tail"),
     allocator(
+        "tail-allocator",
         Feature::WindowTail,
         can::TAIL_EXTEND,
         "decode takes pages for the window's tail alone, not for the whole prompt",
     ),
-    transfer(Feature::DeviceMemory, can::VRAM, "the pools lie in device memory"),
-    transfer(Feature::RemoteWorkers, can::MULTI_HOST, "a worker's address is on another machine"),
+    transfer("device-memory", Feature::DeviceMemory, can::VRAM, "the pools lie in device memory"),
     transfer(
+        "remote-workers",
+        Feature::RemoteWorkers,
+        can::MULTI_HOST,
+        "a worker's address is on another machine",
+    ),
+    transfer(
+        "restart-reachable",
         Feature::SupervisedRestart,
         can::PEER_RESTART,
         "a worker that is started again must be reachable again",
+    ),
+    one(
+        "pd-one-transfer",
+        Feature::PdTransfer,
+        "transfer",
+        "a worker has one way to its peers, and two workers must use the same",
+    ),
+    one(
+        "storage-one-tier",
+        Feature::StorageCache,
+        "tier",
+        "two stores would each hold parts of a prefix, and neither would know which",
+    ),
+    without(
+        "tiers-whole-prefixes",
+        Feature::HierarchicalCache,
+        Feature::SlidingWindow,
+        "pages behind a window are given back, so that what moved on would be a prefix with holes",
+    ),
+    without(
+        "undivided-no-decode-radix",
+        Feature::Undivided,
+        Feature::DecodeRadixCache,
+        "there is no decode worker; --prefill-radix-cache is the cache of an undivided one",
+    ),
+    with_one(
+        "eviction-needs-cache",
+        Feature::EvictionPolicy,
+        &[Feature::DecodeRadixCache, Feature::PrefillRadixCache],
+        "there is nothing to evict from",
     ),
 ];

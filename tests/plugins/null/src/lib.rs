@@ -51,12 +51,20 @@ impl TransferBackend for NullBackend {
     fn release(&self, _prepared: PreparedId) -> Result<()> {
         Ok(())
     }
-    // Never inlined, so that the direct call in a benchmark is a call too.
-    #[inline(never)]
+    // In the exported function, as an author's would be; what a benchmark compares it with is a call of its own.
+    #[inline]
     fn submit(&self, _submission: &Submission, writes: &[Write]) -> i32 {
         let mut bytes = 0;
-        for write in writes {
-            if write.length == 0 {
+        // By eights: a loop of a single cycle would measure where the linker puts it.
+        let (eights, rest) = writes.as_chunks::<8>();
+        for eight in eights {
+            if eight.iter().any(|write| write.length == 0 || write.target_region == u32::MAX) {
+                return ErrorCode::INVALID_ARGUMENT.0;
+            }
+            bytes += eight.iter().map(|write| u64::from(write.length)).sum::<u64>();
+        }
+        for write in rest {
+            if write.length == 0 || write.target_region == u32::MAX {
                 return ErrorCode::INVALID_ARGUMENT.0;
             }
             bytes += u64::from(write.length);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use host_plugin_api::{
     Completion, Error, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, Opening, PeerId,
-    PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+    PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, WAKES, Write,
 };
 
 use inbound::Endpoint;
@@ -214,8 +214,8 @@ impl TransferBackend for Backend {
     }
 
     fn event_fd(&self) -> i32 {
-        // The host then asks every few hundred microseconds. An eventfd that the threads write to saves that.
-        -1
+        // No descriptor of our own: `queues` wakes the host where something is to be fetched.
+        WAKES
     }
 
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use host_plugin_api::{
-    Completion, ErrorCode, NOTIFICATION_BYTES, Notification, PeerId, Submission, Tag, Write,
+    Completion, ErrorCode, NOTIFICATION_BYTES, Notification, PeerId, Submission, Tag, Write, host,
 };
 
 use crate::{MAX_SUBMISSIONS, MAX_WRITES};
@@ -206,6 +206,8 @@ impl Queues {
 
     pub fn complete(&self, slot: usize, status: i32, bytes: u64) {
         self.state().complete(slot, status, bytes);
+        // The host sleeps while nothing happens: see `event_fd`.
+        host().wake();
     }
 
     /// Ends everything that is left for a peer. Called when nothing of it is in flight any more.
@@ -217,6 +219,8 @@ impl Queues {
                 state.complete(slot, ErrorCode::PEER_LOST.0, 0);
             }
         }
+        drop(state);
+        host().wake();
     }
 
     /// Puts a notification into the inbox, as soon as there is room.
@@ -228,5 +232,7 @@ impl Queues {
         if !state.closed {
             state.inbox.push_back(notification);
         }
+        drop(state);
+        host().wake();
     }
 }

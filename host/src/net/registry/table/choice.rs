@@ -95,8 +95,8 @@ impl WorkerTable {
             slot: entry.slot,
             role: entry.role,
             cache: entry.info.cache_events.then_some(entry.identity),
-            elsewhere: entry.elsewhere,
-            queued: entry.load.queued,
+            elsewhere: entry.elsewhere[0].min(entry.elsewhere[1]),
+            queued: entry.queued[0].min(entry.queued[1]),
             page_tokens: entry.page_tokens(),
             stays: need.session.is_some_and(|session| self.prefixes.sessions.was_at(session, at)),
         }

@@ -1,3 +1,5 @@
+mod prefix;
+
 use super::*;
 use crate::net::proto::{KvIdentity, TransferEndpoint};
 

@@ -1,0 +1,77 @@
+//! What a worker is told from the start.
+
+use std::time::Duration;
+
+use crate::layer_groups::LayerGroups;
+use crate::radix::{PageHash, Policy};
+
+/// What a worker does with requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Computes prompts and hands their KV over.
+    Prefill,
+    /// Takes prompts' KV over and generates.
+    Decode,
+    /// Does both, without a transfer. What the other two do together must equal this.
+    Aggregated,
+}
+
+impl Role {
+    /// As flags and the control plane write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Aggregated => "aggregated",
+        }
+    }
+}
+
+/// Limits and policies of one worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What the worker does.
+    pub role: Role,
+    /// Pages in its pool.
+    pub pages: u32,
+    /// Tokens in a page.
+    pub page_tokens: u32,
+    /// Longest prompt + answer, in tokens.
+    pub max_tokens: u32,
+    /// Token ids are below this.
+    pub vocabulary: u32,
+    /// Prompt tokens computed in one batch at most.
+    pub chunk_tokens: u32,
+    /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
+    pub radix_cache: Option<Policy>,
+    /// Tell what enters and leaves the radix cache ([`Action::Cache`](super::Action::Cache)). Without anybody who
+    /// listens it is work for nothing.
+    pub cache_events: bool,
+    /// Digest of everything beside namespace and tokens that makes KV differ; see
+    /// [`crate::radix::TreeConfig::identity`]. Whoever is to know this worker's pages by their prompts must know it.
+    pub identity: PageHash,
+    /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
+    /// retractions rare, fewer lets more requests run at once.
+    pub reserved_decode_tokens: u32,
+    /// Mean time between two tokens of an answer that batches are to stay under; `None` lets as many run as fit.
+    pub target_itl: Option<Duration>,
+    /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
+    pub seed: u64,
+    /// In how many groups of layers pages are sent; the model's layers.
+    pub layer_groups: LayerGroups,
+    /// Sequences in one batch at most.
+    pub max_batch: u32,
+    /// Requests past the queue at most: computing, or with a transfer under way. Each has an aux row.
+    pub max_running: u32,
+    /// Requests in the queue at most; more are refused as busy.
+    pub max_queued: u32,
+    /// Transfers of one room at most, the first included.
+    pub max_attempts: u32,
+    /// How long one leg waits for the other to appear.
+    pub bootstrap_timeout: Duration,
+    /// How long a request may take in all.
+    pub request_timeout: Duration,
+    /// How long a peer may leave a message unanswered before it counts as lost.
+    pub peer_patience: Duration,
+}

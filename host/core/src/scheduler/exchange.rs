@@ -1,0 +1,204 @@
+//! What a scheduler hears, and what it wants done.
+
+use std::ops::Range;
+
+use crate::aux_row::AuxRow;
+use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::ids::{Instance, PageId, Room};
+use crate::integrity::Found;
+use crate::message::Message;
+use crate::notice::Notice;
+use crate::radix::CacheEvent;
+use crate::request::{Failure, FinishReason, PeerRef, Request, Usage};
+use crate::transfer::Tag;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The router sent a request.
+    Submit(Request),
+    /// The router no longer wants the answer.
+    Cancel(Room),
+    /// A peer said something.
+    Message {
+        /// Who.
+        from: Instance,
+        /// The lowest id that the sender still repeats to us.
+        floor: u64,
+        /// What.
+        message: Message,
+    },
+    /// The handshake with a peer succeeded; pages can be exchanged from now on. An earlier connection to the same
+    /// peer was fenced before.
+    PeerReady {
+        /// Who.
+        peer: Instance,
+        /// Messages of the peer below this id belong to an earlier connection ([`Action::Connect`] carries it over).
+        floor: u64,
+        /// Names the connection, higher than any before; every write over it says so ([`PageWrite::session`]).
+        session: u64,
+    },
+    /// The handshake failed.
+    PeerRefused {
+        /// Who.
+        peer: Instance,
+        /// Why.
+        message: String,
+    },
+    /// A connection to a peer is gone. `fenced`: it is proven that none of the writes over it lands any more.
+    PeerLost {
+        /// Who.
+        peer: Instance,
+        /// Which connection. News of an earlier one than that in use changes nothing: the one in use was begun when
+        /// the earlier one was fenced.
+        session: u64,
+        /// Whether its late writes are proven to land nowhere.
+        fenced: bool,
+    },
+    /// The fence around a connection could not be proven yet.
+    FenceFailed {
+        /// Who.
+        peer: Instance,
+        /// Which connection.
+        session: u64,
+    },
+    /// The KV of layers `0..layers` is in the pool for all positions of the batch that is being computed, and is not
+    /// written again. May be left out or come late; says nothing once the batch has ended.
+    LayersDone {
+        /// [`Batch::id`].
+        batch: u64,
+        /// How many layers.
+        layers: u32,
+    },
+    /// The batch was computed.
+    BatchDone(Vec<SequenceOutput>),
+    /// The batch could not be computed.
+    BatchFailed(String),
+    /// A write of ours has settled.
+    Written {
+        /// Which.
+        tag: Tag,
+        /// Its error, if it failed.
+        error: Option<String>,
+    },
+    /// A part of a room's pages is in our memory.
+    Arrived(Notice),
+    /// What [`Action::Verify`] found.
+    Verified {
+        /// The room.
+        room: Room,
+        /// The try within the room.
+        attempt: u32,
+        /// What lies in our memory.
+        found: Box<Found>,
+    },
+    /// No new requests from now on.
+    Drain,
+}
+
+/// Something to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Compute this; answer with [`Event::BatchDone`] or [`Event::BatchFailed`].
+    Run(Batch),
+    /// Say this to a peer; it may get lost.
+    Send {
+        /// To whom.
+        to: Instance,
+        /// The lowest id still repeated to this peer.
+        floor: u64,
+        /// What.
+        message: Message,
+    },
+    /// Fence what is left of an earlier connection and shake hands with a peer; answer with [`Event::PeerReady`] or
+    /// [`Event::PeerRefused`].
+    Connect {
+        /// With whom.
+        peer: PeerRef,
+        /// For the peer's [`Event::PeerReady`].
+        floor: u64,
+    },
+    /// Cut one connection to a peer off in both directions; answer with [`Event::PeerLost`] (fenced) or
+    /// [`Event::FenceFailed`]. Proven already when that connection is not the one in use any more.
+    Fence {
+        /// Who.
+        peer: Instance,
+        /// Which connection.
+        session: u64,
+    },
+    /// Write pages into a peer's memory; answer with [`Event::Written`] once settled.
+    Write(PageWrite),
+    /// Ask that what has not started of a write never starts; it still settles.
+    CancelWrite(Tag),
+    /// Read the aux row and digest the pages; answer with [`Event::Verified`].
+    Verify {
+        /// The room.
+        room: Room,
+        /// The try within the room.
+        attempt: u32,
+        /// The pages that were written, in order.
+        pages: Vec<PageId>,
+        /// The room's aux row.
+        aux_slot: u32,
+    },
+    /// Give the client a token.
+    Emit {
+        /// The request.
+        room: Room,
+        /// The token.
+        token: Sampled,
+    },
+    /// The answer is complete.
+    Finish {
+        /// The request.
+        room: Room,
+        /// Why it is complete.
+        reason: FinishReason,
+        /// What it used.
+        usage: Usage,
+    },
+    /// The request ended without a complete answer.
+    Fail {
+        /// The request.
+        room: Room,
+        /// Why.
+        failure: Failure,
+    },
+    /// The contents of the radix cache changed so, in this order; for those who listen.
+    Cache(Vec<CacheEvent>),
+    /// A prompt's KV is complete in these pages; for digests and events.
+    PromptReady {
+        /// The request.
+        room: Room,
+        /// Tokens of the prompt.
+        tokens: u32,
+        /// Its pages, in order.
+        pages: Vec<PageId>,
+        /// Tokens of it whose KV was not computed for this request.
+        cached_tokens: u32,
+        /// Pages of it that came in through a transfer backend.
+        transferred_pages: u32,
+    },
+}
+
+/// One part of a room on its way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PageWrite {
+    /// Names the write until it has settled.
+    pub tag: Tag,
+    /// Whose memory is written.
+    pub to: Instance,
+    /// The connection that the room belongs to. A write must not go out over a later one: its pages may be another
+    /// request's by then.
+    pub session: u64,
+    /// Travels behind the data.
+    pub notice: Notice,
+    /// Our pages.
+    pub source: Vec<PageId>,
+    /// The peer's pages, pair by pair.
+    pub target: Vec<PageId>,
+    /// Which of their layers.
+    pub layers: Range<u32>,
+    /// With the last part: the row, our slot for it and the peer's. The digest is filled in by who writes.
+    pub aux: Option<(AuxRow, u32, u32)>,
+}

@@ -1,0 +1,78 @@
+//! What a scheduler counts.
+
+use super::PaceStats;
+use crate::histogram::Histogram;
+use crate::pool::PoolCounts;
+
+/// Counters since start, and what is there now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Where the pages are.
+    pub pool: PoolCounts,
+    /// Requests waiting.
+    pub queued: usize,
+    /// Requests past the queue.
+    pub active: usize,
+    /// Rooms whose pages are in quarantine.
+    pub quarantined_rooms: usize,
+    /// Cached pages that a request uses.
+    pub locked_pages: usize,
+    /// Requests that keep a cached prefix, one without pages too.
+    pub prefix_locks: usize,
+    /// Cache namespaces that hold pages, or that a request uses.
+    pub namespaces: usize,
+    /// Cached pages given up for want of free ones.
+    pub evicted_pages: u64,
+    /// Prompt tokens found cached at admission.
+    pub cached_tokens: u64,
+    /// How long steps take, and what follows from it.
+    pub pace: PaceStats,
+    /// Time between two tokens of an answer, as they were drawn.
+    pub between_tokens: Histogram,
+    /// Of [`cached_tokens`](Self::cached_tokens), those of prompts that were completed with them.
+    pub delivered_tokens: u64,
+    /// Decode: verified transfers of whole prompts.
+    pub full_transfers: u64,
+    /// Decode: verified transfers of what was not cached of a prompt.
+    pub delta_transfers: u64,
+    /// Decode: prompts that were cached completely, so that only the aux row moved.
+    pub full_hits: u64,
+    /// Decode: pages of prompts that were there and did not have to be sent.
+    pub pages_saved: u64,
+    /// Requests that waited for another one's pages instead of having their own sent or computed.
+    pub shared_transfers: u64,
+    /// Pages that were neither sent nor computed for that.
+    pub shared_pages: u64,
+    /// Messages repeated until answered.
+    pub unanswered: usize,
+    /// Peers that were cut off without proof so far that nothing of them lands here any more.
+    pub unfenced_peers: usize,
+    /// Batches computed.
+    pub batches: u64,
+    /// Prompt tokens computed.
+    pub prefill_tokens: u64,
+    /// Decode steps computed.
+    pub decode_tokens: u64,
+    /// Times that a request gave its pages up for others and went back to the queue.
+    pub retractions: u64,
+    /// Tokens whose KV a retracted request found cached when it went on.
+    pub restored_tokens: u64,
+    /// Tokens whose KV was computed again after a retraction.
+    pub recomputed_tokens: u64,
+    /// Pages whose arrival was verified.
+    pub pages_received: u64,
+    /// Pages written to peers.
+    pub pages_sent: u64,
+    /// Parts of transfers that were sent while later layers of their pages were being computed.
+    pub layer_parts_sent: u64,
+    /// Transfers that were not what prefill sent, and were asked for again.
+    pub integrity_failures: u64,
+    /// Messages repeated because no answer came.
+    pub messages_repeated: u64,
+    /// Messages dropped because their sender had given them up.
+    pub messages_stale: u64,
+    /// Requests finished.
+    pub finished: u64,
+    /// Requests failed.
+    pub failed: u64,
+}

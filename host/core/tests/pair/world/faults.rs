@@ -1,0 +1,100 @@
+//! What may happen, and what has.
+
+use super::World;
+
+/// How likely each mishap is: per message, per write, per request, per step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub loss: f64,
+    pub repeat: f64,
+    pub abort: f64,
+    pub flip: f64,
+    pub death: f64,
+    pub disconnect: f64,
+    /// Per batch of the prefill worker: it fails, some of its layers computed.
+    pub executor: f64,
+    /// Not a mishap: prefill sends pages in groups of layers.
+    pub layers: bool,
+    /// Not a mishap: answers are long, and little is kept ready for them, so that requests lose their pages again.
+    pub pressure: bool,
+    /// Not a mishap: a target for the time between tokens lets few decode at once.
+    pub paced: bool,
+    /// Not a mishap: both workers keep their pages for requests that begin alike.
+    pub cache: bool,
+    /// Not one either: somebody empties both caches.
+    pub flush: f64,
+    /// Nor this: clients that are answered say something more, two times in three.
+    pub talk: bool,
+    /// Nor this: half of the requests have the same prompt.
+    pub alike: bool,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub finished: u64,
+    pub turns: u64,
+    pub failed: u64,
+    pub quarantined: u64,
+    pub deaths: u64,
+    pub disconnects: u64,
+    pub fences_failed: u64,
+    pub integrity_failures: u64,
+    pub messages_repeated: u64,
+    pub messages_stale: u64,
+    pub cached_tokens: u64,
+    pub evicted_pages: u64,
+    pub layer_parts_sent: u64,
+    pub batches_failed: u64,
+    pub shared_transfers: u64,
+    pub flushed_in_use: u64,
+    pub retractions: u64,
+    pub restored_tokens: u64,
+    pub recomputed_tokens: u64,
+}
+
+impl Outcome {
+    pub fn add(&mut self, other: Outcome) {
+        self.finished += other.finished;
+        self.turns += other.turns;
+        self.failed += other.failed;
+        self.quarantined += other.quarantined;
+        self.deaths += other.deaths;
+        self.disconnects += other.disconnects;
+        self.fences_failed += other.fences_failed;
+        self.integrity_failures += other.integrity_failures;
+        self.messages_repeated += other.messages_repeated;
+        self.messages_stale += other.messages_stale;
+        self.cached_tokens += other.cached_tokens;
+        self.evicted_pages += other.evicted_pages;
+        self.layer_parts_sent += other.layer_parts_sent;
+        self.batches_failed += other.batches_failed;
+        self.shared_transfers += other.shared_transfers;
+        self.flushed_in_use += other.flushed_in_use;
+        self.retractions += other.retractions;
+        self.restored_tokens += other.restored_tokens;
+        self.recomputed_tokens += other.recomputed_tokens;
+    }
+}
+
+impl World {
+    pub fn outcome(&self) -> Outcome {
+        let stats = [self.prefill.scheduler.stats(), self.decode.scheduler.stats()];
+        let count = |ended| self.clients.values().filter(|client| client.ended == Some(ended)).count() as u64;
+        Outcome {
+            finished: count(true),
+            failed: count(false),
+            integrity_failures: stats[1].integrity_failures,
+            messages_repeated: stats.iter().map(|s| s.messages_repeated).sum(),
+            messages_stale: stats.iter().map(|s| s.messages_stale).sum(),
+            cached_tokens: stats.iter().map(|s| s.cached_tokens).sum(),
+            evicted_pages: stats.iter().map(|s| s.evicted_pages).sum(),
+            layer_parts_sent: stats.iter().map(|s| s.layer_parts_sent).sum(),
+            shared_transfers: stats.iter().map(|s| s.shared_transfers).sum(),
+            retractions: stats[1].retractions,
+            restored_tokens: stats[1].restored_tokens,
+            recomputed_tokens: stats[1].recomputed_tokens,
+            ..self.outcome
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! `host plugins bench`.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+
+use crate::cli::Refused;
+use crate::cli::output::say;
+use crate::plugins::measure::{self, Measured};
+
+/// What to measure.
+#[derive(Args, Debug)]
+pub struct Bench {
+    /// The plugin's file
+    file: PathBuf,
+    /// One JSON document
+    #[arg(long)]
+    json: bool,
+    /// Exit code 2 when reading takes 1 ms, loading 5 ms, or the boundary 5 % from 64 descriptors up
+    #[arg(long)]
+    gate: bool,
+}
+
+/// One load, in this process.
+#[derive(Args, Debug)]
+pub struct TimeLoad {
+    file: PathBuf,
+}
+
+impl Bench {
+    /// Measures and prints. With `gate`, refused when something is too slow.
+    pub fn run(self) -> anyhow::Result<()> {
+        let program = std::env::current_exe().context("this program cannot be found")?;
+        let measured = measure::file(&program, &self.file).map_err(Refused)?;
+        let slow = measured.too_slow();
+        if self.json {
+            say!("{}", serde_json::to_string_pretty(&json!({"measured": measured, "too_slow": slow}))?);
+        } else {
+            print(&measured)?;
+            for sentence in &slow {
+                say!("too slow: {sentence}");
+            }
+        }
+        match slow.is_empty() || !self.gate {
+            true => Ok(()),
+            false => Err(Refused(slow.join("; ")).into()),
+        }
+    }
+}
+
+fn print(measured: &Measured) -> anyhow::Result<()> {
+    say!(
+        "inspect    {:>9.3} ms    reading what the file says, best of {}",
+        measured.inspect_ms,
+        measure::INSPECTIONS
+    );
+    say!("load       {:>9.3} ms    in a new process, median of {}", measured.load_ms, measure::LOADS);
+    if !cfg!(debug_assertions) {
+        say!("\nthe boundary, with a built-in backend that adds up its writes, ns per call");
+    } else {
+        say!(
+            "\nthe boundary, with a built-in backend that adds up its writes, ns per call; this is not a release build"
+        );
+    }
+    say!("{:>8} {:>10} {:>10} {:>7}", "writes", "static", "ABI", "ratio");
+    for row in &measured.boundary {
+        say!("{:>8} {:>10.2} {:>10.2} {:>7.3}", row.writes, row.static_ns, row.abi_ns, row.ratio());
+    }
+    if !measured.calls.is_empty() {
+        say!("\nthis plugin, ns per call");
+        for call in &measured.calls {
+            say!("{:<34} {:>12.1}", call.name, call.ns);
+        }
+    }
+    Ok(())
+}
+
+impl TimeLoad {
+    /// Loads the plugin here and prints how long it took, in nanoseconds.
+    pub fn run(self) -> anyhow::Result<()> {
+        say!("{}", measure::load_here(&self.file).map_err(Refused)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! What a configuration makes use of, as the compatibility table names it.
+
+use crate::cli::settings::{RoleName, Settings};
+use crate::plugins::requirements::Feature;
+
+type On = fn(&Settings) -> bool;
+
+/// When each feature is on. A setting that asks something of plugins or of other settings gets a row here, and what it
+/// asks a row in the compatibility table.
+const TURNED_ON: &[(Feature, On)] = &[
+    (Feature::PdTransfer, divided),
+    (Feature::Undivided, |settings| settings.role == Some(RoleName::Aggregated)),
+    (Feature::DecodeRadixCache, |settings| computes(settings) && settings.decode_radix_cache),
+    (Feature::PrefillRadixCache, |settings| computes(settings) && settings.prefill_radix_cache),
+    (Feature::PagesOutliveRequests, |settings| {
+        divided(settings) && (settings.decode_radix_cache || settings.prefill_radix_cache)
+    }),
+    (Feature::EvictionPolicy, |settings| computes(settings) && settings.radix_eviction.is_some()),
+    // A decode worker that has no room gives a request's pages to others, whatever is set.
+    (Feature::Retraction, divided),
+    (Feature::SupervisedRestart, |settings| settings.role.is_none()),
+    (Feature::RemoteWorkers, |settings| {
+        divided(settings) && settings.control.is_some_and(|address| !address.ip().is_loopback())
+    }),
+];
+
+/// Runs a worker.
+fn computes(settings: &Settings) -> bool {
+    settings.role != Some(RoleName::Router)
+}
+
+/// Runs a worker whose pages travel.
+fn divided(settings: &Settings) -> bool {
+    computes(settings) && settings.role != Some(RoleName::Aggregated)
+}
+
+/// What the configuration makes use of.
+pub fn of(settings: &Settings) -> Vec<Feature> {
+    TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature).collect()
+}

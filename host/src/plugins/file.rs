@@ -1,0 +1,150 @@
+//! A plugin's file, opened once: what is checked is what is loaded.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use object::ReadCache;
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create};
+use sha2::{Digest, Sha256};
+
+use super::error::PreflightError;
+use super::manifest::Manifest;
+use super::permissions;
+use super::policy::Policy;
+use super::preflight;
+
+/// Largest file that is read into memory to be pinned.
+const LARGEST_PINNED: u64 = 1 << 30;
+
+/// What changes when a file does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub device: u64,
+    pub inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct PluginFile {
+    path: PathBuf,
+    file: File,
+    pub stamp: Stamp,
+    /// What the operator should know about it although it is accepted.
+    pub warnings: Vec<String>,
+}
+
+impl PluginFile {
+    /// Opens a file and looks at who could replace it.
+    pub(super) fn open(path: &Path, policy: Policy) -> Result<Self, PreflightError> {
+        // Asked before opening: opening a device may do something.
+        if !std::fs::metadata(path).map_err(PreflightError::Unreadable)?.is_file() {
+            return Err(PreflightError::NotAFile);
+        }
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).custom_flags(flags).open(path);
+        let file = file.map_err(PreflightError::Unreadable)?;
+        let metadata = file.metadata().map_err(PreflightError::Unreadable)?;
+        if !metadata.is_file() {
+            return Err(PreflightError::NotAFile);
+        }
+        let found = permissions::check(path, &metadata).map_err(PreflightError::Unreadable)?;
+        let mut warnings = found.warned;
+        if policy.insecure_permissions {
+            warnings.extend(found.refused);
+        } else if !found.refused.is_empty() {
+            return Err(PreflightError::Permissions(found.refused.join("; ")));
+        }
+        Ok(Self { path: path.to_owned(), file, stamp: Stamp::of(&metadata), warnings })
+    }
+
+    /// The sha256 of its bytes, in hexadecimal.
+    pub(super) fn sha256(&self) -> Result<String, PreflightError> {
+        let copied = copy_and_digest(&self.file, &mut io::sink());
+        copied.map_err(PreflightError::Unreadable)
+    }
+
+    /// Its manifest, when it is a plugin that this host can load.
+    pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
+        let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
+        preflight::read_and_check(&ReadCache::new(file), self.stamp.size, policy)
+    }
+
+    /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash; or the hash that
+    /// they have.
+    pub(super) fn sealed(&self, sha256: &str) -> Result<Result<Sealed, String>, PreflightError> {
+        let too_large = || {
+            let text = format!("it has {} bytes, a pinned file may have {LARGEST_PINNED}", self.stamp.size);
+            PreflightError::Unreadable(io::Error::other(text))
+        };
+        if self.stamp.size > LARGEST_PINNED {
+            return Err(too_large());
+        }
+        let sealed = (|| {
+            let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+            // Longer names are refused by the system; it only shows in /proc/self/maps.
+            let name: String = name.chars().filter(char::is_ascii_graphic).take(64).collect();
+            let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+            let mut memory = File::from(memory);
+            let found = copy_and_digest(&self.file, &mut memory)?;
+            let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+            fcntl_add_seals(&memory, seals)?;
+            let size = memory.metadata()?.len();
+            Ok((memory, size, found))
+        })();
+        let (memory, size, found) = sealed.map_err(PreflightError::Unreadable)?;
+        Ok(if found == sha256 { Ok(Sealed { memory, size }) } else { Err(found) })
+    }
+}
+
+/// Bytes of a file that were verified and cannot change.
+pub(super) struct Sealed {
+    memory: File,
+    size: u64,
+}
+
+impl Sealed {
+    pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
+        let file = self.memory.try_clone().map_err(PreflightError::Unreadable)?;
+        preflight::read_and_check(&ReadCache::new(file), self.size, policy)
+    }
+
+    /// A path to it in this process, valid while the descriptor is open.
+    pub(super) fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.memory.as_raw_fd()).into()
+    }
+
+    pub(super) fn into_fd(self) -> OwnedFd {
+        self.memory.into()
+    }
+}
+
+fn copy_and_digest(mut from: impl Read + Seek, to: &mut impl Write) -> io::Result<String> {
+    from.rewind()?;
+    let mut digest = Sha256::new();
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        match from.read(&mut piece)? {
+            0 => break,
+            n => {
+                digest.update(&piece[..n]);
+                to.write_all(&piece[..n])?;
+            }
+        }
+    }
+    Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,166 @@
+//! From a plugin's file to its checked root.
+//!
+//! Each step before `dlopen` runs none of the plugin's code and has an error of its own; so has each after. A pinned
+//! file is loaded from sealed memory with the very bytes that were verified. Others are loaded from their place, and
+//! looked at again afterwards.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use host_plugin_api::abi::Root;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use object::ReadCache;
+use semver::Version;
+
+use super::catalog::Entry;
+use super::error::{PluginError, PreflightError};
+use super::file::{PluginFile, Stamp};
+use super::manifest::Manifest;
+use super::preflight::needs_its_place;
+use super::services::Services;
+
+/// What this process has loaded, which it never unloads.
+#[derive(Default)]
+struct Loaded {
+    /// Files loaded from their place, by device and inode, as they were then.
+    places: HashMap<(u64, u64), Stamp>,
+    /// Sealed copies by sha256. Their descriptors stay open: the system's loader knows a library by the name it was
+    /// loaded under, and would take another file under the same number for this one.
+    sealed: HashMap<String, PathBuf>,
+}
+
+static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
+
+fn with_loaded<R>(use_it: impl FnOnce(&mut Loaded) -> R) -> R {
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    use_it(loaded.get_or_insert_default())
+}
+
+/// Loads a plugin, checks that it is what its note says, and offers it the host's services; opens nothing.
+///
+/// # Errors
+/// See [`PluginError`]: one variant per step.
+pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
+    let path = &entry.path;
+    let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
+    // It may have changed since the scan.
+    let file = PluginFile::open(path, entry.policy).map_err(refused)?;
+    for warning in &entry.warnings {
+        tracing::warn!(plugin = entry.manifest.plugin.name, "{warning}");
+    }
+    let in_place = match &entry.pinned {
+        None => true,
+        Some(_) => {
+            let found = std::fs::File::open(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
+            needs_its_place(&ReadCache::new(found))
+        }
+    };
+    let root = match &entry.pinned {
+        Some(hash) if !in_place => {
+            let from = sealed(&file, entry, hash)?;
+            load(&from, path, &entry.manifest)?
+        }
+        _ => load_in_place(&file, entry)?,
+    };
+    let plugin = &entry.manifest.plugin;
+    let services = Services::of(&plugin.id)
+        .map_err(|problem| PluginError::Services { plugin: plugin.name.clone(), problem })?;
+    // A plugin that is older than the services works without them.
+    let _attached = root.attach(services.object());
+    Ok(root)
+}
+
+/// Where the verified bytes can be loaded from.
+fn sealed(file: &PluginFile, entry: &Entry, hash: &str) -> Result<PathBuf, PluginError> {
+    let path = &entry.path;
+    let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
+    let changed = || PluginError::Changed { path: path.clone() };
+    with_loaded(|loaded| {
+        if let Some(before) = loaded.sealed.get(hash) {
+            // The same bytes are the same library, whatever lies in the file by now.
+            return Ok(before.clone());
+        }
+        let copy = file.sealed(hash).map_err(refused)?.map_err(|_other_bytes| changed())?;
+        if copy.manifest(entry.policy).map_err(refused)? != entry.manifest {
+            return Err(changed());
+        }
+        let from = copy.path();
+        std::mem::forget(copy.into_fd());
+        loaded.sealed.insert(hash.to_owned(), from.clone());
+        Ok(from)
+    })
+}
+
+fn load_in_place(file: &PluginFile, entry: &Entry) -> Result<Root, PluginError> {
+    let path = &entry.path;
+    let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
+    let changed = || PluginError::Changed { path: path.clone() };
+    let key = (file.stamp.device, file.stamp.inode);
+    if with_loaded(|loaded| loaded.places.get(&key).is_some_and(|before| *before != file.stamp)) {
+        return Err(PluginError::Overwritten { path: path.clone() });
+    }
+    if let Some(pinned) = &entry.pinned
+        && file.sha256().map_err(refused)? != *pinned
+    {
+        return Err(changed());
+    }
+    if file.manifest(entry.policy).map_err(refused)? != entry.manifest {
+        return Err(changed());
+    }
+    // A name without a slash would be looked for where the system's libraries are.
+    let from = std::path::absolute(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
+    let root = load(&from, path, &entry.manifest)?;
+    let now = std::fs::metadata(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
+    if Stamp::of(&now) != file.stamp {
+        return Err(changed());
+    }
+    with_loaded(|loaded| loaded.places.insert(key, file.stamp));
+    Ok(root)
+}
+
+/// An error with what it was made from, which is where the system's loader says what is missing.
+fn why(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", why(source)),
+        None => error.to_string(),
+    }
+}
+
+/// Loads the library, for good, and checks that its code agrees with its note. `path` is for people.
+fn load(from: &Path, path: &Path, noted: &Manifest) -> Result<Root, PluginError> {
+    // NOW: an undefined symbol is an error here instead of a crash at the first call. LOCAL: two plugins may bring
+    // different builds of one library.
+    // SAFETY: the library's constructors run. That is what loading a plugin means: it is trusted code in our process,
+    // and the preflight has excluded files that are damaged.
+    let library = unsafe { Library::open(Some(from), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|e| PluginError::Open { path: path.to_owned(), message: why(&e) })?;
+    let symbol = &noted.build.symbol;
+    // SAFETY: only the symbol's address is taken; it is used as what it is below, after it was checked.
+    let header = unsafe { library.get::<*mut ()>(symbol.as_bytes()) };
+    let header = header.ok().and_then(|s| NonNull::new(s.as_raw_ptr().cast::<()>()));
+    // Never unloaded: references into it live on in what it returns and in its threads.
+    std::mem::forget(library);
+    let header =
+        header.ok_or_else(|| PluginError::NoHeader { path: path.to_owned(), symbol: symbol.clone() })?;
+    let host = Version::parse(host_plugin_api::VERSION).ok();
+    let older = host.is_some_and(|host| noted.api.version < host);
+    // SAFETY: the note of a plugin names the header that `export_plugin!` exports beside it, and the library stays.
+    let root = unsafe { Root::from_header(header, older) };
+    let root = root.map_err(|source| PluginError::Header { path: path.to_owned(), source })?;
+    let described = Manifest::parse(root.describe());
+    if described.as_ref() != Ok(noted) {
+        let named = |m: &Manifest| format!("{} {}", m.plugin.id, m.plugin.version);
+        let described = described.map_or_else(|e| format!("something unreadable ({e})"), |m| named(&m));
+        return Err(PluginError::Mismatch { path: path.to_owned(), described, noted: named(noted) });
+    }
+    // Roles that a newer host knows are not this host's to check.
+    let exported = root.roles();
+    let declared = ["transfer", "tier", "allocator"].into_iter().filter(|role| noted.role(role).is_some());
+    let declared: Vec<&str> = declared.collect();
+    if exported.iter().any(|role| !declared.contains(role)) {
+        return Err(PluginError::Roles { path: path.to_owned(), exported, declared });
+    }
+    Ok(root)
+}

@@ -1,0 +1,77 @@
+//! `NAME.plugin.toml` beside plugins: where the file for each target lies, and which bytes it must have.
+//!
+//! The manifest inside the file stays the truth about the plugin; a side-car only says which file, so that one
+//! directory serves several targets.
+//!
+//! ```toml
+//! manifest_version = 1
+//!
+//! [[file]]
+//! target = "x86_64-unknown-linux-gnu"
+//! path = "x86_64/wire.so"             # from the side-car's directory
+//! sha256 = "9f86d0..."                # optional: only these bytes load
+//! ```
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use host_plugin_api::note::BUILT_FOR;
+use serde::Deserialize;
+
+/// How its name ends.
+pub(super) const ENDING: &str = ".plugin.toml";
+
+/// Most bytes of a side-car.
+const MAX_BYTES: u64 = 1 << 20;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SideCar {
+    manifest_version: u32,
+    #[serde(rename = "file")]
+    files: Vec<ForTarget>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ForTarget {
+    target: String,
+    path: PathBuf,
+    sha256: Option<String>,
+}
+
+/// What a side-car says about this host's target.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    pub path: PathBuf,
+    pub sha256: Option<String>,
+}
+
+/// Whether a file is named like a side-car.
+pub(super) fn is_one(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(ENDING))
+}
+
+/// Reads one; `None` when it has no file for this host's target.
+pub(super) fn read(path: &Path) -> Result<Option<Named>, String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    file.take(MAX_BYTES).read_to_string(&mut text).map_err(|error| error.to_string())?;
+    let car: SideCar = toml::from_str(&text)
+        .map_err(|error| error.to_string().split_whitespace().collect::<Vec<_>>().join(" "))?;
+    if car.manifest_version != 1 {
+        return Err(format!("manifest_version is {}, this host reads version 1", car.manifest_version));
+    }
+    let mut own = car.files.into_iter().filter(|file| file.target == BUILT_FOR);
+    let Some(file) = own.next() else { return Ok(None) };
+    if own.next().is_some() {
+        return Err(format!("it names two files for {BUILT_FOR}"));
+    }
+    if let Some(hash) = &file.sha256
+        && (hash.len() != 64 || !hash.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))
+    {
+        return Err(format!("sha256 is {hash:?}, it must be 64 hexadecimal digits in lower case"));
+    }
+    let directory = path.parent().unwrap_or(Path::new("."));
+    Ok(Some(Named { path: directory.join(file.path), sha256: file.sha256 }))
+}

@@ -1,0 +1,100 @@
+//! Stops what was opened: in reverse order, each within a deadline, and unloads nothing.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use host_plugin_api::{Error, ErrorCode, Result};
+
+/// What a plugin is given beyond its own deadline before it is left behind.
+const SLACK: Duration = Duration::from_secs(1);
+
+type Stop = Box<dyn FnOnce(u64) -> Result<()> + Send>;
+
+/// Instances that run, in the order in which they were opened.
+#[derive(Default)]
+pub struct Running(Vec<(String, Stop)>);
+
+impl Running {
+    /// Notes an instance; `stop` is its `shutdown`, which takes its deadline in milliseconds.
+    pub fn opened(&mut self, plugin: &str, stop: impl FnOnce(u64) -> Result<()> + Send + 'static) {
+        self.0.push((plugin.to_owned(), Box::new(stop)));
+    }
+
+    /// Stops all, the last opened first. One that does not return in time is left behind with its thread: nothing can
+    /// end it but the end of the process, and the others still get their turn.
+    ///
+    /// # Errors
+    /// What each said that did not stop, with its plugin.
+    pub fn stop(self, deadline: Duration) -> std::result::Result<(), Vec<(String, Error)>> {
+        let mut failed = Vec::new();
+        for (plugin, stop) in self.0.into_iter().rev() {
+            if let Err(error) = within(deadline, stop) {
+                tracing::error!(plugin, %error, "a plugin did not stop; the process ends without it");
+                failed.push((plugin, error));
+            }
+        }
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    }
+}
+
+fn within(deadline: Duration, stop: Stop) -> Result<()> {
+    let (told, answer) = channel();
+    let milliseconds = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+    let thread = std::thread::Builder::new().name("plugin-stop".into()).spawn(move || {
+        // Nobody listens any more when it took too long.
+        let _unheard = told.send(stop(milliseconds));
+    });
+    let timeout = |text: String| Error::new(ErrorCode::TIMEOUT, text);
+    thread.map_err(|error| timeout(format!("no thread to stop it with: {error}")))?;
+    match answer.recv_timeout(deadline + SLACK) {
+        Ok(answer) => answer,
+        Err(RecvTimeoutError::Timeout) => {
+            Err(timeout(format!("its shutdown has not returned after {} s", (deadline + SLACK).as_secs())))
+        }
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Error::new(ErrorCode::PANICKED, "its shutdown ended without an answer"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn the_last_opened_stops_first_and_one_that_fails_keeps_nobody_waiting() {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut running = Running::default();
+        for (name, fails) in [("first", false), ("second", true), ("third", false)] {
+            let order = order.clone();
+            running.opened(name, move |deadline| {
+                order.lock().unwrap().push((name, deadline));
+                if fails { Err(Error::new(ErrorCode::IO, "cannot")) } else { Ok(()) }
+            });
+        }
+        let failed = running.stop(Duration::from_millis(1500)).unwrap_err();
+        assert_eq!(*order.lock().unwrap(), [("third", 1500), ("second", 1500), ("first", 1500)]);
+        assert_eq!(failed.len(), 1);
+        assert_eq!((failed[0].0.as_str(), failed[0].1.message.as_str()), ("second", "cannot"));
+    }
+
+    #[test]
+    fn one_that_never_returns_is_left_behind() {
+        let mut running = Running::default();
+        let stopped = Arc::new(Mutex::new(false));
+        let seen = stopped.clone();
+        running.opened("good", move |_| {
+            *seen.lock().unwrap() = true;
+            Ok(())
+        });
+        running.opened("stuck", |_| {
+            loop {
+                std::thread::park();
+            }
+        });
+        let failed = running.stop(Duration::ZERO).unwrap_err();
+        assert_eq!((failed[0].0.as_str(), failed[0].1.code), ("stuck", ErrorCode::TIMEOUT));
+        assert!(*stopped.lock().unwrap(), "the other had its turn");
+    }
+}

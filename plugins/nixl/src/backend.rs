@@ -1,0 +1,402 @@
+//! The transfer role: what the host's threads call. None of it calls into NIXL.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CString, OsString};
+use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{
+    Completion, Error, ErrorCode, Level, Memory, NOTIFICATION_BYTES, Notification, Opening, PeerId,
+    PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write, log,
+};
+
+use crate::capi::Library;
+use crate::config::Config;
+use crate::driver::{Driver, Maker};
+use crate::queue::locked;
+use crate::regions::{source, target};
+use crate::search::{self, Places};
+use crate::shared::{Command, Peer, Shared, clear, random, signal};
+use crate::wire::{Endpoint, NAME_BYTES, Random};
+
+/// Most prepared lists, and most writes in one.
+const MAX_PREPARED: usize = 4096;
+const MAX_PREPARED_WRITES: usize = 1 << 20;
+
+/// Writes that were checked once. NIXL has prepared lists, too; making a request without one takes 30 to 90 µs per 1024
+/// ranges, and posting it over TCP 5 to 18 ms (1.5.1, measured), so there is nothing to gain from them here.
+struct Prepared {
+    peer: Arc<Peer>,
+    writes: Box<[Write]>,
+}
+
+/// An instance of the backend. See the crate.
+pub struct NixlBackend {
+    shared: Arc<Shared>,
+    endpoint: Endpoint,
+    driver: Mutex<Option<JoinHandle<()>>>,
+    prepared: RwLock<HashMap<u64, Arc<Prepared>>>,
+    next_prepared: AtomicU64,
+}
+
+/// NIXL's library, from the first place that has one that fits.
+fn find_library(config: &Config) -> Result<Library> {
+    let places = Places::of(config.library.clone());
+    let mut tried = Vec::new();
+    for path in places.candidates() {
+        let bare = path.components().count() == 1;
+        if !bare && !path.is_file() {
+            tried.push((path, "there is no such file".to_owned()));
+            continue;
+        }
+        match Library::load(&path, search::wheel_version(&path)) {
+            Ok(library) => {
+                let directory = std::env::var_os("NIXL_PLUGIN_DIR");
+                search::check_backend(library.path(), directory, &config.backend)?;
+                return Ok(library);
+            }
+            Err(why) => tried.push((path, why)),
+        }
+    }
+    Err(search::not_found(&places, &tried))
+}
+
+/// A configuration's library and the backend's parameters.
+fn settle(config: &Config) -> Result<(Library, Vec<(CString, CString)>)> {
+    let environment = std::env::var_os("UCX_TLS").map(OsString::into_string);
+    let environment = environment.and_then(std::result::Result::ok);
+    let parameters = strings(config.backend_parameters(environment.as_deref())?)?;
+    Ok((find_library(config)?, parameters))
+}
+
+/// See [`crate::check`].
+pub fn check(config: &str) -> Result<()> {
+    settle(&Config::parse(config)?).map(drop)
+}
+
+fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
+    let wrong = |_| Error::new(ErrorCode::CONFIG, "a parameter contains a zero byte");
+    let pair = |(key, value)| Ok((CString::new(key)?, CString::new(value)?));
+    let pairs: std::result::Result<Vec<_>, std::ffi::NulError> = parameters.into_iter().map(pair).collect();
+    pairs.map_err(wrong)
+}
+
+impl NixlBackend {
+    /// Finds NIXL and starts an instance.
+    ///
+    /// # Errors
+    /// See [`crate::open`].
+    pub fn open(opening: &Opening) -> Result<Self> {
+        let config = Config::parse(&opening.config)?;
+        if opening.name.is_empty() || opening.name.len() > NAME_BYTES || opening.name.contains('\0') {
+            let text = format!("the name {:?} is not 1 to {NAME_BYTES} bytes of text", opening.name);
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
+        }
+        let (library, parameters) = settle(&config)?;
+        log!(Level::INFO, "NIXL is {}", library.path().display());
+        let library = Arc::new(library);
+        let (instance, token) = (random()?, random()?);
+        let identity: String = instance[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let maker = Maker {
+            library,
+            backend: CString::new(config.backend.as_str()).unwrap_or_default(),
+            parameters,
+            prefix: format!("{}/{identity}", opening.name),
+        };
+        let shared = Arc::new(Shared::new(config, opening.name.clone())?);
+        let (started, start) = sync_channel(1);
+        let driver = spawn(shared.clone(), maker, instance, token, started)?;
+        let name = opening.name.clone();
+        let backend = |front| Self {
+            shared,
+            endpoint: Endpoint { token, instance, name, front },
+            driver: Mutex::new(Some(driver)),
+            prepared: RwLock::default(),
+            next_prepared: AtomicU64::new(1),
+        };
+        let died = |_| Error::new(ErrorCode::PANICKED, "the driver of NIXL panicked at its start");
+        start.recv().map_err(died)?.map(backend)
+    }
+
+    /// 0, or why no call is taken.
+    fn state(&self) -> i32 {
+        if self.shared.is_stopping() {
+            return ErrorCode::CLOSED.0;
+        }
+        if self.shared.is_broken() { ErrorCode::PANICKED.0 } else { 0 }
+    }
+
+    fn ready(&self) -> Result<()> {
+        match ErrorCode(self.state()) {
+            ErrorCode(0) => Ok(()),
+            ErrorCode::CLOSED => Err(Error::new(ErrorCode::CLOSED, "the instance was shut down")),
+            code => Err(Error::new(code, "the driver of NIXL panicked")),
+        }
+    }
+
+    /// Asks the driver, and waits for its answer; it keeps the deadlines.
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<Result<T>>) -> Command) -> Result<T> {
+        self.ready()?;
+        let (reply, answer) = sync_channel(1);
+        self.shared.ask(command(reply));
+        loop {
+            match answer.recv_timeout(Duration::from_millis(100)) {
+                Ok(answer) => return answer,
+                // The driver may have ended just before it was asked.
+                Err(RecvTimeoutError::Timeout) => self.ready()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.ready()?;
+                    return Err(Error::new(ErrorCode::INTERNAL, "the driver of NIXL gave no answer"));
+                }
+            }
+        }
+    }
+
+    fn known_peer(&self, id: PeerId) -> Result<Arc<Peer>> {
+        let unknown = || Error::new(ErrorCode::INVALID_ARGUMENT, format!("no peer {}", id.0));
+        self.shared.peer(id).ok_or_else(unknown)
+    }
+
+    fn fit(&self, peer: &Peer, writes: &[Write]) -> std::result::Result<(), usize> {
+        let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let fits = |write: &Write| {
+            source(regions.alive(), write).is_some() && target(&peer.regions, write).is_some()
+        };
+        writes.iter().position(|write| !fits(write)).map_or(Ok(()), Err)
+    }
+
+    /// What [`submit`](TransferBackend::submit) and [`post`](TransferBackend::post) share.
+    fn accept(&self, submission: &Submission, writes: impl ExactSizeIterator<Item = Write>) -> i32 {
+        if writes.len() > self.shared.config.max_writes as usize
+            || submission.notification_length as usize > NOTIFICATION_BYTES
+        {
+            return ErrorCode::INVALID_ARGUMENT.0;
+        }
+        if !self.shared.queue.push(submission, writes) {
+            return ErrorCode::WOULD_BLOCK.0;
+        }
+        self.shared.wake();
+        0
+    }
+
+    /// Keeps the event level-triggered: cleared once nothing waits, set again when something came meanwhile.
+    fn settle_event(&self) {
+        if self.shared.nothing_waits() {
+            clear(&self.shared.event);
+            if !self.shared.nothing_waits() {
+                signal(&self.shared.event);
+            }
+        }
+    }
+}
+
+fn spawn(
+    shared: Arc<Shared>,
+    maker: Maker,
+    instance: Random,
+    token: Random,
+    started: SyncSender<Result<Vec<u8>>>,
+) -> Result<JoinHandle<()>> {
+    let run = move || {
+        let body = || {
+            let driver = Driver::new(shared.clone(), maker, instance, token);
+            let front = driver.and_then(|driver| {
+                let refused = |refusal: crate::capi::Refusal| Error::new(ErrorCode::IO, refusal.to_string());
+                driver.front.metadata().map_err(refused).map(|front| (driver, front))
+            });
+            let (driver, answer) = match front {
+                Ok((driver, front)) => (Some(driver), Ok(front)),
+                Err(error) => (None, Err(error)),
+            };
+            if started.try_send(answer).is_ok()
+                && let Some(driver) = driver
+            {
+                driver.run();
+            }
+        };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+            // Its drop may panic, and nobody is above us to catch that.
+            std::mem::forget(payload);
+            shared.set_broken();
+        }
+        shared.set_ended();
+    };
+    let thread = std::thread::Builder::new().name("nixl-driver".to_owned()).spawn(run);
+    thread.map_err(|e| Error::new(ErrorCode::IO, format!("cannot start a thread: {e}")))
+}
+
+impl TransferBackend for NixlBackend {
+    fn limits(&self) -> TransferLimits {
+        let Config { max_writes, max_submissions, .. } = self.shared.config;
+        TransferLimits { max_writes, max_submissions, reserved: [0; 6] }
+    }
+
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        self.ready()?;
+        self.shared.regions.write().unwrap_or_else(PoisonError::into_inner).add(memory)
+    }
+
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.ready()?;
+        if !self.shared.regions.write().unwrap_or_else(PoisonError::into_inner).kill(region) {
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, format!("no region {}", region.0)));
+        }
+        self.ask(|reply| Command::Deregister { region, reply })?;
+        self.shared.regions.write().unwrap_or_else(PoisonError::into_inner).bury(region);
+        Ok(())
+    }
+
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        self.ready()?;
+        Ok(self.endpoint.encode())
+    }
+
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        self.ready()?;
+        let endpoint = Endpoint::decode(endpoint)?;
+        if endpoint.instance == self.endpoint.instance {
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, format!("{name} is this instance itself")));
+        }
+        self.ask(|reply| Command::Connect { name: name.to_owned(), endpoint, reply })
+    }
+
+    fn disconnect(&self, id: PeerId) -> Result<()> {
+        // Before anything else, so that nothing new is taken for it.
+        let known = self.shared.peer(id).inspect(|peer| {
+            peer.set_gone();
+        });
+        self.ready()?;
+        known.map_or_else(|| self.known_peer(id).map(drop), |_| Ok(()))?;
+        self.ask(|reply| Command::Disconnect { peer: id, reply })?;
+        self.prepared.write().unwrap_or_else(PoisonError::into_inner).retain(|_, p| p.peer.id != id);
+        Ok(())
+    }
+
+    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
+        self.ready()?;
+        let peer = self.known_peer(peer)?;
+        if writes.len() > MAX_PREPARED_WRITES {
+            let text = format!("{} writes in one list, {MAX_PREPARED_WRITES} are allowed", writes.len());
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
+        }
+        self.fit(&peer, writes).map_err(|at| {
+            let text = format!("write {at} is empty or leaves its region: {:?}", writes[at]);
+            Error::new(ErrorCode::INVALID_ARGUMENT, text)
+        })?;
+        let mut prepared = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
+        if prepared.len() >= MAX_PREPARED {
+            let text = format!("{MAX_PREPARED} lists are prepared, release one first");
+            return Err(Error::new(ErrorCode::NO_RESOURCE, text));
+        }
+        let id = self.next_prepared.fetch_add(1, Ordering::Relaxed);
+        prepared.insert(id, Arc::new(Prepared { peer, writes: writes.into() }));
+        Ok(PreparedId(id))
+    }
+
+    fn release(&self, prepared: PreparedId) -> Result<()> {
+        self.ready()?;
+        let removed = self.prepared.write().unwrap_or_else(PoisonError::into_inner).remove(&prepared.0);
+        let unknown = || Error::new(ErrorCode::INVALID_ARGUMENT, format!("no prepared list {}", prepared.0));
+        removed.map(drop).ok_or_else(unknown)
+    }
+
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        let state = self.state();
+        if state != 0 {
+            return state;
+        }
+        let Some(peer) = self.shared.peer(submission.peer) else { return ErrorCode::INVALID_ARGUMENT.0 };
+        if peer.is_gone() {
+            return ErrorCode::PEER_LOST.0;
+        }
+        if self.fit(&peer, writes).is_err() {
+            return ErrorCode::INVALID_ARGUMENT.0;
+        }
+        self.accept(submission, writes.iter().copied())
+    }
+
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        let state = self.state();
+        if state != 0 {
+            return state;
+        }
+        let lists = self.prepared.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(list) = lists.get(&prepared.0).cloned() else { return ErrorCode::INVALID_ARGUMENT.0 };
+        drop(lists);
+        let known = |index: &u32| (*index as usize) < list.writes.len();
+        if list.peer.id != submission.peer || !indices.iter().all(known) {
+            return ErrorCode::INVALID_ARGUMENT.0;
+        }
+        if list.peer.is_gone() {
+            return ErrorCode::PEER_LOST.0;
+        }
+        self.accept(submission, indices.iter().map(|index| list.writes[*index as usize]))
+    }
+
+    fn poll(&self, completions: &mut [Completion]) -> i32 {
+        let state = self.state();
+        if state != 0 {
+            return state;
+        }
+        let taken = self.shared.queue.take(completions);
+        self.settle_event();
+        taken as i32
+    }
+
+    fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        let state = self.state();
+        if state != 0 {
+            return state;
+        }
+        let taken = self.shared.notices.take(notifications);
+        self.settle_event();
+        taken as i32
+    }
+
+    fn cancel(&self, tag: Tag) -> i32 {
+        match self.state() {
+            0 if self.shared.queue.cancel(tag) => 0,
+            0 => ErrorCode::INVALID_ARGUMENT.0,
+            state => state,
+        }
+    }
+
+    fn settled(&self, tag: Tag) -> i32 {
+        match self.state() {
+            0 => i32::from(self.shared.queue.is_settled(tag)),
+            state => state,
+        }
+    }
+
+    fn event_fd(&self) -> i32 {
+        self.shared.event.as_raw_fd()
+    }
+
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.shared.stop();
+        let deadline = Instant::now() + Duration::from_millis(deadline_ms.min(600_000));
+        if !self.shared.wait_ended(deadline) {
+            let text = format!("the driver of NIXL did not end within {deadline_ms} ms");
+            return Err(Error::new(ErrorCode::TIMEOUT, text));
+        }
+        if let Some(driver) = locked(&self.driver).take() {
+            // It has ended; what it panicked with was caught inside.
+            let _caught = driver.join().is_err();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for NixlBackend {
+    fn drop(&mut self) {
+        self.shared.stop();
+        if let Some(driver) = locked(&self.driver).take() {
+            let _caught = driver.join().is_err();
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Agents and their requests.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::sync::Arc;
+
+use super::{DRAM, Handle, Library, Ranges, Refusal, check, made};
+
+/// In progress; 0 is success, and errors are negative.
+const IN_PROGRESS: c_int = 1;
+const WRITE: c_int = 1;
+
+/// What `create_configured_agent` reads. Releases place three of its numbers differently: 1.5 has a 32-bit port, the
+/// synchronisation and the number of workers at 4, 8 and 12, others a 16-bit port at 2 and the rest at 4 and 8. These
+/// values mean the same in both: no threads of NIXL's own, port 0, one worker, and no or strict synchronisation,
+/// either of which does for an agent that one thread uses.
+#[repr(C)]
+pub struct AgentConfig {
+    progress_thread: bool,
+    listen_thread: bool,
+    port_16: u16,
+    port_32_or_synchronisation: u32,
+    synchronisation_or_workers: u32,
+    workers: u32,
+    progress_delay_us: u64,
+    listen_delay_us: u64,
+    telemetry: bool,
+}
+
+unsafe extern "C" {
+    fn free(memory: *mut c_void);
+}
+
+/// A posted request. To be given back to its agent.
+pub struct Request {
+    handle: Handle,
+}
+
+/// How a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Done,
+    Running,
+    Failed,
+}
+
+/// Memory that an agent registered.
+struct Registration {
+    region: u32,
+    list: Handle,
+}
+
+/// An agent with one backend. Dropping it ends its connections and frees its keys.
+pub struct Agent {
+    library: Arc<Library>,
+    agent: Handle,
+    backend: Handle,
+    received: Handle,
+    options: Handle,
+    registrations: Vec<Registration>,
+}
+
+impl Agent {
+    /// Makes an agent without threads.
+    ///
+    /// # Errors
+    /// When NIXL or the backend refuses.
+    pub fn new(
+        library: &Arc<Library>,
+        name: &CStr,
+        backend: &CStr,
+        parameters: &[(CString, CString)],
+    ) -> Result<Self, Refusal> {
+        let config = AgentConfig {
+            progress_thread: false,
+            listen_thread: false,
+            port_16: 0,
+            port_32_or_synchronisation: 0,
+            synchronisation_or_workers: 1,
+            workers: 1,
+            progress_delay_us: 0,
+            listen_delay_us: 0,
+            telemetry: false,
+        };
+        let api = &library.api;
+        let null = std::ptr::null_mut;
+        let mut new = Self {
+            library: library.clone(),
+            agent: null(),
+            backend: null(),
+            received: null(),
+            options: null(),
+            registrations: Vec::new(),
+        };
+        // Filled in one by one, so that the drop cleans up after a failure in the middle.
+        // SAFETY: the name and the configuration outlive the call.
+        let create = |to| unsafe { (api.create_configured_agent)(name.as_ptr(), &raw const config, to) };
+        new.agent = made("create_configured_agent", create)?;
+        // SAFETY: the place for the handle is ours.
+        let map = made("create_params", |to| unsafe { (api.create_params)(to) })?;
+        let mut added = Ok(());
+        for (key, value) in parameters {
+            // SAFETY: the map is alive, and the texts are copied.
+            let code = unsafe { (api.params_add)(map, key.as_ptr(), value.as_ptr()) };
+            added = added.and(check("params_add", code));
+        }
+        // SAFETY: agent and map are alive, the name outlives the call.
+        let create = |to| unsafe { (api.create_backend)(new.agent, backend.as_ptr(), map, to) };
+        let made_backend = added.and_then(|()| made("create_backend", create));
+        // SAFETY: our own map, destroyed once; backends keep copies.
+        let _destroyed = unsafe { (api.destroy_params)(map) };
+        new.backend = made_backend?;
+        // SAFETY: the place for the handle is ours.
+        new.received = made("create_notif_map", |to| unsafe { (api.create_notif_map)(to) })?;
+        // SAFETY: the place for the handle is ours.
+        new.options = made("create_opt_args", |to| unsafe { (api.create_opt_args)(to) })?;
+        // Ranges that touch were joined before NIXL sees them.
+        // SAFETY: the options are alive until our drop.
+        check("opt_args_set_skip_desc_merge", unsafe {
+            (api.opt_args_set_skip_desc_merge)(new.options, true)
+        })?;
+        Ok(new)
+    }
+
+    /// What another agent needs to reach this one and the memory that it has registered so far.
+    pub fn metadata(&self) -> Result<Vec<u8>, Refusal> {
+        let (mut data, mut length) = (std::ptr::null_mut(), 0);
+        // SAFETY: the agent is alive, the places for the answer are ours.
+        let code = unsafe { (self.library.api.get_local_md)(self.agent, &raw mut data, &raw mut length) };
+        check("get_local_md", code)?;
+        if data.is_null() {
+            return Ok(Vec::new());
+        }
+        // SAFETY: NIXL made `length` bytes for us.
+        let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) }.to_vec();
+        // SAFETY: NIXL takes them from `malloc` and leaves them to the caller; they are not used after this.
+        unsafe { free(data) };
+        Ok(bytes)
+    }
+
+    /// Makes another agent known; returns its name.
+    pub fn learn(&mut self, metadata: &[u8]) -> Result<CString, Refusal> {
+        let mut name = std::ptr::null_mut();
+        let (data, length) = (metadata.as_ptr().cast(), metadata.len());
+        // SAFETY: the agent is alive, the bytes outlive the call, and NIXL checks what they say.
+        let code = unsafe { (self.library.api.load_remote_md)(self.agent, data, length, &raw mut name) };
+        check("load_remote_md", code)?;
+        if name.is_null() {
+            return Err(Refusal { call: "load_remote_md", code: 0 });
+        }
+        // SAFETY: a terminated string that NIXL made for us.
+        let copy = unsafe { CStr::from_ptr(name) }.to_owned();
+        // SAFETY: NIXL takes it from `malloc` and leaves it to the caller; it is not used after this.
+        unsafe { free(name.cast()) };
+        Ok(copy)
+    }
+
+    /// Forgets another agent, and ends the connection to it.
+    pub fn forget(&mut self, name: &CStr) {
+        // It may have been forgotten by NIXL itself, when its connection broke.
+        // SAFETY: the agent is alive, the name outlives the call.
+        let _unknown = unsafe { (self.library.api.invalidate_remote_md)(self.agent, name.as_ptr()) };
+    }
+
+    pub fn has_registered(&self, region: u32) -> bool {
+        self.registrations.iter().any(|r| r.region == region)
+    }
+
+    /// Registers memory under a name of ours, which the caller keeps mapped until it is deregistered or we are dropped.
+    pub fn register(&mut self, region: u32, address: u64, length: u64) -> Result<(), Refusal> {
+        let api = &self.library.api;
+        // SAFETY: the place for the handle is ours.
+        let list = made("create_reg_dlist", |to| unsafe { (api.create_reg_dlist)(DRAM, to) })?;
+        let (address, length, null) = (address as usize, length as usize, std::ptr::null_mut());
+        // SAFETY: the list is alive, and the address is a number to it.
+        let added = unsafe { (api.reg_dlist_add_desc)(list, address, length, 0, null, 0) };
+        let registered = check("reg_dlist_add_desc", added).and_then(|()| {
+            // SAFETY: agent and list are alive; the memory is the caller's promise.
+            check("register_mem", unsafe { (api.register_mem)(self.agent, list, null) })
+        });
+        match registered {
+            Ok(()) => self.registrations.push(Registration { region, list }),
+            Err(refusal) => {
+                // SAFETY: our own list, destroyed once.
+                let _destroyed = unsafe { (api.destroy_reg_dlist)(list) };
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes memory back, if it is registered.
+    pub fn deregister(&mut self, region: u32) -> Result<(), Refusal> {
+        let Some(at) = self.registrations.iter().position(|r| r.region == region) else { return Ok(()) };
+        let api = &self.library.api;
+        let list = self.registrations[at].list;
+        // SAFETY: agent and list are alive, and the list is the one that was registered.
+        check("deregister_mem", unsafe { (api.deregister_mem)(self.agent, list, std::ptr::null_mut()) })?;
+        self.registrations.swap_remove(at);
+        // SAFETY: our own list, destroyed once.
+        let _destroyed = unsafe { (api.destroy_reg_dlist)(list) };
+        Ok(())
+    }
+
+    /// Sends a message of its own.
+    pub fn notify(&mut self, to: &CStr, message: &[u8]) -> Result<(), Refusal> {
+        let (data, length) = (message.as_ptr().cast(), message.len());
+        let send = self.library.api.gen_notif;
+        // SAFETY: the agent is alive, name and message outlive the call, which copies them.
+        check("gen_notif", unsafe { send(self.agent, to.as_ptr(), data, length, std::ptr::null_mut()) })
+    }
+
+    /// Drives progress, and hands out every message that came, in the order of their senders' names.
+    pub fn received(&mut self, mut each: impl FnMut(&[u8])) -> Result<(), Refusal> {
+        let api = &self.library.api;
+        // SAFETY: agent and map are alive.
+        check("get_notifs", unsafe { (api.get_notifs)(self.agent, self.received, std::ptr::null_mut()) })?;
+        let mut senders = 0;
+        // SAFETY: the map is alive, the place for the answer is ours.
+        check("notif_map_size", unsafe { (api.notif_map_size)(self.received, &raw mut senders) })?;
+        if senders == 0 {
+            return Ok(());
+        }
+        for sender in 0..senders {
+            let mut name = std::ptr::null();
+            // SAFETY: the map is alive and not changed before it is cleared below, so the name stays as long.
+            let code = unsafe { (api.notif_map_get_agent_at)(self.received, sender, &raw mut name) };
+            check("notif_map_get_agent_at", code)?;
+            let mut count = 0;
+            // SAFETY: as above.
+            let code = unsafe { (api.notif_map_get_notifs_size)(self.received, name, &raw mut count) };
+            check("notif_map_get_notifs_size", code)?;
+            for index in 0..count {
+                let (mut data, mut length) = (std::ptr::null(), 0);
+                // SAFETY: as above.
+                let code = unsafe {
+                    (api.notif_map_get_notif)(self.received, name, index, &raw mut data, &raw mut length)
+                };
+                check("notif_map_get_notif", code)?;
+                if length > 0 && !data.is_null() {
+                    // SAFETY: the bytes belong to the map, which is not changed while `each` has them.
+                    each(unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) });
+                }
+            }
+        }
+        // SAFETY: the map is alive.
+        check("notif_map_clear", unsafe { (api.notif_map_clear)(self.received) })
+    }
+
+    /// Starts writes of `local` into `remote`, range by range, with a message that follows when all are there.
+    ///
+    /// # Errors
+    /// When the request cannot be made; then nothing was started.
+    pub fn write(
+        &mut self,
+        local: &Ranges,
+        remote: &Ranges,
+        to: &CStr,
+        message: &[u8],
+    ) -> Result<(Request, Progress), Refusal> {
+        let api = &self.library.api;
+        let (data, length) = (message.as_ptr().cast(), message.len());
+        // SAFETY: the options are alive, the message is copied.
+        check("opt_args_set_notif_msg", unsafe { (api.opt_args_set_notif_msg)(self.options, data, length) })?;
+        // SAFETY: the options are alive.
+        let code = unsafe { (api.opt_args_set_has_notif)(self.options, length > 0) };
+        check("opt_args_set_has_notif", code)?;
+        let (agent, name) = (self.agent, to.as_ptr());
+        // SAFETY: agent, lists and options are alive, the name outlives the call; NIXL checks the local ranges against
+        // what this agent registered and the remote ones against the peer's metadata, and keeps copies.
+        let create = |at| unsafe {
+            (api.create_xfer_req)(agent, WRITE, local.handle, remote.handle, name, at, self.options)
+        };
+        let handle = made("create_xfer_req", create)?;
+        // SAFETY: agent, request and options are alive.
+        let code = unsafe { (api.post_xfer_req)(self.agent, handle, self.options) };
+        Ok((Request { handle }, progress(code)))
+    }
+
+    /// Drives progress, and says how a request stands.
+    pub fn progress(&mut self, request: &Request) -> Progress {
+        // SAFETY: the agent is alive, and the request until it is released.
+        progress(unsafe { (self.library.api.get_xfer_status)(self.agent, request.handle) })
+    }
+
+    /// Gives a request back. One that still runs may go on: only dropping the agent ends it.
+    pub fn release(&mut self, request: Request) {
+        let api = &self.library.api;
+        // SAFETY: agent and request are alive; the request is not used after this.
+        let released = unsafe { (api.release_xfer_req)(self.agent, request.handle) };
+        if released == 0 {
+            // SAFETY: as above. What could not be released keeps its few bytes.
+            let _destroyed = unsafe { (api.destroy_xfer_req)(request.handle) };
+        }
+    }
+}
+
+fn progress(code: c_int) -> Progress {
+    match code {
+        0 => Progress::Done,
+        IN_PROGRESS => Progress::Running,
+        _ => Progress::Failed,
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let api = &self.library.api;
+        let objects = [
+            (self.received, api.destroy_notif_map),
+            (self.options, api.destroy_opt_args),
+            (self.backend, api.destroy_backend),
+            (self.agent, api.destroy_agent),
+        ];
+        for (object, destroy) in objects.into_iter().filter(|(object, _)| !object.is_null()) {
+            // SAFETY: our own objects, each destroyed once, the agent last.
+            let _destroyed = unsafe { destroy(object) };
+        }
+        for registration in &self.registrations {
+            // SAFETY: our own list, destroyed once; the agent that knew it is gone.
+            let _destroyed = unsafe { (api.destroy_reg_dlist)(registration.list) };
+        }
+    }
+}

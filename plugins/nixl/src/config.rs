@@ -1,0 +1,184 @@
+//! The plugin's table of the host's configuration.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use host_plugin_api::{Error, ErrorCode, Result};
+use serde::Deserialize;
+
+/// See `plugin.toml` for what each key means.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub library: Option<PathBuf>,
+    pub backend: String,
+    pub transports: String,
+    pub devices: String,
+    pub parameters: BTreeMap<String, String>,
+    pub max_writes: u32,
+    pub max_submissions: u32,
+    pub connect_timeout_ms: u64,
+    pub fence_timeout_ms: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            library: None,
+            backend: "UCX".into(),
+            transports: "^sm".into(),
+            devices: "lo".into(),
+            parameters: BTreeMap::new(),
+            max_writes: 1024,
+            max_submissions: 256,
+            connect_timeout_ms: 5000,
+            fence_timeout_ms: 5000,
+        }
+    }
+}
+
+/// UCX's names for transports in which the sending process writes the receiver's memory itself.
+const PAST_THE_RECEIVER: [&str; 6] = ["all", "sm", "shm", "cma", "knem", "xpmem"];
+
+impl Config {
+    pub fn parse(text: &str) -> Result<Self> {
+        let config: Self = toml::from_str(text).map_err(|e| wrong(e.to_string().trim_end().to_owned()))?;
+        let within = |key: &str, value: u64, most: u64| match value {
+            0 => Err(wrong(format!("{key} is 0, it must be 1 to {most}"))),
+            v if v > most => Err(wrong(format!("{key} is {v}, it must be 1 to {most}"))),
+            _ => Ok(()),
+        };
+        within("max_writes", config.max_writes.into(), 65_536)?;
+        within("max_submissions", config.max_submissions.into(), 4096)?;
+        within("connect_timeout_ms", config.connect_timeout_ms, 600_000)?;
+        within("fence_timeout_ms", config.fence_timeout_ms, 600_000)?;
+        let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if config.backend.is_empty() || !config.backend.chars().all(name) {
+            return Err(wrong(format!("backend {:?} is not a name such as UCX", config.backend)));
+        }
+        let values = [&config.transports, &config.devices];
+        if config.parameters.values().chain(values).any(|value| value.contains('\0')) {
+            return Err(wrong("a value contains a zero byte".into()));
+        }
+        // NIXL splits its list of settings at commas, and so would split ours.
+        if config.transports.contains([',', '=']) {
+            let text = format!(
+                "transports {:?} is not one name: give a list in UCX_TLS, in the environment",
+                config.transports
+            );
+            return Err(wrong(text));
+        }
+        Ok(config)
+    }
+
+    /// Parameters of the backend. `environment` is the value of `UCX_TLS`, which wins over ours.
+    pub fn backend_parameters(&self, environment: Option<&str>) -> Result<BTreeMap<String, String>> {
+        let mut all = self.parameters.clone();
+        if self.backend != "UCX" {
+            return Ok(all);
+        }
+        for key in ["engine_config", "device_list"] {
+            if all.contains_key(key) {
+                let text = format!("[parameters] {key} is made from transports and devices, set those");
+                return Err(wrong(text));
+            }
+        }
+        let transports = environment.unwrap_or(&self.transports);
+        if let Some(name) = past_the_receiver(transports) {
+            let from = if environment.is_some() { "UCX_TLS in the environment" } else { "transports" };
+            let text = format!(
+                "{from} is {transports:?}, which allows {name}: over it peers write past this process, and no fence \
+                 could be proven; use ^sm or name others, for example tcp or rc"
+            );
+            return Err(wrong(text));
+        }
+        let mut engine = format!("TLS={}", self.transports);
+        match self.devices.as_str() {
+            "all" => {}
+            list if list.contains(',') => {
+                all.insert("device_list".into(), list.into());
+            }
+            one => engine.push_str(&format!(",NET_DEVICES={one}")),
+        }
+        all.insert("engine_config".into(), engine);
+        Ok(all)
+    }
+
+    pub fn connect_timeout(&self) -> Duration {
+        Duration::from_millis(self.connect_timeout_ms)
+    }
+
+    pub fn fence_timeout(&self) -> Duration {
+        Duration::from_millis(self.fence_timeout_ms)
+    }
+}
+
+fn wrong(message: String) -> Error {
+    Error::new(ErrorCode::CONFIG, message)
+}
+
+/// The first transport in a list of UCX's that no closed door stops.
+fn past_the_receiver(list: &str) -> Option<&'static str> {
+    let (excluded, list) = match list.strip_prefix('^') {
+        Some(rest) => (true, rest),
+        None => (false, list),
+    };
+    let named: Vec<&str> = list.split(',').map(str::trim).collect();
+    if !excluded {
+        return PAST_THE_RECEIVER.into_iter().find(|name| named.contains(name));
+    }
+    if named.contains(&"sm") || named.contains(&"shm") {
+        return None;
+    }
+    ["cma", "knem", "xpmem"].into_iter().find(|name| !named.contains(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transports_that_no_closed_door_stops_are_refused_wherever_they_are_set() {
+        let config = Config::default();
+        for (list, allowed) in [
+            ("^sm", true),
+            ("^shm,self", true),
+            ("tcp", true),
+            ("rc,ud,tcp,self", true),
+            ("^cma,knem,xpmem", true),
+            ("all", false),
+            ("tcp,cma", false),
+            ("tcp,sm", false),
+            ("^cma", false),
+            ("^tcp", false),
+        ] {
+            assert_eq!(config.backend_parameters(Some(list)).is_ok(), allowed, "{list}");
+            let ours = Config { transports: list.into(), ..Config::default() };
+            assert_eq!(ours.backend_parameters(None).is_ok(), allowed, "{list}");
+        }
+    }
+
+    #[test]
+    fn devices_and_transports_become_parameters_of_the_backend() {
+        let engine = |config: &Config| config.backend_parameters(None).unwrap()["engine_config"].clone();
+        assert_eq!(engine(&Config::default()), "TLS=^sm,NET_DEVICES=lo");
+        assert_eq!(engine(&Config { devices: "all".into(), ..Config::default() }), "TLS=^sm");
+        let two = Config { devices: "mlx5_0,mlx5_1".into(), ..Config::default() };
+        assert_eq!(two.backend_parameters(None).unwrap()["device_list"], "mlx5_0,mlx5_1");
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_key_in_the_message() {
+        for (text, says) in [
+            ("max_writes = 0", "max_writes"),
+            ("fence_timeout_ms = 9999999", "fence_timeout_ms"),
+            ("backend = \"../x\"", "backend"),
+            ("transports = \"tcp,rc\"", "UCX_TLS"),
+            ("no_such = 1", "no_such"),
+        ] {
+            let error = Config::parse(text).unwrap_err();
+            assert!(error.code == ErrorCode::CONFIG && error.message.contains(says), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Transfer backend over NIXL, through the C API of its own library (`libnixl_capi.so`), which is found and loaded when
+//! an instance opens. Building needs nothing of NIXL.
+//!
+//! NIXL can say that a write failed, but not that nothing of it is in flight any more: a released request may still be
+//! in a network adapter's queue or in a socket's buffer. What it can do is end an agent, with its connections, its
+//! queues and its keys. So each connection gets a pair of agents of its own: one at the sender, and a *door* at the
+//! receiver through which that sender alone writes. Closing a door is a fence; it needs nobody's help.
+//!
+//! - An instance's *front* agent registers no memory. Its metadata is the endpoint, and instances exchange their few
+//!   messages through it ([`wire`]): hello, welcome, cut, bye.
+//! - All calls into NIXL are made by one thread, the driver, which also drives progress: NIXL needs no lock and has no
+//!   thread of its own here. The hot calls of the trait only touch queues.
+//! - A sender's success means that the data is in the peer's memory: NIXL flushes the connection before it says so, and
+//!   sends the notification after that. When a submission fails, the pair of agents ends; the submission has settled
+//!   once the peer says that the door is closed, or is itself gone.
+//! - Transports with which a peer writes our memory past our agent (CMA and the like) would outlive a closed door, so a
+//!   configuration that allows them is refused.
+//!
+//! A peer is gone when it says so, or when UCX reports its connection as broken.
+
+mod backend;
+mod capi;
+mod config;
+mod connecting;
+mod door;
+mod driver;
+mod fencing;
+mod link;
+mod notices;
+mod queue;
+mod regions;
+mod search;
+mod shared;
+mod wire;
+
+pub use backend::NixlBackend;
+
+/// Opens an instance: finds and loads NIXL, and starts the driver.
+///
+/// # Errors
+/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a NIXL that fits, `IO` when NIXL refuses.
+pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<NixlBackend> {
+    NixlBackend::open(opening)
+}
+
+/// Says whether [`open`] would accept this configuration here: NIXL is there and fits. Starts nothing of it.
+///
+/// # Errors
+/// As [`open`], without `IO`.
+pub fn check(_role: &str, config: &str) -> host_plugin_api::Result<()> {
+    backend::check(config)
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    transfer: open,
+    check_config: check,
+}

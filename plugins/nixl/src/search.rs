@@ -1,0 +1,211 @@
+//! Finds NIXL's library, and says where it was looked for when it is not there.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use host_plugin_api::{Error, ErrorCode, Result};
+
+/// What the library is called.
+pub const FILE: &str = "libnixl_capi.so";
+
+/// What decides where to look.
+pub struct Places {
+    /// The configuration's `library`.
+    pub configured: Option<PathBuf>,
+    /// `NIXL_LIBRARY`.
+    pub named: Option<OsString>,
+    /// Folders in which Python may keep packages.
+    pub packages: Vec<PathBuf>,
+}
+
+impl Places {
+    /// From the configuration and the environment.
+    pub fn of(configured: Option<PathBuf>) -> Self {
+        Self { configured, named: std::env::var_os("NIXL_LIBRARY"), packages: site_packages() }
+    }
+
+    /// Paths in the order of the search. A bare name is looked up by the system's loader. What a user names is the only
+    /// thing that is tried: falling back to another version would hide the mistake.
+    pub fn candidates(&self) -> Vec<PathBuf> {
+        if let Some(path) = &self.configured {
+            return vec![library_at(path)];
+        }
+        if let Some(path) = self.named.as_ref().filter(|path| !path.is_empty()) {
+            return vec![library_at(Path::new(path))];
+        }
+        let mut all = vec![PathBuf::from(FILE)];
+        for folder in &self.packages {
+            all.extend(in_packages(folder));
+        }
+        all
+    }
+}
+
+/// The library itself, or the one in a folder that was named instead.
+fn library_at(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join(FILE) } else { path.to_owned() }
+}
+
+/// The libraries of NIXL's wheels in one folder of packages. A wheel keeps them in a hidden folder of its build system,
+/// or, after a repair for other systems, in one named after the wheel; the number is that of the CUDA it was built for.
+fn in_packages(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let of_wheel = |name: &String| {
+        let plain = name.strip_prefix('.').unwrap_or(name);
+        plain.starts_with("nixl") && (plain.ends_with(".libs") || !plain.contains('.'))
+    };
+    let mut found: Vec<PathBuf> = names.filter(of_wheel).map(|name| folder.join(name).join(FILE)).collect();
+    found.retain(|path| path.is_file());
+    found.sort();
+    found
+}
+
+/// Folders of packages of the Python environments in sight: the active one, and those of the first `python3` on the path.
+fn site_packages() -> Vec<PathBuf> {
+    let mut roots: Vec<PathBuf> =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from).collect();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    for folder in std::env::split_paths(&path) {
+        let python = folder.join("python3");
+        if python.is_file() {
+            roots.extend(folder.parent().map(Path::to_owned));
+            // A `python3` of a virtual environment is a link out of it, to where the system's packages are.
+            let real = std::fs::canonicalize(&python).ok();
+            roots.extend(real.and_then(|real| Some(real.parent()?.parent()?.to_owned())));
+            break;
+        }
+    }
+    let mut found: Vec<PathBuf> = std::env::var_os("PYTHONPATH")
+        .map(|paths| std::env::split_paths(&paths).collect())
+        .unwrap_or_default();
+    for lib in roots.iter().flat_map(|root| [root.join("lib"), root.join("lib64")]) {
+        let Ok(entries) = std::fs::read_dir(&lib) else { continue };
+        let pythons = entries.filter_map(|entry| entry.ok()).filter(|entry| {
+            let name = entry.file_name();
+            name.to_str().is_some_and(|name| name.starts_with("python3"))
+        });
+        let mut versions: Vec<PathBuf> = pythons.map(|entry| entry.path()).collect();
+        versions.sort();
+        found.extend(versions.iter().flat_map(|v| [v.join("site-packages"), v.join("dist-packages")]));
+    }
+    let mut seen = Vec::new();
+    found.retain(|folder| {
+        let new = folder.is_dir() && !seen.contains(folder);
+        seen.push(folder.clone());
+        new
+    });
+    found
+}
+
+/// The error of a search in vain.
+pub fn not_found(places: &Places, tried: &[(PathBuf, String)]) -> Error {
+    let mut text = "NIXL's library cannot be used; tried".to_owned();
+    for (path, why) in tried {
+        text.push_str(&format!("\n    {}: {why}", path.display()));
+    }
+    if places.configured.is_none() && places.named.as_ref().is_none_or(|path| path.is_empty()) {
+        for folder in &places.packages {
+            text.push_str(&format!("\n    {}: no nixl package with {FILE} that works", folder.display()));
+        }
+    }
+    text.push_str(
+        "\n  install it with `pip install --no-deps nixl-cu12` (nixl-cu13 for CUDA 13; neither needs a GPU) into the \
+         Python environment that is active here, or give the path of libnixl_capi.so in NIXL_LIBRARY or as library \
+         in [plugin.nixl]",
+    );
+    Error::new(ErrorCode::UNSUPPORTED, text)
+}
+
+/// Checks that the library will find the backend that is wanted among its own plugins, which are in the folder `plugins`
+/// beside it, or where `NIXL_PLUGIN_DIR` says.
+///
+/// The variable is read and never set: other threads of this process may be reading the environment. Wheels and system
+/// installs need none; what does gets an error that says what to set.
+///
+/// # Errors
+/// With the folder that lacks it.
+pub fn check_backend(library: &Path, directory: Option<OsString>, backend: &str) -> Result<()> {
+    let file = format!("libplugin_{backend}.so");
+    // By bare name it is wherever the loader found it; NIXL says for itself what it lacks.
+    let beside = library.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let beside = beside.map(|folder| folder.join("plugins"));
+    let (folder, from) = match (directory, beside) {
+        (Some(set), _) => (PathBuf::from(set), "NIXL_PLUGIN_DIR"),
+        (None, Some(beside)) => (beside, "the folder beside the library"),
+        (None, None) => return Ok(()),
+    };
+    if folder.join(&file).is_file() {
+        return Ok(());
+    }
+    let text = format!(
+        "{} has no {file}, and {from} is where {} looks for its plugins; set NIXL_PLUGIN_DIR to the folder that has it",
+        folder.display(),
+        library.display()
+    );
+    Err(Error::new(ErrorCode::UNSUPPORTED, text))
+}
+
+/// The version of the wheel that a library belongs to, for messages.
+pub fn wheel_version(library: &Path) -> Option<String> {
+    let packages = library.parent()?.parent()?;
+    let entries = std::fs::read_dir(packages).ok()?;
+    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let info = names.find(|name| name.starts_with("nixl_cu") && name.ends_with(".dist-info"))?;
+    Some(info.trim_end_matches(".dist-info").replace('-', " "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("nixl-search-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn libraries_of_wheels_are_found_in_hidden_and_plain_folders() {
+        let packages = scratch("wheels");
+        for folder in [".nixl_cu12.mesonpy.libs", "nixl_cu13.libs", "nixl_cu12", "other.libs"] {
+            std::fs::create_dir_all(packages.join(folder)).unwrap();
+        }
+        for folder in [".nixl_cu12.mesonpy.libs", "nixl_cu13.libs", "other.libs"] {
+            std::fs::write(packages.join(folder).join(FILE), "").unwrap();
+        }
+        let found = in_packages(&packages);
+        let expected = [".nixl_cu12.mesonpy.libs", "nixl_cu13.libs"].map(|f| packages.join(f).join(FILE));
+        assert_eq!(found, expected);
+        std::fs::remove_dir_all(packages).unwrap();
+    }
+
+    #[test]
+    fn what_the_user_names_is_all_that_is_tried_and_the_message_says_how_to_install() {
+        let places =
+            Places { configured: None, named: Some("/no/such.so".into()), packages: vec!["/p".into()] };
+        assert_eq!(places.candidates(), [PathBuf::from("/no/such.so")]);
+        let configured = Places { configured: Some("/cfg.so".into()), ..places };
+        assert_eq!(configured.candidates(), [PathBuf::from("/cfg.so")]);
+        let neither = Places { configured: None, named: None, packages: vec!["/p".into()] };
+        assert_eq!(neither.candidates(), [PathBuf::from(FILE)]);
+        let error = not_found(&neither, &[(FILE.into(), "not there".into())]);
+        for part in [FILE, "not there", "/p", "pip install", "NIXL_LIBRARY"] {
+            assert!(error.message.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_library_whose_plugins_are_elsewhere_is_refused_and_no_variable_is_set() {
+        let folder = scratch("plugins");
+        let library = folder.join(FILE);
+        let error = check_backend(&library, None, "UCX").unwrap_err();
+        assert!(error.message.contains("set NIXL_PLUGIN_DIR"), "{error}");
+        std::fs::create_dir_all(folder.join("plugins")).unwrap();
+        std::fs::write(folder.join("plugins/libplugin_UCX.so"), "").unwrap();
+        check_backend(&library, None, "UCX").unwrap();
+        assert!(check_backend(&library, Some("/elsewhere".into()), "UCX").is_err());
+        assert!(check_backend(&library, None, "GDS").is_err());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
