@@ -200,6 +200,11 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
     }
     let used: BTreeSet<&str> = homes.iter().flatten().flat_map(|(p, d)| [p.as_str(), d.as_str()]).collect();
     assert_eq!(used.len(), 4, "conversations are spread: {homes:?}");
+    // A request that is to leave nothing behind is in no index either.
+    let known = ["p0", "p1", "d0", "d1"].map(|name| fleet.known(name));
+    let probe = ask_with(&fleet.router, &conversation(77), 2, &json!({ "no_cache": true }));
+    fleet.settle();
+    assert_eq!((probe.cached, ["p0", "p1", "d0", "d1"].map(|name| fleet.known(name))), (0, known));
     // What was expected is what was found.
     let (expected, found) = (
         fleet.metric("host_expected_cached_prompt_tokens_total"),

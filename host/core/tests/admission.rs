@@ -95,6 +95,22 @@ fn a_small_request_does_not_wait_behind_one_that_lacks_pages() {
 }
 
 #[test]
+fn a_tick_does_not_look_through_the_whole_queue_for_one_that_fits() {
+    for (large, fits) in [(63, true), (64, false)] {
+        let mut worker = Worker::new(10);
+        worker.submit(1, 6, 6);
+        worker.step();
+        for room in 0..large {
+            worker.submit(100 + room, 8, 2);
+        }
+        worker.submit(2, 2, 1);
+        worker.step();
+        worker.step();
+        assert_eq!(worker.finished.contains(&Room(2)), fits, "behind {large} that lack pages");
+    }
+}
+
+#[test]
 fn an_endless_stream_of_small_requests_starves_nobody() {
     let mut worker = Worker::new(10);
     // Lifetimes differ and more wait than fit, so that 8 pages are never free by chance.

@@ -171,6 +171,11 @@ impl Registry {
         self.lock().computed(room);
     }
 
+    /// A request's answer is complete; its prefill worker may still have to let go of it.
+    pub fn answered(&self, room: Room) {
+        self.lock().answered(room);
+    }
+
     /// Resolves when who is there may have changed since the returned future was made.
     pub fn change(&self) -> impl Future<Output = ()> + use<> {
         let mut changes = self.changes.subscribe();

@@ -25,7 +25,7 @@ impl CacheLog {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes with each new event; closed when the worker stops.
+    /// Changes with each new event.
     #[must_use]
     pub fn grown(&self) -> watch::Receiver<u64> {
         self.grown.subscribe()

@@ -77,3 +77,33 @@ async fn a_flush_asks_every_worker_and_names_the_one_that_cannot_be_reached() {
     let error = answer["workers"][0]["error"].as_str().unwrap();
     assert!(error.contains("decode-0") && error.contains(&decode.info.address), "{error}");
 }
+
+#[tokio::test]
+async fn a_session_is_named_by_field_header_or_cache_key() {
+    let (front, _prefill, _decode) = Front::echoing().await;
+    let mut known = 0;
+    for path in PATHS {
+        for (headers, fields, new) in [
+            (&[][..], json!({}), 0),
+            (&[], json!({"session_id": format!("{path} 1")}), 1),
+            (&[("x-session-id", "same")], json!({"session_id": format!("{path} 1")}), 0),
+            (&[], json!({"prompt_cache_key": format!("{path} 2")}), 1),
+            (&[("x-session-id", path)], json!({}), 1),
+            (&[("x-dynamo-session-id", path)], json!({"session_id": null}), 0),
+        ] {
+            let body = body(path, fields).to_string();
+            let reply = super::client::send(front.http, "POST", path, headers, body.as_bytes()).await;
+            assert_eq!(reply.status, 200, "{path} {headers:?} {body}");
+            known += new;
+            let health = front.get("/health").await.json().await;
+            assert_eq!(health["routing"]["sessions"], known, "{path} {headers:?} {body}");
+        }
+        for wrong in [json!("x".repeat(257)), json!(7)] {
+            let reply = front.post(path, &body(path, json!({ "session_id": wrong }))).await;
+            assert_eq!(
+                (reply.status, reply.json().await["error"]["param"].clone()),
+                (400, json!("session_id"))
+            );
+        }
+    }
+}

@@ -11,6 +11,8 @@ use crate::request::{Failure, FailureCode, Request};
 
 /// Later requests that may take pages before one that lacks them.
 const OVERTAKEN: u32 = 32;
+/// Requests that lack pages which one tick looks at: each costs a walk through the cache.
+const LACKING: usize = 64;
 
 impl Scheduler {
     pub(super) fn submit(&mut self, now: Time, request: Request, actions: &mut Vec<Action>) {
@@ -157,6 +159,9 @@ impl Scheduler {
                 }
                 lacking.push(room);
                 at += 1;
+                if lacking.len() >= LACKING {
+                    break;
+                }
                 continue;
             }
             resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage == Stage::Retracted));

@@ -196,10 +196,15 @@ impl Prefixes {
         self.prompts.done(room);
     }
 
-    /// The request has ended, one way or the other.
-    pub fn ended(&mut self, room: Room, now: Instant) {
+    /// The answer is complete.
+    pub fn answered(&mut self, room: Room) {
         self.prompts.done(room);
         self.answers.done(room);
+    }
+
+    /// The request has left its workers, one way or the other.
+    pub fn ended(&mut self, room: Room, now: Instant) {
+        self.answered(room);
         self.settling.push_back((now + SETTLE, room));
     }
 

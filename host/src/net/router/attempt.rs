@@ -161,8 +161,9 @@ impl Attempt {
 
     /// Lets prefill end its leg in peace: dropping its stream now would count as a cancelled request there.
     pub fn settle(self) {
-        let Self { decode, prefill, route, .. } = self;
+        let Self { decode, prefill, route, registry, .. } = self;
         drop(decode);
+        registry.answered(route.room());
         let Some(mut prefill) = prefill else { return };
         tokio::spawn(async move {
             let end = async { while let Step::Token(_) = prefill.next().await {} };

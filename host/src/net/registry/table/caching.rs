@@ -18,6 +18,11 @@ impl WorkerTable {
         self.prefixes.computed(room);
     }
 
+    /// A request's answer is complete.
+    pub fn answered(&mut self, room: Room) {
+        self.prefixes.answered(room);
+    }
+
     /// Whether a worker is known.
     pub fn knows(&self, instance: Instance) -> bool {
         self.workers.contains_key(&instance)

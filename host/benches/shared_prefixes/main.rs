@@ -1,0 +1,106 @@
+//! Many requests that share few long prefixes, against the real server: router, prefill and decode worker, shm, and the
+//! synthetic executor, whose steps take longer the more sequences decode.
+//!
+//! `cargo build --release --workspace && cargo bench -p host --bench shared_prefixes [-- rounds [requests]]`
+//!
+//! 20 prefixes of 2000 tokens, 200 tokens of each request's own behind them (91 % of a prompt is shared), answers of 32
+//! tokens, 128 requests in flight all the time. A decode step takes 17.4 ms and 0.417 ms per sequence, so 37 sequences
+//! take 32.8 ms and 116 twice as long: half the times that SGLang published for its decode radix cache (pull request
+//! 19746: 65.6 ms between tokens with 37 running, 130.6 ms with 104 to 126). The decode pool holds 37 whole requests.
+//!
+//! Each round runs all arms one after the other, each on a server of its own; arms of one round are compared, and the
+//! table shows the median over rounds. Times are taken where the client reads. The first and the last 128 requests of
+//! an arm are not counted: the first fill the cache, and with the last the load ends. The targets are relative to the
+//! time between tokens that the first arm of the same round had.
+
+#![allow(clippy::disallowed_methods, reason = "measures real time")]
+
+mod client;
+mod report;
+
+use std::path::Path;
+
+use client::Load;
+use host_tests::cluster::{Cluster, Start};
+use report::{Figures, Row};
+
+const IN_FLIGHT: usize = 128;
+const PREFIXES: usize = 20;
+const PREFIX_TOKENS: usize = 2_000;
+const OWN_TOKENS: usize = 200;
+const ANSWER_TOKENS: usize = 32;
+const PAGE_TOKENS: usize = 16;
+/// Whole requests that fit the decode pool.
+const FITTING: usize = 37;
+
+/// One way to serve.
+struct Arm {
+    name: &'static str,
+    flags: &'static [&'static str],
+    /// Target for the time between tokens, relative to the first arm's.
+    target: Option<f64>,
+}
+
+const BOTH: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
+const ARMS: [Arm; 6] = [
+    Arm { name: "off", flags: &[], target: None },
+    Arm { name: "decode cache", flags: &["--decode-radix-cache"], target: None },
+    Arm { name: "both caches", flags: BOTH, target: None },
+    Arm { name: "both, target 1.5 x off", flags: BOTH, target: Some(1.5) },
+    Arm { name: "both, target 1.25 x off", flags: BOTH, target: Some(1.25) },
+    Arm { name: "both, target 1.0 x off", flags: BOTH, target: Some(1.0) },
+];
+
+fn main() -> anyhow::Result<()> {
+    let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
+    let rounds = numbers.next().unwrap_or(3);
+    let requests = numbers.next().unwrap_or(800);
+    anyhow::ensure!(
+        requests > 3 * IN_FLIGHT,
+        "at least {} requests, or nothing is left to count",
+        3 * IN_FLIGHT
+    );
+    let mut rows: Vec<Row> = ARMS.iter().map(|arm| Row::new(arm.name)).collect();
+    for round in 0..rounds {
+        let mut base = None;
+        for (arm, row) in ARMS.iter().zip(&mut rows) {
+            let figures = measure(arm, requests, base)?;
+            println!("round {round}, {}: {figures:?}", arm.name);
+            base = base.or(Some(figures.itl_mean_ms));
+            row.add(figures);
+        }
+    }
+    report::print(&rows);
+    Ok(())
+}
+
+/// Runs one arm; `base` is the first arm's mean time between tokens in milliseconds.
+fn measure(arm: &Arm, requests: usize, base: Option<f64>) -> anyhow::Result<Figures> {
+    let whole = (PREFIX_TOKENS + OWN_TOKENS + ANSWER_TOKENS).div_ceil(PAGE_TOKENS);
+    let pages = (FITTING * whole).to_string();
+    let program = Path::new(env!("CARGO_BIN_EXE_host"));
+    let target = arm.target.zip(base).map(|(factor, base)| format!("{:.2}", factor * base));
+    let mut flags: Vec<&str> = vec!["--executor", "synthetic", "--pool-pages", &pages];
+    flags.extend([
+        "--max-batch",
+        "256",
+        "--max-running",
+        "512",
+        "--chunk-tokens",
+        "8192",
+        "--log-level",
+        "warn",
+    ]);
+    flags.extend(arm.flags);
+    if let Some(target) = &target {
+        flags.extend(["--target-itl-ms", target]);
+    }
+    let config = "[synthetic]\nlayers = 1\nkv-heads = 1\nhead-dim = 8\nstep-us = 17400\nsequence-us = 417\n\
+                  prefill-token-us = 4\n";
+    let flags = flags.into_iter().map(str::to_owned).collect();
+    let cluster = Cluster::start(&Start { program, flags, config: config.to_owned(), workers: 2 });
+    let load = Load { url: cluster.url.clone(), requests };
+    let answers = load.run()?;
+    let metrics = cluster.metrics(&cluster.worker("decode"));
+    Ok(Figures::of(&answers, &metrics))
+}
