@@ -16,15 +16,16 @@ Build everything and run every test.
 Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`
 with the comparison of the CPU executor with candle, and runs the `openai` python package against a split server. The
 package is installed into an environment below the target folder, and so is NIXL (66 MiB), for the tests of its plugin.
-Where that is not possible, those tests are skipped, loudly, and with CI=true they fail. The same holds for the few
-tests that need what a machine may lack: a nightly compiler, gdb, curl.
+Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
+that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is
+missing; the summary names each.
 
 Usage: cargo xtask test [ARGUMENTS FOR CARGO TEST]
 
 With arguments, only `cargo test` runs, with them: `cargo xtask test -p host --test walk`.
 
 Environment:
-  CI=true       No test may be skipped
+  CI=true       The openai client may not be skipped
   NIXL_LIBRARY  Another libnixl_capi.so for the tests of the NIXL plugin [default: the installed one]
   PYTHON        Python that makes the environment [default: python3]";
 
@@ -104,10 +105,9 @@ fn cargo_test(workspace: &Workspace, arguments: &[String], nixl: Option<PathBuf>
     let what = format!("{passed} passed, {failed} failed, {ignored} ignored");
     // What a test could not check on this machine; it says so itself.
     let skips: String = skipped.iter().map(|skip| format!("\n           SKIPPED {skip}")).collect();
-    Ok(match (status.success(), skipped.is_empty() || !ci()) {
-        (true, true) => Outcome::Passed(format!("{what}{skips}")),
-        (true, false) => Outcome::Failed(format!("{what}, and with CI=true nothing may be skipped:{skips}")),
-        (false, _) => Outcome::Failed(format!("{what}; {status}{skips}")),
+    Ok(match status.success() {
+        true => Outcome::Passed(format!("{what}{skips}")),
+        false => Outcome::Failed(format!("{what}; {status}{skips}")),
     })
 }
 
@@ -121,7 +121,7 @@ struct Counts {
     skipped: Vec<String>,
 }
 
-/// Whether nothing may be skipped.
+/// Whether the client may not be skipped.
 fn ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true")
 }

@@ -12,7 +12,7 @@ use dynamo_kv_router::{ConcurrentRadixTreeCompressed, RadixTree};
 
 use crate::counting::in_use;
 use crate::timing::Times;
-use crate::workload::{PAGE, PAGES, SHARED_PAGES, Workload};
+use crate::workload::{PAGE, PAGES, SHARED_PAGES, Workload, read};
 
 fn hashes(tokens: &[u32]) -> Vec<LocalBlockHash> {
     compute_block_hash_for_seq(tokens, PAGE as u32, BlockHashOptions::default())
@@ -43,7 +43,14 @@ fn matches(name: &str, workload: &Workload, find: impl Fn(&[LocalBlockHash]) -> 
         let local = hashes(workload.sequence(index));
         prehashed.time(|| black_box(find(&local)));
     }
+    let mut just_read = Times::with_capacity(workload.len());
+    for index in 0..workload.len() {
+        let tokens = workload.sequence(index);
+        read(tokens);
+        assert_eq!(just_read.time(|| find(&hashes(tokens))), PAGES as u32);
+    }
     from_tokens.print(&format!("{name}: match from tokens, full hit"));
+    just_read.print(&format!("{name}: the same, prompt just read"));
     prehashed.print(&format!("{name}: match prehashed, full hit"));
     let cold = workload.cold(20_000.min(workload.len()));
     for _ in 0..2 {

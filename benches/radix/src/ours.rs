@@ -10,7 +10,7 @@ use host_core::radix::{
 
 use crate::counting::in_use;
 use crate::timing::Times;
-use crate::workload::{PAGE, PAGES, Workload};
+use crate::workload::{PAGE, PAGES, Workload, read};
 
 /// A listener as a worker has one: copies every event into a ring that somebody else reads.
 struct Ring {
@@ -139,7 +139,16 @@ pub fn run(workload: &Workload) {
         cache.ring.events
     );
     let all = || (0..count).map(|index| workload.sequence(index));
+    let mut times = Times::with_capacity(count);
+    for tokens in all() {
+        times.time(|| read(tokens));
+    }
+    times.print("floor: reading the prompt once");
     cache.match_all("ours: match (lock + page list + unlock), full hit", all(), PAGES);
+    let just_read = all().inspect(|tokens| {
+        read(tokens);
+    });
+    cache.match_all("ours: the same, prompt just read", just_read, PAGES);
     let mut times = Times::with_capacity(count);
     for tokens in all() {
         times.time(|| {

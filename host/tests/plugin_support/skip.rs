@@ -1,4 +1,4 @@
-//! Tests that cannot run here say so where everybody sees it; `cargo xtask test` repeats it, and refuses it with CI=true.
+//! Tests that cannot run here say so where everybody sees it; `cargo xtask test` repeats it in its summary.
 
 use std::io::Write;
 

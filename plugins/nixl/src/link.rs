@@ -103,14 +103,14 @@ impl Link {
         match (started, &mut self.agent) {
             (Start::Begun(request, Progress::Done), Some(agent)) => {
                 agent.release(request);
-                shared.queue.finish(index, 0, bytes, None);
+                shared.finish(index, bytes);
             }
             (Start::Begun(request, progress), _) => {
                 self.started += 1;
                 self.flights.push_back(Flight { index, number: self.started, bytes, request });
                 return progress == Progress::Running;
             }
-            (Start::Done, _) => shared.queue.finish(index, 0, 0, None),
+            (Start::Done, _) => shared.finish(index, 0),
             (Start::Refused, _) => shared.queue.finish(index, ErrorCode::INVALID_ARGUMENT.0, 0, None),
             (Start::Failed, _) => {
                 shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, None);
@@ -131,7 +131,7 @@ impl Link {
             }
             if let Some(flight) = self.flights.pop_front() {
                 agent.release(flight.request);
-                shared.queue.finish(flight.index, 0, flight.bytes, None);
+                shared.finish(flight.index, flight.bytes);
                 finished += 1;
             }
         }

@@ -7,7 +7,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use host_plugin_api::{Error, ErrorCode, PeerId, RegionId, Result};
+use host_plugin_api::{Counter, Error, ErrorCode, PeerId, RegionId, Result, host};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::config::Config;
@@ -52,8 +52,16 @@ pub enum Command {
     Deregister { region: RegionId, reply: SyncSender<Result<()>> },
 }
 
+/// What the host shows of us.
+pub struct Written {
+    pub submissions: Counter,
+    pub bytes: Counter,
+}
+
 /// See the module.
 pub struct Shared {
+    /// What reached peers.
+    pub written: Written,
     pub config: Config,
     /// The name we were opened under.
     pub name: String,
@@ -79,6 +87,10 @@ impl Shared {
         let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let io = |e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}"));
         Ok(Self {
+            written: Written {
+                submissions: host().counter("submissions_written")?,
+                bytes: host().counter("bytes_written")?,
+            },
             queue: Queue::new(config.max_submissions, config.max_writes),
             notices: Notices::new(),
             regions: RwLock::default(),
@@ -94,6 +106,13 @@ impl Shared {
             config,
             name,
         })
+    }
+
+    /// Driver: a submission ended well.
+    pub fn finish(&self, index: u32, bytes: u64) {
+        self.written.submissions.add(1);
+        self.written.bytes.add(bytes);
+        self.queue.finish(index, 0, bytes, None);
     }
 
     pub fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {
