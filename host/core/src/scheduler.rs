@@ -17,6 +17,7 @@ mod admission;
 mod batching;
 mod cache;
 mod config;
+mod deadlines;
 mod decode;
 mod exchange;
 mod growth;
@@ -43,6 +44,7 @@ use crate::request::{Failure, FailureCode};
 
 pub use cache::Flushed;
 pub use config::{Config, Role};
+use deadlines::Deadlines;
 pub use exchange::{Action, Event, PageWrite};
 use job::{Job, Stage};
 use pace::Pace;
@@ -74,6 +76,10 @@ pub struct Scheduler {
     running: Vec<Room>,
     /// Whether a batch is being computed.
     computing: bool,
+    /// When each job ends unless something happens before; never later than that, sometimes earlier.
+    deadlines: Deadlines,
+    /// When those that follow another stop doing so.
+    patience: Deadlines,
     pace: Pace,
     last_batch: u64,
     last_tag: u64,
@@ -110,6 +116,8 @@ impl Scheduler {
             cache_changes: CacheChanges::new(config.cache_events),
             leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
+            deadlines: Deadlines::default(),
+            patience: Deadlines::default(),
             pace: Pace::new(config.target_itl, config.max_batch as usize),
             config,
             jobs: BTreeMap::new(),
@@ -176,13 +184,9 @@ impl Scheduler {
     /// When the next [`tick`](Self::tick) is needed if nothing happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        let jobs = self.jobs.values().map(|job| self.job_deadline(job));
         let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
-        jobs.chain(orphans)
-            .chain(self.outbox.next_due())
-            .chain(self.peers.next_fence())
-            .chain(self.next_impatient())
-            .min()
+        let jobs = self.deadlines.next().into_iter().chain(self.patience.next());
+        jobs.chain(orphans).chain(self.outbox.next_due()).chain(self.peers.next_fence()).min()
     }
 
     /// Counters and what is there now.
@@ -226,6 +230,17 @@ impl Scheduler {
             assert_eq!(tree.counts().locks, locks, "every lock has a job, or pages in quarantine");
         }
         self.audit_leaders();
+        for (room, job) in &self.jobs {
+            let noted = self.deadlines.of(*room);
+            assert!(noted.is_some_and(|at| at <= self.job_deadline(job)), "{room:?} would end too late");
+        }
+        assert_eq!(self.deadlines.len(), self.jobs.len(), "only jobs have deadlines");
+        assert!(self.patience.len() <= self.queue.len(), "somebody is patient who does not wait");
+        let in_batch = self.jobs.values().filter(|job| job.in_batch.is_some());
+        assert!(
+            in_batch.clone().all(|job| self.computing && job.stage == Stage::Running),
+            "who is in a batch runs"
+        );
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,

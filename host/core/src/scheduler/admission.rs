@@ -46,6 +46,7 @@ impl Scheduler {
                 self.config.page_tokens,
             ));
         }
+        self.deadlines.set(room, self.job_deadline(&job));
         self.jobs.insert(room, job);
         self.queue.push_back(room);
     }
@@ -274,13 +275,15 @@ impl Scheduler {
     }
 
     pub(super) fn expire(&mut self, now: Time, actions: &mut Vec<Action>) {
-        let expired: Vec<(Room, bool)> = self
-            .jobs
-            .iter()
-            .filter(|(_, job)| self.job_deadline(job) <= now)
-            .map(|(room, job)| (*room, now.since(job.submitted) < self.config.request_timeout))
-            .collect();
-        for (room, bootstrap) in expired {
+        for room in self.deadlines.due(now) {
+            let Some(job) = self.jobs.get(&room) else { continue };
+            let deadline = self.job_deadline(job);
+            if deadline > now {
+                // Its other leg is there by now.
+                self.deadlines.set(room, deadline);
+                continue;
+            }
+            let bootstrap = now.since(job.submitted) < self.config.request_timeout;
             let message = match (bootstrap, self.config.role) {
                 (true, Role::Prefill) => "the decode worker did not ask for this request's KV in time",
                 (true, _) => "the prefill worker could not be reached in time",
@@ -288,7 +291,8 @@ impl Scheduler {
             };
             self.fail(now, room, Failure::new(FailureCode::Timeout, message), actions);
         }
-        self.end_patience(now);
+        // From now on they are looked at like all others.
+        self.patience.due(now);
         self.expire_orphans(now, actions);
     }
 
@@ -337,6 +341,8 @@ impl Scheduler {
         self.running.retain(|other| *other != room);
         self.ready.retain(|other| *other != room);
         self.leaders.remove(room);
+        self.deadlines.remove(room);
+        self.patience.remove(room);
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
         let touchers = Touchers {
             writer: match &job.stage {

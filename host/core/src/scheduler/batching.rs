@@ -130,8 +130,14 @@ impl Scheduler {
         self.computing = false;
         let cleared = self.quarantine.update(&mut self.pool, |_, touchers| touchers.batch = false);
         self.finish_clearing(cleared, actions);
-        let jobs = self.jobs.iter_mut();
-        jobs.filter_map(|(room, job)| job.in_batch.take().map(|end| (*room, end))).collect()
+        let mut ends = BTreeMap::new();
+        // Whoever is in the batch and still there has not left the running ones.
+        for room in &self.running {
+            if let Some(end) = self.jobs.get_mut(room).and_then(|job| job.in_batch.take()) {
+                ends.insert(*room, end);
+            }
+        }
+        ends
     }
 
     fn sequence_done(&mut self, now: Time, output: &SequenceOutput, end: usize, actions: &mut Vec<Action>) {

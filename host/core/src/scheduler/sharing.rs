@@ -43,8 +43,6 @@ pub(super) struct Follows {
     leader: Room,
     /// Pages that were cached when it first followed somebody.
     cached: usize,
-    /// It has waited as long as anybody may, and follows nobody any more.
-    over: bool,
 }
 
 impl Leaders {
@@ -117,31 +115,17 @@ impl Scheduler {
         job.submitted.after(self.config.bootstrap_timeout / 2)
     }
 
-    /// When somebody stops following.
-    pub(super) fn next_impatient(&self) -> Option<Time> {
-        let queued = self.queue.iter().filter_map(|room| self.jobs.get(room));
-        let patient = queued.filter(|job| job.follows.is_some_and(|follows| !follows.over));
-        patient.map(|job| self.follows_until(job)).min()
-    }
-
-    /// Takes note of those who have followed for as long as anybody may: their time asks for no tick again.
-    pub(super) fn end_patience(&mut self, now: Time) {
-        let patience = self.config.bootstrap_timeout / 2;
-        for job in self.jobs.values_mut() {
-            if let Some(follows) = &mut job.follows {
-                follows.over |= job.submitted.after(patience) <= now;
-            }
-        }
-    }
-
     /// Whether a request of which so much is cached is to wait for another; takes note of whom.
     pub(super) fn follow(&mut self, now: Time, room: Room, lock: &PrefixLock) -> bool {
         let Some(job) = self.jobs.get(&room).filter(|job| job.stage == Stage::Queued) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, lock.pages()) } else { None };
+        if leader.is_some() {
+            self.patience.set(room, self.follows_until(job));
+        }
         let Some(job) = self.jobs.get_mut(&room) else { return false };
         let cached = job.follows.map_or(lock.pages(), |follows| follows.cached);
         if let Some(leader) = leader {
-            job.follows = Some(Follows { leader, cached, over: false });
+            job.follows = Some(Follows { leader, cached });
         }
         leader.is_some()
     }
@@ -164,6 +148,7 @@ impl Scheduler {
 
     /// A request is admitted: from now on others may follow it.
     pub(super) fn lead(&mut self, room: Room, lock: Option<&PrefixLock>) {
+        self.patience.remove(room);
         let (Some(job), Some(lock)) = (self.jobs.get(&room), lock) else { return };
         if job.stage == Stage::Retracted {
             return;
