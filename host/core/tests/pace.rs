@@ -407,3 +407,21 @@ fn the_same_input_gives_the_same_decisions() {
     };
     assert!(run() == run());
 }
+
+#[test]
+fn an_idle_hour_is_no_step() {
+    let mut world = World::new(config(Role::Aggregated, Some(20)), &plain);
+    world.run(1.0, 1);
+    // The only request is cancelled between two of its steps.
+    assert!(world.batch.is_none());
+    let room = *world.clients.keys().next().unwrap();
+    world.clients.clear();
+    world.scheduler.handle(world.now, Event::Cancel(room), &mut Vec::new());
+    world.scheduler.tick(world.now, &mut Vec::new());
+    assert!(world.scheduler.is_idle());
+    world.now = world.now.after(Duration::from_secs(3600));
+    let until = world.now.0.as_secs_f64() + 1.0;
+    world.run(until, 1);
+    let steps = world.scheduler.stats().pace.steps.sum();
+    assert!(steps < Duration::from_secs(3), "{steps:?} of steps in two seconds of work");
+}

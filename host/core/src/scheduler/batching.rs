@@ -47,6 +47,8 @@ impl Scheduler {
             job.in_batch = Some(end);
         }
         if sequences.is_empty() {
+            // Whoever waited for this step has ended meanwhile.
+            self.pace.interrupted();
             return;
         }
         self.computing = true;

@@ -110,8 +110,8 @@ impl Scheduler {
     }
 
     /// Gives the tree the whole pages of what a job has computed or received. The job goes on with the tree's pages;
-    /// pages that the tree had already from somebody else stay the job's until it ends, since a transfer may still
-    /// read them.
+    /// pages that the tree had already from somebody else are free, or stay the job's until it ends where a transfer or
+    /// a batch may still read them. Kept without need they could be what a request that runs alone lacks in the end.
     pub(super) fn cache_computed(&mut self, room: Room) {
         let (Some(tree), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
         self.leaders.remove(room);
@@ -128,6 +128,7 @@ impl Scheduler {
         job.held = Some(inserted.rest);
         job.lock = Some(inserted.lock);
         match &mut job.spare {
+            _ if job.outgoing.is_none() && job.in_batch.is_none() => self.pool.release(inserted.duplicates),
             Some(spare) => spare.append(inserted.duplicates),
             None => job.spare = Some(inserted.duplicates),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use host_core::message::Body;
 use host_core::radix::NamespaceKey;
 use host_core::request::PeerRef;
-use host_core::{Event, Instance, Role, Room};
+use host_core::{Config, Event, Instance, Role, Room};
 
 use super::leg::{Leg, PAGE, PEER, config, tokens};
 
@@ -269,4 +269,27 @@ fn followers_do_not_hold_up_the_line() {
     }
     leg.deliver(0);
     finish(&mut leg, 1..40);
+}
+
+#[test]
+fn pages_that_came_twice_are_free_at_once_so_that_the_answer_can_grow_into_them() {
+    let mut leg = Leg::with(Config { reserved_decode_tokens: 1, ..config(Role::Decode, 16) });
+    let prompt = tokens(0..28);
+    leg.submit(1, &prompt, 1);
+    leg.submit(2, &prompt, 20);
+    leg.answer_messages();
+    // Long enough for the second to follow nobody any more.
+    leg.wait(Duration::from_secs(6));
+    assert_eq!(leg.reserves[&Room(2)].1.decode_prefix_len, 0, "both are under way");
+    leg.deliver(1);
+    leg.deliver(2);
+    assert_eq!(
+        leg.stats().pool.free,
+        16 - 7 - 1,
+        "of each page of the prompt there is one, and the answer has begun"
+    );
+    leg.compute_all();
+    assert_eq!(leg.finished, [Room(1), Room(2)], "nobody but itself is in the second one's way");
+    leg.answer_messages();
+    leg.at_rest();
 }

@@ -158,13 +158,7 @@ impl Prefixes {
 
     /// Looks a prompt up in all caches.
     pub fn look<'a>(&mut self, tokens: u64, chains: &'a [Chain], now: Instant) -> Sight<'a> {
-        while let Some((at, room)) = self.settling.front().copied()
-            && at <= now
-        {
-            self.settling.pop_front();
-            self.prompts.end(room);
-            self.answers.end(room);
-        }
+        self.settle(now);
         let chains = chains.iter().map(|chain| (chain, self.index.matches(&chain.keys))).collect();
         Sight { tokens, chains }
     }
@@ -205,7 +199,26 @@ impl Prefixes {
     /// The request has left its workers, one way or the other.
     pub fn ended(&mut self, room: Room, now: Instant) {
         self.answered(room);
+        // Here too: where routes are chosen without the caches, nobody looks.
+        self.settle(now);
         self.settling.push_back((now + SETTLE, room));
+    }
+
+    /// Takes requests off the accounts whose pages have had time to be told of.
+    fn settle(&mut self, now: Instant) {
+        while let Some((at, room)) = self.settling.front().copied()
+            && at <= now
+        {
+            self.settling.pop_front();
+            self.prompts.end(room);
+            self.answers.end(room);
+        }
+    }
+
+    /// Ended requests that are still on the accounts.
+    #[cfg(test)]
+    pub fn settling(&self) -> usize {
+        self.settling.len()
     }
 
     /// Notes which workers serve a session.

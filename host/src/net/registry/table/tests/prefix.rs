@@ -135,6 +135,21 @@ async fn without_caches_the_workers_with_the_fewest_requests_are_chosen() {
 }
 
 #[tokio::test]
+async fn requests_that_ended_are_forgotten_where_no_route_is_chosen_by_caches() {
+    for policy in [Policy::Prefix, Policy::RoundRobin] {
+        let (mut table, start) = (WorkerTable::new(Terms { policy, ..terms() }), Instant::now());
+        table.register(worker(1, "a", "aggregated"), start).unwrap();
+        for room in 0..100 {
+            let now = start + Duration::from_millis(500 * room);
+            table.heartbeat(Instance(1), Load::default(), now);
+            table.pick(NEED, &[], now).unwrap();
+            table.done(Room(room), &[Instance(1)], now);
+        }
+        assert!(table.prefixes.settling() <= 3, "{policy:?}: {} are kept", table.prefixes.settling());
+    }
+}
+
+#[tokio::test]
 async fn lots_fall_on_everybody_and_differ_between_requests() {
     let (mut table, now) = (WorkerTable::new(Terms { policy: Policy::Random, ..terms() }), Instant::now());
     for (instance, name) in [(1, "a"), (2, "b"), (3, "c")] {
