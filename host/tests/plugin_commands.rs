@@ -122,9 +122,68 @@ fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
     std::fs::write(&file, bytes).unwrap();
     assert!(list().contains("plugins.lock pins"), "{}", list());
 
-    // A lock file that cannot be read locks everything out.
+    // A lock file that cannot be read locks everything out, and says so.
     std::fs::write(directory.path().join("plugins.lock"), "[[plugin]]\nid = 3\n").unwrap();
     assert!(list().contains("no usable plugin"), "{}", list());
+    assert!(list().contains("plugins.lock is wrong: TOML parse error"), "{}", list());
+    let (_, said, _) = host(&["plugins", "list", "--json", "--plugins-dir", at]);
+    let all: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert!(all["unsearched"][0]["text"].as_str().unwrap().contains("plugins.lock is wrong"), "{said}");
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_said_not_to_be() {
+    let (code, said, _) = host(&["plugins", "list", "--plugins-dir", "/nowhere/at-all"]);
+    assert!(code == 0 && said.contains("/nowhere/at-all is left out: No such file"), "{said}");
+}
+
+/// Pipes without a writer, which whoever opens them as files waits for.
+#[test]
+fn pipes_in_place_of_files_keep_nobody_waiting() {
+    for (name, says) in [
+        ("plugins.lock", "plugins.lock cannot be read: it is not a regular file"),
+        ("a.plugin.toml", "a.plugin.toml says nothing of use about a plugin: it is not a regular file"),
+        ("a.so", "a.so is not a regular file"),
+    ] {
+        let directory = fixture::directory(&["null"]);
+        let pipe = directory.path().join(name);
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut list = Command::new("timeout");
+        list.args(["60", env!("CARGO_BIN_EXE_host"), "plugins", "list", "--plugins-dir"]);
+        let output = list.arg(directory.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains(says), "{name}: {} {said}", output.status);
+    }
+}
+
+#[test]
+fn what_would_be_refused_where_it_lies_is_not_installed_and_replaces_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::fs::write(directory.path().join("null.so"), "the one before").unwrap();
+    let file = fixture::plugin("null");
+    let install = ["plugins", "install", path(&file), "--plugins-dir", path(directory.path())];
+    let (code, _, said) = host(&install);
+    assert!(code == 2 && said.contains("null.so could be replaced by others"), "{code} {said}");
+    let names: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["null.so"]);
+    assert_eq!(std::fs::read(directory.path().join("null.so")).unwrap(), b"the one before");
+}
+
+#[test]
+fn every_wrong_key_of_a_configuration_is_said_at_once() {
+    let directory = fixture::directory(&["shm"]);
+    let config = directory.path().join("host.toml");
+    std::fs::write(&config, "[plugin.shm]\nfoo = 1\nbar = 2\ncopy_threads = \"x\"\n").unwrap();
+    let arguments = ["plugins", "check", "--executor", "synthetic", "--plugins", "shm"];
+    let more = ["--plugins-dir", path(directory.path()), "--config", path(&config)];
+    let (code, _, said) = host(&[&arguments[..], &more].concat());
+    assert_eq!(code, 2);
+    for part in ["unknown key \"foo\"", "unknown key \"bar\"", "\"copy_threads\" is of type string"] {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
 }
 
 #[test]

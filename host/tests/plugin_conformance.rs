@@ -190,6 +190,38 @@ fn a_case_that_runs_wild_is_stopped_by_its_limits() {
 }
 
 #[test]
+fn a_process_that_a_plugin_leaves_behind_holds_nobody_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, left) = (directory.path().join("config.toml"), directory.path().join("left"));
+    std::fs::write(&config, "in = \"daemon\"").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--case", "manifest-matches", "--plugin-config"])
+        .args([&config, &fixture::plugin("panicking")])
+        .env("DAEMON", &left)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let left = std::fs::read_to_string(left).unwrap();
+    let ended = left.lines().filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).count();
+    assert!(
+        Command::new("kill").args(left.lines()).status().unwrap().success() && ended == 0,
+        "waited for it"
+    );
+    assert!(said.starts_with("pass     manifest-matches"), "{said}");
+}
+
+#[test]
+fn a_panic_is_said_with_its_place_where_no_log_is() {
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "run-case", "--case", "lifecycle", "--config-text", "in = \"open\""])
+        .arg(fixture::plugin("panicking"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("panicking/src/lib.rs:") && said.contains("told to panic while opening"), "{said}");
+}
+
+#[test]
 fn crashes_and_hangs_end_one_case_only() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("text.so");

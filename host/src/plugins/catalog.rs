@@ -9,8 +9,26 @@ use super::manifest::Manifest;
 use super::policy::Policy;
 use super::sidecar;
 
-/// Most files looked at in one directory.
+/// Most libraries and side-cars of one directory.
 const MAX_FILES: usize = 4096;
+
+/// The libraries and side-cars of a directory, in order: which of two files shadows the other should not depend on how
+/// the system lists them.
+fn candidates(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "so") || sidecar::is_one(&path) {
+            if paths.len() == MAX_FILES {
+                let text = format!("it holds more than {MAX_FILES} libraries");
+                return Err(std::io::Error::other(text));
+            }
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
 
 /// A usable plugin file.
 #[derive(Clone, Debug)]
@@ -100,18 +118,13 @@ impl Catalog {
         let mut catalog = Self { policy, ..Self::default() };
         for directory in directories {
             let directory = directory.as_ref();
-            let listed = std::fs::read_dir(directory).and_then(|entries| {
-                entries.take(MAX_FILES).map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()
-            });
-            let mut paths = match listed {
+            let paths = match candidates(directory) {
                 Ok(paths) => paths,
                 Err(error) => {
                     catalog.searched.push((directory.to_owned(), Some(error.to_string())));
                     continue;
                 }
             };
-            // The system lists in no order; which of two files shadows the other should not depend on that.
-            paths.sort();
             // An unreadable lock file locks everything out, rather than nothing.
             let lock = match Lock::of_directory(directory) {
                 Ok(lock) => lock,
@@ -130,10 +143,10 @@ impl Catalog {
     #[must_use]
     pub fn scan_unlocked(policy: Policy, directory: &Path) -> Self {
         let mut catalog = Self { policy, ..Self::default() };
-        let entries = std::fs::read_dir(directory).into_iter().flatten().take(MAX_FILES).flatten();
-        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-        paths.sort();
-        catalog.add_all(&paths, None);
+        match candidates(directory) {
+            Ok(paths) => catalog.add_all(&paths, None),
+            Err(error) => catalog.searched.push((directory.to_owned(), Some(error.to_string()))),
+        }
         catalog
     }
 
@@ -189,6 +202,11 @@ impl Catalog {
     #[must_use]
     pub fn shadowed(&self) -> &[Entry] {
         &self.shadowed
+    }
+
+    /// Directories in which nothing was looked at, with the reason.
+    pub fn unsearched(&self) -> impl Iterator<Item = (&Path, &str)> {
+        self.searched.iter().filter_map(|(directory, why)| Some((directory.as_path(), why.as_deref()?)))
     }
 
     /// The plugin of this name.

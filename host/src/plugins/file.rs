@@ -16,6 +16,9 @@ use super::permissions;
 use super::policy::Policy;
 use super::preflight;
 
+/// Most bytes of a text file about plugins.
+const LONGEST_TEXT: u64 = 1 << 20;
+
 /// Largest file that is read into memory to be pinned.
 const LARGEST_PINNED: u64 = 1 << 30;
 
@@ -109,6 +112,21 @@ impl PluginFile {
         let (memory, size, found) = sealed.map_err(PreflightError::Unreadable)?;
         Ok(if found == sha256 { Ok(Sealed { memory, size }) } else { Err(found) })
     }
+}
+
+/// The whole text of a small regular file; opening a pipe would wait for whoever writes into it.
+pub(super) fn text(path: &Path) -> io::Result<String> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut text = String::new();
+    file.take(LONGEST_TEXT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST_TEXT {
+        return Err(io::Error::other(format!("it has more than {LONGEST_TEXT} bytes")));
+    }
+    Ok(text)
 }
 
 /// Bytes of a file that were verified and cannot change.

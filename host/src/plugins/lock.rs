@@ -16,9 +16,6 @@ use super::manifest::Manifest;
 /// Its name in a plugin directory.
 pub const FILE: &str = "plugins.lock";
 
-/// Most bytes of a lock file.
-const MAX_BYTES: u64 = 1 << 20;
-
 /// The file's content.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -69,14 +66,11 @@ impl Lock {
     /// A sentence, when it cannot be read.
     pub fn of_directory(directory: &Path) -> Result<Option<Self>, String> {
         let path = directory.join(FILE);
-        let file = match File::open(&path) {
-            Ok(file) => file,
+        let text = match super::file::text(&path) {
+            Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(format!("{} cannot be read: {error}", path.display())),
         };
-        let mut text = String::new();
-        let read = file.take(MAX_BYTES).read_to_string(&mut text);
-        read.map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
         let lock: Self = toml::from_str(&text).map_err(|error| {
             let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
             format!("{} is wrong: {error}", path.display())
@@ -126,6 +120,19 @@ impl Lock {
 /// # Errors
 /// When any step fails; the file is then as before.
 pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    write_if(path, content, mode, |_written| Ok(()))
+}
+
+/// As [`write_whole`], if `accept` says yes to the file that was written beside its place.
+///
+/// # Errors
+/// When any step fails, or what `accept` says; the file is then as before.
+pub fn write_if<T, E: From<io::Error>>(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    accept: impl FnOnce(&Path) -> Result<T, E>,
+) -> Result<T, E> {
     use std::os::unix::fs::OpenOptionsExt;
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = directory.join(format!(".{}.{}.tmp", file_name(path), std::process::id()));
@@ -133,8 +140,10 @@ pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         let mut file = File::options().write(true).create_new(true).mode(mode).open(&temporary)?;
         file.write_all(content)?;
         file.sync_all()?;
+        let accepted = accept(&temporary)?;
         std::fs::rename(&temporary, path)?;
-        File::open(directory)?.sync_all()
+        File::open(directory)?.sync_all()?;
+        Ok(accepted)
     })();
     if written.is_err() {
         // Gone already when the rename was done.

@@ -122,20 +122,22 @@ impl Manifest {
     /// A sentence that names the key and what is allowed.
     pub fn check_config(&self, text: &str) -> Result<(), String> {
         let table: toml::Table = text.parse().map_err(|e: toml::de::Error| one_line(&e.to_string()))?;
+        let mut wrong = Vec::new();
         for (key, value) in &table {
             let Some(declared) = self.config.get(key) else {
                 let known = self.config.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
                 let known =
                     if known.is_empty() { "it has no keys".to_owned() } else { format!("known: {known}") };
-                return Err(format!("unknown key {key:?} ({known})"));
+                wrong.push(format!("unknown key {key:?} ({known})"));
+                continue;
             };
             let fits = declared.kind == value.type_str() || (declared.kind == "float" && value.is_integer());
             if !fits {
                 let (is, kind) = (value.type_str(), &declared.kind);
-                return Err(format!("key {key:?} is of type {is}, it must be of type {kind}"));
+                wrong.push(format!("key {key:?} is of type {is}, it must be of type {kind}"));
             }
         }
-        Ok(())
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("; ")) }
     }
 }
 

@@ -12,7 +12,6 @@
 //! sha256 = "9f86d0..."                # optional: only these bytes load
 //! ```
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use host_plugin_api::note::BUILT_FOR;
@@ -20,9 +19,6 @@ use serde::Deserialize;
 
 /// How its name ends.
 pub(super) const ENDING: &str = ".plugin.toml";
-
-/// Most bytes of a side-car.
-const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,9 +50,7 @@ pub(super) fn is_one(path: &Path) -> bool {
 
 /// Reads one; `None` when it has no file for this host's target.
 pub(super) fn read(path: &Path) -> Result<Option<Named>, String> {
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    file.take(MAX_BYTES).read_to_string(&mut text).map_err(|error| error.to_string())?;
+    let text = super::file::text(path).map_err(|error| error.to_string())?;
     let car: SideCar = toml::from_str(&text)
         .map_err(|error| error.to_string().split_whitespace().collect::<Vec<_>>().join(" "))?;
     if car.manifest_version != 1 {

@@ -79,7 +79,16 @@ pub(super) extern "C" fn attach(host: HostObject) {
         Attached { object: host, level }
     });
     if first {
-        std::panic::set_hook(Box::new(log_panic));
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            log_panic(info);
+            // Where nobody listens, as under `host plugins test`, it is said as if there were no host; so is where the
+            // panic came from, to whoever asked for that.
+            let traced = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
+            if traced || !crate::host().logs(Level::ERROR) {
+                usual(info);
+            }
+        }));
     }
 }
 

@@ -117,11 +117,14 @@ impl Namespaces {
 
     fn change(&mut self, namespace: Namespace, change: impl FnOnce(&mut Entry)) -> bool {
         let Some(entry) = self.entries.get_mut(&namespace) else { return false };
+        let idle = |entry: &Entry| entry.roots == 0 && entry.locks == 0;
+        let before = idle(entry);
         change(entry);
-        if entry.roots == 0 && entry.locks == 0 {
-            self.idle.insert(namespace);
-        } else {
-            self.idle.remove(&namespace);
+        // Most locks come to a namespace that has pages: nothing changes then, and every match passes here.
+        match (before, idle(entry)) {
+            (false, true) => _ = self.idle.insert(namespace),
+            (true, false) => _ = self.idle.remove(&namespace),
+            _ => {}
         }
         true
     }

@@ -1,8 +1,8 @@
 //! From a verified transfer to the first token.
 //!
-//! With a target for the time between tokens, transfers run ahead of the steps: what has arrived waits here until
-//! the [pace](super::pace) lets it in, with its first token kept back, so that waiting counts before the answer and
-//! not within it. Without a target nothing waits.
+//! Transfers run ahead of the steps: what has arrived waits here until a step has room for it, with its first token
+//! kept back, so that waiting counts before the answer and not within it. Room is what the [pace](super::pace) allows
+//! under a target for the time between tokens, and without one what a batch holds.
 
 use super::job::Stage;
 use super::{Action, Role, Scheduler};
@@ -18,7 +18,12 @@ impl Scheduler {
 
     /// Whether one more request may join those in the steps, besides so many that are about to.
     pub(super) fn may_join(&self, others: usize) -> bool {
-        self.pace.limit().is_none_or(|limit| self.running.len() + others < limit)
+        let batch = match self.config.role {
+            Role::Decode => self.config.max_batch as usize,
+            // Prompts take turns in their batches, and have no first token yet.
+            Role::Prefill | Role::Aggregated => usize::MAX,
+        };
+        self.running.len() + others < self.pace.limit().unwrap_or(batch)
     }
 
     /// Lets those in that have arrived, oldest first. They join when no step is being computed: their first token is out

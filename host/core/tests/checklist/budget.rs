@@ -66,3 +66,25 @@ fn a_prompt_that_can_never_fit_is_refused_at_once() {
     assert!(leg.failed[&Room(1)].message.contains("pages"), "{:?}", leg.failed);
     leg.at_rest();
 }
+
+#[test]
+fn a_first_token_is_kept_until_the_second_can_be_computed() {
+    // Five transfers for batches of two.
+    let mut leg = Leg::with(Config { max_batch: 2, ..config(Role::Decode, 64) });
+    for room in 1..=5 {
+        leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 8), 4);
+    }
+    for room in 1..=5 {
+        leg.deliver(room);
+    }
+    assert_eq!(leg.emitted.keys().copied().collect::<Vec<_>>(), [Room(1), Room(2)]);
+    let mut steps = 0;
+    while leg.compute() {
+        steps += 1;
+        let begun = leg.emitted.len() - leg.finished.len();
+        assert!(begun <= 2, "step {steps}: {begun} answers have begun, and two are computed at a time");
+    }
+    assert_eq!((leg.emitted.len(), leg.finished.len()), (5, 5));
+    assert!(leg.emitted.values().all(|tokens| *tokens == 4), "{:?}", leg.emitted);
+    leg.at_rest();
+}

@@ -41,6 +41,8 @@ pub struct Leg {
     pub writes: Vec<PageWrite>,
     /// What was told of the cache, when it is.
     pub cache_events: Vec<CacheEvent>,
+    /// Tokens that clients were given.
+    pub emitted: BTreeMap<Room, usize>,
     pub finished: Vec<Room>,
     pub failed: BTreeMap<Room, Failure>,
 }
@@ -97,6 +99,7 @@ impl Leg {
             verifying: BTreeMap::new(),
             writes: Vec::new(),
             cache_events: Vec::new(),
+            emitted: BTreeMap::new(),
             finished: Vec::new(),
             failed: BTreeMap::new(),
         };
@@ -164,6 +167,7 @@ impl Leg {
                 }
                 Action::Write(write) => self.writes.push(write),
                 Action::Cache(events) => self.cache_events.extend(events),
+                Action::Emit { room, .. } => *self.emitted.entry(room).or_default() += 1,
                 Action::Finish { room, .. } => self.finished.push(room),
                 Action::Fail { room, failure } => {
                     self.failed.insert(room, failure);

@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use crate::cli::Refused;
 use crate::cli::output::say;
-use crate::plugins::lock::{FILE, Lock, Locked, write_whole};
+use crate::plugins::lock::{FILE, Lock, Locked, write_if};
 use crate::plugins::preflight;
 use crate::plugins::{Catalog, Policy};
 
@@ -29,9 +29,11 @@ pub fn run(policy: Policy, file: &Path, directories: &[PathBuf]) -> anyhow::Resu
     }
     let target = directory.join(format!("{name}.so"));
     let content = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
-    write_whole(&target, &content, 0o755)
-        .with_context(|| format!("{} cannot be written", target.display()))?;
-    let written = preflight(&target, policy).map_err(|error| refused(&target, error))?;
+    let accept = |written: &Path| preflight(written, policy).map_err(|error| refused(&target, error).into());
+    let written = write_if(&target, &content, 0o755, accept).map_err(|error: anyhow::Error| {
+        let text = format!("{} cannot be written", target.display());
+        if error.is::<Refused>() { error } else { error.context(text) }
+    })?;
     let locked = Locked::of(&target, &written)?;
     say!("installed {} {} as {}", name, locked.version, target.display());
     say!("sha256 {}", locked.sha256);

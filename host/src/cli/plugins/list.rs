@@ -27,7 +27,10 @@ pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Re
             |u| json!({"state": "unusable", "path": u.path, "reason": u.reason.reason(), "text": u.reason.to_string()}),
         );
         let all: Vec<Value> = usable.chain(shadowed).chain(unusable).collect();
-        say!("{}", serde_json::to_string_pretty(&json!({"directories": directories, "plugins": all}))?);
+        let unsearched: Vec<Value> =
+            catalog.unsearched().map(|(path, why)| json!({"path": path, "text": why})).collect();
+        let all = json!({"directories": directories, "unsearched": unsearched, "plugins": all});
+        say!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(());
     }
     let line = |entry: &Entry, state: &str| -> anyhow::Result<()> {
@@ -51,6 +54,9 @@ pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Re
     }
     for file in catalog.unusable() {
         say!("{} {}", file.path.display(), file.reason);
+    }
+    for (directory, why) in catalog.unsearched() {
+        say!("{} is left out: {why}", directory.display());
     }
     if catalog.entries().is_empty() {
         let searched: Vec<_> = directories.iter().map(|d| d.display().to_string()).collect();

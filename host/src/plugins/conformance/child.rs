@@ -5,6 +5,8 @@
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{Case, Report, Status, Stop, cases, subject};
 
 /// Most bytes kept of what a case's process writes.
-const OUTPUT: u64 = 1 << 20;
+const OUTPUT: usize = 1 << 20;
 
 /// Starts the line that carries a verdict.
 const MARK: &str = "@verdict ";
@@ -104,10 +106,7 @@ fn one(program: &Path, file: &Path, config: &str, limits: Limits, case: &Case) -
         child.kill()?;
     }
     let exit = child.wait()?;
-    let text = |reader: Option<std::thread::JoinHandle<Vec<u8>>>| {
-        let bytes = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
-    };
+    let text = |pipe: Option<Pipe>| pipe.map(Pipe::text).unwrap_or_default();
     let (output, errors) = (text(output), text(errors));
     let report = |status, text| Ok(Report { case: case.name, status, text });
     let verdict = output.lines().rev().find_map(|line| line.split_once(MARK));
@@ -140,15 +139,41 @@ fn last_words(errors: &str) -> &str {
     allocation.or_else(panic).or_else(|| lines().next()).unwrap_or("nothing was written")
 }
 
-fn read_all(pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+/// What a process writes, while it writes it.
+struct Pipe {
+    kept: Arc<Mutex<Vec<u8>>>,
+    /// Disconnected at the end of the pipe.
+    end: Receiver<()>,
+}
+
+/// Time to read what an ended process has written. The pipe itself ends only with the last process that has it, and the
+/// plugin may have started one that goes on.
+const REST: Duration = Duration::from_secs(1);
+
+impl Pipe {
+    /// What was written by a process that has ended.
+    fn text(self) -> String {
+        let _ended_or_held = self.end.recv_timeout(REST);
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&kept).into_owned()
+    }
+}
+
+fn read_all(mut pipe: impl Read + Send + 'static) -> Pipe {
+    let (open, end) = channel();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let filled = kept.clone();
     std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let mut kept = pipe.take(OUTPUT);
-        // What could be read is what there is.
-        let _partial = kept.read_to_end(&mut bytes);
-        let _rest = std::io::copy(&mut kept.into_inner(), &mut std::io::sink());
-        bytes
-    })
+        let _open: Sender<()> = open;
+        let mut piece = vec![0; 1 << 16];
+        // What could be read is what there is; what is too much is read, too, so that nobody waits.
+        while let Ok(read @ 1..) = pipe.read(&mut piece) {
+            let mut filled = filled.lock().unwrap_or_else(PoisonError::into_inner);
+            let room = OUTPUT - filled.len();
+            filled.extend_from_slice(&piece[..read.min(room)]);
+        }
+    });
+    Pipe { kept, end }
 }
 
 /// Whether the process ends in time.

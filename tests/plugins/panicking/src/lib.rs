@@ -47,6 +47,12 @@ pub fn open(opening: &Opening) -> Result<PanickingBackend> {
         // Never touched: what is asked for is address space.
         drop(std::hint::black_box(Vec::<u8>::with_capacity(3 << 30)));
     }
+    if opening.config.contains("\"daemon\"") {
+        // A process that outlives this one, and has its output.
+        let text = "sleep 600 & echo $! >> \"$DAEMON\"";
+        let told = std::process::Command::new("sh").args(["-c", text]).status();
+        assert!(told.is_ok_and(|told| told.success()), "DAEMON says where to leave the process's number");
+    }
     if opening.config.contains("\"spin\"") {
         let workers: Vec<_> =
             (0..4).map(|_| std::thread::spawn(|| while !std::thread::panicking() {})).collect();
