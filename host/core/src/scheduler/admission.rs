@@ -264,9 +264,10 @@ impl Scheduler {
         let whole = job.submitted.after(self.config.request_timeout);
         let waits_for_leg = job.stage == Stage::Queued
             && match self.config.role {
-                Role::Prefill => job.outgoing.is_none(),
+                // Decode asks when it has pages and a place among those that decode, which may take as long as a request
+                // may. Until then the leg holds nothing here, and the router ends it when the other one is gone.
+                Role::Prefill | Role::Aggregated => false,
                 Role::Decode => !self.prefill_is_ready(job),
-                Role::Aggregated => false,
             };
         match waits_for_leg {
             true => whole.min(job.submitted.after(self.config.bootstrap_timeout)),
@@ -283,11 +284,11 @@ impl Scheduler {
                 self.deadlines.set(room, deadline);
                 continue;
             }
-            let bootstrap = now.since(job.submitted) < self.config.request_timeout;
-            let message = match (bootstrap, self.config.role) {
-                (true, Role::Prefill) => "the decode worker did not ask for this request's KV in time",
-                (true, _) => "the prefill worker could not be reached in time",
-                (false, _) => "the request took longer than the worker's request timeout",
+            let unasked = self.config.role == Role::Prefill && job.outgoing.is_none();
+            let message = match now.since(job.submitted) < self.config.request_timeout {
+                true => "the prefill worker could not be reached in time",
+                false if unasked => "the decode worker did not ask for this request's KV in time",
+                false => "the request took longer than the worker's request timeout",
             };
             self.fail(now, room, Failure::new(FailureCode::Timeout, message), actions);
         }

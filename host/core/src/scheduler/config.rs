@@ -68,7 +68,7 @@ pub struct Config {
     pub max_queued: u32,
     /// Transfers of one room at most, the first included.
     pub max_attempts: u32,
-    /// How long one leg waits for the other to appear.
+    /// How long a decode leg waits for a connection to its prefill worker, and a reserve for its request.
     pub bootstrap_timeout: Duration,
     /// How long a request may take in all.
     pub request_timeout: Duration,

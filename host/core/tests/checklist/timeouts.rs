@@ -11,10 +11,10 @@ use super::leg::{Leg, PEER, config, tokens};
 const MILLI: Duration = Duration::from_millis(1);
 
 #[test]
-fn a_prefill_leg_waits_for_decode_as_long_as_the_bootstrap_timeout() {
+fn a_prefill_leg_waits_for_decode_as_long_as_decode_may_let_it_wait_for_pages() {
     let mut leg = Leg::new(Role::Prefill, 64);
     leg.submit(1, &tokens(0..16), 1);
-    let timeout = config(Role::Prefill, 1).bootstrap_timeout;
+    let timeout = config(Role::Decode, 1).request_timeout;
     assert_eq!(leg.scheduler.next_deadline().unwrap().0, timeout);
     leg.wait(timeout - MILLI);
     assert!(leg.failed.is_empty());
