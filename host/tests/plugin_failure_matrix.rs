@@ -14,8 +14,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use damaged::*;
-use host::plugins::{Catalog, Policy, open_transfer};
+use host::plugins::{Catalog, Entry, Policy, open_transfer};
 use host_plugin_api::{Opening, Tag, VERSION};
+
+/// Opens one file after the other in one process, and says how each went.
+#[test]
+#[ignore = "the other process of the last test below"]
+fn one_after_the_other() {
+    let Ok(files) = std::env::var("FILES") else { return };
+    for file in files.split(':') {
+        let opening = Opening { name: "test".into(), config: String::new() };
+        match open_transfer(&Entry::of_file(Path::new(file)).unwrap(), &opening) {
+            Ok(backend) => println!("@ settled {}", backend.settled(Tag(1))),
+            Err(error) => println!("@ {} | {error}", error.reason()),
+        }
+    }
+}
 
 /// Finds the only plugin of a directory as the host would, opens it, uses it, and says how that went.
 #[test]
@@ -121,7 +135,7 @@ const ROWS: &[Row] = &[
     row(
         "the same file, well",
         |at| put_plugin(at, "malformed"),
-        &["factory |", "UNSUPPORTED: the plugin has no transfer role"],
+        &["roles |", "exports the roles [], but its manifest declares [\"transfer\"]", "and no more"],
     ),
     row(
         "another API major",
@@ -327,11 +341,30 @@ fn a_file_that_aborts_while_it_is_loaded_ends_one_case_of_the_kit() {
     assert!(said.starts_with("crash    load"), "{said}");
 }
 
+/// A method and a root field at the ends.
+const APPENDED: &[variant::Change<'_>] = &[
+    ("Cargo.toml", "version = \"0.1.", "version = \"0.1.99"),
+    (
+        "src/abi.rs",
+        "    #[sabi(last_prefix_field)]\n    fn shutdown(&self, deadline_ms: u64) -> AbiResult<()>;\n}\n\n/// A transfer backend",
+        "    #[sabi(last_prefix_field)]\n    fn shutdown(&self, deadline_ms: u64) -> AbiResult<()>;\n    /// New.\n    fn appended(&self) -> i32 {\n        1\n    }\n}\n\n/// A transfer backend",
+    ),
+    (
+        "src/abi/root.rs",
+        "    pub check_config: ROption<CheckConfig>,\n}\n\nimpl RootModule",
+        "    pub check_config: ROption<CheckConfig>,\n    /// New.\n    #[sabi(missing_field(default))]\n    pub appended: ROption<CheckConfig>,\n}\n\nimpl RootModule",
+    ),
+    (
+        "src/abi/root.rs",
+        "attach, check_config }.leak_into_prefix()",
+        "attach, check_config, appended: ROption::RNone }.leak_into_prefix()",
+    ),
+];
+
 /// Plugins of other versions of the ABI, built here from a changed copy of the API.
 #[test]
 fn changed_types_are_named_in_one_line_and_appended_ones_are_allowed() {
-    let abi = "src/abi.rs";
-    let rows: [(&str, &[variant::Change], &[&str]); 5] = [
+    let rows: [(&str, &[variant::Change<'_>], &[&str]); 5] = [
         ("unchanged", &[], &["opened from its place, api 0.1."]),
         (
             "a field widened",
@@ -349,7 +382,7 @@ fn changed_types_are_named_in_one_line_and_appended_ones_are_allowed() {
             "a method inserted",
             &[
                 (
-                    abi,
+                    "src/abi.rs",
                     "    fn release(&self, prepared: PreparedId) -> AbiResult<()>;\n    /// See [`TransferBackend::submit`]",
                     "    fn release(&self, prepared: PreparedId) -> AbiResult<()>;\n    /// New.\n    fn inserted(&self) -> i32;\n    /// See [`TransferBackend::submit`]",
                 ),
@@ -363,24 +396,7 @@ fn changed_types_are_named_in_one_line_and_appended_ones_are_allowed() {
         ),
         (
             "a method and a root field appended by a newer plugin",
-            &[
-                ("Cargo.toml", "version = \"0.1.", "version = \"0.1.99"),
-                (
-                    abi,
-                    "    #[sabi(last_prefix_field)]\n    fn shutdown(&self, deadline_ms: u64) -> AbiResult<()>;\n}\n\n/// A transfer backend",
-                    "    #[sabi(last_prefix_field)]\n    fn shutdown(&self, deadline_ms: u64) -> AbiResult<()>;\n    /// New.\n    fn appended(&self) -> i32 {\n        1\n    }\n}\n\n/// A transfer backend",
-                ),
-                (
-                    "src/abi/root.rs",
-                    "    pub check_config: ROption<CheckConfig>,\n}\n\nimpl RootModule",
-                    "    pub check_config: ROption<CheckConfig>,\n    /// New.\n    #[sabi(missing_field(default))]\n    pub appended: ROption<CheckConfig>,\n}\n\nimpl RootModule",
-                ),
-                (
-                    "src/abi/root.rs",
-                    "attach, check_config }.leak_into_prefix()",
-                    "attach, check_config, appended: ROption::RNone }.leak_into_prefix()",
-                ),
-            ],
+            APPENDED,
             &["opened from its place, api 0.1.99"],
         ),
         (
@@ -405,4 +421,50 @@ fn what_was_appended_since_is_missing_in_an_older_plugin_and_nobody_minds() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::copy(golden, directory.path().join("plugin.so")).unwrap();
     check("an older plugin", &load("golden", directory.path(), &[]), &["opened from its place, api 0.1.0"]);
+}
+
+/// What processes say that open these files one after the other; they must end by themselves.
+fn open_all(files: &[&str]) -> String {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "one_after_the_other", "--ignored", "--nocapture"])
+        .env("FILES", files.join(":"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{files:?}: {}\n{said}", output.status);
+    said
+}
+
+/// The layout check remembers what it saw, over all plugins of a process. What one appended must not bar another.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn older_newer_and_equal_plugins_live_in_one_process_in_whatever_order_they_come() {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/null-0.1.0-x86_64.so");
+    let newer = variant::null_with("a-method-and-a-root-field-appended-by-a-newer-plugin", APPENDED);
+    let (newer, equal) = (newer.display().to_string(), fixture::plugin("null").display().to_string());
+    let (newer, equal) = (newer.as_str(), equal.as_str());
+    for order in
+        [[golden, equal, newer], [newer, golden, equal], [equal, newer, golden], [newer, equal, golden]]
+    {
+        let said = open_all(&order);
+        let settled = said.lines().filter(|line| line.contains("@ settled 1")).count();
+        assert!(settled == 3, "{order:?}: {said}");
+    }
+}
+
+/// Two that extended the API without us, each in its own way: the first one wins, also over a host that knows neither.
+#[test]
+fn the_second_of_two_forks_of_the_api_is_refused_with_what_both_appended() {
+    let one = variant::null_with("a-method-and-a-root-field-appended-by-a-newer-plugin", APPENDED);
+    let replacements: Vec<String> =
+        APPENDED.iter().map(|(_, _, to)| to.replace("appended", "forked")).collect();
+    let forked: Vec<(&str, &str, &str)> =
+        APPENDED.iter().zip(&replacements).map(|((file, from, _), to)| (*file, *from, to.as_str())).collect();
+    let other = variant::null_with("a-fork", &forked);
+    let said = open_all(&[&one.display().to_string(), &other.display().to_string()]);
+    check(
+        "a fork of the API",
+        &said.lines().filter_map(|line| Some(line.split_once("@ ")?.1)).collect::<Vec<_>>().join("\n"),
+        &["settled 1\nforked |", "a plugin that was loaded before", " in one, ", "forked", "appended"],
+    );
 }

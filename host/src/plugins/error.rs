@@ -243,8 +243,8 @@ pub enum PluginError {
         /// By its note.
         noted: String,
     },
-    /// Its code exports other roles than its note declares.
-    #[error("{} exports the roles {exported:?}, but its manifest declares {declared:?}: declare what it exports", path.display())]
+    /// Its code exports other roles than its note declares: more, or fewer.
+    #[error("{} exports the roles {exported:?}, but its manifest declares {declared:?}: declare what it exports, and no more", path.display())]
     Roles {
         /// The file.
         path: PathBuf,
@@ -314,6 +314,7 @@ impl PluginError {
                 HeaderError::Incompatible(_) => "abi",
                 HeaderError::NoLayout => "no_layout",
                 HeaderError::Layout(_) => "layout",
+                HeaderError::Forked(_) => "forked",
                 HeaderError::Constructor(_) => "constructor",
             },
             Self::Mismatch { .. } => "mismatch",

@@ -159,7 +159,7 @@ fn load(from: &Path, path: &Path, noted: &Manifest) -> Result<Root, PluginError>
     let exported = root.roles();
     let declared = ["transfer", "tier", "allocator"].into_iter().filter(|role| noted.role(role).is_some());
     let declared: Vec<&str> = declared.collect();
-    if exported.iter().any(|role| !declared.contains(role)) {
+    if exported != declared {
         return Err(PluginError::Roles { path: path.to_owned(), exported, declared });
     }
     Ok(root)

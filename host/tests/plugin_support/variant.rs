@@ -4,9 +4,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// A file below `plugin-api/`, what is there, and what to put in its place.
-pub type Change = (&'static str, &'static str, &'static str);
+pub type Change<'a> = (&'a str, &'a str, &'a str);
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -49,7 +50,10 @@ fn alone(manifest: String) -> String {
 }
 
 /// `null`, built against a copy of the plugin API with these changes, each of which must apply.
-pub fn null_with(name: &str, changes: &[Change]) -> PathBuf {
+pub fn null_with(name: &str, changes: &[Change<'_>]) -> PathBuf {
+    // Two tests may want the same one.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let test = std::env::current_exe().unwrap();
     let target =
         test.ancestors().nth(3).expect("tests lie in <target>/<profile>/deps").join("generated-plugins");

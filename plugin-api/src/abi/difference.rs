@@ -25,6 +25,21 @@ pub(super) fn one_line(errors: &AbiInstabilityErrors, host_is_found: bool) -> St
     shortened(&format!("{}: {}", path(deepest), causes.join("; ")), 600)
 }
 
+/// What two plugins have in the same place, neither of which is the host's.
+pub(super) fn between_plugins(errors: &AbiInstabilityErrors) -> String {
+    let causes = errors.errors.iter().flat_map(|error| error.errs.iter());
+    let both: Vec<String> = causes
+        .take(2)
+        .map(|cause| match cause {
+            AbiInstability::UnexpectedField(pair) => {
+                format!("{} in one, {} in the other", pair.found.name(), pair.expected.name())
+            }
+            other => format!("{other:?}"),
+        })
+        .collect();
+    shortened(&both.join("; "), 300)
+}
+
 /// Names of the types, methods and fields from the root to the difference, without those that every way has.
 fn path(error: &AbiInstabilityError) -> String {
     let mut names: Vec<String> = Vec::new();

@@ -4,7 +4,9 @@ use std::fmt;
 use std::ptr::NonNull;
 
 use abi_stable::StableAbi;
-use abi_stable::abi_stability::abi_checking::check_layout_compatibility;
+use abi_stable::abi_stability::abi_checking::{
+    CheckingGlobals, check_layout_compatibility, check_layout_compatibility_with_globals,
+};
 use abi_stable::library::{AbiHeaderRef, CheckTypeLayout, LibHeader, RootModule, RootModuleResult};
 use abi_stable::sabi_types::VersionStrings;
 use abi_stable::std_types::{ROption, RSlice, RStr};
@@ -134,6 +136,8 @@ pub enum HeaderError {
     NoLayout,
     /// The first difference between the host's types and the plugin's.
     Layout(String),
+    /// It fits the host, but not a plugin that was loaded before: both appended to the API, each something else.
+    Forked(String),
     /// The plugin's constructor failed.
     Constructor(String),
 }
@@ -144,6 +148,10 @@ impl fmt::Display for HeaderError {
             Self::Incompatible(text) => write!(f, "its header does not match: {text}"),
             Self::NoLayout => f.write_str("its header carries no type layouts to check"),
             Self::Layout(text) => write!(f, "its types differ from the host's: {text}"),
+            Self::Forked(text) => write!(
+                f,
+                "it and a plugin that was loaded before extend the API in different ways, of which a process takes one: {text}"
+            ),
             Self::Constructor(text) => write!(f, "its constructor failed: {text}"),
         }
     }
@@ -175,8 +183,7 @@ impl Root {
         let header: AbiHeaderRef = unsafe { std::mem::transmute(header) };
         let header = header.upgrade().map_err(|e| HeaderError::Incompatible(one_line(&e.to_string())))?;
         let plugin = header.layout().ok_or(HeaderError::NoLayout)?;
-        check_layouts(<PluginRoot_Ref as StableAbi>::LAYOUT, plugin, plugin_is_older)
-            .map_err(HeaderError::Layout)?;
+        check_layouts(<PluginRoot_Ref as StableAbi>::LAYOUT, plugin, plugin_is_older)?;
         // SAFETY: the layouts were compared just now, in the direction that the versions ask for.
         let root = unsafe { header.unchecked_layout::<PluginRoot_Ref>() };
         root.map(Self).map_err(|e| HeaderError::Constructor(one_line(&e.to_string())))
@@ -265,9 +272,14 @@ fn check_layouts(
     host: &'static TypeLayout,
     plugin: &'static TypeLayout,
     plugin_is_older: bool,
-) -> std::result::Result<(), String> {
+) -> std::result::Result<(), HeaderError> {
     let (first, second) = if plugin_is_older { (plugin, host) } else { (host, plugin) };
-    check_layout_compatibility(first, second).map_err(|errors| difference::one_line(&errors, plugin_is_older))
+    let Err(errors) = check_layout_compatibility(first, second) else { return Ok(()) };
+    // The check remembers the longest of each type over the whole process. Without that memory it is about these two.
+    Err(match check_layout_compatibility_with_globals(first, second, &CheckingGlobals::new()) {
+        Ok(()) => HeaderError::Forked(difference::between_plugins(&errors)),
+        Err(errors) => HeaderError::Layout(difference::one_line(&errors, plugin_is_older)),
+    })
 }
 
 /// The texts of the layout check have many lines; the start is what tells.
@@ -331,7 +343,8 @@ mod tests {
 
     #[test]
     fn a_changed_type_is_refused_in_one_line_that_names_it() {
-        let text = check_layouts(older::Module_Ref::LAYOUT, changed::Module_Ref::LAYOUT, false).unwrap_err();
+        let error = check_layouts(older::Module_Ref::LAYOUT, changed::Module_Ref::LAYOUT, false).unwrap_err();
+        let HeaderError::Layout(text) = error else { panic!("{error}") };
         assert!(text.contains("first") && text.contains("u64"), "{text}");
         assert!(!text.contains('\n') && text.len() < 700, "{text}");
     }

@@ -38,15 +38,16 @@ const DESCRIPTORS: u64 = 4096;
 /// # Errors
 /// What the system says.
 pub fn limit_this_process(memory: u64, processor_seconds: u64) -> std::io::Result<()> {
-    let at_most = |resource, most: u64| {
-        let now = getrlimit(resource);
-        let most = now.maximum.map_or(most, |maximum| most.min(maximum));
-        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })
+    let at_most = |resource, most: u64, maximum: u64| {
+        let now = getrlimit(resource).maximum;
+        let least = |most: u64| Some(now.map_or(most, |now| most.min(now)));
+        setrlimit(resource, Rlimit { current: least(most), maximum: least(maximum) })
     };
-    at_most(Resource::Core, 0)?;
-    at_most(Resource::Nofile, DESCRIPTORS)?;
-    at_most(Resource::As, memory)?;
-    at_most(Resource::Cpu, processor_seconds)?;
+    at_most(Resource::Core, 0, 0)?;
+    at_most(Resource::Nofile, DESCRIPTORS, DESCRIPTORS)?;
+    at_most(Resource::As, memory, memory)?;
+    // Where both are equal the system kills without saying why; the first of two ends it by the signal that is for this.
+    at_most(Resource::Cpu, processor_seconds, processor_seconds.saturating_add(1))?;
     Ok(())
 }
 
