@@ -163,7 +163,8 @@ pub struct Settings {
     #[serde(default)]
     pub prefill_radix_cache: bool,
 
-    /// What leaves a radix cache first: lru, lfu, slru or priority [default: lru]
+    /// What leaves a radix cache first: lru, lfu, slru or priority [default: lru]; requests carry no priority yet, so that
+    /// the last one is lru
     #[arg(long, value_name = "POLICY")]
     pub radix_eviction: Option<String>,
 
