@@ -26,7 +26,8 @@ impl Cost {
         Cost {
             avoided: self.avoided + other.avoided,
             load: self.load.saturating_add(other.load),
-            turn: self.turn.saturating_add(other.turn),
+            // As if they were one: a sum would always come after a worker that serves alone.
+            turn: self.turn.max(other.turn),
         }
     }
 }
@@ -245,10 +246,10 @@ impl WorkerTable {
     }
 }
 
-/// Of the last step of splitmix64, cut to 62 bits so that two add up.
+/// By the last step of splitmix64.
 fn lot(seed: u64, room: Room, instance: Instance) -> u64 {
     let mut bits = seed ^ room.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ instance.0.rotate_left(32);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (bits ^ (bits >> 31)) >> 2
+    bits ^ (bits >> 31)
 }

@@ -235,3 +235,20 @@ async fn registrations_that_make_no_sense_are_refused_by_name() {
     table.register(worker(5, "w5", "aggregated"), much_later).unwrap();
     assert_eq!(table.snapshot(much_later).workers.len(), 1, "the silent are forgotten");
 }
+
+#[tokio::test]
+async fn a_pair_and_an_undivided_worker_take_turns() {
+    for policy in [Policy::RoundRobin, Policy::LeastLoaded] {
+        let (mut table, now) = (WorkerTable::new(Terms { policy, ..terms() }), Instant::now());
+        for (instance, name, role) in [(1, "p", "prefill"), (2, "d", "decode"), (3, "a", "aggregated")] {
+            table.register(worker(instance, name, role), now).unwrap();
+        }
+        let mut alone = 0;
+        for _ in 0..10 {
+            let (prefill, _) = names(&mut table, &[], now).unwrap();
+            alone += u32::from(prefill.is_empty());
+            table.done(NEED.room, &[Instance(1), Instance(2), Instance(3)], now);
+        }
+        assert_eq!(alone, 5, "{policy:?}");
+    }
+}
