@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
         Err(error) if error.is::<output::NobodyReads>() => ExitCode::SUCCESS,
         Err(error) => {
             // Where nobody reads this either, the exit code says it.
-            let _unread = writeln!(std::io::stderr(), "host: {error:#}");
+            let _unread = writeln!(std::io::stderr(), "host: {}", output::harmless(&format!("{error:#}")));
             ExitCode::from(if error.downcast_ref::<Refused>().is_some() { 2 } else { 1 })
         }
     }

@@ -172,6 +172,28 @@ fn what_would_be_refused_where_it_lies_is_not_installed_and_replaces_nothing() {
     assert_eq!(std::fs::read(directory.path().join("null.so")).unwrap(), b"the one before");
 }
 
+/// The plugin `null` with another text in the place of one of its description's, of the same length, in its note.
+fn described(directory: &Path, text: &str) -> std::path::PathBuf {
+    let mut bytes = std::fs::read(fixture::plugin("null")).unwrap();
+    let old = b"description = \"Fake for tests and benchmarks: moves nothing and says it did\"";
+    let at = bytes.windows(old.len()).position(|window| window == old).unwrap();
+    bytes[at..at + old.len()].fill(b' ');
+    bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
+    let file = directory.join("null.so");
+    std::fs::write(&file, bytes).unwrap();
+    file
+}
+
+#[test]
+fn what_a_file_says_of_itself_neither_commands_the_terminal_nor_looks_like_our_lines() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = described(directory.path(), r#"description = "\u001b[2Jcalm\nverdict    usable""#);
+    let (code, said, _) = host(&["plugins", "inspect", path(&file)]);
+    assert_eq!(code, 0);
+    assert!(!said.contains('\x1b') && said.contains("\\u{1b}[2Jcalm verdict usable"), "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("verdict")).count(), 1, "{said}");
+}
+
 #[test]
 fn every_wrong_key_of_a_configuration_is_said_at_once() {
     let directory = fixture::directory(&["shm"]);

@@ -101,6 +101,12 @@ impl Manifest {
             let version = manifest.manifest_version;
             return Err(format!("manifest_version is {version}, this host reads version 1"));
         }
+        // They stand at the start of log lines and in metrics.
+        for (key, text) in [("id", &manifest.plugin.id), ("name", &manifest.plugin.name)] {
+            if text.contains(char::is_control) {
+                return Err(format!("[plugin] {key} is {text:?}, it must be without control characters"));
+            }
+        }
         Ok(manifest)
     }
 

@@ -35,7 +35,7 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
     let (plugin, build) = (&manifest.plugin, &manifest.build);
     say!("{} {} ({})", plugin.name, plugin.version, plugin.id);
     if !plugin.description.is_empty() {
-        say!("  {}", plugin.description);
+        say!("  {}", on_one_line(&plugin.description));
     }
     say!("file       {}, {bytes} bytes", file.display());
     say!("sha256     {hash}");
@@ -51,7 +51,7 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
     }
     for (key, of) in &manifest.config {
         let default = of.default.as_ref().map(|value| format!(", default {value}")).unwrap_or_default();
-        say!("config     {key}: {}{default}. {}", of.kind, of.doc);
+        say!("config     {key}: {}{default}. {}", of.kind, on_one_line(&of.doc));
     }
     match refused {
         None => {
@@ -63,4 +63,9 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
             Err(refused.into())
         }
     }
+}
+
+/// No text of the file may look like a line of ours.
+fn on_one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
