@@ -5,6 +5,7 @@
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -111,6 +112,17 @@ fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
     assert_eq!(code, 0);
     assert!(said.contains("lists 1 files"), "{said}");
     assert!(list().contains("locked"), "{}", list());
+
+    // A list that everybody may change pins nothing.
+    let lock = directory.path().join("plugins.lock");
+    let mode = |mode| std::fs::set_permissions(&lock, PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o666);
+    let (_, said, error) = host(&["plugins", "list", "--plugins-dir", at]);
+    assert!(
+        (said.clone() + &error).contains("plugins.lock cannot be read: it may be changed by every user"),
+        "{said}{error}"
+    );
+    mode(0o644);
 
     // Another file, and other bytes under a listed name.
     std::fs::copy(fixture::plugin("null"), directory.path().join("null.so")).unwrap();

@@ -89,6 +89,16 @@ fn a_missing_capability_is_refused_with_the_plugin_that_has_it() {
 }
 
 #[test]
+fn a_plugin_that_the_server_would_never_call_is_refused_by_name() {
+    let directory = plugin_support::fixture::directory(&["shm", "memory", "plain"]);
+    with_plugins(
+        directory.path(),
+        "shm,memory,plain",
+        &["\"memory\" would never be called", "its role is tier", "\"plain\"", "its role is allocator"],
+    );
+}
+
+#[test]
 fn settings_that_contradict_are_refused_with_the_way_out() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().display().to_string();

@@ -23,6 +23,9 @@ use crate::plugins;
 use crate::plugins::Catalog;
 use crate::plugins::requirements::{self, Feature};
 
+/// Roles that the conformance kit knows and the server does not use yet.
+const PLAYED_LATER: [&str; 2] = ["tier", "allocator"];
+
 /// Checks that the plugins are there and can do what the configuration needs, without running any of their code.
 ///
 /// # Errors
@@ -52,6 +55,16 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         if !list.is_empty() {
             wrong.push(format!("the configuration cannot work:{}", list.concat()));
         }
+    }
+    for entry in found.iter().filter(|entry| entry.manifest.role("transfer").is_none()) {
+        let name = &entry.manifest.plugin.name;
+        let roles: Vec<&str> =
+            PLAYED_LATER.into_iter().filter(|role| entry.manifest.role(role).is_some()).collect();
+        wrong.push(format!(
+            "plugin {name:?} would never be called: this version of the server uses transfer plugins only, and its role is \
+             {}; leave it out of --plugins",
+            roles.join(" and ")
+        ));
     }
     for entry in &found {
         let name = &entry.manifest.plugin.name;

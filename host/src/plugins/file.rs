@@ -118,8 +118,13 @@ impl PluginFile {
 pub(super) fn text(path: &Path) -> io::Result<String> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
+    }
+    // It says which file is loaded, and which hash is right.
+    if permissions::is_for_everybody(&metadata) {
+        return Err(io::Error::other("it may be changed by every user of this machine: chmod o-w it"));
     }
     let mut text = String::new();
     file.take(LONGEST_TEXT + 1).read_to_string(&mut text)?;

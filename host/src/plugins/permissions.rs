@@ -109,6 +109,11 @@ pub(super) fn check(path: &Path, file: &Metadata) -> std::io::Result<Findings> {
     Ok(judge(Trusted::of_process(), &places))
 }
 
+/// Whether everybody may change a file, and not the program.
+pub(super) fn is_for_everybody(file: &Metadata) -> bool {
+    Place::of(file).lets(OTHERS_WRITE) && !Trusted::of_process().everybody
+}
+
 fn judge(trusted: &Trusted, places: &[(PathBuf, Place)]) -> Findings {
     let mut findings = Findings::default();
     for (path, place) in places {

@@ -32,6 +32,7 @@ pub(super) async fn follow(registry: Registry, instance: Instance, channel: Chan
                 registry.lock().in_sight(instance, after);
                 match hear(&registry, instance, news.into_inner(), &mut wait).await {
                     Ended::Again => continue,
+                    Ended::Silent => "it ended the stream without a word".to_owned(),
                     Ended::Gone => return,
                     Ended::Wrong(why) => {
                         wait = DISTRUST;
@@ -51,6 +52,8 @@ pub(super) async fn follow(registry: Registry, instance: Instance, channel: Chan
 enum Ended {
     /// Something is missing, or the connection broke: ask again at once.
     Again,
+    /// It broke before anything was said: asking again at once could go on for ever.
+    Silent,
     Gone,
     Wrong(String),
 }
@@ -61,16 +64,19 @@ async fn hear(
     mut stream: Streaming<CacheNews>,
     wait: &mut Duration,
 ) -> Ended {
+    let mut silent = true;
     loop {
         let news: Result<Option<CacheNews>, Status> = stream.message().await;
         let news = match news {
             Ok(Some(news)) => news,
+            Ok(None) | Err(_) if silent => return Ended::Silent,
             Ok(None) | Err(_) => return Ended::Again,
         };
         let Some(news) = cache_news::read(news) else {
             return Ended::Wrong("it said something of an unknown kind".into());
         };
         *wait = FIRST_WAIT;
+        silent = false;
         match registry.lock().hear(instance, &news) {
             Applied::Yes | Applied::Repeat => {}
             Applied::Gap => return Ended::Again,
