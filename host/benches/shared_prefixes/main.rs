@@ -1,12 +1,13 @@
 //! Many requests that share few long prefixes, against the real server: router, prefill and decode worker, shm, and the
 //! synthetic executor, whose steps take longer the more sequences decode.
 //!
-//! `cargo build --release --workspace && cargo bench -p host --bench shared_prefixes [-- rounds [requests]]`
+//! `cargo build --release --workspace && cargo bench -p host --bench shared_prefixes [-- rounds [requests [slope]]]`
 //!
 //! 20 prefixes of 2000 tokens, 200 tokens of each request's own behind them (91 % of a prompt is shared), answers of 32
 //! tokens, 128 requests in flight all the time. A decode step takes 17.4 ms and 0.417 ms per sequence, so 37 sequences
 //! take 32.8 ms and 116 twice as long: half the times that SGLang published for its decode radix cache (pull request
 //! 19746: 65.6 ms between tokens with 37 running, 130.6 ms with 104 to 126). The decode pool holds 37 whole requests.
+//! `slope` sets another time per sequence, in microseconds; 37 sequences take 32.8 ms all the same.
 //!
 //! Each round runs all arms one after the other, each on a server of its own; arms of one round are compared, and the
 //! table shows the median over rounds. Times are taken where the client reads. The first and the last 128 requests of
@@ -32,6 +33,9 @@ const ANSWER_TOKENS: usize = 32;
 const PAGE_TOKENS: usize = 16;
 /// Whole requests that fit the decode pool.
 const FITTING: usize = 37;
+/// Microseconds of a decode step per sequence, unless said otherwise, and of a step with as many as fit.
+const SLOPE: usize = 417;
+const FITTING_STEP: usize = 32_829;
 
 /// One way to serve.
 struct Arm {
@@ -42,12 +46,13 @@ struct Arm {
 }
 
 const BOTH: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
-const ARMS: [Arm; 6] = [
+const ARMS: [Arm; 7] = [
     Arm { name: "off", flags: &[], target: None },
     Arm { name: "decode cache", flags: &["--decode-radix-cache"], target: None },
     Arm { name: "both caches", flags: BOTH, target: None },
     Arm { name: "both, target 1.5 x off", flags: BOTH, target: Some(1.5) },
     Arm { name: "both, target 1.25 x off", flags: BOTH, target: Some(1.25) },
+    Arm { name: "both, target 1.05 x off", flags: BOTH, target: Some(1.05) },
     Arm { name: "both, target 1.0 x off", flags: BOTH, target: Some(1.0) },
 ];
 
@@ -55,6 +60,11 @@ fn main() -> anyhow::Result<()> {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
     let rounds = numbers.next().unwrap_or(3);
     let requests = numbers.next().unwrap_or(800);
+    let slope = numbers.next().unwrap_or(SLOPE);
+    anyhow::ensure!(
+        FITTING * slope < FITTING_STEP,
+        "{slope} us per sequence leave nothing for the step itself"
+    );
     anyhow::ensure!(
         requests > 3 * IN_FLIGHT,
         "at least {} requests, or nothing is left to count",
@@ -64,7 +74,7 @@ fn main() -> anyhow::Result<()> {
     for round in 0..rounds {
         let mut base = None;
         for (arm, row) in ARMS.iter().zip(&mut rows) {
-            let figures = measure(arm, requests, base)?;
+            let figures = measure(arm, requests, slope, base)?;
             println!("round {round}, {}: {figures:?}", arm.name);
             base = base.or(Some(figures.itl_mean_ms));
             row.add(figures);
@@ -75,7 +85,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Runs one arm; `base` is the first arm's mean time between tokens in milliseconds.
-fn measure(arm: &Arm, requests: usize, base: Option<f64>) -> anyhow::Result<Figures> {
+fn measure(arm: &Arm, requests: usize, slope: usize, base: Option<f64>) -> anyhow::Result<Figures> {
     let whole = (PREFIX_TOKENS + OWN_TOKENS + ANSWER_TOKENS).div_ceil(PAGE_TOKENS);
     let pages = (FITTING * whole).to_string();
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
@@ -95,10 +105,13 @@ fn measure(arm: &Arm, requests: usize, base: Option<f64>) -> anyhow::Result<Figu
     if let Some(target) = &target {
         flags.extend(["--target-itl-ms", target]);
     }
-    let config = "[synthetic]\nlayers = 1\nkv-heads = 1\nhead-dim = 8\nstep-us = 17400\nsequence-us = 417\n\
-                  prefill-token-us = 4\n";
+    let step = FITTING_STEP - FITTING * slope;
+    let config = format!(
+        "[synthetic]\nlayers = 1\nkv-heads = 1\nhead-dim = 8\nstep-us = {step}\nsequence-us = {slope}\n\
+         prefill-token-us = 4\n"
+    );
     let flags = flags.into_iter().map(str::to_owned).collect();
-    let cluster = Cluster::start(&Start { program, flags, config: config.to_owned(), workers: 2 });
+    let cluster = Cluster::start(&Start { program, flags, config, workers: 2 });
     let load = Load { url: cluster.url.clone(), requests };
     let answers = load.run()?;
     let metrics = cluster.metrics(&cluster.worker("decode"));
