@@ -118,7 +118,11 @@ impl Scheduler {
             aux_free: (0..config.max_running).rev().collect(),
             deadlines: Deadlines::default(),
             patience: Deadlines::default(),
-            pace: Pace::new(config.target_itl, config.max_batch as usize),
+            // Nobody waits between two tokens of a prefill worker.
+            pace: Pace::new(
+                config.target_itl.filter(|_| config.role != Role::Prefill),
+                config.max_batch as usize,
+            ),
             config,
             jobs: BTreeMap::new(),
             queue: VecDeque::new(),

@@ -88,3 +88,26 @@ fn a_first_token_is_kept_until_the_second_can_be_computed() {
     assert!(leg.emitted.values().all(|tokens| *tokens == 4), "{:?}", leg.emitted);
     leg.at_rest();
 }
+
+#[test]
+fn a_target_between_tokens_leaves_a_prefill_worker_alone() {
+    let target_itl = Some(std::time::Duration::from_nanos(1));
+    let mut leg = Leg::with(Config { target_itl, chunk_tokens: 1000, ..config(Role::Prefill, 64) });
+    // Two steps to learn from, each with a moment in it.
+    for room in 1..=2 {
+        let prompt = tokens(room as u32 * 100..room as u32 * 100 + 8);
+        leg.submit(room, &prompt, 1);
+        leg.reserve(room, &prompt, 0);
+        leg.wait(std::time::Duration::from_millis(5));
+        leg.compute_all();
+    }
+    let prompts: Vec<_> =
+        (3..=10).map(|room| (room, tokens(room as u32 * 90..room as u32 * 90 + 8))).collect();
+    for (room, prompt) in &prompts {
+        leg.submit(*room, prompt, 1);
+        leg.reserve(*room, prompt, 0);
+    }
+    // The first has a step of its own, since it was alone; the others share the next.
+    leg.compute();
+    assert_eq!(leg.batch.as_ref().map_or(0, |batch| batch.sequences.len()), 7);
+}
