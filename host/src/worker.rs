@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 
 use host_core::request::{Failure, FinishReason, Request, Usage};
 use host_core::scheduler::{Flushed, Stats};
-use host_core::{Config, Event, Instance, KvLayout, Room, Sampled};
+use host_core::{Config, Event, Instance, Room, Sampled};
 use host_plugin_api::transfer::TransferBackend;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -128,20 +128,26 @@ pub struct Parts {
     pub name: String,
     /// Limits and policies.
     pub config: Config,
-    /// The KV pool's layout.
-    pub layout: KvLayout,
     /// The identity of its KV.
     pub identity: KvIdentity,
-    /// Who computes.
-    pub executor: Box<dyn Executor>,
-    /// The rank's pool.
-    pub kv: KvMemory,
-    /// The transfer plugin's name and instance; `None` for aggregated workers.
-    pub transfer: Option<(String, Arc<dyn TransferBackend>)>,
+    /// The transfer plugin's name; `None` for aggregated workers.
+    pub transfer: Option<String>,
+    /// The tensor-parallel ranks, at least one.
+    pub ranks: Vec<RankParts>,
     /// Random, new at every start.
     pub instance: Instance,
     /// Whether pages are digested on both ends of a transfer.
     pub page_integrity: bool,
+}
+
+/// What one tensor-parallel rank is made of.
+pub struct RankParts {
+    /// Who computes.
+    pub executor: Box<dyn Executor>,
+    /// Its pool: all pages, and of each the heads that this rank holds ([`host_core::heads::rank_heads`]).
+    pub kv: KvMemory,
+    /// The rank's own instance of the transfer plugin; `None` for aggregated workers.
+    pub transfer: Option<Arc<dyn TransferBackend>>,
 }
 
 /// A running worker. Dropping it does not stop it; [`Worker::stop`] does.
@@ -174,8 +180,13 @@ impl Worker {
         parts: Parts,
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
-        let Parts { name, config, layout, identity, executor, kv, transfer, instance, page_integrity } =
-            parts;
+        let Parts { name, config, identity, transfer, mut ranks, instance, page_integrity } = parts;
+        let Some(RankParts { executor, kv, transfer: backend }) = ranks.pop().filter(|_| ranks.is_empty())
+        else {
+            anyhow::bail!("a worker has one rank");
+        };
+        let layout = *kv.layout();
+        let transfer = transfer.zip(backend);
         let clock = Clock::start();
         let (inputs, receive_inputs) = mpsc::channel(INPUTS);
         let (outgoing, receive_outgoing) = mpsc::channel(INPUTS);

@@ -8,6 +8,7 @@
 
 pub mod aux_row;
 pub mod batch;
+pub mod heads;
 pub mod histogram;
 pub mod ids;
 pub mod integrity;

@@ -19,7 +19,7 @@ use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
 use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
-use crate::worker::Parts;
+use crate::worker::{Parts, RankParts};
 
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
@@ -322,14 +322,13 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     };
     let kv = KvMemory::new(layout)
         .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;
+    let (name, backend) = transfer.unzip();
     Ok(Parts {
         name: worker_name(settings, role),
         config,
-        layout,
         identity,
-        executor,
-        kv,
-        transfer: transfer.map(|(name, backend)| (name, backend as Arc<_>)),
+        transfer: name,
+        ranks: vec![RankParts { executor, kv, transfer: backend.map(|backend| backend as Arc<_>) }],
         instance,
         page_integrity: !settings.no_page_integrity,
     })
