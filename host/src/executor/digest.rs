@@ -56,7 +56,15 @@ mod tests {
 
     #[test]
     fn a_digest_does_not_depend_on_the_layout() {
-        let shape = KvShape { pages: 2, heads: 2, layers: 3, page_tokens: 4, head_dim: 8, dtype: Dtype::F32 };
+        let shape = KvShape {
+            pages: 2,
+            heads: 2,
+            layers: 3,
+            page_tokens: 4,
+            head_dim: 8,
+            value_dim: 8,
+            dtype: Dtype::F32,
+        };
         let digests = KvOrder::ALL.map(|order| {
             let mut kv = KvMemory::new(KvLayout::new(shape, order)).unwrap();
             for row in 0..2 * 3 * 2 * 4 {

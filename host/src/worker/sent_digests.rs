@@ -88,7 +88,15 @@ mod tests {
 
     #[test]
     fn parts_of_layers_give_the_digest_of_whole_pages() {
-        let shape = KvShape { pages: 6, heads: 2, layers: 3, page_tokens: 4, head_dim: 8, dtype: Dtype::F32 };
+        let shape = KvShape {
+            pages: 6,
+            heads: 2,
+            layers: 3,
+            page_tokens: 4,
+            head_dim: 8,
+            value_dim: 8,
+            dtype: Dtype::F32,
+        };
         for order in KvOrder::ALL {
             let mut kv = KvMemory::new(KvLayout::new(shape, order)).unwrap();
             for page in 0..6 {
@@ -116,7 +124,15 @@ mod tests {
 
     #[test]
     fn rooms_that_never_end_do_not_pile_up() {
-        let shape = KvShape { pages: 1, heads: 1, layers: 2, page_tokens: 1, head_dim: 2, dtype: Dtype::F32 };
+        let shape = KvShape {
+            pages: 1,
+            heads: 1,
+            layers: 2,
+            page_tokens: 1,
+            head_dim: 2,
+            value_dim: 2,
+            dtype: Dtype::F32,
+        };
         let kv = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
         let mut sent = SentDigests::default();
         for room in 0..ROOMS as u64 + 10 {
