@@ -1,5 +1,6 @@
 //! The KV pool of one rank, as an executor sees it.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -97,15 +98,31 @@ impl Drop for SharedMemory {
 pub struct KvMemory {
     memory: Arc<SharedMemory>,
     layout: KvLayout,
+    first_head: usize,
 }
 
 impl KvMemory {
-    /// A zeroed pool of this layout.
+    /// A zeroed pool of this layout, for a rank that holds all of a model's KV heads, or the first ones.
     ///
     /// # Errors
     /// When the system has no memory to give.
     pub fn new(layout: KvLayout) -> std::io::Result<Self> {
-        Ok(Self { memory: Arc::new(SharedMemory::new("host-kv", layout.bytes())?), layout })
+        Self::for_heads(layout, 0)
+    }
+
+    /// A zeroed pool whose head 0 is the model's KV head `first_head`, as of [`host_core::heads::rank_heads`].
+    ///
+    /// # Errors
+    /// When the system has no memory to give.
+    pub fn for_heads(layout: KvLayout, first_head: usize) -> std::io::Result<Self> {
+        let memory = Arc::new(SharedMemory::new("host-kv", layout.bytes())?);
+        Ok(Self { memory, layout, first_head })
+    }
+
+    /// The KV heads that the pool holds, counted over the whole model. In every other call, head 0 is the first of these.
+    #[must_use]
+    pub fn heads(&self) -> Range<usize> {
+        self.first_head..self.first_head + self.layout.shape.heads
     }
 
     /// The layout.
