@@ -5,7 +5,7 @@
 //!
 //! | Kind | | Bytes |
 //! | --- | --- | --- |
-//! | 1 | [`LaneNotice`] | notice 0..24, fragment 24..28, fragments 28..32, sum 32..40, kind 40, alone 41, source 42..44, target 44..46 |
+//! | 1 | [`LaneNotice`] | notice 0..24, fragment 24..28, fragments 28..32, sum 32..40, kind 40, alone 41, source 42, target 43 |
 //!
 //! What is not named is 0, and not looked at.
 
@@ -17,6 +17,9 @@ pub const MESSAGE_BYTES: usize = 48;
 pub const KIND: usize = 40;
 /// Kind of a [`LaneNotice`].
 pub const KIND_LANE: u8 = 1;
+
+/// Most ranks of a worker: a rank is one byte on the wire.
+pub const MAX_RANKS: usize = 256;
 
 /// Bytes of an encoded notice.
 const NOTICE_BYTES: usize = 24;
@@ -50,9 +53,9 @@ pub struct LaneNotice {
     /// Whether the part has no pages, so that only rank 0 sends anything, the aux row, to rank 0.
     pub alone: bool,
     /// The sender's rank.
-    pub source: u16,
+    pub source: u8,
     /// The receiver's rank.
-    pub target: u16,
+    pub target: u8,
 }
 
 impl Notice {
@@ -88,8 +91,7 @@ impl LaneNotice {
         bytes[32..40].copy_from_slice(&self.sum.to_le_bytes());
         bytes[KIND] = KIND_LANE;
         bytes[41] = u8::from(self.alone);
-        bytes[42..44].copy_from_slice(&self.source.to_le_bytes());
-        bytes[44..46].copy_from_slice(&self.target.to_le_bytes());
+        (bytes[42], bytes[43]) = (self.source, self.target);
         bytes
     }
 
@@ -107,8 +109,8 @@ impl LaneNotice {
             fragments,
             sum: long(bytes, 32),
             alone: flag(bytes[41])?,
-            source: u16::from_le_bytes([bytes[42], bytes[43]]),
-            target: u16::from_le_bytes([bytes[44], bytes[45]]),
+            source: bytes[42],
+            target: bytes[43],
         })
     }
 }
@@ -146,8 +148,8 @@ mod tests {
             fragments: 0x1516_1718,
             sum: 0xfeed_beef_dead_cafe,
             alone: false,
-            source: 0x2122,
-            target: 0x2324,
+            source: 0x21,
+            target: 0x23,
         }
     }
 
@@ -162,7 +164,7 @@ mod tests {
     #[test]
     fn every_byte_that_means_something_changes_the_message() {
         let bytes = lane().encode();
-        let idle = |at: &usize| matches!(at, 21..24 | 46..48);
+        let idle = |at: &usize| matches!(at, 21..24 | 44..48);
         for at in (0..MESSAGE_BYTES).filter(|at| !idle(at)) {
             let mut other = bytes;
             other[at] ^= 1;
