@@ -234,6 +234,7 @@ mod tests {
             layers: executor.shape.layers,
             page_tokens,
             head_dim: executor.shape.head_dim,
+            value_dim: executor.shape.head_dim,
             dtype: executor.shape.kv_dtype,
         };
         KvMemory::new(KvLayout::new(shape, order)).unwrap()
