@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use host_core::Instance;
 use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::transfer::Share;
 use host_plugin_api::transfer::{Memory, MemoryKind, RegionId, TransferBackend};
 use rustix::fd::AsRawFd;
 
@@ -47,6 +48,13 @@ pub(super) struct Rank {
     pub kv_region: RegionId,
     /// On rank 0.
     pub aux_region: Option<RegionId>,
+}
+
+impl Rank {
+    /// What the pool holds of the model's KV.
+    pub(super) fn share(&self) -> Share {
+        Share::pool(*self.kv.layout(), self.kv.heads().start)
+    }
 }
 
 /// The transfer plugin of a worker, its own registered memory, and its links to peers. Shared by all threads.
@@ -268,6 +276,3 @@ impl Links {
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,6 +6,7 @@ use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::heads::{HeadLane, head_lanes, rank_heads};
 use host_core::layout::KvOrder;
 use host_core::notice::MAX_RANKS;
+use host_core::transfer::Share;
 use host_core::{KvLayout, KvShape};
 use host_plugin_api::transfer::PeerId;
 
@@ -35,10 +36,8 @@ pub struct PeerRank {
     pub aux_region: u32,
     /// Generation of that region.
     pub aux_generation: u32,
-    /// Layout of the pool.
-    pub layout: KvLayout,
-    /// The pool's first head, counted over the whole model.
-    pub first_head: usize,
+    /// What the pool holds of the model's KV, and where.
+    pub share: Share,
     /// Aux rows.
     pub aux_rows: u32,
 }
@@ -98,8 +97,7 @@ pub(super) fn read(
             kv_generation: endpoint.kv_generation,
             aux_region: endpoint.aux_region,
             aux_generation: endpoint.aux_generation,
-            layout,
-            first_head: heads.start,
+            share: Share::pool(layout, heads.start),
             aux_rows: u32::try_from(endpoint.aux_bytes / AUX_ROW_BYTES as u64).unwrap_or(u32::MAX),
         })
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::notice::LaneNotice;
 use host_core::scheduler::PageWrite;
-use host_core::transfer::{Tag, plan_layers};
+use host_core::transfer::{Lane, Tag, plan_lane};
 use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{
     self as api, Completion, NOTIFICATION_BYTES, PeerId, Submission, TransferBackend, Write,
@@ -47,9 +47,9 @@ pub(super) fn shares(
         let peer = link.connection(rank, lane.target);
         let peer = peer.ok_or_else(|| format!("the connection to worker {} is being cut off", write.to))?;
         let theirs = &link.ranks[lane.target];
-        let pieces =
-            plan_layers(own.kv.layout(), &theirs.layout, &write.source, &write.target, layers.clone())
-                .map_err(|error| error.to_string())?;
+        let planned = Lane { source: own.share(), target: theirs.share, heads: lane.heads.clone() };
+        let pieces = plan_lane(&planned, &write.source, &write.target, layers.clone())
+            .map_err(|error| error.to_string())?;
         let pages = (write.first_page as usize..).zip(write.source.iter().copied());
         let sum = match page_integrity {
             true => lane_sums::of(&own.kv, pages, layers.clone(), lane.heads.clone()),
