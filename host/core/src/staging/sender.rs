@@ -3,123 +3,26 @@
 //! Each target rank is asked for few pieces ahead ([`asking`]). Granted pieces are gathered in the order of their grants, as far
 //! as own slots go; a target whose wire is slow holds at most twice as many bytes as are left to others.
 
+mod action;
 mod asking;
+mod gathering;
 mod lane;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::message::{Answer, Ask, Refusal, Verdict};
+use super::message::{Answer, Ask, Verdict};
 use super::round_trip::LONGEST;
 use super::slots::Slots;
 use super::{Key, PeerRank, Span};
 use crate::ids::{Instance, Room, Time};
 use crate::transfer::Tag;
+pub use action::{Action, Fault, Gather, SenderStats, Written};
 use asking::Asking;
 pub use lane::{Lane, LaneError, Target};
 use lane::{State, Work};
 
-/// Pieces for which there may be no gap while others get theirs, before one is kept free for them.
-const PATIENCE: u64 = 16;
 /// Targets whose round trips are remembered while nothing goes there.
 const IDLE_TARGETS: usize = 256;
-
-/// Why a lane failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// By [`Sender::cancel`].
-    #[error("cancelled")]
-    Cancelled,
-    /// By [`Sender::peer_lost`].
-    #[error("the connection is gone")]
-    PeerLost,
-    /// The ring will not take it.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The ring granted what is not its memory.
-    #[error("the other worker granted staging memory that it does not have")]
-    Outside,
-    /// The write failed.
-    #[error("{0}")]
-    Write(String),
-}
-
-/// What a sender wants done. It gathers only when asked for work ([`Sender::next_gather`]).
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// To be told.
-    Say {
-        /// To whom.
-        to: Target,
-        /// What.
-        ask: Ask,
-    },
-    /// A gathered piece is to be written; answered by [`Sender::settled`].
-    Write(Written),
-    /// A write under this id is of no use any more. It still settles.
-    CancelWrite(u64),
-    /// Nothing of the part is in flight to this target any more.
-    Ended {
-        /// The part.
-        tag: Tag,
-        /// The target.
-        target: Target,
-        /// Why not everything was written.
-        fault: Option<Fault>,
-    },
-}
-
-/// One write of a piece.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Written {
-    /// Names it in [`Sender::settled`].
-    pub id: u64,
-    /// The part.
-    pub tag: Tag,
-    /// Where to.
-    pub target: Target,
-    /// The piece.
-    pub key: Key,
-    /// How many pieces there are of the part for this target.
-    pub pieces: u16,
-    /// Bytes from the start of the own staging region.
-    pub source_offset: u64,
-    /// Bytes from the start of the target's.
-    pub target_offset: u64,
-    /// Bytes.
-    pub length: u32,
-    /// Travels in the notice behind the data.
-    pub generation: u32,
-}
-
-/// One piece to copy out of the pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gather {
-    /// Names it in [`Sender::gathered`].
-    pub id: u64,
-    /// The part.
-    pub tag: Tag,
-    /// Where it will go.
-    pub target: Target,
-    /// What.
-    pub span: Span,
-    /// Bytes from the start of the own staging region.
-    pub offset: u64,
-}
-
-/// Counts for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SenderStats {
-    /// Bytes of own slots in use.
-    pub bytes_in_use: u64,
-    /// Pieces asked for and not answered by a slot.
-    pub waiting: u64,
-    /// Pieces written so far.
-    pub pieces: u64,
-    /// Bytes written so far.
-    pub bytes: u64,
-    /// Questions repeated so far.
-    pub repeats: u64,
-}
 
 type PieceOf = (u64, u16);
 
@@ -206,15 +109,16 @@ impl Sender {
         let Some(work) = self.lanes.get_mut(&id) else { return };
         let (target, target_bytes) = (work.lane.target, work.lane.target_bytes);
         let state = work.state(piece);
-        if let State::Asked { at, due, repeat, wait } = state {
+        if let State::Asked { at, due, repeat, wait, answered } = state {
+            // After a first answer, a grant comes when there is a slot.
             if repeat == answer.repeat
+                && !answered
                 && let Some(asking) = self.targets.get_mut(&target)
-                // A grant may come long after the question.
-                && (answer.verdict == Verdict::Wait || now.since(at) <= wait)
             {
                 asking.round_trip.measured(now.since(at));
             }
             if answer.verdict == Verdict::Wait {
+                work.set(piece, State::Asked { at, due, repeat, wait, answered: true });
                 return;
             }
             self.due.remove(&(due, (id, piece)));
@@ -242,87 +146,6 @@ impl Sender {
             // Answers to repeats, late ones.
             _ => {}
         }
-    }
-
-    /// The next piece to gather, into a slot that is now its own.
-    pub fn next_gather(&mut self, now: Time, actions: &mut Vec<Action>) -> Option<Gather> {
-        let (at, piece_of, slot, size) = self.next_fitting()?;
-        self.ready.remove(at);
-        let (id, piece) = piece_of;
-        let work = self.lanes.get_mut(&id)?;
-        let State::Granted { offset, generation } = work.state(piece) else { return None };
-        work.set(piece, State::Gathering { slot, offset, generation });
-        let (tag, target, room) = (work.lane.tag, work.lane.target, work.lane.room);
-        let span = work.span(piece)?.clone();
-        if let Some(asking) = self.targets.get_mut(&target) {
-            asking.held += size;
-        }
-        self.credit(target, room);
-        self.last_id += 1;
-        let gather = Gather { id: self.last_id, tag, target, span, offset: slot };
-        self.in_hand.insert(gather.id, piece_of);
-        // Its credit is free: ask for the one after next before this one is copied.
-        self.ask(now, target, actions);
-        Some(gather)
-    }
-
-    /// The first granted piece that may have an own slot: its place, the slot, and the slot's size.
-    fn next_fitting(&mut self) -> Option<(usize, PieceOf, u64, u64)> {
-        for at in 0..self.ready.len() {
-            let piece_of = *self.ready.get(at)?;
-            let Some(work) = self.lanes.get(&piece_of.0) else { continue };
-            let length = u64::from(work.span(piece_of.1)?.bytes);
-            let size = Slots::size_of(length);
-            let held = self.targets.get(&work.lane.target).map_or(0, |asking| asking.held);
-            if held > 0 && held + size > self.slots.unused() * 2 {
-                continue;
-            }
-            let waits = self.denied.is_some_and(|(denied, _)| denied == piece_of);
-            let slot = match waits && self.claimed {
-                true => self.slots.take_claimed(length),
-                false => self.slots.take(length),
-            };
-            if let Some(slot) = slot {
-                self.gathers += 1;
-                if waits {
-                    (self.denied, self.claimed) = (None, false);
-                }
-                return Some((at, piece_of, slot, size));
-            }
-            let since = self.denied.get_or_insert((piece_of, self.gathers)).1;
-            if waits && !self.claimed && self.gathers - since >= PATIENCE {
-                self.slots.claim(length);
-                self.claimed = true;
-            }
-        }
-        None
-    }
-
-    /// A piece lies in its slot: it is written, unless nobody wants it any more.
-    pub fn gathered(&mut self, gather: u64, actions: &mut Vec<Action>) {
-        let Some((id, piece)) = self.in_hand.get(&gather).copied() else { return };
-        let Some(work) = self.lanes.get_mut(&id) else { return };
-        let State::Gathering { slot, offset, generation } = work.state(piece) else { return };
-        if work.fault.is_some() {
-            self.in_hand.remove(&gather);
-            self.over(id, piece, slot);
-            self.finish(id, actions);
-            return;
-        }
-        work.set(piece, State::Writing { slot });
-        let written = Written {
-            id: gather,
-            tag: work.lane.tag,
-            target: work.lane.target,
-            key: work.key(piece),
-            // Fewer than u16::MAX: checked when the lane was added.
-            pieces: work.states.len() as u16,
-            source_offset: slot,
-            target_offset: offset,
-            length: work.span(piece).map_or(0, |span| span.bytes),
-            generation,
-        };
-        actions.push(Action::Write(written));
     }
 
     /// A write has ended, and nothing of it is in flight any more.
@@ -379,7 +202,7 @@ impl Sender {
             let Some(span) = work.span(piece).cloned() else { continue };
             let (wait, repeat) = ((wait * 2).min(LONGEST), repeat.wrapping_add(1));
             let due = now.after(wait);
-            work.set(piece, State::Asked { at: now, due, wait, repeat });
+            work.set(piece, State::Asked { at: now, due, wait, repeat, answered: false });
             self.due.insert((due, (id, piece)));
             self.stats.repeats += 1;
             actions
@@ -407,7 +230,7 @@ impl Sender {
                 asking.exhausted(work.lane.room, id);
             }
             let due = now.after(wait);
-            work.set(piece, State::Asked { at: now, due, wait, repeat: 0 });
+            work.set(piece, State::Asked { at: now, due, wait, repeat: 0, answered: false });
             self.due.insert((due, (id, piece)));
             actions.push(Action::Say { to: target, ask: Ask { key: work.key(piece), repeat: 0, span } });
         }
@@ -490,6 +313,7 @@ impl Sender {
     #[must_use]
     pub fn idle(&self) -> bool {
         self.lanes.is_empty()
+            && self.by_key.is_empty()
             && self.in_hand.is_empty()
             && self.due.is_empty()
             && self.ready.is_empty()

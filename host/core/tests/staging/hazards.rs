@@ -1,154 +1,15 @@
 //! How staged transfers have gone wrong elsewhere, one by one: that it cannot happen here, or why there is nothing to
 //! happen.
 
-use std::time::Duration;
-
-use host_core::staging::message::{Answer, Ask, Refusal, Verdict};
+use host_core::staging::message::{Answer, Refusal, Verdict};
 use host_core::staging::{
-    Arrival, Fault, Gather, Geometry, Key, Lane, LaneError, Opening, PeerRank, Ring, RingAction, Sender,
-    SenderAction, Span, Target, Written,
+    Arrival, Fault, Key, Opening, PeerRank, Ring, RingAction, Sender, Span, Target, Written,
 };
 use host_core::transfer::Tag;
-use host_core::{Instance, PageId, Room, Time};
+use host_core::{Instance, Room, Time};
 
-use crate::world::{BLOCK, Random};
-
-const PREFILL: Instance = Instance(7);
-const DECODE: Instance = Instance(9);
-const BYTES: u64 = 4096;
-const LAYERS: u16 = 2;
-
-fn at(milliseconds: u64) -> Time {
-    Time(Duration::from_millis(milliseconds))
-}
-
-fn source(rank: u8) -> PeerRank {
-    PeerRank { peer: PREFILL, rank }
-}
-
-fn target(rank: u8) -> Target {
-    Target { peer: DECODE, session: 1, rank }
-}
-
-fn key(room: u64, sequence: u32, piece: u16) -> Key {
-    Key { room: Room(room), attempt: 1, sequence, piece }
-}
-
-/// Both heads of all layers of some pages: 32 bytes a page.
-fn span(pages: std::ops::Range<u32>) -> Span {
-    let bytes = pages.len() as u32 * u32::from(LAYERS) * 2 * BLOCK;
-    Span { pages, layers: 0..LAYERS, heads: 0..2, bytes }
-}
-
-/// A part of `pieces` pieces of 512 bytes (16 pages) each.
-fn lane(tag: u64, room: u64, sequence: u32, to: Target, pieces: u32) -> Lane {
-    let first = sequence * 1000;
-    let pieces = (0..pieces).map(|piece| span(first + piece * 16..first + (piece + 1) * 16)).collect();
-    Lane { tag: Tag(tag), room: Room(room), attempt: 1, sequence, target: to, target_bytes: BYTES, pieces }
-}
-
-fn ring(rooms: &[(u64, u32)]) -> Ring<Key> {
-    let mut ring = Ring::new(BYTES, Geometry { layers: LAYERS, block_bytes: BLOCK });
-    for (room, pages) in rooms {
-        ring.open(opening(*room, 1, *pages));
-    }
-    ring
-}
-
-fn opening(room: u64, attempt: u32, pages: u32) -> Opening {
-    let pages = (0..pages).map(PageId).collect();
-    Opening { room: Room(room), attempt, peer: PREFILL, pages, lanes: vec![(0, 0..2), (1, 0..2)] }
-}
-
-fn ask(ring: &mut Ring<Key>, from: PeerRank, key: Key, span: Span) -> Vec<(PeerRank, Answer)> {
-    let mut actions = Vec::new();
-    ring.asked(from, &Ask { key, repeat: 0, span }, &mut actions);
-    said(actions)
-}
-
-fn said(actions: Vec<RingAction>) -> Vec<(PeerRank, Answer)> {
-    let say = |action| match action {
-        RingAction::Say { to, answer } => Some((to, answer)),
-        RingAction::Closed(_) => None,
-    };
-    actions.into_iter().filter_map(say).collect()
-}
-
-/// The only answer, to a question of rank 0.
-fn verdict(ring: &mut Ring<Key>, key: Key, span: Span) -> Verdict {
-    let answers = ask(ring, source(0), key, span);
-    assert_eq!(answers.len(), 1);
-    assert_eq!((answers[0].0, answers[0].1.key), (source(0), key));
-    answers[0].1.verdict
-}
-
-fn granted(verdict: Verdict) -> (u64, u32) {
-    match verdict {
-        Verdict::Grant { offset, generation } => (offset, generation),
-        other => panic!("{other:?} is no grant"),
-    }
-}
-
-/// Lets a granted piece arrive and be scattered.
-fn deliver(ring: &mut Ring<Key>, key: Key, generation: u32) -> Vec<(PeerRank, Answer)> {
-    assert_eq!(ring.arrived(source(0), key, generation, key), Arrival::Taken);
-    let scatter = ring.next_scatter().unwrap();
-    assert_eq!((scatter.id, scatter.notice), (generation, key));
-    let mut actions = Vec::new();
-    assert!(ring.scattered(scatter.id, &mut actions));
-    said(actions)
-}
-
-#[derive(Default)]
-struct Said {
-    asks: Vec<(Target, Ask)>,
-    writes: Vec<Written>,
-    cancelled: Vec<u64>,
-    ended: Vec<(Tag, Target, Option<Fault>)>,
-}
-
-fn done(actions: Vec<SenderAction>) -> Said {
-    let mut said = Said::default();
-    for action in actions {
-        match action {
-            SenderAction::Say { to, ask } => said.asks.push((to, ask)),
-            SenderAction::Write(written) => said.writes.push(written),
-            SenderAction::CancelWrite(id) => said.cancelled.push(id),
-            SenderAction::Ended { tag, target, fault } => said.ended.push((tag, target, fault)),
-        }
-    }
-    said
-}
-
-fn add(sender: &mut Sender, lane: Lane) -> Said {
-    let mut actions = Vec::new();
-    sender.add(at(0), lane, &mut actions).unwrap();
-    done(actions)
-}
-
-fn hear(sender: &mut Sender, rank: u8, key: Key, verdict: Verdict) -> Said {
-    let mut actions = Vec::new();
-    let from = PeerRank { peer: DECODE, rank };
-    sender.heard(at(1), from, &Answer { key, repeat: 0, verdict }, &mut actions);
-    done(actions)
-}
-
-fn grant(sender: &mut Sender, rank: u8, key: Key, offset: u64) -> Said {
-    hear(sender, rank, key, Verdict::Grant { offset, generation: 1 })
-}
-
-fn gather(sender: &mut Sender) -> Option<(Gather, Written)> {
-    let mut actions = Vec::new();
-    let gather = sender.next_gather(at(1), &mut actions)?;
-    sender.gathered(gather.id, &mut actions);
-    Some((gather, done(actions).writes[0]))
-}
-
-fn settle(sender: &mut Sender, write: u64) -> Said {
-    let mut actions = Vec::new();
-    sender.settled(at(2), write, None, &mut actions);
-    done(actions)
-}
+use crate::fixture::*;
+use crate::world::Random;
 
 #[test]
 fn h1_a_target_that_is_not_ready_makes_nobody_send_twice_to_the_others() {
@@ -312,50 +173,91 @@ fn h7_rooms_that_stand_still_leave_slots_for_others() {
     assert_eq!(ring.stats().bytes_in_use, held);
 }
 
-#[test]
-fn h7_a_large_piece_is_not_starved_by_small_ones_between_slots_that_stand_still() {
-    for seed in 0..50 {
-        let mut random = Random(seed);
-        let mut ring = ring(&[(1, 100_000), (2, 100_000)]);
-        let stranger = Instance(8);
-        ring.open(Opening { peer: stranger, ..opening(3, 1, 1000) });
-        let mut live = Vec::new();
-        let mut small = 0;
-        let mut more = |ring: &mut Ring<Key>, live: &mut Vec<(Key, u32)>| {
-            for (_, answer) in
-                ask(ring, source(0), key(1, small >> 8, small as u16 & 255), span(small..small + 2))
-            {
-                if let Verdict::Grant { generation, .. } = answer.verdict {
-                    live.push((answer.key, generation));
-                }
-            }
-            small += 1;
-        };
-        // Small slots everywhere, some of which stand still.
-        (0..64).for_each(|_| more(&mut ring, &mut live));
-        let still = random.below(8) as usize;
-        live.drain(..still);
-        let from = PeerRank { peer: stranger, rank: 0 };
-        assert_eq!(ask(&mut ring, from, key(3, 0, 0), span(0..32)).len(), 1);
-        let mut turns = 0;
-        while ring.slots().all(|(room, ..)| room != Room(3)) {
-            turns += 1;
-            assert!(turns < 1000, "seed {seed}");
-            if live.is_empty() {
-                more(&mut ring, &mut live);
-                continue;
-            }
-            let (key, generation) = live.swap_remove(random.below(live.len() as u64) as usize);
-            for (_, answer) in deliver(&mut ring, key, generation) {
-                if let Verdict::Grant { generation, .. } = answer.verdict
-                    && answer.key.room == Room(1)
-                {
-                    live.push((answer.key, generation));
-                }
-            }
-            more(&mut ring, &mut live);
-        }
+/// Rooms 1 to 8, of a peer each, ask for more small pieces than there is memory for. Returns the slots they have.
+fn crowded(ring: &mut Ring<Key>) -> Vec<(PeerRank, Key, u32)> {
+    let mut live = Vec::new();
+    for room in 1..9 {
+        ring.open(Opening { peer: Instance(room), ..opening(room, 1, 100_000) });
     }
+    for (room, piece) in (0..16).flat_map(|piece| (1..9).map(move |room| (room, piece))) {
+        more(ring, room, piece, &mut live);
+    }
+    assert!(ring.stats().bytes_in_use > BYTES - 512 && ring.stats().waiting > 20);
+    live
+}
+
+fn more(ring: &mut Ring<Key>, room: u64, piece: u16, live: &mut Vec<(PeerRank, Key, u32)>) {
+    let from = PeerRank { peer: Instance(room), rank: 0 };
+    let first = u32::from(piece) * 2;
+    let answers = ask(ring, from, key(room, 0, piece), span(first..first + 2));
+    live.extend(grants(answers));
+}
+
+fn grants(answers: Vec<(PeerRank, Answer)>) -> impl Iterator<Item = (PeerRank, Key, u32)> {
+    answers.into_iter().filter_map(|(to, answer)| match answer.verdict {
+        Verdict::Grant { generation, .. } => Some((to, answer.key, generation)),
+        _ => None,
+    })
+}
+
+/// Small pieces come and go, at random places; returns how many until room 9 has a slot.
+fn turn_over(seed: u64, ring: &mut Ring<Key>, live: &mut Vec<(PeerRank, Key, u32)>) -> u32 {
+    let mut random = Random(seed);
+    for turn in 0..1000 {
+        let (from, key, generation) = live.swap_remove(random.below(live.len() as u64) as usize);
+        assert_eq!(ring.arrived(from, key, generation, key), Arrival::Taken);
+        let scatter = ring.next_scatter().unwrap();
+        let mut actions = Vec::new();
+        ring.scattered(scatter.id, &mut actions);
+        let granted: Vec<_> = grants(said(actions)).collect();
+        if granted.iter().any(|(_, key, _)| key.room == Room(9)) {
+            return turn;
+        }
+        live.extend(granted);
+        more(ring, key.room.0, 16 + (turn / 8) as u16 + turn as u16 * 8, live);
+    }
+    panic!("seed {seed}: starved");
+}
+
+#[test]
+fn h7_a_large_piece_is_not_starved_by_small_ones() {
+    for seed in 0..50 {
+        let mut ring = ring(&[]);
+        let mut live = crowded(&mut ring);
+        // Some stand still.
+        live.drain(..8);
+        ring.open(Opening { peer: Instance(9), ..opening(9, 1, 1000) });
+        let from = PeerRank { peer: Instance(9), rank: 0 };
+        assert_eq!(ask(&mut ring, from, key(9, 0, 0), span(0..32))[0].1.verdict, Verdict::Wait);
+        turn_over(seed, &mut ring, &mut live);
+    }
+}
+
+#[test]
+fn h7_memory_that_is_kept_free_for_a_room_is_everybodys_again_when_the_room_ends() {
+    let mut ring = ring(&[]);
+    let mut live = crowded(&mut ring);
+    for room in [10, 9] {
+        ring.open(Opening { peer: Instance(room), ..opening(room, 1, 1000) });
+        let from = PeerRank { peer: Instance(room), rank: 0 };
+        assert_eq!(ask(&mut ring, from, key(room, 0, 0), span(0..32))[0].1.verdict, Verdict::Wait);
+    }
+    let in_use = |ring: &Ring<Key>| ring.stats().bytes_in_use;
+    let full = in_use(&ring);
+    let mut random = Random(1);
+    while in_use(&ring) > full - 512 {
+        let (from, key, generation) = live.swap_remove(random.below(live.len() as u64) as usize);
+        ring.arrived(from, key, generation, key);
+        let scatter = ring.next_scatter().unwrap();
+        let mut actions = Vec::new();
+        ring.scattered(scatter.id, &mut actions);
+        live.extend(grants(said(actions)));
+    }
+    // A window is being kept free for room 10. It gives up, and room 9 is next to get one.
+    let mut actions = Vec::new();
+    ring.close(Room(10), &mut actions);
+    live.extend(grants(said(actions)));
+    turn_over(1, &mut ring, &mut live);
 }
 
 #[test]
@@ -383,6 +285,12 @@ fn h8_slots_of_a_closed_room_are_nobodys_until_it_is_forgotten() {
     assert!(!said(actions).is_empty(), "who waited gets them");
     assert!(ring.slots().all(|(room, ..)| room == Room(2)));
     assert!(held <= BYTES);
+    // A room need not be closed to be forgotten.
+    ring.forget(Room(1), &mut Vec::new());
+    let mut other = self::ring(&[(1, 100)]);
+    granted(verdict(&mut other, key(1, 0, 0), span(0..16)));
+    other.forget(Room(1), &mut Vec::new());
+    assert_eq!((other.rooms(), other.stats().bytes_in_use), (0, 0));
     // A notice that was granted another slot than the one that is there now means nothing either.
     let again = granted(verdict(&mut ring, key(2, 0, 0), span(0..8)));
     assert_eq!(ring.arrived(source(0), key(2, 0, 0), again.1 + 1, key(2, 0, 0)), Arrival::Unknown);
@@ -400,6 +308,18 @@ fn h8_slots_of_an_earlier_attempt_are_free_when_their_sender_asks_within_the_nex
     granted(verdict(&mut ring, Key { attempt: 2, ..key(1, 0, 0) }, span(0..16)));
     let owners: Vec<(u32, u8)> = ring.slots().map(|(_, attempt, source, _)| (attempt, source)).collect();
     assert_eq!(owners, [(2, 0), (1, 1)], "rank 1 has not asked again");
+}
+
+#[test]
+fn opening_again_changes_nothing_unless_it_is_a_later_attempt_which_has_the_whole_room_to_ask_for() {
+    let mut ring = ring(&[(1, 16)]);
+    let first = verdict(&mut ring, key(1, 0, 0), span(0..16));
+    ring.open(opening(1, 1, 16));
+    assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), first);
+    ring.open(opening(1, 2, 16));
+    granted(verdict(&mut ring, Key { attempt: 2, ..key(1, 0, 0) }, span(0..16)));
+    ring.open(opening(1, 1, 16));
+    assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), Verdict::Refused(Refusal::Gone));
 }
 
 #[test]
@@ -466,92 +386,4 @@ fn h13_nothing_is_asked_for_or_gathered_that_was_not_said_to_be_complete() {
     grant(&mut sender, 0, key(1, 0, 2), 0);
     grant(&mut sender, 0, key(1, 1, 0), 0);
     assert!(gather(&mut sender).is_none(), "granted, but nobody has it");
-}
-
-#[test]
-fn a_new_life_of_either_side_takes_nothing_from_the_old_one() {
-    let mut sender = Sender::new(BYTES);
-    add(&mut sender, lane(1, 1, 0, target(0), 2));
-    grant(&mut sender, 0, key(1, 0, 0), 0);
-    let (_, written) = gather(&mut sender).unwrap();
-    let mut actions = Vec::new();
-    sender.peer_lost(at(3), DECODE, 1, &mut actions);
-    let said = done(actions);
-    assert_eq!((said.cancelled, said.ended.len()), (vec![written.id], 0), "the write has not settled");
-    assert_eq!(settle(&mut sender, written.id).ended, [(Tag(1), target(0), Some(Fault::PeerLost))]);
-    // The next connection under the same name: answers of the last mean nothing, its own count.
-    let next = Target { session: 2, ..target(0) };
-    add(&mut sender, lane(2, 2, 0, next, 1));
-    grant(&mut sender, 0, key(1, 0, 1), 0);
-    assert!(gather(&mut sender).is_none());
-    let mut actions = Vec::new();
-    sender.peer_lost(at(4), DECODE, 1, &mut actions);
-    assert!(actions.is_empty(), "late news of the old one");
-    grant(&mut sender, 0, key(2, 0, 0), 0);
-    assert_eq!(gather(&mut sender).unwrap().1.target, next);
-    // A ring in its next life knows no question and no notice of the last.
-    let mut ring = ring(&[]);
-    assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), Verdict::Refused(Refusal::Gone));
-    assert_eq!(ring.arrived(source(0), key(1, 0, 0), 1, key(1, 0, 0)), Arrival::Unknown);
-}
-
-#[test]
-fn a_room_is_closed_only_when_its_last_copy_has_ended() {
-    let mut ring = ring(&[(1, 100)]);
-    let (_, generation) = granted(verdict(&mut ring, key(1, 0, 0), span(0..16)));
-    ring.arrived(source(0), key(1, 0, 0), generation, key(1, 0, 0));
-    let scatter = ring.next_scatter().unwrap();
-    let mut actions = Vec::new();
-    ring.close(Room(1), &mut actions);
-    assert_eq!(actions, [], "still copying");
-    assert!(!ring.scattered(scatter.id, &mut actions), "nobody is to hear of the piece");
-    assert_eq!(actions, [RingAction::Closed(Room(1))]);
-    // Rooms that nobody knows are closed.
-    let mut actions = Vec::new();
-    ring.close(Room(5), &mut actions);
-    assert_eq!(actions, [RingAction::Closed(Room(5))]);
-}
-
-#[test]
-fn nothing_to_send_is_sent_at_once_and_what_cannot_be_staged_is_said() {
-    let mut sender = Sender::new(BYTES);
-    assert_eq!(add(&mut sender, lane(1, 1, 0, target(0), 0)).ended, [(Tag(1), target(0), None)]);
-    let mut actions = Vec::new();
-    let mut of_no_bytes = lane(1, 1, 0, target(0), 1);
-    of_no_bytes.pieces[0].bytes = 0;
-    assert_eq!(sender.add(at(0), of_no_bytes, &mut actions), Err(LaneError::PieceBytes(0, BYTES)));
-    let mut too_long = lane(1, 1, 0, target(0), 1);
-    too_long.pieces[0].bytes = 1025;
-    assert_eq!(sender.add(at(0), too_long, &mut actions), Err(LaneError::PieceBytes(1025, BYTES)));
-    let too_many = lane(1, 1, 0, target(0), 65_535);
-    assert_eq!(sender.add(at(0), too_many, &mut actions), Err(LaneError::TooMany(65_535)));
-    add(&mut sender, lane(1, 1, 0, target(0), 1));
-    let repeated = sender.add(at(0), lane(2, 1, 0, target(0), 1), &mut actions);
-    assert_eq!(repeated, Err(LaneError::Repeated(0, Room(1))));
-    assert!(actions.is_empty());
-    // A slot that the target does not have.
-    let said = grant(&mut sender, 0, key(1, 0, 0), BYTES - 511);
-    assert_eq!(said.ended, [(Tag(1), target(0), Some(Fault::Outside))]);
-    assert!(sender.idle());
-}
-
-#[test]
-fn a_room_with_a_long_prompt_leaves_credits_and_turns_to_the_next() {
-    let mut sender = Sender::new(BYTES);
-    assert_eq!(add(&mut sender, lane(1, 1, 0, target(0), 500)).asks.len(), 4);
-    for room in 2..20 {
-        let asked = add(&mut sender, lane(room, room, 0, target(0), 500)).asks;
-        let most = 64usize.saturating_sub(4 * (room as usize - 1)).min(4);
-        assert_eq!(asked.len(), most, "room {room}");
-    }
-    // The first to have credits back shares them with those that have none.
-    (0..4).for_each(|piece| drop(grant(&mut sender, 0, key(1, 0, piece), u64::from(piece) * 512)));
-    let mut rooms = Vec::new();
-    for _ in 0..4 {
-        let mut actions = Vec::new();
-        sender.next_gather(at(1), &mut actions).unwrap();
-        rooms.extend(done(actions).asks.iter().map(|(_, ask)| ask.key.room.0));
-    }
-    rooms.sort_unstable();
-    assert!(rooms.ends_with(&[17, 18, 19]), "{rooms:?}");
 }

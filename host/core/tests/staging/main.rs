@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
+mod edges;
+mod fixture;
 mod hazards;
 mod world;
 

@@ -61,7 +61,7 @@ pub enum LaneError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Queued,
-    Asked { at: Time, due: Time, wait: Duration, repeat: u8 },
+    Asked { at: Time, due: Time, wait: Duration, repeat: u8, answered: bool },
     Granted { offset: u64, generation: u32 },
     Gathering { slot: u64, offset: u64, generation: u32 },
     Writing { slot: u64 },
