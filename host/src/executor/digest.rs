@@ -100,8 +100,15 @@ mod tests {
     use super::*;
     use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 
-    const SHAPE: KvShape =
-        KvShape { pages: 2, heads: 4, layers: 3, page_tokens: 4, head_dim: 8, dtype: Dtype::F32 };
+    const SHAPE: KvShape = KvShape {
+        pages: 2,
+        heads: 4,
+        layers: 3,
+        page_tokens: 4,
+        head_dim: 8,
+        value_dim: 8,
+        dtype: Dtype::F32,
+    };
 
     /// A pool that holds these heads of a model, filled with what follows from the place alone.
     fn pool(order: KvOrder, heads: Range<usize>) -> KvMemory {

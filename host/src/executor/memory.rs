@@ -137,7 +137,7 @@ impl KvMemory {
         &self.memory
     }
 
-    /// Address of one row of `head_dim` elements; `kv` is 0 for K and 1 for V. Always inside the pool.
+    /// Address of one row; `kv` is 0 for K and 1 for V. Always inside the pool.
     #[must_use]
     #[inline]
     pub fn row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> NonNull<u8> {
@@ -150,7 +150,7 @@ impl KvMemory {
     #[must_use]
     #[inline]
     pub fn read_row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> &[u8] {
-        let length = self.layout.shape.head_dim * self.layout.shape.dtype.bytes();
+        let length = self.layout.shape.row_bytes(kv);
         // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch or a transfer reads,
         // except the batch's own new rows, which the executor writes before it reads them or says that they are done.
         unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
@@ -160,14 +160,15 @@ impl KvMemory {
     #[must_use]
     pub fn read_head(&self, page: PageId, head: usize, layer: usize) -> Option<&[u8]> {
         let shape = self.layout.shape;
-        let row = shape.head_dim * shape.dtype.bytes();
-        if self.layout.token != row || self.layout.kv != row * shape.page_tokens {
+        let [keys, values] = &self.layout.sides;
+        let apart = values.start != keys.start + keys.row * shape.page_tokens;
+        if apart || keys.token != keys.row || values.token != values.row {
             return None;
         }
         let first = self.row(page, head, layer, 0, 0);
         // SAFETY: 2 x page_tokens rows follow each other from the first, as the strides say, and all lie inside the mapping;
         // the scheduler lets nobody write this layer of the page while somebody reads it.
-        Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), 2 * self.layout.kv) })
+        Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), shape.block_bytes()) })
     }
 
     /// The row's bytes, to write.
@@ -181,7 +182,7 @@ impl KvMemory {
         kv: usize,
         token: usize,
     ) -> &mut [u8] {
-        let length = self.layout.shape.head_dim * self.layout.shape.dtype.bytes();
+        let length = self.layout.shape.row_bytes(kv);
         // SAFETY: the row lies inside the mapping, and the scheduler gave this page to the batch being computed; others
         // read only rows of layers that the executor has said it writes no more.
         unsafe { std::slice::from_raw_parts_mut(self.row(page, head, layer, kv, token).as_ptr(), length) }
