@@ -24,7 +24,9 @@ use std::thread::JoinHandle;
 
 use host_core::request::{Failure, FinishReason, Request, Usage};
 use host_core::scheduler::{Flushed, Stats};
+use host_core::transfer::{StagingMode, StagingPolicy};
 use host_core::{Config, Event, Instance, KvShape, Room, Sampled};
+use host_kernels::copy::Copier;
 use host_plugin_api::transfer::TransferBackend;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -37,6 +39,9 @@ use link::Links;
 /// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
 /// repeat).
 const INPUTS: usize = 4096;
+
+/// Threads that copy a large piece into or out of staging memory: two keep up with a link of 100 Gb/s.
+const COPY_THREADS: usize = 2;
 
 /// What happens to a request, as its client is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,6 +146,34 @@ pub struct Parts {
     pub instance: Instance,
     /// Whether pages are digested on both ends of a transfer.
     pub page_integrity: bool,
+    /// When pages go through staging memory, and how much there is.
+    pub staging: Staging,
+}
+
+/// Memory in which small pieces of KV are packed for a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staging {
+    /// When it is used.
+    pub policy: StagingPolicy,
+    /// Bytes of all ranks; 0 for none.
+    pub bytes: usize,
+}
+
+impl Default for Staging {
+    /// Where it pays, 128 MiB.
+    fn default() -> Self {
+        Self { policy: StagingPolicy::default(), bytes: 128 << 20 }
+    }
+}
+
+impl Staging {
+    /// What each of so many ranks has.
+    fn bytes_of_rank(&self, ranks: usize) -> usize {
+        match self.policy.mode {
+            StagingMode::Never => 0,
+            StagingMode::Auto | StagingMode::Always => self.bytes / ranks.max(1),
+        }
+    }
 }
 
 /// What one tensor-parallel rank is made of.
@@ -183,7 +216,8 @@ impl Worker {
         parts: Parts,
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
-        let Parts { name, config, identity, transfer, mut ranks, instance, page_integrity } = parts;
+        let Parts { name, config, identity, transfer, mut ranks, instance, page_integrity, staging } = parts;
+        let staging_bytes = staging.bytes_of_rank(ranks.len());
         let memories =
             ranks.iter().filter_map(|rank| Some((rank.kv.clone(), rank.transfer.clone()?))).collect();
         let kv_heads = identity.kv_heads as usize;
@@ -195,7 +229,7 @@ impl Worker {
         let (inputs, receive_inputs) = mpsc::channel(INPUTS);
         let (outgoing, receive_outgoing) = mpsc::channel(INPUTS);
         let stats = Arc::new(Mutex::new(Stats::default()));
-        let links = Arc::new(Links::open(transfer, memories, kv_heads, config.max_running)?);
+        let links = Arc::new(Links::open(transfer, memories, kv_heads, config.max_running, staging_bytes)?);
         let info = WorkerInfo {
             instance: instance.0,
             name,
@@ -214,12 +248,16 @@ impl Worker {
         let (to_rank, rank) = rank_thread::start(executor, kv, inputs.clone(), alive("rank"))?;
         threads.push(rank);
         let mut to_transfer = Vec::new();
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let copier = Arc::new(Copier::new(COPY_THREADS.min(cores))?);
         for rank in 0..links.ranks().len() {
             let (inbox, thread) = transfer_thread::start(transfer_thread::Start {
                 rank,
                 links: links.clone(),
                 inputs: inputs.clone(),
                 page_integrity,
+                policy: staging.policy,
+                copier: copier.clone(),
                 alive: alive("transfer"),
             })?;
             to_transfer.push(inbox);

@@ -10,7 +10,7 @@ use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, memory};
+use super::{Refused, memory, staging};
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use crate::executor::{Executor, KvMemory, ModelShape};
@@ -101,6 +101,7 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
     router_policy(settings)?;
+    staging::staging(settings)?;
     let shape = shape(settings)?;
     check_numbers(settings)?;
     let page_tokens = settings.page_size.unwrap_or(16) as usize;
@@ -332,5 +333,6 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         ranks: vec![RankParts { executor, kv, transfer: backend.map(|backend| backend as Arc<_>) }],
         instance,
         page_integrity: !settings.no_page_integrity,
+        staging: staging::staging(settings)?,
     })
 }

@@ -153,6 +153,18 @@ pub struct Settings {
     #[serde(deserialize_with = "word_or_number", default)]
     pub layer_groups: Option<String>,
 
+    /// Small pieces of KV are packed into large writes: auto (where it pays), always or never [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub staging: Option<String>,
+
+    /// Memory for that, per worker; 0 for none [default: 128MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub staging_bytes: Option<String>,
+
+    /// Pieces of at least this size are written directly [default: 16KiB]
+    #[arg(long, value_name = "BYTES")]
+    pub staging_knee: Option<String>,
+
     /// Decode workers keep the KV of ended requests, and only what they lack of a prompt is sent to them
     #[arg(long)]
     #[serde(default)]
@@ -291,7 +303,7 @@ impl Settings {
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
-            log_format log_level
+            log_format log_level staging staging_bytes staging_knee
             synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;

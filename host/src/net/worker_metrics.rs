@@ -13,7 +13,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::cache_metrics;
+use super::{cache_metrics, staging_metrics};
 use super::proto::WorkerInfo;
 use crate::plugins::{Kind, Services};
 use crate::worker::Handle;
@@ -114,6 +114,7 @@ impl Collector for WorkerCollector {
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
         cache_metrics::encode(&mut encoder, &stats, self.0.page_bytes())?;
+        staging_metrics::encode(&mut encoder, &self.0.links().staging_stats())?;
         encode_plugins(&mut encoder)
     }
 }

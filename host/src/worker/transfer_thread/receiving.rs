@@ -26,7 +26,7 @@ impl Thread {
         Ok(notifications[..count].to_vec())
     }
 
-    pub(super) fn notified(&self, notification: &Notification) {
+    pub(super) fn notified(&mut self, notification: &Notification) {
         match notification.kind {
             NotificationKind::ARRIVED => self.arrived(notification),
             NotificationKind::PEER_LOST => self.peer_lost(notification),
@@ -34,7 +34,7 @@ impl Thread {
         }
     }
 
-    fn arrived(&self, notification: &Notification) {
+    fn arrived(&mut self, notification: &Notification) {
         let length = (notification.length as usize).min(NOTIFICATION_BYTES);
         let (payload, name) = (&notification.payload[..length], name(notification));
         let message = payload.get(KIND).filter(|kind| **kind == KIND_LANE);
@@ -46,17 +46,19 @@ impl Thread {
             {
                 self.report(Report::Landed { rank, peer, notice: lane });
             }
+            (None, Some(sender)) if self.heard(sender, payload) => {}
             _ => tracing::warn!(name, length, rank, "a peer sent a notification that is not for this rank"),
         }
     }
 
     /// One of a peer's ranks is gone, and with it the whole link. It is fenced off this thread, because the peer's other
     /// ranks may still write.
-    fn peer_lost(&self, notification: &Notification) {
+    fn peer_lost(&mut self, notification: &Notification) {
         let Some((peer, rank)) = rank_of(name(notification)) else { return };
         tracing::warn!(%peer, rank, "the transfer plugin says that a peer is gone");
         // Without a link, whoever took it away has told the scheduler.
         let Some(session) = self.start.links.get(peer).map(|link| link.session) else { return };
+        self.staging_lost(peer, session);
         self.tell(Input::Event(Event::PeerLost { peer, session, fenced: false }));
     }
 

@@ -6,6 +6,7 @@ use host_core::heads::rank_heads;
 use host_core::integrity::Found;
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 use host_core::notice::Notice;
+use host_core::transfer::StagingMode;
 use host_core::{Instance, Sampled};
 use tokio::sync::watch;
 
@@ -40,6 +41,20 @@ struct Side {
 
 impl Side {
     fn new(wire: &Arc<Wire>, role: &'static str, ranks: usize, order: KvOrder, pages: u32) -> Self {
+        Self::staging(wire, role, ranks, order, pages, StagingMode::Never, 0)
+    }
+
+    /// With so much staging memory for each rank.
+    fn staging(
+        wire: &Arc<Wire>,
+        role: &'static str,
+        ranks: usize,
+        order: KvOrder,
+        pages: u32,
+        mode: StagingMode,
+        staging_bytes: usize,
+    ) -> Self {
+        let policy = StagingPolicy { mode, ..StagingPolicy::default() };
         let instance = if role == "prefill" { PREFILL } else { DECODE };
         let mut nodes = Vec::new();
         let mut pools = Vec::new();
@@ -58,13 +73,14 @@ impl Side {
             nodes.push(wire.node(&rank_name(instance, rank)));
         }
         let memories = pools.iter().cloned().zip(nodes.iter().map(|node| node.clone() as Arc<_>)).collect();
-        let links = Arc::new(Links::open(Some("wire".into()), memories, HEADS, 4).unwrap());
+        let links = Arc::new(Links::open(Some("wire".into()), memories, HEADS, 4, staging_bytes).unwrap());
         let (sender, inputs) = mpsc::channel(4096);
         let (died, _) = watch::channel(None);
         let inbox = |rank| {
             let alive = Alive { thread: "transfer", stopping: Arc::default(), died: died.clone() };
             let (links, inputs) = (links.clone(), sender.clone());
-            start(Start { alive, rank, links, inputs, page_integrity: true }).unwrap().0
+            let copier = Arc::new(Copier::new(1).unwrap());
+            start(Start { alive, rank, links, inputs, page_integrity: true, policy, copier }).unwrap().0
         };
         let inboxes = (0..ranks).map(inbox).collect();
         let agreement = Agreement::new(ranks);
