@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::aux_row::AuxRow;
 use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::hierarchy::{TierAction, TierEvent};
 use crate::ids::{Instance, PageId, Room};
 use crate::integrity::Found;
 use crate::message::Message;
@@ -92,6 +93,8 @@ pub enum Event {
         /// What lies in our memory.
         found: Box<Found>,
     },
+    /// Something happened below the pool.
+    Tier(TierEvent),
     /// No new requests from now on.
     Drain,
 }
@@ -141,6 +144,8 @@ pub enum Action {
         /// The room's aux row.
         aux_slot: u32,
     },
+    /// Something to be done below the pool.
+    Tier(TierAction),
     /// Give the client a token.
     Emit {
         /// The request.

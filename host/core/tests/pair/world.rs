@@ -3,6 +3,7 @@
 mod clients;
 mod faults;
 mod network;
+mod storage;
 mod transfer;
 mod worker;
 
@@ -18,6 +19,7 @@ pub use super::memory::answer_to;
 use super::memory::{LAYERS, mix};
 use clients::Client;
 pub use faults::{Faults, Outcome};
+use storage::{Batch as TierBatch, Storage};
 use transfer::Landing;
 use worker::{Worker, groups};
 
@@ -73,6 +75,11 @@ enum Pending {
         session: u64,
     },
     Cancel(Room),
+    /// A query, a copy, a read or a write goes on, or ends.
+    Below {
+        at: Instance,
+        batch: TierBatch,
+    },
     Submit {
         to: Instance,
         request: Request,
@@ -98,6 +105,8 @@ pub struct World {
     /// Each page and layer that was sent, by prefill worker, room and attempt.
     sent: BTreeMap<(Instance, Room, u32), BTreeSet<(PageId, u32)>>,
     layer_groups: LayerGroups,
+    /// What all workers write to and read from.
+    storage: Storage,
     outcome: Outcome,
     trace: Vec<String>,
 }
@@ -127,6 +136,7 @@ impl World {
             fence_fails: 0,
             sent: BTreeMap::new(),
             layer_groups,
+            storage: Storage::default(),
             outcome: Outcome::default(),
             trace: Vec::new(),
         };
@@ -167,8 +177,8 @@ impl World {
         let busy = !self.pending.is_empty()
             || self.prefill.batch.is_some()
             || self.decode.batch.is_some()
-            || !self.prefill.scheduler.is_idle()
-            || !self.decode.scheduler.is_idle();
+            || !self.prefill.scheduler.is_settled()
+            || !self.decode.scheduler.is_settled();
         if !busy {
             return false;
         }
@@ -289,6 +299,7 @@ impl World {
             Pending::Settle { at, event } => self.handle(at, event),
             Pending::Handshake { prefill, floor } => self.shake_hands(prefill, floor),
             Pending::Connected { prefill } => self.connected(prefill),
+            Pending::Below { at, batch } => self.below(at, batch),
             Pending::Fence { at, peer, session } => self.fence(at, peer, session),
         }
     }
@@ -355,6 +366,7 @@ impl World {
                     let Some(worker) = self.worker(at) else { continue };
                     events.iter().for_each(|event| worker.log.record(event));
                 }
+                Action::Tier(action) => self.begin_below(at, action),
                 Action::PromptReady { .. } => {}
             }
         }
