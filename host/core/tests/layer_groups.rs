@@ -29,6 +29,7 @@ fn rule(groups: u32) -> LayerGroups {
         layers: LAYERS as usize,
         page_tokens: PAGE_TOKENS as usize,
         head_dim: 1,
+        value_dim: 1,
         dtype: Dtype::F32,
     };
     LayerGroups::new(Wish::Groups(groups), &KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap()

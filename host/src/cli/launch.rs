@@ -114,6 +114,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         layers: shape.layers,
         page_tokens,
         head_dim: shape.head_dim,
+        value_dim: shape.head_dim,
         dtype: shape.kv_dtype,
     };
     let page_bytes = page.page_bytes() as u64;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use host_core::{Batch, Dtype, Sampled, Sampling, Sequence, SequenceOutput};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::digest;
+use super::digest::{self, PagePart};
 use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
 /// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`, spread evenly over the layers.
@@ -44,6 +44,8 @@ pub struct Synthetic {
     cost: Cost,
 }
 
+/// Name and version of how KV and tokens are derived.
+const MATH: &str = "synthetic-2";
 /// First token id that is drawn, if the vocabulary reaches that far: printable ASCII of the byte tokenizer.
 const FIRST_PRINTABLE: u32 = 32;
 /// One above the last.
@@ -71,7 +73,7 @@ impl Synthetic {
             max_positions,
             kv_dtype,
             weights: format!("{:016x}", xxh3_64(identity.as_bytes())),
-            math: "synthetic-1".to_owned(),
+            math: MATH.to_owned(),
         };
         Ok(Self { shape, cost })
     }
@@ -103,20 +105,23 @@ impl Synthetic {
                     let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
                     bytes.copy_from_slice(&value.to_le_bytes());
                 }
-                if (head, layer, side) == (0, 0, 0) {
+                // In every head, so that any rank can go on from the KV that it holds.
+                if (layer, side) == (0, 0) {
                     row[..8].copy_from_slice(&prefix.to_le_bytes());
                 }
             }
         }
     }
 
-    /// Digests what a sequence's pages hold in one layer.
-    fn read(kv: &KvMemory, sequence: &Sequence, layer: usize, digests: &mut [Vec<u64>]) {
+    /// Digest of what a sequence's pages hold in one layer.
+    fn read(kv: &KvMemory, sequence: &Sequence, layer: usize) -> u64 {
         let page_tokens = kv.layout().shape.page_tokens;
-        for ((page, digests), first) in sequence.pages.iter().zip(digests).zip((0..).step_by(page_tokens)) {
-            let tokens = (sequence.end() - first).min(page_tokens);
-            digests.push(digest::layer(kv, *page, layer, tokens));
-        }
+        let pages = sequence.pages.iter().take(sequence.end().div_ceil(page_tokens)).enumerate();
+        digest::sum(pages.map(|(index, page)| {
+            let tokens = sequence.end() - index * page_tokens;
+            let (layers, heads) = (layer..layer + 1, kv.heads());
+            digest::part(kv, &PagePart { page: *page, index, layers, heads, tokens })
+        }))
     }
 
     fn draw(&self, state: u64, sampling: &Sampling) -> Sampled {
@@ -190,25 +195,22 @@ impl Executor for Synthetic {
         let prefixes: Vec<Vec<u64>> =
             batch.sequences.iter().map(|sequence| Self::prefixes(kv, sequence)).collect();
         let layers = self.shape.layers;
-        // What each page of a sequence that draws holds, by layer.
-        let page_tokens = kv.layout().shape.page_tokens;
-        let pages_read =
-            |sequence: &Sequence| sequence.sample.map_or(0, |_| sequence.end().div_ceil(page_tokens));
-        let mut digests: Vec<Vec<Vec<u64>>> =
-            batch.sequences.iter().map(|sequence| vec![Vec::new(); pages_read(sequence)]).collect();
+        // What the pages of each sequence that draws hold.
+        let mut digests = vec![0u64; batch.sequences.len()];
         for layer in 0..layers {
-            for ((sequence, prefixes), digests) in batch.sequences.iter().zip(&prefixes).zip(&mut digests) {
+            for ((sequence, prefixes), digest) in batch.sequences.iter().zip(&prefixes).zip(&mut digests) {
                 Self::write(kv, sequence, prefixes, layer);
-                Self::read(kv, sequence, layer, digests);
+                if sequence.sample.is_some() {
+                    *digest = digest.wrapping_add(Self::read(kv, sequence, layer));
+                }
             }
             if batch.layer_group > 0 && layer + 1 < layers {
                 until(whole.mul_f64((layer + 1) as f64 / layers as f64));
                 layers_done(layer + 1);
             }
         }
-        let outputs = batch.sequences.iter().zip(&digests).map(|(sequence, digests)| {
-            let pages: Vec<u64> = digests.iter().map(|layers| digest::all(layers)).collect();
-            let sampled = sequence.sample.map(|sampling| self.draw(digest::all(&pages), &sampling));
+        let outputs = batch.sequences.iter().zip(&digests).map(|(sequence, digest)| {
+            let sampled = sequence.sample.map(|sampling| self.draw(*digest, &sampling));
             SequenceOutput { room: sequence.room, sampled }
         });
         let outputs = outputs.collect();
@@ -232,6 +234,7 @@ mod tests {
             layers: executor.shape.layers,
             page_tokens,
             head_dim: executor.shape.head_dim,
+            value_dim: executor.shape.head_dim,
             dtype: executor.shape.kv_dtype,
         };
         KvMemory::new(KvLayout::new(shape, order)).unwrap()

@@ -5,10 +5,11 @@
 
 use std::collections::VecDeque;
 
-use host_core::Room;
 use host_core::scheduler::PageWrite;
+use host_core::{KvShape, PageId, Room};
 
-use crate::executor::{KvMemory, digest};
+use crate::executor::KvMemory;
+use crate::executor::digest::{self, PagePart};
 
 /// Rooms remembered at most.
 const ROOMS: usize = 4096;
@@ -20,10 +21,11 @@ pub(super) struct SentDigests(VecDeque<Sent>);
 struct Sent {
     room: Room,
     attempt: u32,
-    /// Digests of complete pages, in order.
-    pages: Vec<u64>,
-    /// The digests of the layers that were sent, of each page of which some were.
-    begun: Vec<Vec<u64>>,
+    /// Pages of which all layers were sent, and their digest.
+    pages: usize,
+    digest: u64,
+    /// Layers that were sent of the pages after these, and their digest.
+    begun: (usize, u64),
 }
 
 impl SentDigests {
@@ -37,38 +39,47 @@ impl SentDigests {
             if self.0.len() >= ROOMS {
                 self.0.pop_front();
             }
-            self.0.push_back(Sent { room, attempt, pages: Vec::new(), begun: Vec::new() });
+            self.0.push_back(Sent { room, attempt, pages: 0, digest: 0, begun: (0, 0) });
             self.0.len() - 1
         });
         let Some(sent) = self.0.get_mut(at) else { return };
         let shape = kv.layout().shape;
-        let mut begun = std::mem::take(&mut sent.begun).into_iter();
-        for page in &write.source {
-            // Digests that were forgotten are made again.
-            let mut layers = begun.next().filter(|layers| layers.len() == first).unwrap_or_default();
-            let missing = layers.len()..end;
-            layers.extend(missing.map(|layer| digest::layer(kv, *page, layer, shape.page_tokens)));
-            match end == shape.layers {
-                true => sent.pages.push(digest::all(&layers)),
-                false => sent.begun.push(layers),
-            }
+        // Digests that were forgotten are made again.
+        let (layers, begun) = Some(sent.begun).filter(|(layers, _)| *layers == first).unwrap_or_default();
+        let pages = write.source.iter().zip(sent.pages..).map(|(page, index)| {
+            let tokens = shape.page_tokens;
+            digest::part(kv, &PagePart { page: *page, index, layers: layers..end, heads: kv.heads(), tokens })
+        });
+        let digest = digest::sum(pages.chain([begun]));
+        if end == shape.layers {
+            sent.pages += write.source.len();
+            sent.digest = digest::sum([sent.digest, digest]);
+            sent.begun = (0, 0);
+        } else {
+            sent.begun = (end, digest);
         }
     }
 
     /// The digest over all pages of a transfer, which is forgotten.
     pub(super) fn take(&mut self, room: Room, attempt: u32) -> u64 {
         let at = self.0.iter().position(|sent| (sent.room, sent.attempt) == (room, attempt));
-        let sent = at.and_then(|at| self.0.remove(at));
-        digest::all(&sent.map(|sent| sent.pages).unwrap_or_default())
+        at.and_then(|at| self.0.remove(at)).map_or(0, |sent| sent.digest)
     }
+}
+
+/// The digest over all pages of a transfer, as they lie in a pool.
+pub(super) fn whole(kv: &KvMemory, pages: &[PageId]) -> u64 {
+    let KvShape { layers, page_tokens: tokens, .. } = kv.layout().shape;
+    digest::sum(pages.iter().enumerate().map(|(index, page)| {
+        digest::part(kv, &PagePart { page: *page, index, layers: 0..layers, heads: kv.heads(), tokens })
+    }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use host_core::Instance;
-    use host_core::PageId;
-    use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
+    use host_core::layout::{Dtype, KvLayout, KvOrder};
     use host_core::notice::Notice;
     use host_core::transfer::Tag;
 
@@ -88,7 +99,15 @@ mod tests {
 
     #[test]
     fn parts_of_layers_give_the_digest_of_whole_pages() {
-        let shape = KvShape { pages: 6, heads: 2, layers: 3, page_tokens: 4, head_dim: 8, dtype: Dtype::F32 };
+        let shape = KvShape {
+            pages: 6,
+            heads: 2,
+            layers: 3,
+            page_tokens: 4,
+            head_dim: 8,
+            value_dim: 8,
+            dtype: Dtype::F32,
+        };
         for order in KvOrder::ALL {
             let mut kv = KvMemory::new(KvLayout::new(shape, order)).unwrap();
             for page in 0..6 {
@@ -97,7 +116,7 @@ mod tests {
                     kv.write_row(PageId(page), head, layer, side, token).fill(row as u8 ^ page as u8);
                 }
             }
-            let pages = [3, 0, 5, 1].map(|page| digest::page(&kv, PageId(page), 4));
+            let expected = whole(&kv, &[3, 0, 5, 1].map(PageId));
             let mut sent = SentDigests::default();
             for part in [write(1, &[3, 0], 0..1), write(2, &[4], 0..2), write(1, &[3, 0], 1..2)] {
                 sent.add(&kv, &part);
@@ -105,18 +124,26 @@ mod tests {
             for part in [write(1, &[3, 0], 2..3), write(1, &[5, 1], 0..3)] {
                 sent.add(&kv, &part);
             }
-            assert_eq!(sent.take(Room(1), 1), digest::all(&pages), "{order}");
-            assert_eq!(sent.take(Room(1), 1), digest::all(&[]), "taken already");
+            assert_eq!(sent.take(Room(1), 1), expected, "{order}");
+            assert_eq!(sent.take(Room(1), 1), 0, "taken already");
             // Forgotten, as after too many rooms.
             sent.take(Room(2), 1);
             sent.add(&kv, &write(2, &[4], 2..3));
-            assert_eq!(sent.take(Room(2), 1), digest::all(&[digest::page(&kv, PageId(4), 4)]));
+            assert_eq!(sent.take(Room(2), 1), whole(&kv, &[PageId(4)]));
         }
     }
 
     #[test]
     fn rooms_that_never_end_do_not_pile_up() {
-        let shape = KvShape { pages: 1, heads: 1, layers: 2, page_tokens: 1, head_dim: 2, dtype: Dtype::F32 };
+        let shape = KvShape {
+            pages: 1,
+            heads: 1,
+            layers: 2,
+            page_tokens: 1,
+            head_dim: 2,
+            value_dim: 2,
+            dtype: Dtype::F32,
+        };
         let kv = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
         let mut sent = SentDigests::default();
         for room in 0..ROOMS as u64 + 10 {

@@ -24,9 +24,9 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
 use super::link::Links;
-use super::sent_digests::SentDigests;
+use super::sent_digests::{self, SentDigests};
 use super::{Alive, Input};
-use crate::executor::{KvMemory, digest};
+use crate::executor::KvMemory;
 
 /// Sleep while the plugin has no descriptor to wait on, is full, or has something unsettled.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
@@ -416,12 +416,7 @@ impl Thread {
     fn verify(&self, room: Room, attempt: u32, pages: &[PageId], aux_slot: u32) {
         let mut aux_row = [0; AUX_ROW_BYTES];
         self.start.links.aux().read(aux_slot as usize * AUX_ROW_BYTES, &mut aux_row);
-        let page_tokens = self.start.links.layout().shape.page_tokens;
-        let digest = self.start.page_integrity.then(|| {
-            let pages: Vec<u64> =
-                pages.iter().map(|page| digest::page(&self.start.kv, *page, page_tokens)).collect();
-            digest::all(&pages)
-        });
+        let digest = self.start.page_integrity.then(|| sent_digests::whole(&self.start.kv, pages));
         self.report(Event::Verified { room, attempt, found: Box::new(Found { aux_row, digest }) });
     }
 }

@@ -22,6 +22,7 @@ pub fn groups(count: u32) -> LayerGroups {
         layers: LAYERS as usize,
         page_tokens: PAGE_TOKENS,
         head_dim: 1,
+        value_dim: 1,
         dtype: Dtype::F32,
     };
     let layout = KvLayout::new(shape, KvOrder::PageLayerHeadKvTokenDim);
