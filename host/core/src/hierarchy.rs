@@ -53,20 +53,25 @@
 //! ([`HierarchyConfig`] has what is assumed before). A tier that lets deadlines pass rests, for longer each time, and is
 //! not asked meanwhile.
 
+mod audit;
 mod config;
 mod cost;
+mod exchange;
 mod fetch;
 mod host_pool;
 mod loads;
+mod patience;
 mod questions;
 mod reads;
 mod saves;
 mod stats;
+mod worth;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 pub use config::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
+pub use exchange::{Direction, PageEnd, TierAction, TierEvent, TierTag};
 pub use host_pool::{Found, HostCounts, HostPool, HostSlot};
 pub use stats::{HierarchyStats, TierStats};
 
@@ -76,99 +81,6 @@ use crate::radix::{PageHash, PrefixLock};
 use cost::Line;
 use fetch::Fetch;
 pub(crate) use fetch::Progress;
-
-/// Names one action until it has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TierTag(pub u64);
-
-/// Which way a copy between pool and host memory goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the pool to host memory.
-    Save,
-    /// From host memory to the pool.
-    Load,
-}
-
-/// Something to be done below the pool. All ranks do it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TierAction {
-    /// Copy pages between pool and host memory.
-    Copy {
-        /// Names it.
-        tag: TierTag,
-        /// Which way.
-        direction: Direction,
-        /// Page and slot, pair by pair.
-        pages: Vec<(PageId, HostSlot)>,
-    },
-    /// Ask a tier which of these pages it has. At most one per tier and tick.
-    Query {
-        /// Names it.
-        tag: TierTag,
-        /// Which tier, by its place in [`HierarchyConfig::tiers`].
-        tier: usize,
-        /// The pages.
-        names: Vec<PageHash>,
-    },
-    /// Read pages from a tier into slots.
-    Read {
-        /// Names it.
-        tag: TierTag,
-        /// Which tier.
-        tier: usize,
-        /// Page and slot, pair by pair.
-        pages: Vec<(PageHash, HostSlot)>,
-    },
-    /// Write pages from slots to a tier.
-    Write {
-        /// Names it.
-        tag: TierTag,
-        /// Which tier.
-        tier: usize,
-        /// Page and slot, pair by pair.
-        pages: Vec<(PageHash, HostSlot)>,
-    },
-    /// Ask that what has not started of a read or write never starts.
-    Cancel {
-        /// Which.
-        tag: TierTag,
-        /// The tier that has it.
-        tier: usize,
-    },
-}
-
-/// How one page of a batch ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PageEnd {
-    /// All of it was read, written or copied, and verified where the tier verifies.
-    Done,
-    /// The tier does not have it, or not whole.
-    Missing,
-    /// The tier would not take it: no space, or read only.
-    Refused,
-    /// Anything else.
-    Failed,
-}
-
-/// Something that happened below the pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TierEvent {
-    /// The answer to a [`TierAction::Query`], page by page in its order. All false when the tier could not say.
-    Answered {
-        /// Which query.
-        tag: TierTag,
-        /// Whether a read would find the page now, on every rank.
-        found: Vec<bool>,
-    },
-    /// Pages of a batch have ended.
-    Ended {
-        /// Which batch.
-        tag: TierTag,
-        /// Places in the batch, each named once in all, and how they ended.
-        pages: Vec<(u32, PageEnd)>,
-    },
-}
 
 /// What keeps the pages of a save from being used for something else.
 #[derive(Debug)]
@@ -264,8 +176,6 @@ pub(crate) struct Hierarchy {
     stats: HierarchyStats,
 }
 
-/// Longest rest of a tier that does not answer.
-const LONGEST_REST: Duration = Duration::from_secs(60);
 /// A deadline is so many times what is expected, and this much more.
 const PATIENCE: f64 = 4.0;
 const GRACE: Duration = Duration::from_millis(50);
@@ -330,8 +240,11 @@ impl Hierarchy {
 
     fn ended(&mut self, now: Time, tag: TierTag, pages: &[(u32, PageEnd)]) -> Option<TierTag> {
         let Some(mut op) = self.ops.remove(&tag) else { unreachable!("{tag:?} ended, and never was") };
-        // The front of a prefix is evicted last.
-        for (place, end) in pages.iter().rev() {
+        // Whoever waits for several goes on with those that are there when one is not; and the front of a prefix is to be
+        // evicted last.
+        let mut pages: Vec<&(u32, PageEnd)> = pages.iter().rev().collect();
+        pages.sort_by_key(|(_, end)| *end != PageEnd::Done);
+        for (place, end) in pages {
             let Some(slot) = op.slots.get_mut(*place as usize).and_then(Option::take) else {
                 unreachable!("page {place} of {tag:?} ended twice")
             };
@@ -470,70 +383,5 @@ impl Hierarchy {
         for (room, page) in self.waiters.remove(&slot).unwrap_or_default() {
             self.filled(room, page, slot, good);
         }
-    }
-
-    /// A tier let a deadline pass.
-    fn strike(&mut self, now: Time, tier: usize) {
-        let tier = &mut self.tiers[tier];
-        let rest = Duration::from_secs(1).saturating_mul(1 << tier.strikes.min(6));
-        tier.strikes += 1;
-        tier.rests_until = Some(now.after(rest.min(LONGEST_REST)));
-        tier.stats.deadlines_missed += 1;
-    }
-
-    fn rests(&self, now: Time, tier: usize) -> bool {
-        self.tiers[tier].rests_until.is_some_and(|until| now < until)
-    }
-
-    /// Gives up reads and writes that take too long. Their slots stay with the tier until it says that they ended.
-    fn expire_ops(&mut self, now: Time, actions: &mut Vec<TierAction>) {
-        let due = self.ops.iter_mut().filter(|(_, op)| op.until.is_some_and(|until| until <= now));
-        let mut given_up = Vec::new();
-        for (tag, op) in due {
-            op.until = None;
-            let (Work::Read { tier } | Work::Write { tier }) = op.work else { continue };
-            let reads = matches!(op.work, Work::Read { .. });
-            given_up.push((*tag, tier, reads, op.slots.iter().flatten().copied().collect::<Vec<HostSlot>>()));
-        }
-        for (tag, tier, reads, slots) in given_up {
-            actions.push(TierAction::Cancel { tag, tier });
-            self.strike(now, tier);
-            for slot in slots.into_iter().filter(|_| reads) {
-                self.host.give_up(slot);
-                self.tell_waiters(slot, false);
-            }
-        }
-    }
-
-    /// Recounts everything that is counted along the way.
-    ///
-    /// # Panics
-    /// When an invariant does not hold.
-    pub(crate) fn audit(&self) {
-        self.host.audit();
-        let mut pins: BTreeMap<HostSlot, usize> = BTreeMap::new();
-        let mut pin = |slot: HostSlot| *pins.entry(slot).or_default() += 1;
-        self.fetches.values().flat_map(Fetch::slots).for_each(&mut pin);
-        self.tiers.iter().flat_map(|tier| &tier.to_write).for_each(|(_, slot)| pin(*slot));
-        let holds = |op: &&Op| matches!(op.work, Work::Load { .. } | Work::Write { .. });
-        self.ops.values().filter(holds).flat_map(|op| op.slots.iter().flatten()).for_each(|slot| pin(*slot));
-        assert_eq!(pins.len(), self.host.pinned(), "every pin has an owner");
-        let fills = |op: &&Op| matches!(op.work, Work::Save { .. } | Work::Read { .. });
-        let running = self.ops.values().filter(fills).map(|op| op.left).sum::<usize>();
-        let queued = self.saves.iter().map(|queued| queued.pages.len()).sum::<usize>()
-            + self.tiers.iter().map(|tier| tier.to_read.len()).sum::<usize>();
-        let counts = self.host.counts();
-        assert_eq!(running + queued, counts.filling + counts.abandoned, "every slot that fills has a writer");
-        for op in self.ops.values() {
-            assert_eq!(op.left, op.slots.iter().flatten().count(), "pages of a batch that have not ended");
-        }
-        let known = |room: &Room| self.fetches.contains_key(room);
-        assert!(self.deadlines.iter().all(|(_, room)| known(room)), "a deadline of nobody's");
-        let sum = |wanted: fn(&Work) -> bool| {
-            let ops = self.ops.values().filter(|op| wanted(&op.work));
-            ops.map(|op| self.bytes(op.slots.len())).sum::<u64>()
-        };
-        assert_eq!(sum(|work| matches!(work, Work::Load { .. })), self.loading_bytes, "bytes being loaded");
-        assert_eq!(sum(|work| matches!(work, Work::Save { .. })), self.saving_bytes, "bytes being saved");
     }
 }

@@ -291,7 +291,10 @@ fn below() -> Faults {
 #[test]
 fn an_aggregated_worker_restores_from_host_memory_and_storage() {
     let calm = below();
-    for faults in [calm, Faults { tier: 0.1, copy: 0.05, abort: 0.2, flush: 0.01, pressure: true, ..calm }] {
+    for faults in [
+        Faults { flush: 0.01, ..calm },
+        Faults { tier: 0.1, copy: 0.05, abort: 0.2, flush: 0.01, pressure: true, ..calm },
+    ] {
         let mut total = Outcome::default();
         for seed in 0..SEEDS {
             println!("aggregated, below: seed {seed}");
@@ -317,7 +320,7 @@ fn an_aggregated_worker_restores_from_host_memory_and_storage() {
 fn what_decode_restores_changes_no_answer() {
     let total = run("below", below());
     assert_eq!((total.failed, total.integrity_failures), (0, 0));
-    assert!(total.loaded > SEEDS && total.promised_storage > 0 && total.written > SEEDS);
+    assert!(total.loaded > SEEDS && total.promised_storage > SEEDS / 4 && total.written > SEEDS);
 }
 
 #[test]

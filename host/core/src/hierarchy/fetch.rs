@@ -12,7 +12,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::time::Duration;
 
 use super::{Found, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
 use crate::ids::{PageId, Room, Time};
@@ -149,48 +148,6 @@ impl Hierarchy {
             fetch.phase = Phase::Reading;
             self.set_deadline(room, Some(now.after(wait)));
         }
-    }
-
-    /// Whether reading takes no longer than doing without what could be had.
-    fn worth_reading(&self, room: Room, far: &[usize], all: Range<usize>) -> bool {
-        let fetch = &self.fetches[&room];
-        let mut by_tier: BTreeMap<usize, usize> = BTreeMap::new();
-        for tier in far.iter().filter_map(|page| fetch.stored[*page]) {
-            *by_tier.entry(tier).or_default() += 1;
-        }
-        let reads = by_tier.into_iter().map(|(tier, pages)| {
-            let tier = &self.tiers[tier];
-            let ahead = tier.reading_bytes + self.bytes(tier.to_read.len() + pages);
-            tier.reading.predict(ahead as f64).unwrap_or_default()
-        });
-        let reads = reads.fold(0.0, f64::max);
-        reads + self.load_seconds(all.len()) <= self.seconds_without(fetch, all)
-    }
-
-    fn load_seconds(&self, pages: usize) -> f64 {
-        self.copying.predict((self.loading_bytes + self.bytes(pages)) as f64).unwrap_or_default()
-    }
-
-    /// What it takes when these pages are not restored, where that is known.
-    fn seconds_without(&self, fetch: &Fetch, pages: Range<usize>) -> f64 {
-        let without = match self.is_sent {
-            // They come with what is sent anyway, and what is restored comes at the same time.
-            true => self.transferring.predict((fetch.names.len() - pages.start) as f64),
-            false => self.computing.predict((pages.len() * self.page_tokens) as f64),
-        };
-        without.unwrap_or(f64::INFINITY)
-    }
-
-    fn longest_wait(&self, pages: usize) -> Duration {
-        let wait = match self.config.prefetch {
-            PrefetchPolicy::WaitComplete => return self.config.longest_wait,
-            PrefetchPolicy::BestEffort => self.config.wait_base,
-            PrefetchPolicy::Timeout => {
-                let tokens = (pages * self.page_tokens) as f64;
-                self.config.wait_base + self.config.wait_per_1024_tokens.mul_f64(tokens / 1024.0)
-            }
-        };
-        wait.min(self.config.longest_wait)
     }
 
     /// Pins what is in host memory and has the rest read, as far as there are slots. An eighth of host memory stays for
@@ -352,7 +309,7 @@ impl Hierarchy {
             fetch.pieces.iter().filter(|(_, piece)| **piece != Piece::Loaded).map(|(page, _)| *page);
         Some(match missing.next() {
             None => Progress::Done,
-            Some(first) => Progress::Failed(first..missing.last().unwrap_or(first) + 1),
+            Some(first) => Progress::Failed(first..missing.next_back().unwrap_or(first) + 1),
         })
     }
 

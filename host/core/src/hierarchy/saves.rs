@@ -77,13 +77,6 @@ impl Hierarchy {
 
     pub(super) fn start_writes(&mut self, now: Time, actions: &mut Vec<TierAction>) {
         for tier in 0..self.tiers.len() {
-            // A tier that hangs must not end up with all of host memory.
-            let most = self.host.total() / 2 / self.tiers.len().max(1);
-            while self.tiers[tier].to_write.len() > most {
-                let Some((_, slot)) = self.tiers[tier].to_write.pop_front() else { break };
-                self.tiers[tier].stats.write_dropped += 1;
-                self.host.unpin(slot);
-            }
             while !self.rests(now, tier) && !self.tiers[tier].to_write.is_empty() {
                 let free = self.config.write_bytes.saturating_sub(self.tiers[tier].writing_bytes);
                 let fit = usize::try_from(free / self.config.page_bytes).unwrap_or(usize::MAX);
@@ -102,6 +95,13 @@ impl Hierarchy {
                     Op { work: Work::Write { tier }, slots, left: count, since: now, until, carried: bytes };
                 self.ops.insert(tag, op);
                 actions.push(TierAction::Write { tag, tier, pages });
+            }
+            // A tier that hangs must not end up with all of host memory.
+            let most = self.host.total() / 2 / self.tiers.len();
+            while self.tiers[tier].to_write.len() > most {
+                let Some((_, slot)) = self.tiers[tier].to_write.pop_front() else { break };
+                self.tiers[tier].stats.write_dropped += 1;
+                self.host.unpin(slot);
             }
         }
     }

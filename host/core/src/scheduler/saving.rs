@@ -22,22 +22,16 @@ impl Scheduler {
         };
         let Some(lock) = &job.lock else { return };
         let pages = lock.pages();
-        let wanted: Vec<Range<usize>> = match hierarchy.config().write {
-            WritePolicy::WriteThrough => vec![pages - taken..pages],
-            WritePolicy::WriteThroughSelective => {
-                let often = hierarchy.config().write_after_hits;
-                tree.hits(lock)
-                    .into_iter()
-                    .filter(|(_, hits)| *hits >= often)
-                    .map(|(pages, _)| pages)
-                    .collect()
-            }
+        let (all, often) = (vec![(0..pages, u32::MAX)], hierarchy.config().write_after_hits);
+        let (first, wanted) = match hierarchy.config().write {
+            WritePolicy::WriteThrough => (pages - taken, all),
+            WritePolicy::WriteThroughSelective => (0, tree.hits(lock)),
             WritePolicy::WriteBack => return,
         };
         let batch = hierarchy.config().batch_pages as usize;
-        for pages in wanted {
+        for (pages, _) in wanted.into_iter().filter(|(_, hits)| *hits >= often) {
             let end = pages.end;
-            for start in pages.step_by(batch) {
+            for start in (pages.start.max(first)..end).step_by(batch) {
                 self.save_pages(room, start..end.min(start + batch));
             }
         }

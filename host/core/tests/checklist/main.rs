@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
 mod arrivals;
+mod below;
+mod below_decode;
+mod below_writes;
 mod budget;
 mod cursor;
 mod flush;
@@ -11,4 +14,5 @@ mod locks;
 mod namespaces;
 mod promises;
 mod sharing;
+mod storage;
 mod timeouts;

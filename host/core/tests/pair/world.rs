@@ -150,7 +150,8 @@ impl World {
     pub fn aggregated(seed: u64, faults: Faults) -> Self {
         let mut world = Self::new(seed, faults);
         world.aggregated = true;
-        world.decode = Worker::new(DECODE, Role::Aggregated, 20, faults, world.layer_groups);
+        let pages = if faults.below { 18 + (seed % 4) as u32 } else { 20 };
+        world.decode = Worker::new(DECODE, Role::Aggregated, pages, faults, world.layer_groups);
         world
     }
 
