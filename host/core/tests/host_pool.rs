@@ -123,7 +123,8 @@ impl World {
         let mut writing: Vec<HostSlot> =
             self.model.iter().filter(|(_, page)| page.is == Is::Filling).map(|(slot, _)| *slot).collect();
         let mut told = self.pool.clear();
-        (writing.sort(), told.sort());
+        writing.sort();
+        told.sort();
         assert_eq!(told, writing);
         for page in self.model.values_mut() {
             page.name = None;

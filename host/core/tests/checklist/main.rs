@@ -13,6 +13,7 @@ mod leg;
 mod locks;
 mod namespaces;
 mod promises;
+mod rooms;
 mod sharing;
 mod storage;
 mod timeouts;

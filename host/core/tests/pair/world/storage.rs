@@ -47,7 +47,7 @@ impl World {
                     Direction::Load => worker.host.words(slot(*host), 0, LAYERS).to_vec(),
                 };
                 let read = pages.iter().map(from).collect();
-                let after = self.soon(100);
+                let after = self.soon(10);
                 self.schedule(
                     after,
                     Pending::Below { at, batch: Batch::Copy { tag, direction, pages, read } },
@@ -92,7 +92,7 @@ impl World {
         for (place, (name, slot)) in (0..).zip(pages) {
             let most = match hangs {
                 true if place > 0 || self.random.chance(0.5) => 3_600_000,
-                _ => 40,
+                _ => 6,
             };
             let after = self.soon(most);
             self.schedule(after, Pending::Below { at, batch: batch((place, name, slot)) });

@@ -36,8 +36,7 @@ fn slots(pages: u32) -> u32 {
 
 /// Two tiers, with room for so little at once that everything has to wait for its turn.
 fn below(faults: Faults, pages: u32) -> HierarchyConfig {
-    let tier =
-        |writes| TierConfig { writes, latency: Duration::from_millis(10), bytes_per_second: 100_000.0 };
+    let tier = |writes| TierConfig { writes, latency: Duration::from_millis(2), bytes_per_second: 1e6 };
     HierarchyConfig {
         write: faults.write,
         write_back_ahead: 4,
@@ -66,7 +65,8 @@ pub struct Worker {
     pub batch: Option<(Time, Batch)>,
     /// Layers of the batch that are computed.
     pub layers: u32,
-    pub sent_digests: BTreeMap<(Room, u32), Vec<u64>>,
+    /// What prefill said of the parts that arrived, by room, attempt and sequence.
+    pub sent_sums: BTreeMap<(Room, u32), BTreeMap<u32, u64>>,
     /// What somebody who listens knows of the cache.
     pub log: EventLog,
 }
@@ -110,7 +110,7 @@ impl Worker {
             aux: vec![[0; AUX_ROW_BYTES]; 5],
             batch: None,
             layers: 0,
-            sent_digests: BTreeMap::new(),
+            sent_sums: BTreeMap::new(),
             log: EventLog::new(pages, PAGE_TOKENS as u32, 100),
         }
     }
