@@ -31,7 +31,8 @@ pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
     if mode == StagingMode::Always && bytes == 0 {
         return Err(Refused("--staging always needs memory: leave --staging-bytes 0 out".into()));
     }
-    let too_large = |error| Refused(format!("--staging-bytes: {bytes} bytes are too many for this machine: {error}"));
+    let too_large =
+        |error| Refused(format!("--staging-bytes: {bytes} bytes are too many for this machine: {error}"));
     let bytes = usize::try_from(bytes).map_err(too_large)?;
     Ok(Staging { policy: StagingPolicy { mode, knee, ..default.policy }, bytes })
 }

@@ -13,11 +13,17 @@ pub(super) fn encode(
     let sent = |of: fn(&SenderStats) -> u64| ranks.iter().map(|(sender, _)| of(sender)).sum::<u64>();
     let received = |of: fn(&RingStats) -> u64| ranks.iter().map(|(_, ring)| of(ring)).sum::<u64>();
     let counters = [
-        ("host_staged_sent_bytes", "Bytes of KV written to peers' staging memory", sent(|sender| sender.bytes)),
-        ("host_staged_sent_pieces", "Writes that carried them", sent(|sender| sender.pieces)),
-        ("host_staged_received_bytes", "Bytes of KV copied out of staging memory", received(|ring| ring.bytes)),
+        (
+            "host_staged_received_bytes",
+            "Bytes of KV copied out of staging memory",
+            received(|ring| ring.bytes),
+        ),
         ("host_staged_received_pieces", "Pieces that they came in", received(|ring| ring.pieces)),
-        ("host_staging_repeats", "Questions for a slot repeated for want of an answer", sent(|sender| sender.repeats)),
+        (
+            "host_staging_repeats",
+            "Questions for a slot repeated for want of an answer",
+            sent(|sender| sender.repeats),
+        ),
         ("host_staging_refused", "Questions for a slot that were refused", received(|ring| ring.refused)),
     ];
     for (name, help, value) in counters {

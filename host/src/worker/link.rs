@@ -17,6 +17,7 @@ use host_core::transfer::Share;
 use host_plugin_api::transfer::{Memory, MemoryKind, RegionId, TransferBackend};
 use rustix::fd::AsRawFd;
 
+use super::lane_counters::LaneCounters;
 use crate::executor::KvMemory;
 use crate::executor::memory::SharedMemory;
 use crate::net::proto::{TransferEndpoint, WorkerInfo};
@@ -88,6 +89,7 @@ pub struct Links {
     /// One lock per peer: connecting and fencing take their turns, so that neither undoes the other unseen.
     turns: Mutex<HashMap<Instance, Arc<Mutex<()>>>>,
     sessions: AtomicU64,
+    counters: LaneCounters,
 }
 
 /// Our memory's generation: it is registered once in a worker's life.
@@ -143,6 +145,7 @@ impl Links {
             peers: Mutex::new(HashMap::new()),
             turns: Mutex::default(),
             sessions: AtomicU64::new(0),
+            counters: LaneCounters::default(),
         })
     }
 
@@ -162,6 +165,12 @@ impl Links {
     pub fn staging_stats(&self) -> Vec<(SenderStats, RingStats)> {
         let stats = |rank: &Rank| *rank.stats.lock().unwrap_or_else(PoisonError::into_inner);
         self.ranks.iter().map(stats).collect()
+    }
+
+    /// What went over the lanes.
+    #[must_use]
+    pub fn counters(&self) -> &LaneCounters {
+        &self.counters
     }
 
     pub(super) fn aux(&self) -> &SharedMemory {

@@ -115,8 +115,7 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     let state = inbox.clone();
     let clock = Clock::start();
     let thread = std::thread::Builder::new().name(format!("transfer-{rank}")).spawn(move || {
-        let max_writes = backend.limits().max_writes.max(1) as usize;
-        let sending = Sending::new(backend.clone(), max_writes);
+        let sending = Sending::new(start.links.clone(), rank);
         let staging = Staging::new(&start.links.ranks()[rank], clock, start.copier.clone());
         Thread { start, backend, sending, staging }.run(&state);
     })?;

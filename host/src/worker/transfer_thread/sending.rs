@@ -122,6 +122,7 @@ const MESSAGES: usize = 4096;
 
 /// See the module.
 pub(super) struct Sending {
+    links: Arc<Links>,
     backend: Arc<dyn TransferBackend>,
     max_writes: usize,
     /// Submissions that the plugin has no room for yet.
@@ -137,8 +138,11 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    pub(super) fn new(backend: Arc<dyn TransferBackend>, max_writes: usize) -> Self {
+    pub(super) fn new(links: Arc<Links>, rank: usize) -> Self {
+        let backend = links.ranks()[rank].backend.clone();
+        let max_writes = backend.limits().max_writes.max(1) as usize;
         Self {
+            links,
             backend,
             max_writes,
             waiting: VecDeque::new(),
@@ -241,15 +245,21 @@ impl Sending {
     /// Hands to the plugin what it has room for; whether that was anything.
     pub(super) fn submit(&mut self) -> (bool, Settled) {
         let (mut busy, mut settled) = (false, Vec::new());
-        while let Some((_, submission, writes)) = self.waiting.front() {
+        while let Some((purpose, submission, writes)) = self.waiting.front() {
             let status = self.backend.submit(submission, writes);
             if status == ErrorCode::WOULD_BLOCK.0 {
                 break;
             }
             busy = true;
-            if let Some((_, submission, _)) = self.waiting.pop_front()
-                && status != 0
-            {
+            if status == 0 {
+                let counters = self.links.counters();
+                let way = match purpose {
+                    Purpose::Piece(_) => &counters.staged,
+                    Purpose::Part(_) | Purpose::Message => &counters.direct,
+                };
+                way.count(writes);
+                self.waiting.pop_front();
+            } else if let Some((_, submission, _)) = self.waiting.pop_front() {
                 let error = format!("the plugin refused the writes: {}", ErrorCode(status).name());
                 settled.extend(self.ended(submission.tag, Some(error)));
             }

@@ -1,3 +1,4 @@
+mod staged;
 mod wire;
 
 use host_core::Event;
