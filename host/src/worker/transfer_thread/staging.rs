@@ -271,11 +271,8 @@ impl Thread {
         true
     }
 
-    /// Takes notes of what has settled, repeats what was not answered, and copies some pieces; whether there was anything to
+    /// Takes note of what has settled, repeats what was not answered, and copies some pieces; whether there was anything to
     /// do.
-    ///
-    /// # Errors
-    /// When a copy is refused: what was planned does not fit our own memory.
     pub(super) fn turn_staging(&mut self) -> bool {
         let now = self.staging.clock.now();
         let mut actions = Vec::new();
@@ -302,10 +299,7 @@ impl Thread {
                 self.scatter(&scatter);
             }
         }
-        if busy {
-            let stats = (self.staging.sender.stats(), self.staging.ring.stats());
-            self.own().set_staging_stats(stats);
-        }
+        self.own().set_staging_stats((self.staging.sender.stats(), self.staging.ring.stats()));
         busy
     }
 
