@@ -32,8 +32,8 @@ pub struct NixlBackend {
     lists: Lists,
 }
 
-/// NIXL's library, from the first place that has one that fits.
-fn find_library(config: &Config) -> Result<Library> {
+/// NIXL's library, from the first place that has one that fits, with one of NIXL's own plugins.
+pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
     let places = Places::of(config.library.clone());
     let mut tried = Vec::new();
     for path in places.candidates() {
@@ -45,7 +45,7 @@ fn find_library(config: &Config) -> Result<Library> {
         match Library::load(&path, search::wheel_version(&path)) {
             Ok(library) => {
                 let directory = std::env::var_os("NIXL_PLUGIN_DIR");
-                search::check_backend(library.path(), directory, &config.backend)?;
+                search::check_backend(library.path(), directory, backend)?;
                 return Ok(library);
             }
             Err(why) => tried.push((path, why)),
@@ -59,7 +59,7 @@ fn settle(config: &Config) -> Result<(Library, Vec<(CString, CString)>)> {
     let environment = std::env::var_os("UCX_TLS").map(OsString::into_string);
     let environment = environment.and_then(std::result::Result::ok);
     let parameters = strings(config.backend_parameters(environment.as_deref())?)?;
-    Ok((find_library(config)?, parameters))
+    Ok((find_library(config, &config.backend)?, parameters))
 }
 
 /// See [`crate::check`].
@@ -67,7 +67,7 @@ pub fn check(config: &str) -> Result<()> {
     settle(&Config::parse(config)?).map(drop)
 }
 
-fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
+pub fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
     let wrong = |_| Error::new(ErrorCode::CONFIG, "a parameter contains a zero byte");
     let pair = |(key, value)| Ok((CString::new(key)?, CString::new(value)?));
     let pairs: std::result::Result<Vec<_>, std::ffi::NulError> = parameters.into_iter().map(pair).collect();

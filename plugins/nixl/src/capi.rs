@@ -8,7 +8,7 @@
 
 mod agent;
 
-pub use agent::{Agent, Place, Prepared, Progress, Request};
+pub use agent::{Agent, Direction, Place, Prepared, Progress, Request};
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,8 @@ pub enum Segment {
     Dram = 0,
     /// Memory of a device, which is given with each range.
     Vram = 1,
+    /// Of files, whose descriptor is given with each range in the device's place; addresses are offsets.
+    File = 4,
 }
 
 macro_rules! api {
@@ -104,6 +106,13 @@ api! {
 pub struct Refusal {
     call: &'static str,
     code: i32,
+}
+
+impl Refusal {
+    /// A request failed.
+    pub fn of(call: &'static str) -> Self {
+        Self { call, code: -2 }
+    }
 }
 
 impl std::fmt::Display for Refusal {

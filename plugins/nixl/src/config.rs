@@ -21,6 +21,24 @@ pub struct Config {
     pub max_submissions: u32,
     pub connect_timeout_ms: u64,
     pub fence_timeout_ms: u64,
+    pub storage: Storage,
+}
+
+/// The tier's table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Storage {
+    /// Required by the role.
+    pub directory: Option<PathBuf>,
+    pub backend: String,
+    pub parameters: BTreeMap<String, String>,
+    pub direct: bool,
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Self { directory: None, backend: "POSIX".into(), parameters: BTreeMap::new(), direct: false }
+    }
 }
 
 impl Default for Config {
@@ -36,6 +54,7 @@ impl Default for Config {
             max_submissions: 256,
             connect_timeout_ms: 5000,
             fence_timeout_ms: 5000,
+            storage: Storage::default(),
         }
     }
 }
@@ -56,8 +75,17 @@ impl Config {
         within("connect_timeout_ms", config.connect_timeout_ms, 600_000)?;
         within("fence_timeout_ms", config.fence_timeout_ms, 600_000)?;
         let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if config.backend.is_empty() || !config.backend.chars().all(name) {
-            return Err(wrong(format!("backend {:?} is not a name such as UCX", config.backend)));
+        for (backend, such) in [(&config.backend, "UCX"), (&config.storage.backend, "POSIX")] {
+            if backend.is_empty() || !backend.chars().all(name) {
+                return Err(wrong(format!("backend {backend:?} is not a name such as {such}")));
+            }
+        }
+        if config.storage.backend != "POSIX" {
+            let text = format!(
+                "storage.backend is {:?}: pages are files, which POSIX moves, the only one that was tried",
+                config.storage.backend
+            );
+            return Err(wrong(text));
         }
         let values = [&config.transports, &config.devices];
         if config.parameters.values().chain(values).any(|value| value.contains('\0')) {

@@ -8,7 +8,14 @@ use super::{Handle, Library, Ranges, Refusal, Segment, check, made};
 
 /// In progress; 0 is success, and errors are negative.
 const IN_PROGRESS: c_int = 1;
-const WRITE: c_int = 1;
+
+/// What a request does, with NIXL's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the remote ranges into ours.
+    Read = 0,
+    Write = 1,
+}
 
 /// What `create_configured_agent` reads. Releases place three of its numbers differently: 1.5 has a 32-bit port, the
 /// synchronisation and the number of workers at 4, 8 and 12, others a 16-bit port at 2 and the rest at 4 and 8. These
@@ -183,14 +190,24 @@ impl Agent {
 
     /// Registers memory under a name of ours, which the caller keeps mapped until it is deregistered or we are dropped.
     pub fn register(&mut self, region: u32, place: Place) -> Result<(), Refusal> {
+        self.register_all(region, place.segment, &[place])
+    }
+
+    /// Registers several places of one kind under one name of ours.
+    pub fn register_all(&mut self, region: u32, segment: Segment, places: &[Place]) -> Result<(), Refusal> {
         let api = &self.library.api;
-        let segment = place.segment as c_int;
+        let segment = segment as c_int;
         // SAFETY: the place for the handle is ours.
         let list = made("create_reg_dlist", |to| unsafe { (api.create_reg_dlist)(segment, to) })?;
-        let (address, length, null) = (place.address as usize, place.length as usize, std::ptr::null_mut());
-        // SAFETY: the list is alive, and the address is a number to it.
-        let added = unsafe { (api.reg_dlist_add_desc)(list, address, length, place.device, null, 0) };
-        let registered = check("reg_dlist_add_desc", added).and_then(|()| {
+        let null = std::ptr::null_mut();
+        let mut added = Ok(());
+        for place in places {
+            let (address, length) = (place.address as usize, place.length as usize);
+            // SAFETY: the list is alive, and the address is a number to it.
+            let code = unsafe { (api.reg_dlist_add_desc)(list, address, length, place.device, null, 0) };
+            added = added.and(check("reg_dlist_add_desc", code));
+        }
+        let registered = added.and_then(|()| {
             // SAFETY: agent and list are alive; the memory is the caller's promise.
             check("register_mem", unsafe { (api.register_mem)(self.agent, list, null) })
         });
@@ -215,6 +232,15 @@ impl Agent {
         self.registrations.swap_remove(at);
         // SAFETY: our own list, destroyed once.
         let _destroyed = unsafe { (api.destroy_reg_dlist)(list) };
+        Ok(())
+    }
+
+    /// Takes back what is registered under other names than those that are to be kept.
+    pub fn deregister_unless(&mut self, keep: impl Fn(u32) -> bool) -> Result<(), Refusal> {
+        let gone = |r: &Registration| !keep(r.region);
+        while let Some(region) = self.registrations.iter().find(|r| gone(r)).map(|r| r.region) {
+            self.deregister(region)?;
+        }
         Ok(())
     }
 
@@ -301,7 +327,18 @@ impl Agent {
         // SAFETY: agent, lists and options are alive, the indices outlive the call, which checks them.
         let create = |to| unsafe {
             let (local, remote) = (local.handle, remote.handle);
-            (api.make_xfer_req)(agent, WRITE, local, at, count, remote, at, count, to, self.making)
+            (api.make_xfer_req)(
+                agent,
+                Direction::Write as c_int,
+                local,
+                at,
+                count,
+                remote,
+                at,
+                count,
+                to,
+                self.making,
+            )
         };
         let request = Request { handle: made("make_xfer_req", create)? };
         let progress = self.post(&request);
@@ -350,14 +387,29 @@ impl Agent {
         message: &[u8],
     ) -> Result<(Request, Progress), Refusal> {
         self.announce(message)?;
+        self.start(Direction::Write, local, remote, to)
+    }
+
+    /// Starts a request without a message.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn start(
+        &mut self,
+        direction: Direction,
+        local: &Ranges,
+        remote: &Ranges,
+        with: &CStr,
+    ) -> Result<(Request, Progress), Refusal> {
         // Ranges that touch were joined before NIXL sees them.
         self.join(false)?;
         let api = &self.library.api;
-        let (agent, name) = (self.agent, to.as_ptr());
+        let (agent, name) = (self.agent, with.as_ptr());
         // SAFETY: agent, lists and options are alive, the name outlives the call; NIXL checks the local ranges against
         // what this agent registered and the remote ones against the peer's metadata, and keeps copies.
         let create = |at| unsafe {
-            (api.create_xfer_req)(agent, WRITE, local.handle, remote.handle, name, at, self.making)
+            let (local, remote) = (local.handle, remote.handle);
+            (api.create_xfer_req)(agent, direction as c_int, local, remote, name, at, self.making)
         };
         let request = Request { handle: made("create_xfer_req", create)? };
         let progress = self.post(&request);
