@@ -135,6 +135,22 @@ impl Config {
         Ok(all)
     }
 
+    /// Whether memory of devices may be registered. `environment` is the value of `UCX_TLS`.
+    ///
+    /// # Errors
+    /// When a peer could write it past this process.
+    pub fn allows_devices(&self, environment: Option<&str>) -> Result<()> {
+        let transports = environment.unwrap_or(&self.transports);
+        if self.backend != "UCX" || !takes_cuda_ipc(transports) {
+            return Ok(());
+        }
+        let text = format!(
+            "the transports {transports:?} allow cuda_ipc, over which peers write past this process, and no fence could \
+             be proven: set UCX_TLS=^sm,cuda_ipc in the environment"
+        );
+        Err(Error::new(ErrorCode::UNSUPPORTED, text))
+    }
+
     /// Whether a request that is done says that all requests before it on the connection are. UCX flushes the connection
     /// before NIXL says so, unless several of its workers share the work.
     pub fn finishes_in_order(&self) -> bool {
@@ -171,6 +187,16 @@ fn past_the_receiver(list: &str) -> Option<&'static str> {
     ["cma", "knem", "xpmem"].into_iter().find(|name| !named.contains(name))
 }
 
+/// Whether a list of UCX's takes the transport with which a process writes into another's device memory.
+fn takes_cuda_ipc(list: &str) -> bool {
+    let (excluded, list) = match list.strip_prefix('^') {
+        Some(rest) => (true, rest),
+        None => (false, list),
+    };
+    let named = list.split(',').any(|name| ["cuda_ipc", "cuda", "all"].contains(&name.trim()));
+    named != excluded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,6 +219,19 @@ mod tests {
             assert_eq!(config.backend_parameters(Some(list)).is_ok(), allowed, "{list}");
             let ours = Config { transports: list.into(), ..Config::default() };
             assert_eq!(ours.backend_parameters(None).is_ok(), allowed, "{list}");
+        }
+    }
+
+    #[test]
+    fn device_memory_is_for_transports_that_end_with_the_door() {
+        for (list, allowed) in [
+            ("^sm", false),
+            ("^sm,cuda_ipc", true),
+            ("^cuda", true),
+            ("tcp,cuda", false),
+            ("rc,cuda_copy", true),
+        ] {
+            assert_eq!(Config::default().allows_devices(Some(list)).is_ok(), allowed, "{list}");
         }
     }
 
