@@ -38,6 +38,7 @@ fn measure(name: &str, model: &TinyModel, threads: usize) -> anyhow::Result<()> 
         layers: model.layers,
         page_tokens: 16,
         head_dim: model.head_dim,
+        value_dim: model.head_dim,
         dtype: Dtype::Bf16,
     };
     let mut kv = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim))?;

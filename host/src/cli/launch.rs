@@ -114,6 +114,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         layers: shape.layers,
         page_tokens,
         head_dim: shape.head_dim,
+        value_dim: shape.head_dim,
         dtype: shape.kv_dtype,
     };
     let page_bytes = page.page_bytes() as u64;
@@ -306,6 +307,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
+        hierarchy: None,
         cache_events: radix_cache(settings, core_role)?.is_some(),
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),

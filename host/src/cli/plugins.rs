@@ -22,6 +22,7 @@ use super::{Refused, addresses, launch};
 use crate::plugins;
 use crate::plugins::Catalog;
 use crate::plugins::requirements::{self, Feature};
+use crate::worker::link::rank_name;
 
 /// Roles that the conformance kit knows and the server does not use yet.
 const PLAYED_LATER: [&str; 2] = ["tier", "allocator"];
@@ -146,7 +147,7 @@ pub fn open_transfer(
         Refused("none of the plugins moves KV between workers: add one, for example shm".into())
     })?;
     let name = entry.manifest.plugin.name.clone();
-    let opening = Opening { name: instance.to_string(), config: config_of(settings, &name)? };
+    let opening = Opening { name: rank_name(instance, 0), config: config_of(settings, &name)? };
     let backend = plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))?;
     Ok((name, backend))
 }

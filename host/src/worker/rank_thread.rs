@@ -8,7 +8,8 @@ use host_core::{Batch, Event, PageId, Room};
 use tokio::sync::mpsc;
 
 use super::{Alive, Input};
-use crate::executor::{Executor, KvMemory, LayersDone, digest};
+use crate::executor::digest::{self, PagePart};
+use crate::executor::{Executor, KvMemory, LayersDone};
 
 /// What a rank is asked to do, in order.
 #[derive(Debug)]
@@ -97,7 +98,11 @@ fn log_digests(kv: &KvMemory, room: Room, tokens: usize, pages: &[PageId]) {
     let digests: Vec<String> = pages
         .iter()
         .enumerate()
-        .map(|(index, page)| format!("{:016x}", digest::page(kv, *page, tokens - index * page_tokens)))
+        .map(|(index, page)| {
+            let tokens = tokens - index * page_tokens;
+            let (layers, heads) = (0..kv.layout().shape.layers, kv.heads());
+            format!("{:016x}", digest::part(kv, &PagePart { page: *page, index, layers, heads, tokens }))
+        })
         .collect();
     tracing::debug!(target: "host::pages", %room, tokens, digests = digests.join(","), "prompt ready");
 }
