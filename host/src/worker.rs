@@ -1,7 +1,7 @@
 //! One prefill, decode or aggregated worker, live: threads that carry out what the core decides.
 //!
 //! ```text
-//!  control plane (tokio) ──events──► scheduler thread ──batches──► rank thread (executor, KV pool)
+//!  control plane (tokio) ──events──► scheduler thread ──batches──► rank threads (executor, KV pool)
 //!        ▲                            │   ▲                          │
 //!        └──messages, answers─────────┘   └──────────events──────────┤
 //!                                     └──writes──► transfer thread ──┘ (plugin)
@@ -181,12 +181,15 @@ impl Worker {
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
         let Parts { name, config, identity, transfer, mut ranks, instance, page_integrity } = parts;
-        let Some(RankParts { executor, kv, transfer: backend }) = ranks.pop().filter(|_| ranks.is_empty())
-        else {
-            anyhow::bail!("a worker has one rank");
+        let Some(RankParts { kv, transfer: backend, .. }) = ranks.first_mut() else {
+            anyhow::bail!("a worker has at least one rank");
         };
-        let layout = *kv.layout();
-        let transfer = transfer.zip(backend);
+        let (kv, transfer) = (kv.clone(), transfer.zip(backend.take()));
+        if transfer.is_some() && ranks.len() > 1 {
+            anyhow::bail!("KV moves between workers of one rank");
+        }
+        // A page lies on all ranks, with the heads of each.
+        let page_bytes = ranks.iter().map(|rank| rank.kv.layout().shape.page_bytes() as u64).sum();
         let clock = Clock::start();
         let (inputs, receive_inputs) = mpsc::channel(INPUTS);
         let (outgoing, receive_outgoing) = mpsc::channel(INPUTS);
@@ -207,8 +210,9 @@ impl Worker {
         let stopping = Arc::new(AtomicBool::new(false));
         let (died, receive_died) = watch::channel(None);
         let alive = |thread| Alive { thread, stopping: stopping.clone(), died: died.clone() };
-        let (to_rank, rank) = rank_thread::start(executor, kv.clone(), inputs.clone(), alive("rank"))?;
-        threads.push(rank);
+        let ranks = ranks.into_iter().map(|rank| (rank.executor, rank.kv)).collect();
+        let (to_ranks, rank_threads) = rank_thread::start(ranks, &inputs, || alive("rank"))?;
+        threads.extend(rank_threads);
         let to_transfer = match links.backend() {
             Some(_) => {
                 let start = transfer_thread::Start {
@@ -224,7 +228,6 @@ impl Worker {
             }
             None => None,
         };
-        let page_bytes = layout.shape.page_bytes() as u64;
         let mut cache = None;
         let mut cache_feed = None;
         if config.cache_events {
@@ -239,7 +242,7 @@ impl Worker {
             runtime: runtime.clone(),
             inputs: receive_inputs,
             outgoing,
-            to_rank,
+            to_ranks,
             to_transfer,
             cache_feed,
             stats: stats.clone(),
