@@ -156,7 +156,7 @@ fn ranks_that_cannot_work_are_refused_with_their_bounds() {
     host_tests::model::tiny_qwen3(directory.path(), 1).unwrap();
     let model = directory.path().display().to_string();
     let whole = ["--role", "aggregated", "--executor", "synthetic"];
-    let cases: [(&[&str], &[&str]); 8] = [
+    let cases: [(&[&str], &[&str]); 7] = [
         (&[&whole[..], &["--tp", "0"]].concat(), &["--tp is 0", "1 to 64"]),
         (&[&whole[..], &["--tp", "65"]].concat(), &["--tp is 65", "1 to 64"]),
         (&["--executor", "synthetic", "--decode-tp", "65"], &["--decode-tp is 65", "1 to 64"]),
@@ -171,7 +171,6 @@ fn ranks_that_cannot_work_are_refused_with_their_bounds() {
             &[&whole[..], &["--tp", "8", "--kv-memory", "64KiB"]].concat(),
             &["--kv-memory 64KiB holds no page", "131072 bytes"],
         ),
-        (&["--role", "decode", "--executor", "synthetic", "--tp", "2"], &["--tp is 2", "--role aggregated"]),
     ];
     for (flags, says) in cases {
         refused(flags, says);

@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
+mod plugin_support {
+    pub mod fixture;
+}
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 use host::cli::launch;
 use host::cli::settings::{RoleName, Settings};
@@ -21,14 +24,24 @@ fn text(flags: &[&str]) -> Vec<String> {
     flags.iter().map(|flag| (*flag).to_owned()).collect()
 }
 
-/// An undivided server of so many ranks.
-fn start(model: &[String], ranks: usize) -> Cluster {
+/// A server with these flags.
+fn start(model: &[String], how: &[&str]) -> Cluster {
     let mut flags = model.to_vec();
-    flags.extend(text(&["--role", "aggregated", "--threads", "3", "--tp", &ranks.to_string()]));
-    flags.extend(text(&["--pool-pages", "256", "--chunk-tokens", "40", "--max-batch", "4"]));
+    flags.extend(text(how));
+    flags.extend(text(&[
+        "--threads",
+        "3",
+        "--pool-pages",
+        "256",
+        "--chunk-tokens",
+        "40",
+        "--max-batch",
+        "4",
+    ]));
     flags.extend(text(&["--log-level", "info,host::pages=debug"]));
+    let workers = if how.contains(&"aggregated") { 1 } else { 2 };
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    Cluster::start(&Start { program, flags, config: String::new(), workers: 1 })
+    Cluster::start(&Start { program, flags, config: String::new(), workers })
 }
 
 /// A model that eight ranks can share: eight query heads, two KV heads.
@@ -48,33 +61,61 @@ fn page_digests(cluster: &Cluster) -> Vec<(u64, String)> {
     digests
 }
 
+/// Tokens of prompts of lengths around the page size, asked at once, and the digests of the pages of each.
+type Found = (Vec<Vec<u64>>, Vec<(u64, String)>);
+
+fn ask(cluster: &Cluster) -> Found {
+    let lengths = [1, 15, 16, 17, 50, 100, 130];
+    let prompts = lengths.map(|length| (0..length).map(|token| (token * 37 + length) % 250).collect());
+    let tokens: Vec<Vec<u64>> = std::thread::scope(|scope| {
+        let ask = |prompt: &Vec<u32>| cluster.generate(prompt, 10).unwrap().tokens;
+        let threads: Vec<_> = prompts.iter().map(|prompt| scope.spawn(move || ask(prompt))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(tokens.iter().all(|tokens| tokens.len() == 10));
+    let workers = cluster.workers().len();
+    cluster.wait("all digests", || page_digests(cluster).len() == workers * prompts.len());
+    cluster.wait("all pages to be free", || cluster.all_free());
+    // Prefill and decode log the same, if they hold the same.
+    let mut digests = page_digests(cluster);
+    digests.dedup();
+    (tokens, digests)
+}
+
+fn models(directory: &Path) -> [(&'static str, Vec<String>); 2] {
+    [("synthetic", text(&["--executor", "synthetic"])), ("tiny Qwen3", model(directory))]
+}
+
 #[test]
 fn every_number_of_ranks_gives_the_same_tokens_and_pages() {
     let directory = tempfile::tempdir().unwrap();
-    let models = [("synthetic", text(&["--executor", "synthetic"])), ("tiny Qwen3", model(directory.path()))];
-    let prompts: Vec<Vec<u32>> = [1, 15, 16, 17, 50, 100, 130]
-        .iter()
-        .map(|length| (0..*length).map(|token| (token * 37 + length) % 250).collect())
-        .collect();
-    for (name, model) in &models {
+    for (name, model) in models(directory.path()) {
         let mut reference = None;
-        for ranks in [1, 2, 3, 4, 8] {
-            let cluster = start(model, ranks);
-            let tokens: Vec<Vec<u64>> = std::thread::scope(|scope| {
-                let threads: Vec<_> = prompts
-                    .iter()
-                    .map(|prompt| scope.spawn(|| cluster.generate(prompt, 10).unwrap().tokens))
-                    .collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-            });
-            assert!(tokens.iter().all(|tokens| tokens.len() == 10));
-            cluster.wait("all digests", || page_digests(&cluster).len() == prompts.len());
-            let found = (tokens, page_digests(&cluster));
+        for ranks in ["1", "2", "3", "4", "8"] {
+            let found = ask(&start(&model, &["--role", "aggregated", "--tp", ranks]));
             match &reference {
                 None => reference = Some(found),
                 Some(reference) => assert_eq!(*reference, found, "{name}, {ranks} ranks"),
             }
-            cluster.wait("all pages to be free", || cluster.all_free());
+        }
+    }
+}
+
+#[test]
+fn kv_moves_between_any_numbers_of_ranks() {
+    let directory = tempfile::tempdir().unwrap();
+    let plugins = plugin_support::fixture::directory(&["shm"]);
+    let plugins = plugins.path().display().to_string();
+    for (name, model) in models(directory.path()) {
+        let reference = ask(&start(&model, &["--role", "aggregated"]));
+        for (prefill, decode) in [("1", "2"), ("2", "1"), ("2", "3"), ("4", "4"), ("8", "2"), ("3", "8")] {
+            let how = ["--plugins-dir", &plugins, "--prefill-tp", prefill, "--decode-tp", decode];
+            let cluster = start(&model, &how);
+            for (role, ranks) in [("prefill", prefill), ("decode", decode)] {
+                let found = cluster.metrics(&cluster.worker(role)).get("host_ranks").copied();
+                assert_eq!(found, Some(ranks.parse().unwrap()), "{role}");
+            }
+            assert_eq!(ask(&cluster), reference, "{name}, {prefill} to {decode} ranks");
         }
     }
 }
@@ -170,10 +211,12 @@ fn a_rank_that_panics_costs_the_batch_and_neither_the_worker_nor_a_page() {
     }
     // The counters are published after the last answer.
     let pool = || worker.handle().stats().pool;
-    let give_up = Instant::now() + PATIENCE;
-    while (pool().held, pool().quarantined) != (0, 0) {
-        assert!(Instant::now() < give_up, "pages are held for good: {:?}", pool());
-        std::thread::yield_now();
-    }
+    let freed = async {
+        while (pool().held, pool().quarantined) != (0, 0) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let freed = runtime.block_on(async { tokio::time::timeout(PATIENCE, freed).await });
+    assert!(freed.is_ok(), "pages are held for good: {:?}", pool());
     worker.stop().unwrap();
 }

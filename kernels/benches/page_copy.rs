@@ -70,17 +70,6 @@ fn pairs(pages: usize, source_pool: usize) -> Vec<[u32; 2]> {
     (0..pages).map(|page| [((page * 7919 + 13) % source_pool) as u32, page as u32]).collect()
 }
 
-fn turned(block: PageBlock) -> PageBlock {
-    PageBlock {
-        source: block.target,
-        target: block.source,
-        source_page: block.target_page,
-        target_page: block.source_page,
-        dims: block.dims.map(|dim| Dimension { source: dim.target, target: dim.source, ..dim }),
-        ..block
-    }
-}
-
 fn memcpy(source: &[u8], target: &mut [u8]) -> f64 {
     let start = Instant::now();
     target.copy_from_slice(source);
@@ -104,9 +93,9 @@ fn measure(
     dense: &mut [u8],
 ) -> (f64, Vec<[f64; 2]>) {
     let backwards: Vec<[u32; 2]> = pages.iter().map(|&[from, to]| [to, from]).collect();
-    let turned: Vec<PageBlock> = blocks.iter().copied().map(turned).collect();
+    let reversed: Vec<PageBlock> = blocks.iter().map(|block| block.reversed()).collect();
     let gather = PagesCopy { pages, blocks };
-    let scatter = PagesCopy { pages: &backwards, blocks: &turned };
+    let scatter = PagesCopy { pages: &backwards, blocks: &reversed };
     let other = buffer(dense.len());
     let mut best = (f64::MAX, vec![[f64::MAX; 2]; copiers.len()]);
     for _ in 0..ROUNDS {

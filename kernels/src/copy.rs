@@ -62,6 +62,21 @@ pub struct PageBlock {
     pub dims: [Dimension; 3],
 }
 
+impl PageBlock {
+    /// The same rows copied the other way: scattering for what gathers. Pairs of pages are to be turned too.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self {
+            run: self.run,
+            source: self.target,
+            target: self.source,
+            source_page: self.target_page,
+            target_page: self.source_page,
+            dims: self.dims.map(|dim| Dimension { source: dim.target, target: dim.source, ..dim }),
+        }
+    }
+}
+
 /// Pages to copy.
 #[derive(Clone, Copy, Debug)]
 pub struct PagesCopy<'a> {

@@ -23,6 +23,7 @@ pub mod radix;
 pub mod request;
 pub mod routing;
 pub mod scheduler;
+pub mod staging;
 pub mod transfer;
 
 pub use batch::{Batch, Sampled, Sampling, Sequence, SequenceOutput};

@@ -1,7 +1,7 @@
 //! Pages (and aux rows) of ended rooms that somebody may still touch.
 //!
 //! An entry names everything that could: a peer that was told where to write, own transfers still reading the pages,
-//! the batch being computed. It is cleared when the last of them is out, by acknowledgement or by fence, and never by
+//! the batch being computed, our own threads that copy what arrived. It is cleared when the last of them is out, by acknowledgement or by fence, and never by
 //! the passing of time.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,11 +22,13 @@ pub(crate) struct Touchers {
     pub batch: bool,
     /// A check that reads them is under way.
     pub verification: bool,
+    /// Our own transfer threads may copy into them what arrived elsewhere.
+    pub receiver: bool,
 }
 
 impl Touchers {
     pub(crate) fn nobody(&self) -> bool {
-        self.writer.is_none() && self.tags.is_empty() && !self.batch && !self.verification
+        self.writer.is_none() && self.tags.is_empty() && !self.batch && !self.verification && !self.receiver
     }
 }
 
@@ -38,6 +40,8 @@ pub(crate) struct Entry {
     /// Keeps the cached pages that the room used.
     pub lock: Option<PrefixLock>,
     pub touchers: Touchers,
+    /// Whether our transfer threads were told of the room and have to forget it.
+    pub opened: bool,
     /// Peer and message id of aborts to answer once cleared, with their attempt.
     pub answer: Vec<(Instance, u64, u32)>,
 }
@@ -48,6 +52,7 @@ pub(crate) struct Cleared {
     pub room: Room,
     pub aux: Option<u32>,
     pub lock: Option<PrefixLock>,
+    pub opened: bool,
     pub answer: Vec<(Instance, u64, u32)>,
 }
 
@@ -92,8 +97,9 @@ impl Quarantine {
             change(*room, &mut entry.touchers);
         }
         for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touchers.nobody()) {
-            pool.clear(entry.pages, &Settled(()));
-            cleared.push(Cleared { room, aux: entry.aux, lock: entry.lock, answer: entry.answer });
+            let Entry { pages, aux, lock, opened, answer, .. } = entry;
+            pool.clear(pages, &Settled(()));
+            cleared.push(Cleared { room, aux, lock, opened, answer });
         }
         cleared
     }

@@ -45,7 +45,7 @@ use crate::request::{Failure, FailureCode};
 pub use cache::Flushed;
 pub use config::{Config, Role};
 use deadlines::Deadlines;
-pub use exchange::{Action, Event, PageWrite};
+pub use exchange::{Action, Event, PageWrite, RoomOpening};
 use job::{Job, Stage};
 use pace::Pace;
 pub use pace::PaceStats;
@@ -161,6 +161,7 @@ impl Scheduler {
             Event::Written { tag, error } => self.written(now, tag, error, actions),
             Event::Arrived(notice) => self.arrived(now, notice, actions),
             Event::Verified { room, attempt, found } => self.verified(now, room, attempt, &found, actions),
+            Event::RoomClosed { room } => self.room_closed(room, actions),
             Event::Drain => self.draining = true,
         }
     }
@@ -286,6 +287,9 @@ impl Scheduler {
         for entry in cleared {
             self.aux_free.extend(entry.aux);
             self.unlock(entry.lock);
+            if entry.opened {
+                actions.push(Action::ForgetRoom { room: entry.room });
+            }
             self.answer_aborts(entry.room, entry.answer, actions);
         }
     }

@@ -3,14 +3,19 @@
 //! A [`Share`] is what one pool holds of the cache: some of the model's heads and layers, in some order. A [`Lane`] says
 //! which heads go from one share into another, and [`copy_lane`] what that is for a list of pages: a [`PagesCopy`], which
 //! knows its size without being expanded, and expands to pieces. A staging buffer is a share too ([`Share::dense`]), so
-//! gathering into one and scattering out of one are planned by the same function as a direct transfer.
+//! gathering into one and scattering out of one are planned by the same function as a direct transfer. [`choose`] says which
+//! of the two it is, and a [`Cut`] what each piece of a staged lane holds.
 
+mod choice;
 mod copy;
+mod cut;
 mod lane;
 
 use std::ops::Range;
 
+pub use choice::{LEAST_PIECES, Path, StagingMode, StagingPolicy, choose};
 pub use copy::{Dimension, LONGEST_PIECE, PageBlock, PagesCopy, Piece, PlanSize};
+pub use cut::{Cut, StagedPiece};
 pub use lane::{Lane, PlanError, Share, copy_lane, piece_bytes, plan_lane};
 
 use crate::ids::PageId;

@@ -197,10 +197,9 @@ impl<'a> World<'a> {
             prompt_tokens: prompt as u32,
             cached_tokens: 0,
             pages: prompt.div_ceil(16) as u32,
-            digest: 0,
             first: Sampled { token: 3, logprob: None, top: Vec::new() },
         };
-        let found = Box::new(Found { aux_row: row.encode(), digest: None });
+        let found = Box::new(Found { aux_row: row.encode(), lanes: None });
         self.handle(Event::Verified { room, attempt: 1, found });
     }
 

@@ -77,6 +77,22 @@ fn aborts_at_any_time_leave_nothing_behind() {
 }
 
 #[test]
+fn pages_of_a_room_that_was_given_up_are_not_used_again_while_what_arrived_is_copied_into_them() {
+    let faults = Faults {
+        loss: 0.1,
+        abort: 0.5,
+        death: 0.01,
+        disconnect: 0.01,
+        layers: true,
+        cache: true,
+        ..Faults::default()
+    };
+    let total = run("copies", faults);
+    assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+    assert!(total.copies > SEEDS && total.closed_late > 0, "no room was given up while it was copied");
+}
+
+#[test]
 fn flipped_bytes_cost_a_second_transfer_and_no_answer() {
     let total = run("flips", Faults { flip: 0.05, ..Faults::default() });
     assert!(total.integrity_failures > 0, "no byte was ever flipped");

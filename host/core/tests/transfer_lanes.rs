@@ -10,9 +10,9 @@ mod lanes {
 }
 
 use host_core::PageId;
-use host_core::heads::head_lanes;
+use host_core::heads::{head_lanes, rank_heads};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
-use host_core::transfer::{Lane, PlanError, Share, copy_lane, plan_lane};
+use host_core::transfer::{Cut, Lane, PlanError, Share, StagedPiece, copy_lane, plan_lane};
 use lanes::world::{Case, World, case, fewest};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -75,20 +75,31 @@ fn blocks_and_pages_describe_the_same_copy_as_the_pieces() {
 }
 
 #[test]
-fn gathered_into_a_dense_buffer_and_scattered_out_of_it_every_row_is_in_its_place() {
+fn gathered_into_dense_buffers_and_scattered_out_of_them_every_row_is_in_its_place() {
+    // Pieces as large as the lane, and as small as they can be.
     for_cases(400, |case| {
-        let mut world = World::new(case);
-        let numbers: Vec<PageId> = (0..case.source_pages.len() as u32).map(PageId).collect();
-        for lane in head_lanes(case.kv_heads, case.sources, case.targets) {
-            let Lane { source, target, heads } = world.lane(&lane);
-            let dense = Share::dense(source.layout.shape, numbers.len(), heads.clone(), case.layers.clone());
-            let gather = Lane { source, target: dense, heads: heads.clone() };
-            let scatter = Lane { source: dense, target, heads };
-            let gathered = plan_lane(&gather, &case.source_pages, &numbers, case.layers.clone()).unwrap();
-            let scattered = plan_lane(&scatter, &numbers, &case.target_pages, case.layers.clone()).unwrap();
-            world.write_through(&lane, dense.layout.bytes(), &gathered, &scattered);
+        for piece_bytes in [usize::MAX, case.piece_bytes()] {
+            let mut world = World::new(case);
+            for lane in head_lanes(case.kv_heads, case.sources, case.targets) {
+                let Lane { source, target, heads } = world.lane(&lane);
+                let shape = source.layout.shape;
+                let cut = Cut::new(&shape, case.source_pages.len(), case.layers.clone(), heads, piece_bytes)
+                    .unwrap();
+                for piece in (0..cut.pieces()).map(|number| cut.piece(number).unwrap()) {
+                    let StagedPiece { pages, layers, heads } = piece.clone();
+                    let dense = piece.share(shape);
+                    let numbers: Vec<PageId> = (0..pages.len() as u32).map(PageId).collect();
+                    let gather = Lane { source, target: dense, heads: heads.clone() };
+                    let scatter = Lane { source: dense, target, heads };
+                    let (from, to) = (&case.source_pages[pages.clone()], &case.target_pages[pages]);
+                    let gathered = plan_lane(&gather, from, &numbers, layers.clone()).unwrap();
+                    let scattered = plan_lane(&scatter, &numbers, to, layers).unwrap();
+                    world.write_through(&lane, dense.layout.bytes(), &gathered, &scattered);
+                }
+            }
+            world.check()?;
         }
-        world.check()
+        Ok(())
     });
 }
 
@@ -158,6 +169,45 @@ fn neighbouring_pages_are_one_piece_in_whatever_order_they_are_named() {
     // Neighbours on one side only are apart.
     let pieces = plan_lane(&lane, &pages([4, 5, 6, 7]), &pages([17, 16, 15, 14]), 0..4).unwrap();
     assert_eq!(pieces.len(), 4);
+}
+
+#[test]
+fn lanes_start_at_the_right_heads_of_both_pools() {
+    // Ranks of both sides, KV heads, and for each lane: sender, receiver, first head in the sender's pool, heads, first head
+    // in the receiver's pool. Of senders that hold the same heads, one sends them.
+    type Lanes = Vec<[usize; 5]>;
+    let cases: [([usize; 3], Lanes); 10] = [
+        ([4, 1, 8], vec![[0, 0, 0, 2, 0], [1, 0, 0, 2, 2], [2, 0, 0, 2, 4], [3, 0, 0, 2, 6]]),
+        ([8, 4, 8], (0..8).map(|p| [p, p / 2, 0, 1, p % 2]).collect()),
+        ([8, 2, 4], vec![[0, 0, 0, 1, 0], [2, 0, 0, 1, 1], [4, 1, 0, 1, 0], [6, 1, 0, 1, 1]]),
+        ([8, 1, 2], vec![[0, 0, 0, 1, 0], [4, 0, 0, 1, 1]]),
+        ([2, 4, 8], vec![[0, 0, 0, 2, 0], [0, 1, 2, 2, 0], [1, 2, 0, 2, 0], [1, 3, 2, 2, 0]]),
+        ([1, 4, 2], vec![[0, 0, 0, 1, 0], [0, 1, 0, 1, 0], [0, 2, 1, 1, 0], [0, 3, 1, 1, 0]]),
+        ([4, 8, 4], (0..8).map(|d| [d / 2, d, 0, 1, 0]).collect()),
+        ([2, 8, 2], (0..8).map(|d| [d / 4, d, 0, 1, 0]).collect()),
+        // Ranks that do not divide each other, nor the heads.
+        ([2, 3, 8], vec![[0, 0, 0, 2, 0], [0, 1, 2, 2, 0], [1, 1, 0, 1, 2], [1, 2, 1, 3, 0]]),
+        ([3, 2, 4], vec![[0, 0, 0, 1, 0], [1, 0, 0, 1, 1], [2, 1, 0, 2, 0]]),
+    ];
+    for ([sources, targets, kv_heads], expected) in cases {
+        let found: Lanes = head_lanes(kv_heads, sources, targets)
+            .into_iter()
+            .map(|lane| {
+                let share = |ranks, rank| {
+                    let heads = rank_heads(kv_heads, ranks, rank);
+                    Share::pool(pool(KvOrder::PageHeadLayerKvTokenDim, heads.len()), heads.start)
+                };
+                let (source, target) = (share(sources, lane.source), share(targets, lane.target));
+                let plan = Lane { source, target, heads: lane.heads };
+                let [piece] = plan_lane(&plan, &[PageId(0)], &[PageId(0)], 0..4).unwrap()[..] else {
+                    panic!("one page is one piece");
+                };
+                let head = source.layout.sides[0].head;
+                [lane.source, lane.target, piece.source / head, piece.length / head, piece.target / head]
+            })
+            .collect();
+        assert_eq!(found, expected, "{sources} to {targets} ranks of {kv_heads} heads");
+    }
 }
 
 #[test]

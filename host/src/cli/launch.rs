@@ -2,7 +2,6 @@
 
 mod ranks;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -294,7 +293,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     let instance = Instance(random_u64().context("no random name for this worker")?);
     let transfer = match role {
         RoleName::Aggregated => None,
-        _ => Some(super::plugins::open_transfer(settings, instance)?),
+        _ => Some(super::plugins::open_transfer(settings, instance, ranks)?),
     };
     let executors = ranks::executors(settings, ranks)?;
     let max_batch = settings.max_batch.unwrap_or(64);
@@ -333,13 +332,14 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
     };
-    let (name, mut backend) = transfer.unzip();
+    let (name, backends) = transfer.unzip();
+    let mut backends = backends.unwrap_or_default().into_iter();
     let mut parts = Vec::new();
     for (rank, (executor, layout)) in executors.into_iter().zip(layouts).enumerate() {
         let first_head = rank_heads(shape.kv_heads, ranks, rank).start;
         let kv = KvMemory::for_heads(layout, first_head)
             .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;
-        parts.push(RankParts { executor, kv, transfer: backend.take().map(|backend| backend as Arc<_>) });
+        parts.push(RankParts { executor, kv, transfer: backends.next() });
     }
     Ok(Parts {
         name: worker_name(settings, role),

@@ -92,8 +92,7 @@ impl Rank {
                         news(self.rank, &batch, self.executor.shape().layers, &self.batch, &self.inputs);
                     let outcome = compute(self.executor.as_mut(), &mut self.kv, &batch, &mut layers_done);
                     let event = lock(&self.batch).ended(self.rank, outcome);
-                    let told = event.map(|event| self.inputs.blocking_send(Input::Event(event)));
-                    if told.is_some_and(|told| told.is_err()) {
+                    if event.is_some_and(|event| self.inputs.blocking_send(Input::Event(event)).is_err()) {
                         return;
                     }
                 }

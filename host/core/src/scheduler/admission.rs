@@ -2,7 +2,7 @@
 
 use super::job::{Incoming, Job, Outgoing, Stage};
 use super::peers::PeerState;
-use super::{Action, Role, Scheduler};
+use super::{Action, Role, RoomOpening, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Reserve};
 use crate::quarantine::{Entry, Touchers};
@@ -249,8 +249,20 @@ impl Scheduler {
         let Some(aux_slot) = job.aux else { return };
         job.stage = Stage::Transfer(Incoming::new(whom, attempt));
         let prompt = job.request.prompt.len();
+        let covered = prompt.div_ceil(page_tokens);
+        let pages = job.table[job.prefix_pages..covered].to_vec();
+        let parts = u32::try_from(self.config.layer_groups.most_parts(covered)).unwrap_or(u32::MAX);
+        let (peer, session) = whom;
+        actions.push(Action::OpenRoom(RoomOpening {
+            room,
+            attempt,
+            peer,
+            session,
+            pages: pages.clone(),
+            parts,
+        }));
         let reserve = Reserve {
-            pages: job.table[job.prefix_pages..prompt.div_ceil(page_tokens)].to_vec(),
+            pages,
             decode_prefix_len: u32::try_from(job.prefix_pages * page_tokens).unwrap_or(u32::MAX),
             prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
             aux_slot,
@@ -345,6 +357,7 @@ impl Scheduler {
         self.deadlines.remove(room);
         self.patience.remove(room);
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
+        let opened = matches!(job.stage, Stage::Transfer(_) | Stage::Verifying(_));
         let touchers = Touchers {
             writer: match &job.stage {
                 Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
@@ -354,8 +367,12 @@ impl Scheduler {
             },
             batch: job.in_batch.is_some(),
             verification: matches!(job.stage, Stage::Verifying(_)),
+            receiver: opened,
             tags,
         };
+        if opened {
+            actions.push(Action::CloseRoom { room });
+        }
         for tag in &touchers.tags {
             actions.push(Action::CancelWrite(*tag));
         }
@@ -373,7 +390,7 @@ impl Scheduler {
             self.answer_aborts(room, answer, actions);
         } else {
             let pages = self.pool.quarantine(pages);
-            let entry = Entry { pages, aux: job.aux, lock: job.lock, touchers, answer };
+            let entry = Entry { pages, aux: job.aux, lock: job.lock, touchers, opened, answer };
             self.quarantine.insert(room, entry);
         }
     }

@@ -71,6 +71,8 @@ impl Scheduler {
                 job.cached_tokens = job.cached_tokens.max(verified.cached_tokens());
                 job.transferred_pages = pages;
                 job.first = Some(verified.first().clone());
+                // Everything that the room could bring is here.
+                actions.push(Action::ForgetRoom { room });
                 self.ready.push_back(room);
                 self.stats.pages_received += u64::from(pages);
                 self.outbox.forget_room(room);
@@ -122,6 +124,14 @@ impl Scheduler {
             let failure = Failure { code: FailureCode::PeerFailed, message, retryable };
             self.fail(now, room, failure, actions);
         }
+    }
+
+    /// None of our threads copies into the pages of a room that was given up.
+    pub(super) fn room_closed(&mut self, room: Room, actions: &mut Vec<Action>) {
+        let cleared = self.quarantine.update(&mut self.pool, |other, touchers| {
+            touchers.receiver &= other != room;
+        });
+        self.finish_clearing(cleared, actions);
     }
 
     /// Prefill has nothing of the room in flight any more.

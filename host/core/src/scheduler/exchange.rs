@@ -92,6 +92,11 @@ pub enum Event {
         /// What lies in our memory.
         found: Box<Found>,
     },
+    /// What [`Action::CloseRoom`] asked for: no thread of ours copies anything into the room's pages any more.
+    RoomClosed {
+        /// The room.
+        room: Room,
+    },
     /// No new requests from now on.
     Drain,
 }
@@ -130,6 +135,21 @@ pub enum Action {
     Write(PageWrite),
     /// Ask that what has not started of a write never starts; it still settles.
     CancelWrite(Tag),
+    /// Parts of a room's pages are about to come in, by writes of the peer's or as copies of ours: said before the peer is
+    /// asked for them. Opening again with a later attempt replaces the earlier one, all of whose parts have arrived.
+    OpenRoom(RoomOpening),
+    /// Copy nothing more into an open room's pages; answer with [`Event::RoomClosed`] when no copy is under way. What
+    /// the peer writes may still land.
+    CloseRoom {
+        /// The room.
+        room: Room,
+    },
+    /// Nothing of an open room is in flight any more, and nothing will be. Said once of each open room, of a closed one
+    /// after [`Event::RoomClosed`].
+    ForgetRoom {
+        /// The room.
+        room: Room,
+    },
     /// Read the aux row and digest the pages; answer with [`Event::Verified`].
     Verify {
         /// The room.
@@ -197,8 +217,27 @@ pub struct PageWrite {
     pub source: Vec<PageId>,
     /// The peer's pages, pair by pair.
     pub target: Vec<PageId>,
+    /// Place of the first of them among the pages of the attempt.
+    pub first_page: u32,
     /// Which of their layers.
     pub layers: Range<u32>,
-    /// With the last part: the row, our slot for it and the peer's. The digest is filled in by who writes.
+    /// With the last part: the row, our slot for it and the peer's.
     pub aux: Option<(AuxRow, u32, u32)>,
+}
+
+/// A room whose pages are about to arrive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomOpening {
+    /// The room.
+    pub room: Room,
+    /// The try within the room.
+    pub attempt: u32,
+    /// Who sends.
+    pub peer: Instance,
+    /// Over which connection.
+    pub session: u64,
+    /// Our pages, in the order of the attempt.
+    pub pages: Vec<PageId>,
+    /// Most parts that they can come in.
+    pub parts: u32,
 }

@@ -116,6 +116,7 @@ impl Scheduler {
         let last = completes && job.stage == Stage::Inflight;
         let prefix_pages = outgoing.reserve.decode_prefix_len as usize / page_tokens;
         let source = job.table[pages.clone()].to_vec();
+        let first_page = u32::try_from(pages.start - prefix_pages).unwrap_or(u32::MAX);
         let target = outgoing.reserve.pages[pages.start - prefix_pages..pages.end - prefix_pages].to_vec();
         self.last_tag += 1;
         let tag = Tag(self.last_tag);
@@ -126,7 +127,6 @@ impl Scheduler {
                 prompt_tokens: outgoing.reserve.prompt_tokens,
                 cached_tokens: job.cached_tokens,
                 pages: u32::try_from(outgoing.reserve.pages.len()).unwrap_or(u32::MAX),
-                digest: 0,
                 first,
             };
             (row, aux, outgoing.reserve.aux_slot)
@@ -142,6 +142,7 @@ impl Scheduler {
         outgoing.tags.insert(tag);
         self.stats.pages_sent += u64::from(completed);
         let (to, session) = (outgoing.peer, outgoing.session);
-        actions.push(Action::Write(PageWrite { tag, to, session, notice, source, target, layers, aux }));
+        let write = PageWrite { tag, to, session, notice, source, target, first_page, layers, aux };
+        actions.push(Action::Write(write));
     }
 }

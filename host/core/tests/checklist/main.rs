@@ -10,5 +10,6 @@ mod leg;
 mod locks;
 mod namespaces;
 mod promises;
+mod rooms;
 mod sharing;
 mod timeouts;

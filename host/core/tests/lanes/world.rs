@@ -23,6 +23,7 @@ pub struct Case {
     target_order: KvOrder,
     shape: KvShape,
     target_pool: usize,
+    piece_size: u8,
     /// Layers that are sent.
     pub layers: Range<usize>,
     /// Pages of the sender.
@@ -35,6 +36,12 @@ impl Case {
     /// Both sides have the same layout.
     pub fn one_order(&self) -> bool {
         self.source_order == self.target_order
+    }
+
+    /// A size for pieces of a staged lane: from one head of one layer of one page up to about two pages.
+    pub fn piece_bytes(&self) -> usize {
+        let blocks = 1 + self.piece_size as usize % (2 * self.kv_heads * self.shape.layers);
+        blocks * self.shape.block_bytes()
     }
 }
 
@@ -54,8 +61,8 @@ pub fn case() -> impl Strategy<Value = Case> {
     // How the target pages are paired with the source pages: as they are, or in any order; and a prefix that is there.
     let lists = (0..7_usize).prop_flat_map(move |count| (vec(gap(), count), vec(gap(), count)));
     let pairing = (any::<bool>(), any::<u64>(), 0..4_usize);
-    (ranks, orders, sizes, lists, pairing, (any::<u8>(), any::<u8>())).prop_map(
-        |(ranks, orders, sizes, (from, to), (shuffled, seed, prefix), (start, length))| {
+    (ranks, orders, sizes, lists, pairing, any::<[u8; 3]>()).prop_map(
+        |(ranks, orders, sizes, (from, to), (shuffled, seed, prefix), [start, length, piece_size])| {
             let (layers, page_tokens, head_dim, value_dim, wide) = sizes;
             let dtype = if wide { Dtype::F32 } else { Dtype::Bf16 };
             let (mut source_pages, source_pool) = pages(&from);
@@ -82,6 +89,7 @@ pub fn case() -> impl Strategy<Value = Case> {
                     dtype,
                 },
                 target_pool,
+                piece_size,
                 layers: first..first + 1 + length as usize % (layers - first),
                 source_pages: source_pages.split_off(prefix),
                 target_pages: target_pages.split_off(prefix),

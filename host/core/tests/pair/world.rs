@@ -3,6 +3,7 @@
 mod clients;
 mod faults;
 mod network;
+mod rooms;
 mod transfer;
 mod worker;
 
@@ -12,12 +13,13 @@ use std::time::Duration;
 use host_core::layer_groups::LayerGroups;
 use host_core::message::Message;
 use host_core::request::Request;
-use host_core::{Action, Event, Instance, PageId, Role, Room, Time};
+use host_core::{Action, Event, Instance, Role, Room, Time};
 
 pub use super::memory::answer_to;
 use super::memory::{LAYERS, mix};
 use clients::Client;
 pub use faults::{Faults, Outcome};
+use rooms::{Arrival, OpenRoom};
 use transfer::Landing;
 use worker::{Worker, groups};
 
@@ -48,6 +50,10 @@ enum Pending {
         message: Message,
     },
     Land(Box<Landing>),
+    /// Decode copies what arrived into its pages.
+    Copy(Box<Arrival>),
+    /// Decode looks whether a room that it gave up is still copied.
+    Close(Room),
     /// A worker has computed so many layers of a batch.
     Layers {
         at: Instance,
@@ -95,8 +101,10 @@ pub struct World {
     decode_link: Option<u64>,
     last_session: u64,
     fence_fails: u64,
-    /// Each page and layer that was sent, by prefill worker, room and attempt.
-    sent: BTreeMap<(Instance, Room, u32), BTreeSet<(PageId, u32)>>,
+    /// Each page, by its place in the attempt, and layer that was sent, by prefill worker, room and attempt.
+    sent: BTreeMap<(Instance, Room, u32), BTreeSet<(u32, u32)>>,
+    /// Decode's rooms that are open.
+    rooms: BTreeMap<Room, OpenRoom>,
     layer_groups: LayerGroups,
     outcome: Outcome,
     trace: Vec<String>,
@@ -126,6 +134,7 @@ impl World {
             last_session: 0,
             fence_fails: 0,
             sent: BTreeMap::new(),
+            rooms: BTreeMap::new(),
             layer_groups,
             outcome: Outcome::default(),
             trace: Vec::new(),
@@ -274,7 +283,9 @@ impl World {
             Pending::Deliver { to, from, floor, message } => {
                 self.handle(to, Event::Message { from, floor, message });
             }
-            Pending::Land(landing) => self.land(&landing),
+            Pending::Land(landing) => self.land(*landing),
+            Pending::Copy(arrival) => self.copy(&arrival),
+            Pending::Close(room) => self.closed(room),
             Pending::Layers { at, batch, layers } => {
                 let Some(worker) = self.worker(at) else { return };
                 if let Some((_, current)) = worker.batch.as_ref().filter(|(_, current)| current.id == batch) {
@@ -324,13 +335,14 @@ impl World {
                     self.schedule(after, Pending::Fence { at, peer, session });
                 }
                 Action::Write(write) => {
-                    // One room's parts land in order: the fake backend digests them as they land.
-                    let earliest = self.last_landing(at, write.notice.room);
-                    let after = earliest.since(self.now) + self.soon(400);
+                    let after = self.soon(400);
                     let landing = self.begin(write, at);
                     self.schedule(after, Pending::Land(Box::new(landing)));
                 }
                 Action::CancelWrite(_) => {}
+                Action::OpenRoom(opening) => self.open(&opening),
+                Action::CloseRoom { room } => self.close(room),
+                Action::ForgetRoom { room } => self.forget(room),
                 Action::Verify { room, attempt, pages, aux_slot } => {
                     self.verify(at, (room, attempt), &pages, aux_slot);
                 }

@@ -46,9 +46,6 @@ pub(super) fn of_workers(settings: &Settings) -> Result<Vec<usize>, Refused> {
             Some(heads) if ranks > heads => Err(refused(format!(
                 "{flag} is {ranks}, and the model has {heads} query heads to share out: use at most {heads}"
             ))),
-            _ if ranks > 1 && settings.role != Some(RoleName::Aggregated) => Err(refused(format!(
-                "{flag} is {ranks}: only undivided workers (--role aggregated) can have several ranks yet"
-            ))),
             _ => Ok(ranks),
         }
     };
@@ -114,6 +111,11 @@ mod tests {
             ..Settings::default()
         };
         assert_eq!(of_workers(&settings(None, None, None, None)).unwrap(), [1, 1]);
+        assert_eq!(of_workers(&settings(None, Some(2), None, None)).unwrap(), [2, 2]);
+        assert_eq!(of_workers(&settings(None, Some(2), Some(4), None)).unwrap(), [4, 2]);
+        assert_eq!(of_workers(&settings(None, None, None, Some(3))).unwrap(), [1, 3]);
+        let own = |role| of_workers(&settings(Some(role), Some(2), Some(4), Some(8))).unwrap();
+        assert_eq!((own(RoleName::Prefill), own(RoleName::Decode)), (vec![4], vec![8]));
         assert_eq!(of_workers(&settings(Some(RoleName::Aggregated), Some(3), None, None)).unwrap(), [3]);
     }
 }

@@ -112,6 +112,7 @@ impl World {
             assert_eq!((stats.queued, stats.active, stats.unanswered, stats.locked_pages), (0, 0, 0, 0));
             worker.check_told();
         }
+        assert!(self.rooms.is_empty(), "rooms that nobody forgot");
         for (room, client) in &self.clients {
             assert!(client.ended.is_some(), "{room:?} never ended");
         }

@@ -39,6 +39,9 @@ pub struct Outcome {
     pub deaths: u64,
     pub disconnects: u64,
     pub fences_failed: u64,
+    pub copies: u64,
+    /// Rooms that were given up while their pages were copied.
+    pub closed_late: u64,
     pub integrity_failures: u64,
     pub messages_repeated: u64,
     pub messages_stale: u64,
@@ -62,6 +65,8 @@ impl Outcome {
         self.deaths += other.deaths;
         self.disconnects += other.disconnects;
         self.fences_failed += other.fences_failed;
+        self.copies += other.copies;
+        self.closed_late += other.closed_late;
         self.integrity_failures += other.integrity_failures;
         self.messages_repeated += other.messages_repeated;
         self.messages_stale += other.messages_stale;

@@ -37,7 +37,8 @@ pub struct Worker {
     pub batch: Option<(Time, Batch)>,
     /// Layers of the batch that are computed.
     pub layers: u32,
-    pub sent_digests: BTreeMap<(Room, u32), Vec<u64>>,
+    /// What prefill said of the parts that arrived, by room, attempt and sequence.
+    pub sent_sums: BTreeMap<(Room, u32), BTreeMap<u32, u64>>,
     /// What somebody who listens knows of the cache.
     pub log: EventLog,
 }
@@ -79,7 +80,7 @@ impl Worker {
             aux: vec![[0; AUX_ROW_BYTES]; 5],
             batch: None,
             layers: 0,
-            sent_digests: BTreeMap::new(),
+            sent_sums: BTreeMap::new(),
             log: EventLog::new(pages, PAGE_TOKENS as u32, 100),
         }
     }
