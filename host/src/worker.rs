@@ -12,6 +12,7 @@
 mod agreement;
 mod cache_thread;
 pub mod clock;
+pub mod lane_counters;
 mod lane_sums;
 pub mod link;
 mod rank_thread;
