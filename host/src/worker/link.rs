@@ -16,6 +16,7 @@ use host_core::transfer::Share;
 use host_plugin_api::transfer::{Memory, MemoryKind, RegionId, TransferBackend};
 use rustix::fd::AsRawFd;
 
+use super::lane_counters::LaneCounters;
 use crate::executor::KvMemory;
 use crate::executor::memory::SharedMemory;
 use crate::net::proto::{TransferEndpoint, WorkerInfo};
@@ -68,6 +69,7 @@ pub struct Links {
     /// One lock per peer: connecting and fencing take their turns, so that neither undoes the other unseen.
     turns: Mutex<HashMap<Instance, Arc<Mutex<()>>>>,
     sessions: AtomicU64,
+    counters: LaneCounters,
 }
 
 /// Our memory's generation: it is registered once in a worker's life.
@@ -113,6 +115,7 @@ impl Links {
             peers: Mutex::new(HashMap::new()),
             turns: Mutex::default(),
             sessions: AtomicU64::new(0),
+            counters: LaneCounters::default(),
         })
     }
 
@@ -125,6 +128,12 @@ impl Links {
     /// The ranks that can exchange pages.
     pub(super) fn ranks(&self) -> &[Rank] {
         &self.ranks
+    }
+
+    /// What went over the lanes.
+    #[must_use]
+    pub fn counters(&self) -> &LaneCounters {
+        &self.counters
     }
 
     pub(super) fn aux(&self) -> &SharedMemory {

@@ -105,8 +105,7 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     let backend = own.backend.clone();
     let state = inbox.clone();
     let thread = std::thread::Builder::new().name(format!("transfer-{rank}")).spawn(move || {
-        let max_writes = backend.limits().max_writes.max(1) as usize;
-        let sending = Sending::new(backend.clone(), max_writes);
+        let sending = Sending::new(start.links.clone(), rank);
         Thread { start, backend, sending }.run(&state);
     })?;
     Ok((Inbox(inbox), thread))

@@ -222,3 +222,35 @@ fn visit(nest: &[Dimension], at: Piece, take: &mut impl FnMut(Piece)) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k_and_v_are_one_block_only_where_they_follow_each_other_on_every_page_of_both_sides() {
+        let one = Dimension { extent: 1, source: 0, target: 0 };
+        let layers = Dimension { extent: 3, source: 30, target: 40 };
+        let keys = PageBlock {
+            run: 10,
+            source: 0,
+            target: 0,
+            source_page: 100,
+            target_page: 200,
+            dims: [one, layers, one],
+        };
+        let values = PageBlock { run: 20, source: 10, target: 10, ..keys };
+        // The layers follow each other at the source, but not at the target.
+        let both = PageBlock { run: 30, dims: [one, one, layers], ..keys };
+        assert_eq!(blocks(vec![keys, values]), [both]);
+        for apart in [
+            PageBlock { source: 11, ..values },
+            PageBlock { target: 11, ..values },
+            PageBlock { source_page: 300, ..values },
+            PageBlock { target_page: 300, ..values },
+            PageBlock { dims: [one, one, Dimension { target: 50, ..layers }], ..values },
+        ] {
+            assert_eq!(blocks(vec![keys, apart]).len(), 2, "{apart:?}");
+        }
+    }
+}

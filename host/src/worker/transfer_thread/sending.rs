@@ -97,6 +97,7 @@ pub(super) type Settled = Vec<(Tag, Option<String>)>;
 
 /// See the module.
 pub(super) struct Sending {
+    links: Arc<Links>,
     backend: Arc<dyn TransferBackend>,
     max_writes: usize,
     /// Submissions that the plugin has no room for yet.
@@ -110,8 +111,11 @@ pub(super) struct Sending {
 }
 
 impl Sending {
-    pub(super) fn new(backend: Arc<dyn TransferBackend>, max_writes: usize) -> Self {
+    pub(super) fn new(links: Arc<Links>, rank: usize) -> Self {
+        let backend = links.ranks()[rank].backend.clone();
+        let max_writes = backend.limits().max_writes.max(1) as usize;
         Self {
+            links,
             backend,
             max_writes,
             waiting: VecDeque::new(),
@@ -166,9 +170,10 @@ impl Sending {
                 break;
             }
             busy = true;
-            if let Some((_, submission, _)) = self.waiting.pop_front()
-                && status != 0
-            {
+            if status == 0 {
+                self.links.counters().direct.count(writes);
+                self.waiting.pop_front();
+            } else if let Some((_, submission, _)) = self.waiting.pop_front() {
                 let error = format!("the plugin refused the writes: {}", ErrorCode(status).name());
                 settled.extend(self.ended(submission.tag, Some(error)));
             }
