@@ -106,6 +106,25 @@ fn staged_answers_are_those_of_an_undivided_worker_for_every_layout() {
 }
 
 #[test]
+fn pools_of_different_ranks_are_staged_where_it_pays_and_answer_as_an_undivided_worker() {
+    let whole = Server::shm("", &["--role", "aggregated"]);
+    let right = whole.tokens();
+    for (prefill, decode) in [("4", "2"), ("2", "4"), ("3", "2")] {
+        for (mode, staged) in [("auto", true), ("always", true), ("never", false)] {
+            let ranks = ["--prefill-tp", prefill, "--decode-tp", decode];
+            let flags = ["--staging", mode, "--staging-bytes", "1MiB", "--chunk-tokens", "64"];
+            let split = Server::shm("", &[&LAYER_FIRST[..], &ranks, &flags].concat());
+            let how = format!("{prefill} to {decode}, {mode}");
+            assert_eq!(split.tokens(), right, "{how}");
+            split.settles();
+            assert_eq!(split.staged() > 0.0, staged, "{how}");
+            let failures = split.metric("decode", "host_integrity_failures_total");
+            assert_eq!(failures + split.metric("decode", "host_staging_refused_total"), 0.0, "{how}");
+        }
+    }
+}
+
+#[test]
 fn clients_that_leave_during_staged_transfers_leave_nothing_behind() {
     let flags =
         ["--staging-bytes", "64KiB", "--chunk-tokens", "32", "--pool-pages", "256", "--layer-groups", "2"];

@@ -186,7 +186,9 @@ impl TransferBackend for Node {
         let cut = !peer.open_to.lock().unwrap().contains(&self.name) || self.fails.load(Ordering::SeqCst);
         let status = if cut { ErrorCode::PEER_LOST.0 } else { 0 };
         if !cut {
-            let (from, to) = (self.regions.lock().unwrap(), peer.regions.lock().unwrap());
+            // One lock after the other: the peer may be submitting to us.
+            let from = self.regions.lock().unwrap().clone();
+            let to = peer.regions.lock().unwrap().clone();
             for write in writes {
                 let (source, source_bytes) = from[write.source_region as usize];
                 let (target, target_bytes) = to[write.target_region as usize];
