@@ -10,7 +10,7 @@ use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, memory};
+use super::{Refused, below, memory};
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use crate::executor::{Executor, KvMemory, ModelShape};
@@ -100,6 +100,7 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
+    below::check(settings)?;
     router_policy(settings)?;
     let shape = shape(settings)?;
     check_numbers(settings)?;
@@ -160,6 +161,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     };
     let layout = KvLayout::new(KvShape { pages: pages as usize, ..page }, order);
     let layer_groups = layer_groups(settings, &layout)?;
+    below::hierarchy(settings, &layout, true)?;
     Ok(Plan { shape, layout, max_tokens, layer_groups })
 }
 
@@ -307,7 +309,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
-        hierarchy: None,
+        hierarchy: below::hierarchy(settings, &layout, radix_cache(settings, core_role)?.is_some())?,
         cache_events: radix_cache(settings, core_role)?.is_some(),
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
@@ -324,6 +326,10 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     };
     let kv = KvMemory::new(layout)
         .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;
+    let below = match config.hierarchy {
+        Some(_) => Some(below::open(settings, instance)?),
+        None => None,
+    };
     let (name, backend) = transfer.unzip();
     Ok(Parts {
         name: worker_name(settings, role),
@@ -332,6 +338,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         transfer: name,
         ranks: vec![RankParts { executor, kv, transfer: backend.map(|backend| backend as Arc<_>) }],
         instance,
+        below,
         page_integrity: !settings.no_page_integrity,
     })
 }
