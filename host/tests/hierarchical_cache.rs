@@ -108,9 +108,17 @@ fn after_a_restart_of_everything_the_store_is_warm() {
         await_written(&cluster, "aggregated", 10.0);
         first
     };
-    // Another life of the same worker, and a pair that has never seen the prompt.
+    // Another life of the same worker, a pair that has never seen the prompt, and one whose workers are made of ranks.
     let pair = [&["--decode-radix-cache"][..], &below].concat();
-    for (flags, role) in [(&alone, "aggregated"), (&pair, "decode"), (&pair, "prefill")] {
+    let ranks = [&["--prefill-tp", "2", "--decode-tp", "4"][..], &pair].concat();
+    let roles = [
+        (&alone, "aggregated"),
+        (&pair, "decode"),
+        (&pair, "prefill"),
+        (&ranks, "decode"),
+        (&ranks, "prefill"),
+    ];
+    for (flags, role) in roles {
         let (cluster, _plugins) = start(flags, &config);
         assert_eq!(cluster.generate(&prompt, 8).unwrap().tokens, first.tokens, "{role}");
         let restored = cluster.metrics(&cluster.worker(role))["host_hicache_loaded_pages_total"];

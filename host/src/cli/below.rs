@@ -58,15 +58,17 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
 /// When host memory holds no page, or more than the machine has.
 pub fn hierarchy(
     settings: &Settings,
-    layout: &KvLayout,
+    layouts: &[KvLayout],
     cached: bool,
 ) -> Result<Option<HierarchyConfig>, Refused> {
     if !settings.hierarchical_cache || !cached {
         return Ok(None);
     }
-    let page_bytes = layout.shape.page_bytes() as u64;
+    // A page lies on all ranks, with the heads of each.
+    let page_bytes: u64 = layouts.iter().map(|layout| layout.shape.page_bytes() as u64).sum();
+    let pool: u64 = layouts.iter().map(|layout| layout.bytes() as u64).sum();
     let given = settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
-    let bytes = given.unwrap_or(RATIO * layout.bytes() as u64);
+    let bytes = given.unwrap_or(RATIO * pool);
     let slots = bytes / page_bytes;
     if slots == 0 {
         return Err(Refused(format!(
