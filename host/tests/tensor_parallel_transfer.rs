@@ -137,8 +137,10 @@ fn prompts() -> Vec<Vec<u32>> {
 /// All prompts at once, so that batches mix.
 fn tokens(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
     std::thread::scope(|scope| {
-        let ask = |prompt| scope.spawn(move || cluster.generate(prompt, 10).unwrap().tokens);
-        let asks: Vec<_> = prompts.iter().map(ask).collect();
+        let asks: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.generate(prompt, 10).unwrap().tokens))
+            .collect();
         asks.into_iter().map(|ask| ask.join().unwrap()).collect()
     })
 }
