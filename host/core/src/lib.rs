@@ -9,6 +9,7 @@
 pub mod aux_row;
 pub mod batch;
 pub mod heads;
+pub mod hierarchy;
 pub mod histogram;
 pub mod ids;
 pub mod integrity;

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room};
 use crate::pool::{PagePool, QuarantinedPages, Settled};
 use crate::radix::PrefixLock;
@@ -22,13 +23,20 @@ pub(crate) struct Touchers {
     pub batch: bool,
     /// A check that reads them is under way.
     pub verification: bool,
+    /// Copies from host memory that write them.
+    pub loads: BTreeSet<TierTag>,
     /// Our own transfer threads may copy into them what arrived elsewhere.
     pub receiver: bool,
 }
 
 impl Touchers {
     pub(crate) fn nobody(&self) -> bool {
-        self.writer.is_none() && self.tags.is_empty() && !self.batch && !self.verification && !self.receiver
+        self.writer.is_none()
+            && self.tags.is_empty()
+            && !self.batch
+            && !self.verification
+            && !self.receiver
+            && self.loads.is_empty()
     }
 }
 
@@ -56,6 +64,11 @@ pub(crate) struct Cleared {
     pub answer: Vec<(Instance, u64, u32)>,
 }
 
+/// Frees pages that were evicted while they were copied, once nothing reads them any more.
+pub(crate) fn copied(pool: &mut PagePool, pages: QuarantinedPages) {
+    pool.clear(pages, &Settled(()));
+}
+
 /// All entries.
 #[derive(Debug, Default)]
 pub(crate) struct Quarantine {
@@ -79,6 +92,11 @@ impl Quarantine {
 
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Pages of all entries.
+    pub(crate) fn pages(&self) -> usize {
+        self.entries.values().map(|entry| entry.pages.len()).sum()
     }
 
     /// Entries that keep cached pages.

@@ -57,6 +57,7 @@ impl Worker {
             vocabulary: 10,
             chunk_tokens: 8,
             radix_cache: Some(Policy::Lru),
+            hierarchy: None,
             cache_events: false,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: 8,

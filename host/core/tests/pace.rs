@@ -33,6 +33,7 @@ fn config(role: Role, target_ms: Option<u64>) -> Config {
         vocabulary: 100,
         chunk_tokens: 512,
         radix_cache: None,
+        hierarchy: None,
         reserved_decode_tokens: 64,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         target_itl: target_ms.map(Duration::from_millis),

@@ -25,6 +25,7 @@ fn config(role: Role, pages: u32, cache: bool) -> Config {
         vocabulary: 100,
         chunk_tokens: 8,
         radix_cache: cache.then_some(Policy::Lru),
+        hierarchy: None,
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1,

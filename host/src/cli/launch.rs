@@ -318,6 +318,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
+        hierarchy: None,
         cache_events: radix_cache(settings, core_role)?.is_some(),
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),

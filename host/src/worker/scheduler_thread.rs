@@ -165,6 +165,8 @@ impl Turn {
 
     fn act(&mut self, action: Action) {
         match action {
+            // Comes with a hierarchy, and no worker is started with one.
+            Action::Tier(action) => tracing::error!(?action, "nothing lies below the pool"),
             Action::Run(batch) => self.start.to_ranks.run(batch),
             Action::Cache(events) => {
                 if let Some(feed) = &mut self.start.cache_feed {

@@ -16,6 +16,7 @@ pub struct Config {
     pub transports: String,
     pub devices: String,
     pub parameters: BTreeMap<String, String>,
+    pub progress_thread: bool,
     pub max_writes: u32,
     pub max_submissions: u32,
     pub connect_timeout_ms: u64,
@@ -30,6 +31,7 @@ impl Default for Config {
             transports: "^sm".into(),
             devices: "lo".into(),
             parameters: BTreeMap::new(),
+            progress_thread: false,
             max_writes: 1024,
             max_submissions: 256,
             connect_timeout_ms: 5000,
@@ -103,6 +105,13 @@ impl Config {
         }
         all.insert("engine_config".into(), engine);
         Ok(all)
+    }
+
+    /// Whether a request that is done says that all requests before it on the connection are. UCX flushes the connection
+    /// before NIXL says so, unless several of its workers share the work.
+    pub fn finishes_in_order(&self) -> bool {
+        let alone = |key| self.parameters.get(key).is_none_or(|many| matches!(many.as_str(), "0" | "1"));
+        self.backend == "UCX" && alone("num_workers") && alone("num_threads")
     }
 
     pub fn connect_timeout(&self) -> Duration {

@@ -11,6 +11,7 @@ use host_plugin_api::{Counter, Error, ErrorCode, PeerId, RegionId, Result, host}
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::config::Config;
+use crate::lists::List;
 use crate::notices::Notices;
 use crate::queue::{Queue, locked};
 use crate::regions::{Card, Regions};
@@ -49,6 +50,8 @@ impl Peer {
 pub enum Command {
     Connect { name: String, endpoint: Endpoint, reply: SyncSender<Result<PeerId>> },
     Disconnect { peer: PeerId, reply: SyncSender<Result<()>> },
+    Prepare { list: Arc<List>, reply: SyncSender<Result<()>> },
+    Release { list: Arc<List>, reply: SyncSender<Result<()>> },
     Deregister { region: RegionId, reply: SyncSender<Result<()>> },
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::aux_row::AuxRow;
 use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::hierarchy::{TierAction, TierEvent};
 use crate::ids::{Instance, PageId, Room};
 use crate::integrity::Found;
 use crate::message::Message;
@@ -92,6 +93,8 @@ pub enum Event {
         /// What lies in our memory.
         found: Box<Found>,
     },
+    /// Something happened below the pool.
+    Tier(TierEvent),
     /// What [`Action::CloseRoom`] asked for: no thread of ours copies anything into the room's pages any more.
     RoomClosed {
         /// The room.
@@ -136,7 +139,8 @@ pub enum Action {
     /// Ask that what has not started of a write never starts; it still settles.
     CancelWrite(Tag),
     /// Parts of a room's pages are about to come in, by writes of the peer's or as copies of ours: said before the peer is
-    /// asked for them. Opening again with a later attempt replaces the earlier one, all of whose parts have arrived.
+    /// asked for them. Opening again with a later attempt replaces the earlier one, some of whose parts may not have
+    /// arrived: once this was taken, nothing of the earlier one is copied into pages.
     OpenRoom(RoomOpening),
     /// Copy nothing more into an open room's pages; answer with [`Event::RoomClosed`] when no copy is under way. What
     /// the peer writes may still land.
@@ -144,7 +148,7 @@ pub enum Action {
         /// The room.
         room: Room,
     },
-    /// Nothing of an open room is in flight any more, and nothing will be. Said once of each open room, of a closed one
+    /// Nothing of an open room is in flight any more, and nothing will be unless it is opened again. Said once of each open room, of a closed one
     /// after [`Event::RoomClosed`].
     ForgetRoom {
         /// The room.
@@ -161,6 +165,8 @@ pub enum Action {
         /// The room's aux row.
         aux_slot: u32,
     },
+    /// Something to be done below the pool.
+    Tier(TierAction),
     /// Give the client a token.
     Emit {
         /// The request.

@@ -90,6 +90,8 @@ impl Scheduler {
         let end = job.whole_pages(job.computed, page_tokens);
         let computing = job.in_batch.is_some();
         let Some(outgoing) = &mut job.outgoing else { return };
+        // Another attempt may ask for some pages only.
+        let end = end.min(outgoing.end(page_tokens));
         // What was begun is completed when its batch is, and before anything behind it.
         if outgoing.complete || (computing && outgoing.begun.is_some()) || (end <= outgoing.cursor && !last) {
             return;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use host_core::aux_row::AuxRow;
+use host_core::hierarchy::TierAction;
 use host_core::integrity::{Found, LaneSum};
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
@@ -47,6 +48,8 @@ pub struct Leg {
     pub closing: Vec<Room>,
     /// What was told of the cache, when it is.
     pub cache_events: Vec<CacheEvent>,
+    /// What is to be done below the pool.
+    pub below: Vec<TierAction>,
     /// Tokens that clients were given.
     pub emitted: BTreeMap<Room, usize>,
     pub finished: Vec<Room>,
@@ -64,6 +67,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         vocabulary: 1000,
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
+        hierarchy: None,
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
@@ -108,6 +112,7 @@ impl Leg {
             closes: true,
             closing: Vec::new(),
             cache_events: Vec::new(),
+            below: Vec::new(),
             emitted: BTreeMap::new(),
             finished: Vec::new(),
             failed: BTreeMap::new(),
@@ -145,8 +150,15 @@ impl Leg {
 
     /// One event and one decision.
     pub fn event(&mut self, event: Event) {
+        self.events([event]);
+    }
+
+    /// Some events and one decision.
+    pub fn events(&mut self, events: impl IntoIterator<Item = Event>) {
         let mut actions = Vec::new();
-        self.scheduler.handle(self.now, event, &mut actions);
+        for event in events {
+            self.scheduler.handle(self.now, event, &mut actions);
+        }
         self.scheduler.tick(self.now, &mut actions);
         self.note(actions);
     }
@@ -175,6 +187,7 @@ impl Leg {
                     self.verifying.insert(room, (attempt, pages));
                 }
                 Action::Write(write) => self.writes.push(write),
+                Action::Tier(action) => self.below.push(action),
                 Action::OpenRoom(opening) => {
                     let before = self.open.insert(opening.room, opening.attempt);
                     assert!(before.is_none_or(|before| before < opening.attempt), "{opening:?}");
@@ -311,6 +324,17 @@ impl Leg {
             namespace: NamespaceKey::default().fingerprint(),
         };
         self.message(room, attempt, Body::Reserve(reserve));
+    }
+
+    /// What decode says when it asks for `pages` pages behind `prefix` tokens.
+    pub fn span(&self, prompt: &[u32], prefix: u32, pages: u32) -> Reserve {
+        Reserve {
+            pages: (0..pages).map(PageId).collect(),
+            decode_prefix_len: prefix,
+            prompt_tokens: prompt.len() as u32,
+            aux_slot: 0,
+            namespace: NamespaceKey::default().fingerprint(),
+        }
     }
 
     /// All writes settle.

@@ -4,6 +4,7 @@ mod clients;
 mod faults;
 mod network;
 mod rooms;
+mod storage;
 mod transfer;
 mod worker;
 
@@ -20,6 +21,7 @@ use super::memory::{LAYERS, mix};
 use clients::Client;
 pub use faults::{Faults, Outcome};
 use rooms::{Arrival, OpenRoom};
+use storage::{Batch as TierBatch, Storage};
 use transfer::Landing;
 use worker::{Worker, groups};
 
@@ -79,6 +81,11 @@ enum Pending {
         session: u64,
     },
     Cancel(Room),
+    /// A query, a copy, a read or a write goes on, or ends.
+    Below {
+        at: Instance,
+        batch: TierBatch,
+    },
     Submit {
         to: Instance,
         request: Request,
@@ -105,7 +112,11 @@ pub struct World {
     sent: BTreeMap<(Instance, Room, u32), BTreeSet<(u32, u32)>>,
     /// Decode's rooms that are open.
     rooms: BTreeMap<Room, OpenRoom>,
+    /// Attempts that another has taken the place of.
+    superseded: BTreeSet<(Room, u32)>,
     layer_groups: LayerGroups,
+    /// What all workers write to and read from.
+    storage: Storage,
     outcome: Outcome,
     trace: Vec<String>,
 }
@@ -135,7 +146,9 @@ impl World {
             fence_fails: 0,
             sent: BTreeMap::new(),
             rooms: BTreeMap::new(),
+            superseded: BTreeSet::new(),
             layer_groups,
+            storage: Storage::default(),
             outcome: Outcome::default(),
             trace: Vec::new(),
         };
@@ -149,7 +162,8 @@ impl World {
     pub fn aggregated(seed: u64, faults: Faults) -> Self {
         let mut world = Self::new(seed, faults);
         world.aggregated = true;
-        world.decode = Worker::new(DECODE, Role::Aggregated, 20, faults, world.layer_groups);
+        let pages = if faults.below { 18 + (seed % 4) as u32 } else { 20 };
+        world.decode = Worker::new(DECODE, Role::Aggregated, pages, faults, world.layer_groups);
         world
     }
 
@@ -176,8 +190,8 @@ impl World {
         let busy = !self.pending.is_empty()
             || self.prefill.batch.is_some()
             || self.decode.batch.is_some()
-            || !self.prefill.scheduler.is_idle()
-            || !self.decode.scheduler.is_idle();
+            || !self.prefill.scheduler.is_settled()
+            || !self.decode.scheduler.is_settled();
         if !busy {
             return false;
         }
@@ -300,6 +314,7 @@ impl World {
             Pending::Settle { at, event } => self.handle(at, event),
             Pending::Handshake { prefill, floor } => self.shake_hands(prefill, floor),
             Pending::Connected { prefill } => self.connected(prefill),
+            Pending::Below { at, batch } => self.below(at, batch),
             Pending::Fence { at, peer, session } => self.fence(at, peer, session),
         }
     }
@@ -367,6 +382,7 @@ impl World {
                     let Some(worker) = self.worker(at) else { continue };
                     events.iter().for_each(|event| worker.log.record(event));
                 }
+                Action::Tier(action) => self.begin_below(at, action),
                 Action::PromptReady { .. } => {}
             }
         }

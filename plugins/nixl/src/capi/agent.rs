@@ -2,8 +2,9 @@
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{DRAM, Handle, Library, Ranges, Refusal, check, made};
+use super::{Handle, Library, Ranges, Refusal, Segment, check, made};
 
 /// In progress; 0 is success, and errors are negative.
 const IN_PROGRESS: c_int = 1;
@@ -35,12 +36,26 @@ pub struct Request {
     handle: Handle,
 }
 
+/// Ranges that NIXL has looked up once, on one side. To be given back to its agent.
+pub struct Prepared {
+    handle: Handle,
+}
+
 /// How a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     Done,
     Running,
     Failed,
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub segment: Segment,
+    pub address: u64,
+    pub length: u64,
+    pub device: u64,
 }
 
 /// Memory that an agent registered.
@@ -55,7 +70,9 @@ pub struct Agent {
     agent: Handle,
     backend: Handle,
     received: Handle,
-    options: Handle,
+    /// What a request is made with, and what it is posted with.
+    making: Handle,
+    posting: Handle,
     registrations: Vec<Registration>,
 }
 
@@ -69,15 +86,16 @@ impl Agent {
         name: &CStr,
         backend: &CStr,
         parameters: &[(CString, CString)],
+        thread: Option<Duration>,
     ) -> Result<Self, Refusal> {
         let config = AgentConfig {
-            progress_thread: false,
+            progress_thread: thread.is_some(),
             listen_thread: false,
             port_16: 0,
             port_32_or_synchronisation: 0,
             synchronisation_or_workers: 1,
             workers: 1,
-            progress_delay_us: 0,
+            progress_delay_us: thread.map_or(0, |delay| delay.as_micros() as u64),
             listen_delay_us: 0,
             telemetry: false,
         };
@@ -88,7 +106,8 @@ impl Agent {
             agent: null(),
             backend: null(),
             received: null(),
-            options: null(),
+            making: null(),
+            posting: null(),
             registrations: Vec::new(),
         };
         // Filled in one by one, so that the drop cleans up after a failure in the middle.
@@ -112,12 +131,9 @@ impl Agent {
         // SAFETY: the place for the handle is ours.
         new.received = made("create_notif_map", |to| unsafe { (api.create_notif_map)(to) })?;
         // SAFETY: the place for the handle is ours.
-        new.options = made("create_opt_args", |to| unsafe { (api.create_opt_args)(to) })?;
-        // Ranges that touch were joined before NIXL sees them.
-        // SAFETY: the options are alive until our drop.
-        check("opt_args_set_skip_desc_merge", unsafe {
-            (api.opt_args_set_skip_desc_merge)(new.options, true)
-        })?;
+        new.making = made("create_opt_args", |to| unsafe { (api.create_opt_args)(to) })?;
+        // SAFETY: the place for the handle is ours.
+        new.posting = made("create_opt_args", |to| unsafe { (api.create_opt_args)(to) })?;
         Ok(new)
     }
 
@@ -166,13 +182,14 @@ impl Agent {
     }
 
     /// Registers memory under a name of ours, which the caller keeps mapped until it is deregistered or we are dropped.
-    pub fn register(&mut self, region: u32, address: u64, length: u64) -> Result<(), Refusal> {
+    pub fn register(&mut self, region: u32, place: Place) -> Result<(), Refusal> {
         let api = &self.library.api;
+        let segment = place.segment as c_int;
         // SAFETY: the place for the handle is ours.
-        let list = made("create_reg_dlist", |to| unsafe { (api.create_reg_dlist)(DRAM, to) })?;
-        let (address, length, null) = (address as usize, length as usize, std::ptr::null_mut());
+        let list = made("create_reg_dlist", |to| unsafe { (api.create_reg_dlist)(segment, to) })?;
+        let (address, length, null) = (place.address as usize, place.length as usize, std::ptr::null_mut());
         // SAFETY: the list is alive, and the address is a number to it.
-        let added = unsafe { (api.reg_dlist_add_desc)(list, address, length, 0, null, 0) };
+        let added = unsafe { (api.reg_dlist_add_desc)(list, address, length, place.device, null, 0) };
         let registered = check("reg_dlist_add_desc", added).and_then(|()| {
             // SAFETY: agent and list are alive; the memory is the caller's promise.
             check("register_mem", unsafe { (api.register_mem)(self.agent, list, null) })
@@ -246,6 +263,81 @@ impl Agent {
         check("notif_map_clear", unsafe { (api.notif_map_clear)(self.received) })
     }
 
+    /// Looks ranges up for many requests: those of the agent named, or our own.
+    ///
+    /// # Errors
+    /// When one is of no registered memory.
+    pub fn prepare(&mut self, of: Option<&CStr>, ranges: &Ranges) -> Result<Prepared, Refusal> {
+        let (agent, name) = (self.agent, of.unwrap_or(c"").as_ptr());
+        let null = std::ptr::null_mut();
+        let prepare = self.library.api.prep_xfer_dlist;
+        // SAFETY: agent and list are alive, the name outlives the call; NIXL keeps copies.
+        let handle = made("prep_xfer_dlist", |at| unsafe { prepare(agent, name, ranges.handle, at, null) })?;
+        Ok(Prepared { handle })
+    }
+
+    /// Gives a prepared list back. Requests made of it keep what they need.
+    pub fn release_prepared(&mut self, prepared: Prepared) {
+        // SAFETY: the agent is alive, and the list is its own and not used after this.
+        let _released = unsafe { (self.library.api.release_xfer_dlist_handle)(self.agent, prepared.handle) };
+    }
+
+    /// Starts writes of the prepared ranges at `indices`, in that order, with a message that follows when all are there.
+    ///
+    /// # Errors
+    /// When the request cannot be made; then nothing was started.
+    pub fn write_prepared(
+        &mut self,
+        local: &Prepared,
+        remote: &Prepared,
+        indices: &[i32],
+        message: &[u8],
+    ) -> Result<(Request, Progress), Refusal> {
+        self.announce(message)?;
+        // Of a prepared list only NIXL knows which ranges touch.
+        self.join(true)?;
+        let api = &self.library.api;
+        let (agent, at, count) = (self.agent, indices.as_ptr(), indices.len());
+        // SAFETY: agent, lists and options are alive, the indices outlive the call, which checks them.
+        let create = |to| unsafe {
+            let (local, remote) = (local.handle, remote.handle);
+            (api.make_xfer_req)(agent, WRITE, local, at, count, remote, at, count, to, self.making)
+        };
+        let request = Request { handle: made("make_xfer_req", create)? };
+        let progress = self.post(&request);
+        Ok((request, progress))
+    }
+
+    /// Starts a request again that has ended, with another message.
+    ///
+    /// # Errors
+    /// When the message cannot be set; then nothing was started.
+    pub fn write_again(&mut self, request: &Request, message: &[u8]) -> Result<Progress, Refusal> {
+        self.announce(message)?;
+        Ok(self.post(request))
+    }
+
+    fn join(&mut self, join: bool) -> Result<(), Refusal> {
+        let skip = self.library.api.opt_args_set_skip_desc_merge;
+        // SAFETY: the options are alive until our drop.
+        check("opt_args_set_skip_desc_merge", unsafe { skip(self.making, !join) })
+    }
+
+    fn announce(&mut self, message: &[u8]) -> Result<(), Refusal> {
+        let api = &self.library.api;
+        let (data, length) = (message.as_ptr().cast(), message.len());
+        // SAFETY: the options are alive, the message is copied.
+        check("opt_args_set_notif_msg", unsafe { (api.opt_args_set_notif_msg)(self.posting, data, length) })?;
+        // SAFETY: the options are alive.
+        let code = unsafe { (api.opt_args_set_has_notif)(self.posting, length > 0) };
+        check("opt_args_set_has_notif", code)
+    }
+
+    fn post(&mut self, request: &Request) -> Progress {
+        // SAFETY: agent, request and options are alive.
+        progress(unsafe { (self.library.api.post_xfer_req)(self.agent, request.handle, self.posting) })
+    }
+
     /// Starts writes of `local` into `remote`, range by range, with a message that follows when all are there.
     ///
     /// # Errors
@@ -257,23 +349,19 @@ impl Agent {
         to: &CStr,
         message: &[u8],
     ) -> Result<(Request, Progress), Refusal> {
+        self.announce(message)?;
+        // Ranges that touch were joined before NIXL sees them.
+        self.join(false)?;
         let api = &self.library.api;
-        let (data, length) = (message.as_ptr().cast(), message.len());
-        // SAFETY: the options are alive, the message is copied.
-        check("opt_args_set_notif_msg", unsafe { (api.opt_args_set_notif_msg)(self.options, data, length) })?;
-        // SAFETY: the options are alive.
-        let code = unsafe { (api.opt_args_set_has_notif)(self.options, length > 0) };
-        check("opt_args_set_has_notif", code)?;
         let (agent, name) = (self.agent, to.as_ptr());
         // SAFETY: agent, lists and options are alive, the name outlives the call; NIXL checks the local ranges against
         // what this agent registered and the remote ones against the peer's metadata, and keeps copies.
         let create = |at| unsafe {
-            (api.create_xfer_req)(agent, WRITE, local.handle, remote.handle, name, at, self.options)
+            (api.create_xfer_req)(agent, WRITE, local.handle, remote.handle, name, at, self.making)
         };
-        let handle = made("create_xfer_req", create)?;
-        // SAFETY: agent, request and options are alive.
-        let code = unsafe { (api.post_xfer_req)(self.agent, handle, self.options) };
-        Ok((Request { handle }, progress(code)))
+        let request = Request { handle: made("create_xfer_req", create)? };
+        let progress = self.post(&request);
+        Ok((request, progress))
     }
 
     /// Drives progress, and says how a request stands.
@@ -307,7 +395,8 @@ impl Drop for Agent {
         let api = &self.library.api;
         let objects = [
             (self.received, api.destroy_notif_map),
-            (self.options, api.destroy_opt_args),
+            (self.making, api.destroy_opt_args),
+            (self.posting, api.destroy_opt_args),
             (self.backend, api.destroy_backend),
             (self.agent, api.destroy_agent),
         ];

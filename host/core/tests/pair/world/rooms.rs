@@ -40,8 +40,14 @@ impl World {
     pub(super) fn copy(&mut self, arrival: &Arrival) {
         let room = arrival.write.notice.room;
         let Some(open) = self.rooms.get_mut(&room) else {
-            panic!("{room:?} was forgotten while its pages were copied");
+            let superseded = self.superseded.contains(&(room, arrival.write.notice.attempt));
+            assert!(superseded, "{room:?} was forgotten while its pages were copied");
+            return;
         };
+        if open.attempt != arrival.write.notice.attempt {
+            // Another attempt has taken its place: nothing of it is copied from then on.
+            return;
+        }
         assert!(!open.closed, "{room:?} was closed while its pages were copied");
         open.copies -= 1;
         self.outcome.copies += 1;
@@ -51,8 +57,11 @@ impl World {
     pub(super) fn open(&mut self, opening: &RoomOpening) {
         let fresh = OpenRoom { attempt: opening.attempt, closing: false, closed: false, copies: 0 };
         if let Some(before) = self.rooms.insert(opening.room, fresh) {
-            let whole = !before.closing && before.attempt < opening.attempt && before.copies == 0;
-            assert!(whole, "{opening:?} replaces what is still under way");
+            assert!(
+                !before.closing && before.attempt < opening.attempt,
+                "{opening:?} replaces what it must not"
+            );
+            self.superseded.insert((opening.room, before.attempt));
         }
     }
 
