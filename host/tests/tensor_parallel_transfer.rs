@@ -93,12 +93,13 @@ impl<'a> ByHand<'a> {
     fn new(setting: &'a Setting) -> Self {
         let cluster = setting.start(&["--role", "router", "--control", "127.0.0.1:0"], 0);
         let control = cluster.greeting.rsplit(' ').next().unwrap().to_owned();
-        Self { setting, cluster, control, workers: Vec::new(), directory: tempfile::tempdir().unwrap() }
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("host.toml"), &setting.config).unwrap();
+        Self { setting, cluster, control, workers: Vec::new(), directory }
     }
 
     fn worker(&mut self, role: &str, ranks: u32, layout: &str) {
         let config = self.directory.path().join("host.toml");
-        std::fs::write(&config, &self.setting.config).unwrap();
         let (ranks, name) = (ranks.to_string(), format!("{role}-{ranks}"));
         let flags = [
             &["--role", role, "--name", &name, "--tp", &ranks, "--kv-layout", layout][..],
@@ -222,6 +223,10 @@ fn one_prefill_worker_serves_decode_workers_of_different_ranks_and_layouts() {
     for _ in 0..2 {
         assert_eq!(tokens(cluster, &prompts), right);
     }
+    let health = cluster.health().unwrap();
+    assert_eq!(health["refused_pairs"], json!([]));
+    let plugins: Vec<_> = (0..3).map(|worker| &health["workers"][worker]["transfer_plugins"]).collect();
+    assert_eq!(plugins, [&json!(["shm"]); 3], "one name for all ranks");
     for worker in cluster.workers() {
         assert!(count(cluster, &worker, "host_requests_finished_total") > 0.0, "{} was idle", worker.name);
     }
