@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use host::executor::cpu::{CpuExecutor, CpuOptions};
-use host::executor::group::seats;
+use host::executor::group::{Seat, seats};
 use host::executor::{Executor, KvMemory};
 use host_core::heads::rank_heads;
 use host_core::layout::KvOrder;
@@ -40,7 +40,7 @@ struct Rank {
 /// A worker's ranks, each with its share of the threads.
 fn load(directory: &Path, model: &TinyModel, threads: usize, ranks: usize) -> anyhow::Result<Vec<Rank>> {
     let all = if threads == 0 { std::thread::available_parallelism()?.get() } else { threads };
-    let rank = |(rank, seat)| {
+    let rank = |(rank, seat): (usize, Seat)| {
         let threads = (all * (rank + 1) / ranks - all * rank / ranks).max(1);
         let options = CpuOptions { threads, ..CpuOptions::default() };
         let executor = CpuExecutor::load_rank(directory, options, seat)?;

@@ -1,7 +1,7 @@
 //! The transfer role: what the host's threads call. None of it calls into NIXL.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsString};
+use std::ffi::CString;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Level, Memory, NOTIFICATION_BYTES, Notification, Opening, PeerId,
-    PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write, log,
+    Completion, Error, ErrorCode, Level, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, Opening,
+    PeerId, PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write, log,
 };
 
 use crate::capi::Library;
@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::driver::{Driver, Maker};
 use crate::lists::Lists;
 use crate::queue::{Work, locked};
-use crate::regions::{source, target};
+use crate::regions::{Card, source, target};
 use crate::search::{self, Places};
 use crate::shared::{Command, Peer, Shared, clear, random, signal};
 use crate::wire::{Endpoint, NAME_BYTES, Random};
@@ -32,8 +32,8 @@ pub struct NixlBackend {
     lists: Lists,
 }
 
-/// NIXL's library, from the first place that has one that fits.
-fn find_library(config: &Config) -> Result<Library> {
+/// NIXL's library, from the first place that has one that fits, with one of NIXL's own plugins.
+pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
     let places = Places::of(config.library.clone());
     let mut tried = Vec::new();
     for path in places.candidates() {
@@ -45,7 +45,7 @@ fn find_library(config: &Config) -> Result<Library> {
         match Library::load(&path, search::wheel_version(&path)) {
             Ok(library) => {
                 let directory = std::env::var_os("NIXL_PLUGIN_DIR");
-                search::check_backend(library.path(), directory, &config.backend)?;
+                search::check_backend(library.path(), directory, backend)?;
                 return Ok(library);
             }
             Err(why) => tried.push((path, why)),
@@ -56,10 +56,13 @@ fn find_library(config: &Config) -> Result<Library> {
 
 /// A configuration's library and the backend's parameters.
 fn settle(config: &Config) -> Result<(Library, Vec<(CString, CString)>)> {
-    let environment = std::env::var_os("UCX_TLS").map(OsString::into_string);
-    let environment = environment.and_then(std::result::Result::ok);
-    let parameters = strings(config.backend_parameters(environment.as_deref())?)?;
-    Ok((find_library(config)?, parameters))
+    let parameters = strings(config.backend_parameters(ucx_tls().as_deref())?)?;
+    Ok((find_library(config, &config.backend)?, parameters))
+}
+
+/// What the environment says of UCX's transports.
+fn ucx_tls() -> Option<String> {
+    std::env::var_os("UCX_TLS").and_then(|value| value.into_string().ok())
 }
 
 /// See [`crate::check`].
@@ -67,7 +70,7 @@ pub fn check(config: &str) -> Result<()> {
     settle(&Config::parse(config)?).map(drop)
 }
 
-fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
+pub fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
     let wrong = |_| Error::new(ErrorCode::CONFIG, "a parameter contains a zero byte");
     let pair = |(key, value)| Ok((CString::new(key)?, CString::new(value)?));
     let pairs: std::result::Result<Vec<_>, std::ffi::NulError> = parameters.into_iter().map(pair).collect();
@@ -158,6 +161,21 @@ impl NixlBackend {
         writes.iter().position(|write| !fits(write)).map_or(Ok(()), Err)
     }
 
+    /// Whether memory of a device can be registered here. That of the host always can; this depends on the machine, on UCX
+    /// and on the transports, which is why the manifest does not promise it.
+    fn try_device(&self, memory: &Memory) -> Result<()> {
+        let Memory { device, address, length, generation, .. } = *memory;
+        let no = |why: &str| {
+            let text = format!("memory of device {device} cannot be registered: {why}");
+            Error::new(ErrorCode::UNSUPPORTED, text)
+        };
+        self.shared.config.allows_devices(ucx_tls().as_deref()).map_err(|error| no(&error.message))?;
+        crate::capi::cuda_driver().map_err(|why| no(&format!("there is no CUDA driver ({why})")))?;
+        let card = Card { id: 1, generation, address, length, device: Some(device) };
+        let tried = self.ask(|reply| Command::Try { card, reply });
+        tried.map_err(|error| no(&format!("{}; UCX needs its CUDA transports for it", error.message)))
+    }
+
     /// What [`submit`](TransferBackend::submit) and [`post`](TransferBackend::post) share.
     fn accept(&self, submission: &Submission, count: usize, work: Work) -> i32 {
         if count > self.shared.config.max_writes as usize
@@ -226,6 +244,9 @@ impl TransferBackend for NixlBackend {
 
     fn register(&self, memory: &Memory) -> Result<RegionId> {
         self.ready()?;
+        if memory.kind == MemoryKind::VRAM {
+            self.try_device(memory)?;
+        }
         self.shared.regions.write().unwrap_or_else(PoisonError::into_inner).add(memory)
     }
 

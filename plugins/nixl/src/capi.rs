@@ -1,4 +1,4 @@
-//! NIXL's C API. All unsafe code of this crate is here and in the module below.
+//! NIXL's C API. All calls into it are here and in the modules below, and all unsafe code but one look into a tier's memory.
 //!
 //! The API has no stable ABI ("may change between releases"), so every symbol is looked up before anything is called,
 //! and what differs between releases is named below. Written against 1.5.1.
@@ -7,8 +7,10 @@
 //! of a caller that wants no locks.
 
 mod agent;
+mod requests;
 
-pub use agent::{Agent, Place, Prepared, Progress, Request};
+pub use agent::{Agent, Place};
+pub use requests::{Direction, Prepared, Progress, Request};
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -24,6 +26,8 @@ pub enum Segment {
     Dram = 0,
     /// Memory of a device, which is given with each range.
     Vram = 1,
+    /// Of files, whose descriptor is given with each range in the device's place; addresses are offsets.
+    File = 4,
 }
 
 macro_rules! api {
@@ -106,6 +110,13 @@ pub struct Refusal {
     code: i32,
 }
 
+impl Refusal {
+    /// A request failed.
+    pub fn of(call: &'static str) -> Self {
+        Self { call, code: -2 }
+    }
+}
+
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "NIXL's {} answered {} (its log on standard error says more)", self.call, self.code)
@@ -159,6 +170,17 @@ impl Library {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Whether this machine has a CUDA driver, without which UCX takes no device memory, and takes host memory for it.
+///
+/// # Errors
+/// What the loader says.
+pub fn cuda_driver() -> Result<(), String> {
+    // SAFETY: the driver's own library, where the system's loader looks for it; nothing of it is called.
+    let driver = unsafe { Loaded::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
+    // Others of this process may be using it, so it stays.
+    driver.map(std::mem::forget).map_err(|error| error.to_string())
 }
 
 /// Takes a new object's handle out of a `create` call.

@@ -18,6 +18,7 @@ use crate::fencing::{Deregistration, Fence};
 use crate::link::{Failed, Link};
 use crate::lists::List;
 use crate::pieces::Scratch;
+use crate::regions::Card;
 use crate::shared::{Command, Shared, clear, signal};
 use crate::wire::{Body, Message, Random};
 
@@ -159,12 +160,22 @@ impl Driver {
             match command {
                 Command::Connect { name, endpoint, reply } => self.connect(name, endpoint, reply),
                 Command::Disconnect { peer, reply } => self.disconnect(peer, reply),
+                Command::Try { card, reply } => {
+                    let _gone = reply.try_send(self.try_memory(&card)).is_err();
+                }
                 Command::Prepare { list, reply } => self.prepare(list, &reply),
                 Command::Release { list, reply } => self.release(&list, &reply),
                 Command::Deregister { region, reply } => self.deregister(region, reply),
             }
         }
         any
+    }
+
+    /// Registers memory with an agent of its own, which ends right away.
+    fn try_memory(&self, card: &Card) -> Result<()> {
+        let refused = |refusal: Refusal| Error::new(ErrorCode::UNSUPPORTED, refusal.to_string());
+        let mut agent = self.maker.agent("trial", false).map_err(refused)?;
+        agent.register(card.id, card.place()).map_err(refused)
     }
 
     fn prepare(&mut self, list: Arc<List>, reply: &SyncSender<Result<()>>) {
