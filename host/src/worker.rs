@@ -1,7 +1,7 @@
 //! One prefill, decode or aggregated worker, live: threads that carry out what the core decides.
 //!
 //! ```text
-//!  control plane (tokio) ──events──► scheduler thread ──batches──► rank thread (executor, KV pool)
+//!  control plane (tokio) ──events──► scheduler thread ──batches──► rank threads (executor, KV pool)
 //!        ▲                            │   ▲                          │
 //!        └──messages, answers─────────┘   └──────────events──────────┤
 //!                                     └──writes──► transfer threads ─┘ (plugin, one instance per rank)
@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 
 use host_core::request::{Failure, FinishReason, Request, Usage};
 use host_core::scheduler::{Flushed, Stats};
-use host_core::{Config, Event, Instance, KvShape, Room, Sampled};
+use host_core::{Config, Event, Instance, Room, Sampled};
 use host_plugin_api::transfer::TransferBackend;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -184,14 +184,13 @@ impl Worker {
         parts: Parts,
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
-        let Parts { name, config, identity, transfer, mut ranks, instance, page_integrity } = parts;
+        let Parts { name, config, identity, transfer, ranks, instance, page_integrity } = parts;
+        anyhow::ensure!(!ranks.is_empty(), "a worker has at least one rank");
         let memories =
             ranks.iter().filter_map(|rank| Some((rank.kv.clone(), rank.transfer.clone()?))).collect();
         let kv_heads = identity.kv_heads as usize;
-        let Some(RankParts { executor, kv, .. }) = ranks.pop().filter(|_| ranks.is_empty()) else {
-            anyhow::bail!("a worker has one rank");
-        };
-        let page_bytes = KvShape { heads: kv_heads, ..kv.layout().shape }.page_bytes() as u64;
+        // A page lies on all ranks, with the heads of each.
+        let page_bytes = ranks.iter().map(|rank| rank.kv.layout().shape.page_bytes() as u64).sum();
         let clock = Clock::start();
         let (inputs, receive_inputs) = mpsc::channel(INPUTS);
         let (outgoing, receive_outgoing) = mpsc::channel(INPUTS);
@@ -212,8 +211,9 @@ impl Worker {
         let stopping = Arc::new(AtomicBool::new(false));
         let (died, receive_died) = watch::channel(None);
         let alive = |thread| Alive { thread, stopping: stopping.clone(), died: died.clone() };
-        let (to_rank, rank) = rank_thread::start(executor, kv, inputs.clone(), alive("rank"))?;
-        threads.push(rank);
+        let ranks = ranks.into_iter().map(|rank| (rank.executor, rank.kv)).collect();
+        let (to_ranks, rank_threads) = rank_thread::start(ranks, &inputs, || alive("rank"))?;
+        threads.extend(rank_threads);
         let mut to_transfer = Vec::new();
         for rank in 0..links.ranks().len() {
             let (inbox, thread) = transfer_thread::start(transfer_thread::Start {
@@ -240,7 +240,7 @@ impl Worker {
             runtime: runtime.clone(),
             inputs: receive_inputs,
             outgoing,
-            to_rank,
+            to_ranks,
             to_transfer,
             links: links.clone(),
             cache_feed,

@@ -49,6 +49,7 @@ impl Collector for WorkerCollector {
                 count.encode(family.encode_family(&[("state", place)])?)?;
             }
         }
+        let ranks = self.0.info().identity.as_ref().map_or(1, |identity| identity.ranks);
         let gauges = [
             ("host_requests_queued", "Requests that wait for pages or for their other leg", stats.queued),
             ("host_requests_active", "Requests that compute or have a transfer under way", stats.active),
@@ -63,6 +64,7 @@ impl Collector for WorkerCollector {
                 stats.unfenced_peers,
             ),
             ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
+            ("host_ranks", "Tensor-parallel ranks of the worker", ranks as usize),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));

@@ -1,7 +1,6 @@
 //! The thread that owns the core: events in, actions out, nothing that waits.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,8 +13,9 @@ use super::agreement::Agreement;
 use super::cache_thread::CacheFeed;
 use super::clock::Clock;
 use super::link::Links;
+use super::rank_thread::Ranks;
 use super::transfer_thread::{Command as TransferCommand, Inbox, Verification};
-use super::{Alive, Answer, Input, Outgoing, rank_thread};
+use super::{Alive, Answer, Input, Outgoing};
 
 /// Longest sleep without an event: keeps the published counters fresh.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ pub(super) struct Start {
     pub runtime: tokio::runtime::Handle,
     pub inputs: mpsc::Receiver<Input>,
     pub outgoing: mpsc::Sender<Outgoing>,
-    pub to_rank: Sender<rank_thread::Command>,
+    pub to_ranks: Ranks,
     /// One per rank; none on aggregated workers.
     pub to_transfer: Vec<Inbox>,
     pub links: Arc<Links>,
@@ -167,7 +167,7 @@ impl Turn {
         match action {
             // Comes with a hierarchy, and no worker is started with one.
             Action::Tier(action) => tracing::error!(?action, "nothing lies below the pool"),
-            Action::Run(batch) => self.rank(rank_thread::Command::Run(batch)),
+            Action::Run(batch) => self.start.to_ranks.run(batch),
             Action::Cache(events) => {
                 if let Some(feed) = &mut self.start.cache_feed {
                     feed.tell(events);
@@ -179,7 +179,7 @@ impl Turn {
                     self.answer(room, Answer::Began { cached_tokens, transferred_bytes }, false);
                 }
                 if tracing::enabled!(target: "host::pages", tracing::Level::DEBUG) {
-                    self.rank(rank_thread::Command::LogDigests { room, tokens: tokens as usize, pages });
+                    self.start.to_ranks.log_digests(room, tokens as usize, pages);
                 }
             }
             Action::Send { to, floor, message } => {
@@ -234,13 +234,6 @@ impl Turn {
         let gone = client.is_none_or(|client| client.send(answer).is_err());
         if gone {
             tracing::trace!(%room, "an answer had no taker");
-        }
-    }
-
-    fn rank(&self, command: rank_thread::Command) {
-        // A rank thread that is gone takes the worker with it; see `Alive`.
-        if self.start.to_rank.send(command).is_err() {
-            tracing::error!("the rank thread takes no commands any more");
         }
     }
 
