@@ -82,8 +82,12 @@ fn deleted_pages_are_gone_also_after_a_restart() {
     let config = "segment_mib = 1\nsize_limit_mib = 16";
     let mut world = World::new(dir.path(), 4 << 20, config);
     let numbers: Vec<u64> = (0..64).collect();
-    world.put_all(&numbers, 65_536);
     // Some in sealed segments, some in the open one.
+    world.put_all(&numbers[..40], 65_536);
+    world.close();
+    let mut world = World::new(dir.path(), 4 << 20, config);
+    assert_eq!(world.found(&numbers, 65_536), 40);
+    world.put_all(&numbers[40..], 65_536);
     let gone: Vec<u64> = (0..64).step_by(3).collect();
     let kept: Vec<u64> = numbers.iter().copied().filter(|n| !gone.contains(n)).collect();
     assert!(world.delete(&gone).iter().all(|status| *status == FOUND));
