@@ -214,7 +214,7 @@ impl<'a> StripCopy<'a> {
                 if skip == 0 && rows > 0 {
                     // SAFETY: whole rows of these pages, which the plan found inside both memories; the caller vouches
                     // for the memories.
-                    unsafe { self.copy_whole(pages, run, row, rows) };
+                    unsafe { self.copy_whole(pages, self.page_runs.get(next), run, row, rows) };
                     at += rows * run;
                 } else {
                     let part = (run - skip).min(last - at);
@@ -224,23 +224,48 @@ impl<'a> StripCopy<'a> {
                 }
             }
         }
+        if self.streaming {
+            rows::settle();
+        }
     }
 
-    /// Copies `rows` rows from the row number `row` of the pages.
+    /// Copies `rows` rows from the row number `row` of the pages, which `after` follows.
     ///
     /// # Safety
     /// As [`Self::copy`].
-    unsafe fn copy_whole(&self, pages: &PageRun, run: usize, mut row: usize, mut rows: usize) {
+    unsafe fn copy_whole(
+        &self,
+        pages: &PageRun,
+        after: Option<&PageRun>,
+        run: usize,
+        mut row: usize,
+        mut rows: usize,
+    ) {
         let inner = self.strip.dims.last().copied().unwrap_or(Dimension::NONE);
+        let most = if self.streaming { (rows::AHEAD / run).max(1) } else { usize::MAX };
+        let (mut source, mut target) = self.addresses(pages, row);
         while rows > 0 {
-            let count = (inner.extent - row % inner.extent).min(rows);
-            let (source, target) = self.addresses(pages, row);
-            let these =
-                Rows { source, target, source_step: inner.source, target_step: inner.target, count, run };
+            let count = (inner.extent - row % inner.extent).min(rows).min(most);
+            let following = match after {
+                _ if rows > count => Some((pages, row + count)),
+                Some(pages) if self.streaming => Some((pages, 0)),
+                _ => None,
+            };
+            let next = following.map_or((source, target), |(pages, row)| self.addresses(pages, row));
+            let these = Rows {
+                source,
+                target,
+                source_step: inner.source,
+                target_step: inner.target,
+                count,
+                run,
+                ahead: next.0,
+            };
             let copy = if run == self.strip.run { self.copy_rows } else { self.choose(&these) };
             // SAFETY: these rows lie inside both memories and apart from each other, as the plan was checked; the
             // caller vouches for the memories.
             unsafe { copy(these) };
+            (source, target) = next;
             row += count;
             rows -= count;
         }
@@ -259,6 +284,7 @@ impl<'a> StripCopy<'a> {
             target_step: 0,
             count: 1,
             run: part,
+            ahead: source,
         };
         // SAFETY: a part of a row that lies inside both memories; the caller vouches for the memories.
         unsafe { self.choose(&these)(these) };

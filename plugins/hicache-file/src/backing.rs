@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Level, Result, log};
 use rustix::fs::{
-    AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps,
-    UTIME_NOW, fallocate, fchmod, flock, fstat, fstatvfs, ftruncate, mkdirat, open, openat, statat, unlinkat,
-    utimensat,
+    Advice, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps,
+    UTIME_NOW, fadvise, fallocate, fchmod, fcntl_getfl, fcntl_setfl, flock, fstat, fstatvfs, ftruncate,
+    mkdirat, open, openat, statat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -163,13 +163,16 @@ impl Directory {
     }
 
     fn opened(&self, file: &str, flags: OFlags) -> io::Result<OwnedFd> {
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let fd = openat(&self.fd, file, flags, self.file_mode)?;
+        // Does not wait for the other end of a pipe that somebody put there.
+        let careful = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let fd = openat(&self.fd, file, careful, self.file_mode)?;
         let stat = fstat(&fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 1 {
             return Err(io::Error::other(format!("{file} is no plain file with one name")));
         }
-        if self.group && flags.contains(OFlags::CREATE) {
+        fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
+        if self.group && flags.contains(OFlags::CREATE) && stat.st_uid == rustix::process::geteuid().as_raw()
+        {
             fchmod(&fd, self.file_mode)?;
         }
         Ok(fd)
@@ -203,6 +206,13 @@ impl Directory {
     /// An index file, to read or also to write.
     pub fn index(&self, name: Name, write: bool) -> io::Result<OwnedFd> {
         self.opened(&name.index(), if write { OFlags::RDWR } else { OFlags::RDONLY })
+    }
+
+    /// Has the system read an index file into its cache; if it cannot, reading does.
+    pub fn prefetch(&self, name: Name) {
+        if let Ok(index) = self.index(name, false) {
+            let _only_advice = fadvise(&index, 0, None, Advice::WillNeed);
+        }
     }
 
     /// A data file, to read.

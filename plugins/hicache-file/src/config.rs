@@ -108,7 +108,7 @@ impl Config {
             (least..=most).contains(&value).then_some(()).ok_or_else(text)
         };
         within("segment_mib", config.segment_mib, 1, 4096)?;
-        within("size_limit_mib", config.size_limit_mib, 4 * config.segment_mib, 1 << 30)?;
+        within("size_limit_mib", config.size_limit_mib, 4 * config.segment_mib, config.segment_mib << 14)?;
         within("free_floor_mib", config.free_floor_mib, 0, 1 << 30)?;
         within("threads", config.threads as u64, 0, 64)?;
         within("queue_depth", config.queue_depth.into(), 1, 1024)?;
@@ -160,6 +160,7 @@ mod tests {
             ("segment_mib", "segment_mib = 0"),
             ("segment_mib", "segment_mib = 4097"),
             ("size_limit_mib", "size_limit_mib = 511"),
+            ("size_limit_mib", "segment_mib = 1\nsize_limit_mib = 16385"),
             ("free_floor_mib", "free_floor_mib = 1073741825"),
             ("fsync", "fsync = 'sometimes'"),
             ("io", "io = 'magic'"),

@@ -43,6 +43,12 @@ fn hash(key: &Key) -> u64 {
     xxh3_64(&key.0)
 }
 
+/// The hash of the key whose record this is.
+fn hash_at(segments: &BTreeMap<u32, Records>, (segment, number): (u32, u32)) -> u64 {
+    let value = segments.get(&segment).and_then(|records| records.values.get(number as usize));
+    hash(&value.unwrap_or(&NONE).key)
+}
+
 impl Index {
     pub fn new() -> Self {
         Self { table: HashTable::new(), segments: BTreeMap::new(), last: 0, bytes: 0, loading: true }
@@ -50,6 +56,12 @@ impl Index {
 
     pub fn len(&self) -> usize {
         self.table.len()
+    }
+
+    /// Room for so many pages more, so that the table does not grow again and again.
+    pub fn reserve(&mut self, pages: usize) {
+        let Self { table, segments, .. } = self;
+        table.reserve(pages.min(MOST_PAGES), |place| hash_at(segments, *place));
     }
 
     pub fn bytes(&self) -> u64 {
@@ -99,10 +111,7 @@ impl Index {
         records.live += 1;
         self.bytes += u64::from(value.length);
         let Self { table, segments, .. } = self;
-        let hasher = |&(segment, number): &(u32, u32)| {
-            let records: Option<&Records> = segments.get(&segment);
-            hash(&records.and_then(|r| r.values.get(number as usize)).unwrap_or(&NONE).key)
-        };
+        let hasher = |place: &(u32, u32)| hash_at(segments, *place);
         table.insert_unique(hash(&value.key), (segment, number), hasher);
         true
     }

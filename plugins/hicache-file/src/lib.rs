@@ -67,7 +67,7 @@
 //! # Eviction
 //!
 //! Who makes a segment first takes the directory's lock and adds up what is there. While a full segment more would pass
-//! `size_limit_mib`, or leave less than `free_floor_mib` free, the segment goes that was used longest ago: by the
+//! `size_limit_mib` or 32768 segments, or leave less than `free_floor_mib` free, the segment goes that was used longest ago: by the
 //! modification time of its data file, which readers renew every 5 s for segments that had hits. So the order survives
 //! restarts and is the same for all. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again after a second.
 //! The limit holds at every moment, for all processes together.
@@ -87,11 +87,13 @@ mod keeper;
 mod memory;
 mod metrics;
 mod queue;
+mod room;
 mod run;
 mod segment;
 mod store;
 mod tier;
 mod uring;
+mod waker;
 mod work;
 mod writer;
 

@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Key, Memory, RegionId, Result, Tag, TierCompletion, TierPage};
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::memory::{Regions, Span};
 use crate::metrics::Metrics;
+use crate::waker::{Waker, clear, new_event, signal};
 
 /// Bytes that one claim takes at most, unless one page is longer; what goes to disk as one write.
 pub const CLAIM_BYTES: u64 = 1 << 20;
@@ -103,12 +102,6 @@ struct State {
     closed: bool,
 }
 
-/// What wakes one thread that waits in the kernel.
-pub struct Waker {
-    pub fd: OwnedFd,
-    asleep: AtomicBool,
-}
-
 /// See the module. Its lock is held for microseconds, never across a read or write of a file.
 pub struct Queue {
     state: Mutex<State>,
@@ -121,40 +114,6 @@ pub struct Queue {
     max_pages: usize,
     max_value: u64,
     metrics: Metrics,
-}
-
-fn new_event() -> Result<OwnedFd> {
-    let text = |e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}"));
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(text)
-}
-
-fn signal(fd: &OwnedFd) {
-    // Fails only when it is readable already, up to 2^64 times.
-    let _readable_already = rustix::io::write(fd, &1u64.to_ne_bytes());
-}
-
-fn clear(fd: &OwnedFd) {
-    let mut count = [0; 8];
-    // Fails only when it is not readable.
-    let _clear_already = rustix::io::read(fd, &mut count);
-}
-
-impl Waker {
-    /// From here on every push is told, until `clear`.
-    pub fn arm(&self) {
-        self.asleep.store(true, Ordering::SeqCst);
-    }
-
-    pub fn clear(&self) {
-        self.asleep.store(false, Ordering::SeqCst);
-        clear(&self.fd);
-    }
-
-    fn wake(&self) {
-        if self.asleep.swap(false, Ordering::SeqCst) {
-            signal(&self.fd);
-        }
-    }
 }
 
 impl State {
@@ -197,12 +156,11 @@ impl Queue {
             gets: 0,
             closed: false,
         };
-        let waker = |_| Ok(Waker { fd: new_event()?, asleep: AtomicBool::new(false) });
         Ok(Self {
             state: Mutex::new(state),
             work: Condvar::new(),
             released: Condvar::new(),
-            wakers: (0..wakers).map(waker).collect::<Result<_>>()?,
+            wakers: (0..wakers).map(|_| Waker::new()).collect::<Result<_>>()?,
             event: new_event()?,
             max_pages: max_pages as usize,
             max_value,

@@ -174,12 +174,14 @@ fn complete(store: &Store, ring: &mut Ring, at: usize, result: i32, ended: &mut 
         return;
     };
     ring.free.push(at);
-    let again = [Errno::INTR, Errno::AGAIN].map(|errno| -errno.raw_os_error());
+    let is = |errno: Errno| result == -errno.raw_os_error();
     let outcome = match usize::try_from(result) {
         Ok(0) if run.is_read() => Some(Ok(())),
         Ok(0) => Some(Err(io::ErrorKind::WriteZero.into())),
         Ok(bytes) => run.advance(bytes).then_some(Ok(())),
-        Err(_) if again.contains(&result) => None,
+        Err(_) if is(Errno::INTR) => None,
+        // The kernel cannot do it in the background: then here.
+        Err(_) if is(Errno::AGAIN) => Some(run.execute()),
         Err(_) => Some(Err(io::Error::from_raw_os_error(-result))),
     };
     match outcome {

@@ -139,7 +139,7 @@ impl Writer {
                     open.writing.fetch_add(1, Ordering::SeqCst);
                     state.used += bytes;
                     // The next one is made while there is room in this one.
-                    let soon = state.used > open.size / 4 * 3 && state.spare.is_none() && !state.wanted;
+                    let soon = state.used > open.size / 2 && state.spare.is_none() && !state.wanted;
                     let soon = soon && state.refused.is_none_or(|(_, until)| Instant::now() >= until);
                     state.wanted |= soon;
                     return (Ok(Room { open, block }), soon);

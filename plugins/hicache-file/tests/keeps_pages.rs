@@ -7,7 +7,7 @@ mod world;
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{ErrorCode, Key, StorageTier, TierPage};
-use world::{World, files, open, wait_until};
+use world::{World, can, files, wait_until};
 
 const WAYS: [&str; 4] = [
     "io = 'uring'\ndirect = 'always'",
@@ -15,17 +15,6 @@ const WAYS: [&str; 4] = [
     "io = 'uring'\ndirect = 'never'",
     "io = 'threads'\ndirect = 'never'",
 ];
-
-/// Whether the kernel and the file system of the tests have what the way asks for.
-fn can(dir: &std::path::Path, way: &str) -> bool {
-    match open(dir, way) {
-        Ok(_) => true,
-        Err(e) => {
-            println!("SKIPPED {way:?}: {e}");
-            false
-        }
-    }
-}
 
 #[test]
 fn pages_come_back_whatever_their_size_and_place_in_memory() {
@@ -82,8 +71,12 @@ fn deleted_pages_are_gone_also_after_a_restart() {
     let config = "segment_mib = 1\nsize_limit_mib = 16";
     let mut world = World::new(dir.path(), 4 << 20, config);
     let numbers: Vec<u64> = (0..64).collect();
-    world.put_all(&numbers, 65_536);
     // Some in sealed segments, some in the open one.
+    world.put_all(&numbers[..40], 65_536);
+    world.close();
+    let mut world = World::new(dir.path(), 4 << 20, config);
+    assert_eq!(world.found(&numbers, 65_536), 40);
+    world.put_all(&numbers[40..], 65_536);
     let gone: Vec<u64> = (0..64).step_by(3).collect();
     let kept: Vec<u64> = numbers.iter().copied().filter(|n| !gone.contains(n)).collect();
     assert!(world.delete(&gone).iter().all(|status| *status == FOUND));
