@@ -1,11 +1,15 @@
-//! Tokens per second of the CPU executor on made-up models: `cargo bench -p host --bench cpu_speed [-- small|big [threads]]`.
+//! Tokens per second of the CPU executor on made-up models: `cargo bench -p host --bench cpu_speed [-- small|big [threads
+//! [ranks]]]`.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use host::executor::cpu::{CpuExecutor, CpuOptions};
+use host::executor::group::{Seat, seats};
 use host::executor::{Executor, KvMemory};
+use host_core::heads::rank_heads;
 use host_core::layout::KvOrder;
 use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
 use host_tests::model::TinyModel;
@@ -18,29 +22,64 @@ fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> =
         std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
     let threads = arguments.get(1).map_or(Ok(0), |threads| threads.parse())?;
+    let ranks = arguments.get(2).map_or(Ok(1), |ranks| ranks.parse())?;
     for (name, model) in [("small", TinyModel::small()), ("big", TinyModel::big())] {
         if arguments.first().is_none_or(|wanted| wanted == name) {
-            measure(name, &model, threads)?;
+            measure(name, &model, threads, ranks)?;
         }
     }
     Ok(())
 }
 
-fn measure(name: &str, model: &TinyModel, threads: usize) -> anyhow::Result<()> {
+/// One rank: its executor and its pool.
+struct Rank {
+    executor: CpuExecutor,
+    kv: KvMemory,
+}
+
+/// A worker's ranks, each with its share of the threads.
+fn load(directory: &Path, model: &TinyModel, threads: usize, ranks: usize) -> anyhow::Result<Vec<Rank>> {
+    let all = if threads == 0 { std::thread::available_parallelism()?.get() } else { threads };
+    let rank = |(rank, seat): (usize, Seat)| {
+        let threads = (all * (rank + 1) / ranks - all * rank / ranks).max(1);
+        let options = CpuOptions { threads, ..CpuOptions::default() };
+        let executor = CpuExecutor::load_rank(directory, options, seat)?;
+        let heads = rank_heads(model.kv_heads, ranks, rank);
+        let shape = KvShape {
+            pages: 32 * PAGES as usize,
+            heads: heads.len(),
+            layers: model.layers,
+            page_tokens: 16,
+            head_dim: model.head_dim,
+            value_dim: model.head_dim,
+            dtype: Dtype::Bf16,
+        };
+        let layout = KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim);
+        Ok(Rank { executor, kv: KvMemory::for_heads(layout, heads.start)? })
+    };
+    seats(ranks).into_iter().enumerate().map(rank).collect()
+}
+
+/// Computes a batch on all ranks.
+fn forward(worker: &mut [Rank], batch: &Batch) -> anyhow::Result<()> {
+    std::thread::scope(|scope| {
+        let ranks = worker.iter_mut();
+        let threads: Vec<_> =
+            ranks.map(|rank| scope.spawn(|| rank.executor.forward(&mut rank.kv, batch).map(drop))).collect();
+        for thread in threads {
+            thread.join().map_err(|_panic| anyhow::anyhow!("a rank panicked"))??;
+        }
+        Ok(())
+    })
+}
+
+fn measure(name: &str, model: &TinyModel, threads: usize, ranks: usize) -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
     model.write(directory.path())?;
     let start = Instant::now();
-    let mut executor = CpuExecutor::load(directory.path(), CpuOptions { threads, ..CpuOptions::default() })?;
-    println!("{name}: loaded in {:.2?}", start.elapsed());
-    let shape = KvShape {
-        pages: 32 * PAGES as usize,
-        heads: model.kv_heads,
-        layers: model.layers,
-        page_tokens: 16,
-        head_dim: model.head_dim,
-        dtype: Dtype::Bf16,
-    };
-    let mut kv = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim))?;
+    let mut worker = load(directory.path(), model, threads, ranks)?;
+    let bytes: Vec<usize> = worker.iter().map(|rank| rank.executor.weight_bytes() >> 20).collect();
+    println!("{name}: loaded in {:.2?}, {bytes:?} MiB of matrices", start.elapsed());
     let mut run = |count: u32, start: u32, tokens: u32| -> anyhow::Result<Duration> {
         let sequences = (0..count).map(|i| Sequence {
             room: Room(u64::from(i)),
@@ -51,7 +90,7 @@ fn measure(name: &str, model: &TinyModel, threads: usize) -> anyhow::Result<()> 
         });
         let batch = Batch { id: 1, sequences: sequences.collect(), layer_group: 0 };
         let begin = Instant::now();
-        executor.forward(&mut kv, &batch)?;
+        forward(&mut worker, &batch)?;
         Ok(begin.elapsed())
     };
     for sequence in [1, 32] {

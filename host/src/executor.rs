@@ -2,6 +2,7 @@
 
 pub mod cpu;
 pub mod digest;
+pub mod group;
 pub mod memory;
 pub mod sampling;
 pub mod synthetic;
@@ -33,26 +34,36 @@ pub struct ModelShape {
 
 /// A forward pass that could not be done. Fatal to the batch, not to the worker.
 #[derive(Debug, thiserror::Error)]
-#[error("the executor failed: {0}")]
-pub struct ExecutorError(pub String);
+pub enum ExecutorError {
+    /// This rank cannot compute it.
+    #[error("the executor failed: {0}")]
+    Failed(String),
+    /// Another rank could not.
+    #[error("the executor failed: {0}")]
+    Broken(#[from] group::Broken),
+}
 
 /// Computes batches. Lives on one rank thread, which also owns the rank's KV memory.
 ///
 /// The result for a sequence depends on its tokens, its KV and its sampling alone: never on what else is in the
-/// batch, how the prompt was cut into chunks, which pages were used, or how many threads computed it.
+/// batch, how the prompt was cut into chunks, which pages were used, or how many threads and ranks computed it.
+///
+/// The ranks of a worker have an executor each, made with the seats of one [`group`]. They are all given the same batches
+/// in the same order, and each a pool with its own KV heads ([`KvMemory::heads`]).
 pub trait Executor: Send {
     /// The model.
     fn shape(&self) -> &ModelShape;
 
     /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples
-    /// where asked. One output per sequence, in order.
+    /// where asked. One output per sequence, in order, from rank 0; none from the others.
     ///
     /// Tells `layers_done` how many layers, counted from the first, have the KV of all new positions in the pool. From
     /// then on the transfer thread may read these layers' rows, and the call writes them no more. Telling is optional, and
     /// no use unless [`Batch::layer_group`] asks for it.
     ///
     /// # Errors
-    /// When the batch cannot be computed; the KV of its new positions is then undefined.
+    /// When the batch cannot be computed; the KV of its new positions is then undefined. The other ranks' calls fail too, unless
+    /// they have all that they need.
     fn forward_by_layer(
         &mut self,
         kv: &mut KvMemory,

@@ -1,20 +1,22 @@
 //! One prefill, decode or aggregated worker, live: threads that carry out what the core decides.
 //!
 //! ```text
-//!  control plane (tokio) ──events──► scheduler thread ──batches──► rank thread (executor, KV pool)
+//!  control plane (tokio) ──events──► scheduler thread ──batches──► rank threads (executor, KV pool)
 //!        ▲                            │   ▲                          │
 //!        └──messages, answers─────────┘   └──────────events──────────┤
-//!                                     └──writes──► transfer thread ──┘ (plugin)
+//!                                     └──writes──► transfer threads ─┘ (plugin, one instance per rank)
 //! ```
 //!
 //! All of them meet in channels, and nothing waits on the scheduler thread.
 
+mod agreement;
 mod cache_thread;
 pub mod clock;
+pub mod lane_counters;
+mod lane_sums;
 pub mod link;
 mod rank_thread;
 mod scheduler_thread;
-mod sent_digests;
 mod transfer_thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,6 +69,8 @@ pub enum Answer {
 pub(crate) enum Input {
     /// Something happened.
     Event(Event),
+    /// Something happened on one rank.
+    Transfer(agreement::Report),
     /// A request, and where its answer goes.
     Submit(Request, mpsc::UnboundedSender<Answer>),
     /// The radix cache is to be emptied.
@@ -180,18 +184,18 @@ impl Worker {
         parts: Parts,
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
-        let Parts { name, config, identity, transfer, mut ranks, instance, page_integrity } = parts;
-        let Some(RankParts { executor, kv, transfer: backend }) = ranks.pop().filter(|_| ranks.is_empty())
-        else {
-            anyhow::bail!("a worker has one rank");
-        };
-        let layout = *kv.layout();
-        let transfer = transfer.zip(backend);
+        let Parts { name, config, identity, transfer, ranks, instance, page_integrity } = parts;
+        anyhow::ensure!(!ranks.is_empty(), "a worker has at least one rank");
+        let memories =
+            ranks.iter().filter_map(|rank| Some((rank.kv.clone(), rank.transfer.clone()?))).collect();
+        let kv_heads = identity.kv_heads as usize;
+        // A page lies on all ranks, with the heads of each.
+        let page_bytes = ranks.iter().map(|rank| rank.kv.layout().shape.page_bytes() as u64).sum();
         let clock = Clock::start();
         let (inputs, receive_inputs) = mpsc::channel(INPUTS);
         let (outgoing, receive_outgoing) = mpsc::channel(INPUTS);
         let stats = Arc::new(Mutex::new(Stats::default()));
-        let links = Arc::new(Links::open(transfer, &kv, config.max_running)?);
+        let links = Arc::new(Links::open(transfer, memories, kv_heads, config.max_running)?);
         let info = WorkerInfo {
             instance: instance.0,
             name,
@@ -200,31 +204,28 @@ impl Worker {
             identity: Some(identity),
             max_tokens: config.max_tokens,
             pages: config.pages,
-            transfer: links.endpoint()?.into_iter().collect(),
+            transfer: links.endpoints()?,
             cache_events: config.cache_events,
         };
         let mut threads = Vec::new();
         let stopping = Arc::new(AtomicBool::new(false));
         let (died, receive_died) = watch::channel(None);
         let alive = |thread| Alive { thread, stopping: stopping.clone(), died: died.clone() };
-        let (to_rank, rank) = rank_thread::start(executor, kv.clone(), inputs.clone(), alive("rank"))?;
-        threads.push(rank);
-        let to_transfer = match links.backend() {
-            Some(_) => {
-                let start = transfer_thread::Start {
-                    links: links.clone(),
-                    kv,
-                    inputs: inputs.clone(),
-                    page_integrity,
-                    alive: alive("transfer"),
-                };
-                let (to_transfer, thread) = transfer_thread::start(start)?;
-                threads.push(thread);
-                Some(to_transfer)
-            }
-            None => None,
-        };
-        let page_bytes = layout.shape.page_bytes() as u64;
+        let ranks = ranks.into_iter().map(|rank| (rank.executor, rank.kv)).collect();
+        let (to_ranks, rank_threads) = rank_thread::start(ranks, &inputs, || alive("rank"))?;
+        threads.extend(rank_threads);
+        let mut to_transfer = Vec::new();
+        for rank in 0..links.ranks().len() {
+            let (inbox, thread) = transfer_thread::start(transfer_thread::Start {
+                rank,
+                links: links.clone(),
+                inputs: inputs.clone(),
+                page_integrity,
+                alive: alive("transfer"),
+            })?;
+            to_transfer.push(inbox);
+            threads.push(thread);
+        }
         let mut cache = None;
         let mut cache_feed = None;
         if config.cache_events {
@@ -239,8 +240,9 @@ impl Worker {
             runtime: runtime.clone(),
             inputs: receive_inputs,
             outgoing,
-            to_rank,
+            to_ranks,
             to_transfer,
+            links: links.clone(),
             cache_feed,
             stats: stats.clone(),
             alive: alive("scheduler"),

@@ -25,7 +25,8 @@ fn model() -> TempDir {
 }
 
 fn pool(dtype: Dtype, order: KvOrder, page_tokens: usize) -> KvMemory {
-    let shape = KvShape { pages: PAGES, heads: 2, layers: 4, page_tokens, head_dim: 16, dtype };
+    let shape =
+        KvShape { pages: PAGES, heads: 2, layers: 4, page_tokens, head_dim: 16, value_dim: 16, dtype };
     KvMemory::new(KvLayout::new(shape, order)).unwrap()
 }
 

@@ -149,6 +149,7 @@ fn layers_that_an_executor_calls_done_are_final() {
                 layers: model.layers,
                 page_tokens: 16,
                 head_dim: model.head_dim,
+                value_dim: model.head_dim,
                 dtype: model.kv_dtype,
             };
             let mut kv = KvMemory::new(KvLayout::new(shape, order)).unwrap();

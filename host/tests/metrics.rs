@@ -76,6 +76,8 @@ fn a_known_run_is_counted_as_it_was() {
         ("host_transfers_total{kind=\"full\"}", 0.0),
         ("host_transfer_saved_bytes_total", 0.0),
         ("host_pages_sent_total", 7.0),
+        // Four aux rows among them.
+        ("host_lane_bytes_total{kind=\"direct\"}", (7 * page + 4 * 256) as f64),
         ("host_prefill_tokens_total", 1.0 + 40.0 + 38.0 + 16.0),
     ] {
         expect(&prefill, name, value);

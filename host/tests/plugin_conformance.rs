@@ -49,6 +49,29 @@ fn plugins_that_keep_their_contract_pass() {
 }
 
 #[test]
+fn the_file_tier_keeps_its_contract_with_each_of_its_ways_to_read_and_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("config.toml");
+    for way in ["io = \"uring\"", "io = \"threads\"\nthreads = 4"] {
+        let pages = directory.path().join("pages");
+        let limits = "segment_mib = 4\nsize_limit_mib = 64\nfree_floor_mib = 0";
+        std::fs::write(&config, format!("dir = {pages:?}\n{limits}\n{way}\n")).unwrap();
+        let (code, reports) =
+            test(&fixture::plugin("hicache-file"), &["--plugin-config", config.to_str().unwrap()]);
+        if reports.iter().any(|(_, _, text)| text.contains("no io_uring here")) {
+            println!("SKIPPED {way}: this kernel has no io_uring");
+            continue;
+        }
+        assert_eq!((code, broken(&reports)), (0, vec![]), "{way}");
+        let skipped = reports.iter().filter(|(_, status, _)| status == "skip");
+        let skipped: Vec<&str> = skipped.map(|(case, ..)| case.as_str()).collect();
+        // What one process cannot check is in the plugin's own tests.
+        assert_eq!(skipped, ["tier-persistent", "tier-shared"], "{way}");
+        assert!(reports.len() > 12, "{reports:?}");
+    }
+}
+
+#[test]
 fn what_cannot_be_checked_is_skipped_with_the_reason() {
     let (code, reports) = test(&fixture::plugin("null"), &[]);
     assert_eq!(code, 0, "{reports:?}");
@@ -93,7 +116,7 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
         "broken",
         &[
             ("none", &[], ""),
-            ("wrong-capabilities", &["transfer-capabilities"], "no notification came"),
+            ("wrong-capabilities", &["transfer-words", "transfer-capabilities"], "no notification came"),
             ("leaks-thread", &["lifecycle", "lifecycle-drop"], "left 20 threads and 0 descriptors behind"),
             ("needs-shutdown", &["lifecycle-drop"], "dropped without a shutdown left 20 threads"),
             ("loses-completion", &["transfer-completions"], "1 never completed, the first is number 40"),
@@ -101,6 +124,7 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
             ("allocates-on-submit", &["transfer-hot-allocations"], "200 calls of submit allocated 200 times"),
             ("blocks-in-poll", &["transfer-hot-blocking"], "in 200 rounds poll gave up the processor"),
             ("panics", &["transfer-panics"], "submit of nothing made the plugin panic"),
+            ("needs-writes", &["transfer-words"], "words alone: submit of 0 writes answered"),
             ("corrupts-byte", &["transfer-data"], "inside a write, is "),
         ],
     );

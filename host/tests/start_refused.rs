@@ -151,6 +151,33 @@ fn numbers_that_cannot_work_are_refused_with_their_bounds() {
 }
 
 #[test]
+fn ranks_that_cannot_work_are_refused_with_their_bounds() {
+    let directory = tempfile::tempdir().unwrap();
+    host_tests::model::tiny_qwen3(directory.path(), 1).unwrap();
+    let model = directory.path().display().to_string();
+    let whole = ["--role", "aggregated", "--executor", "synthetic"];
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&[&whole[..], &["--tp", "0"]].concat(), &["--tp is 0", "1 to 64"]),
+        (&[&whole[..], &["--tp", "65"]].concat(), &["--tp is 65", "1 to 64"]),
+        (&["--executor", "synthetic", "--decode-tp", "65"], &["--decode-tp is 65", "1 to 64"]),
+        (&[&whole[..], &["--prefill-tp", "2"]].concat(), &["--prefill-tp", "use --tp"]),
+        (
+            &["--role", "aggregated", "--model", &model, "--tp", "5"],
+            &["--tp is 5", "4 query heads", "at most 4"],
+        ),
+        (&["--model", &model, "--decode-tp", "8"], &["--decode-tp is 8", "4 query heads"]),
+        // 8 ranks of 2 heads hold each head four times: 4 layers x 2 x 16 tokens x 128 bytes x 8.
+        (
+            &[&whole[..], &["--tp", "8", "--kv-memory", "64KiB"]].concat(),
+            &["--kv-memory 64KiB holds no page", "131072 bytes"],
+        ),
+    ];
+    for (flags, says) in cases {
+        refused(flags, says);
+    }
+}
+
+#[test]
 fn addresses_that_others_cannot_reach_are_refused_with_the_way_out() {
     let worker = ["--executor", "synthetic", "--role", "decode"];
     let cases: [(&[&str], &[&str]); 11] = [

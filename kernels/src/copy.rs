@@ -1,166 +1,214 @@
-//! Copies of equally long byte runs: what moves KV pages between two layouts, and to and from staging buffers.
+//! Copies of KV pages between two layouts: what collects pages into a staging buffer, spreads them from one, and
+//! moves them inside a pool.
 //!
-//! A layout in which a page is one piece needs a single run per page; layouts that engines fix need one run per
-//! (page, layer, K or V, token). The caller works out the offsets; this module checks all of them before it writes
-//! the first byte, so a refused call has changed nothing. Runs are copied in the order given: where targets overlap,
-//! the last one wins.
+//! There is one operation. A [`PagesCopy`] names pairs of pages and says, for each [`PageBlock`] of a page (its K, its
+//! V, or both at once), where rows lie on either side as byte strides. Gathering is a copy whose target is dense,
+//! scattering one whose source is; neither is special.
+//!
+//! ```text
+//! for each [s, t] of pages, each block, each i, j, k below the extents of its dims:
+//!     copy `run` bytes
+//!     from  block.source + s * block.source_page + i * dims[0].source + j * dims[1].source + k * dims[2].source
+//!     to    block.target + t * block.target_page + i * dims[0].target + j * dims[1].target + k * dims[2].target
+//! ```
+//!
+//! The whole copy is checked before its first byte is written, by the largest offset on each side and by the nesting of
+//! the strides, not row by row: a refused copy has changed nothing. Then whatever is contiguous on both sides is
+//! folded into longer runs, also over neighbouring pages, so that a caller need not look for it.
+//!
+//! Two engines do the same copies: [`Copier`] on the CPU, and `cuda::CudaCopier` on a GPU's memory.
 
-use std::fmt;
+mod check;
+mod cpu;
+mod plan;
+mod rows;
 
-/// A run that would leave its buffer. Nothing was copied.
+pub use cpu::{Copier, Stores};
+pub(crate) use plan::{Strip, plan};
+
+/// One dimension of a block: how many rows, and the bytes from one to the next on either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutOfBounds {
-    /// Which buffer: "source" or "target".
-    pub buffer: &'static str,
-    /// Position of the offending run in the list.
-    pub index: usize,
-    /// Its offset.
-    pub offset: usize,
-    /// Its length.
+pub struct Dimension {
+    /// Rows along it.
+    pub extent: usize,
+    /// Bytes from one to the next in the source.
+    pub source: usize,
+    /// Bytes from one to the next in the target.
+    pub target: usize,
+}
+
+impl Dimension {
+    /// A dimension that is not there.
+    pub const NONE: Dimension = Dimension { extent: 1, source: 0, target: 0 };
+}
+
+/// The rows of one page that lie at regular distances on both sides; all in bytes.
+///
+/// The K of a page is such a block over heads, layers and tokens, and its V another, which may have other strides and
+/// another row. The order of the dimensions is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageBlock {
+    /// Bytes of one row, contiguous on both sides.
     pub run: usize,
-    /// Length of the buffer.
-    pub length: usize,
+    /// Where the first row of page 0 lies in the source.
+    pub source: usize,
+    /// Where the first row of page 0 lies in the target.
+    pub target: usize,
+    /// Bytes from one page to the next in the source.
+    pub source_page: usize,
+    /// Bytes from one page to the next in the target.
+    pub target_page: usize,
+    /// The rows of the page; [`Dimension::NONE`] where fewer dimensions are needed.
+    pub dims: [Dimension; 3],
 }
 
-impl fmt::Display for OutOfBounds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "copy run {} covers bytes {}..{} of a {} of {} bytes",
-            self.index,
-            self.offset,
-            self.offset.saturating_add(self.run),
-            self.buffer,
-            self.length
-        )
+impl PageBlock {
+    /// The same rows copied the other way: scattering for what gathers. Pairs of pages are to be turned too.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self {
+            run: self.run,
+            source: self.target,
+            target: self.source,
+            source_page: self.target_page,
+            target_page: self.source_page,
+            dims: self.dims.map(|dim| Dimension { source: dim.target, target: dim.source, ..dim }),
+        }
     }
 }
 
-impl std::error::Error for OutOfBounds {}
+/// Pages to copy.
+#[derive(Clone, Copy, Debug)]
+pub struct PagesCopy<'a> {
+    /// Pairs of a source page and a target page. A source page may occur more than once, a target page may not.
+    pub pages: &'a [[u32; 2]],
+    /// What of each page; the blocks' rows may not overlap in the target.
+    pub blocks: &'a [PageBlock],
+}
 
-fn check(
-    buffer: &'static str,
+impl PagesCopy<'_> {
+    /// Bytes that the copy moves; saturates where no memory could hold them.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let block = |block: &PageBlock| {
+            block.dims.iter().fold(block.run, |bytes, dimension| bytes.saturating_mul(dimension.extent))
+        };
+        let page = self.blocks.iter().map(block).fold(0, usize::saturating_add);
+        page.saturating_mul(self.pages.len())
+    }
+}
+
+/// A piece of memory: the CPU's for [`Copier`], a GPU's for a copier of that GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    base: *mut u8,
     length: usize,
-    run: usize,
-    offsets: impl Iterator<Item = usize>,
-) -> Result<(), OutOfBounds> {
-    for (index, offset) in offsets.enumerate() {
-        if offset.checked_add(run).is_none_or(|end| end > length) {
-            return Err(OutOfBounds { buffer, index, offset, run, length });
-        }
-    }
-    Ok(())
 }
 
-/// Copies `run` bytes from each source offset to the target offset beside it.
-///
-/// # Errors
-/// When a run leaves its buffer; nothing was copied then.
-pub fn copy_runs(
-    source: &[u8],
-    target: &mut [u8],
-    offsets: &[(usize, usize)],
-    run: usize,
-) -> Result<(), OutOfBounds> {
-    check("source", source.len(), run, offsets.iter().map(|pair| pair.0))?;
-    check("target", target.len(), run, offsets.iter().map(|pair| pair.1))?;
-    for &(from, to) in offsets {
-        target[to..to + run].copy_from_slice(&source[from..from + run]);
+// SAFETY: an address and a length; nothing is read or written through it but in the unsafe functions of `CopyPages`,
+// whose callers vouch for the memory.
+unsafe impl Send for Memory {}
+// SAFETY: as above; there is no interior state.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// `length` bytes from `base`. Making one promises nothing; copying does.
+    #[must_use]
+    pub const fn new(base: *mut u8, length: usize) -> Self {
+        Self { base, length }
     }
-    Ok(())
+
+    /// `length` bytes from a GPU's address.
+    #[must_use]
+    pub const fn device(address: u64, length: usize) -> Self {
+        Self { base: std::ptr::without_provenance_mut(address as usize), length }
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Address of its first byte.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.base.addr()
+    }
 }
 
-/// Collects `run` bytes from each offset of `source` into `staging`, one after the other.
-///
-/// # Errors
-/// When a run leaves its buffer; nothing was copied then.
-pub fn gather(source: &[u8], offsets: &[usize], run: usize, staging: &mut [u8]) -> Result<(), OutOfBounds> {
-    check("source", source.len(), run, offsets.iter().copied())?;
-    check("target", staging.len(), run, dense(offsets.len(), run))?;
-    for (&from, to) in offsets.iter().zip(dense(offsets.len(), run)) {
-        staging[to..to + run].copy_from_slice(&source[from..from + run]);
-    }
-    Ok(())
+/// What can copy pages.
+pub trait CopyPages {
+    /// Copies pages from `source` to `target`, which may be the same memory when no source page is a target page.
+    ///
+    /// The CPU's returns when the bytes are there; a GPU's when the copy is ordered behind what its stream has to do
+    /// already.
+    ///
+    /// # Errors
+    /// When a row lies outside its memory, rows overlap in the target, or source and target overlap; nothing was copied
+    /// then. A GPU's also when its driver refuses the launch.
+    ///
+    /// # Safety
+    /// The caller guarantees, until the copy is done, that `source` is readable and `target` writable over their
+    /// length, that nobody writes the rows that are read, and that nobody reads or writes the rows that are written.
+    unsafe fn copy_memory(
+        &self,
+        copy: &PagesCopy<'_>,
+        source: Memory,
+        target: Memory,
+    ) -> Result<(), CopyError>;
 }
 
-/// Spreads `staging`, which holds runs of `run` bytes one after the other, to the offsets of `target`.
-///
-/// # Errors
-/// When a run leaves its buffer; nothing was copied then.
-pub fn scatter(staging: &[u8], offsets: &[usize], run: usize, target: &mut [u8]) -> Result<(), OutOfBounds> {
-    check("source", staging.len(), run, dense(offsets.len(), run))?;
-    check("target", target.len(), run, offsets.iter().copied())?;
-    for (from, &to) in dense(offsets.len(), run).zip(offsets) {
-        target[to..to + run].copy_from_slice(&staging[from..from + run]);
-    }
-    Ok(())
+/// Source or target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// What is read.
+    Source,
+    /// What is written.
+    Target,
 }
 
-/// Copies `run` bytes from one place of a pool to another, for each pair; source and target of a pair may overlap.
-///
-/// # Errors
-/// When a run leaves the pool; nothing was copied then.
-pub fn copy_pages(pool: &mut [u8], offsets: &[(usize, usize)], run: usize) -> Result<(), OutOfBounds> {
-    check("source", pool.len(), run, offsets.iter().map(|pair| pair.0))?;
-    check("target", pool.len(), run, offsets.iter().map(|pair| pair.1))?;
-    for &(from, to) in offsets {
-        pool.copy_within(from..from + run, to);
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Side::Source => "source",
+            Side::Target => "target",
+        })
     }
-    Ok(())
 }
 
-/// Offsets of `count` runs that lie one after the other; saturates where they could not lie in any memory.
-fn dense(count: usize, run: usize) -> impl Iterator<Item = usize> {
-    (0..count).map(move |index| index.saturating_mul(run))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scatter_undoes_gather() {
-        let source: Vec<u8> = (0..100).collect();
-        let offsets = [90, 0, 33, 47];
-        let mut staging = [0; 28];
-        gather(&source, &offsets, 7, &mut staging).unwrap();
-        assert_eq!(&staging[..7], &source[90..97]);
-        let mut back = vec![0; 100];
-        scatter(&staging, &offsets, 7, &mut back).unwrap();
-        for index in 0..100 {
-            let covered = offsets.iter().any(|&from| (from..from + 7).contains(&index));
-            assert_eq!(back[index], if covered { source[index] } else { 0 }, "byte {index}");
-        }
-    }
-
-    #[test]
-    fn runs_land_where_they_are_sent() {
-        let source: Vec<u8> = (0..10).collect();
-        let mut target = [0; 6];
-        copy_runs(&source, &mut target, &[(8, 0), (2, 4)], 2).unwrap();
-        assert_eq!(target, [8, 9, 0, 0, 2, 3]);
-        let mut pool: Vec<u8> = (0..8).collect();
-        copy_pages(&mut pool, &[(0, 2), (2, 6)], 2).unwrap();
-        assert_eq!(pool, [0, 1, 0, 1, 4, 5, 0, 1]);
-    }
-
-    #[test]
-    fn a_run_outside_its_buffer_is_refused_and_nothing_is_copied() {
-        let source = [1; 8];
-        let mut target = [0; 8];
-        type Offsets = &'static [(usize, usize)];
-        let cases: [(Offsets, &str, usize); 3] = [
-            (&[(0, 0), (5, 0)], "source", 1),
-            (&[(0, 0), (0, 4), (0, 6)], "target", 2),
-            (&[(0, 0), (usize::MAX, 0)], "source", 1),
-        ];
-        for (offsets, buffer, index) in cases {
-            let error = copy_runs(&source, &mut target, offsets, 4).unwrap_err();
-            assert_eq!((error.buffer, error.index), (buffer, index));
-            assert_eq!(target, [0; 8]);
-        }
-        assert_eq!(gather(&source, &[0, 1], 5, &mut target).unwrap_err().buffer, "target");
-        assert_eq!(scatter(&source, &[0, 1], 5, &mut [0; 99]).unwrap_err().buffer, "source");
-        assert_eq!(copy_pages(&mut target, &[(0, 5)], 4).unwrap_err().buffer, "target");
-    }
+/// Why pages were not copied. Nothing was written, but for [`CopyError::Device`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    /// A row leaves its memory.
+    #[error(
+        "block {block} of the copy needs {needed} bytes of a {side} of {length}: its strides or pages belong to another pool"
+    )]
+    OutOfBounds {
+        /// Which memory.
+        side: Side,
+        /// Position of the block in the list.
+        block: usize,
+        /// End of its last row.
+        needed: u128,
+        /// Length of the memory.
+        length: usize,
+    },
+    /// A page would be written twice.
+    #[error("page {0} is the target of more than one page")]
+    RepeatedTarget(u32),
+    /// Rows of a block do not nest in the target, so that some could overlap.
+    #[error("rows of block {0} of the copy could overlap in the target: its strides must nest")]
+    RowsOverlap(usize),
+    /// Rows of two blocks could overlap in the target.
+    #[error("blocks {0} and {1} of the copy could overlap in the target")]
+    BlocksOverlap(usize, usize),
+    /// The same bytes would be read and written.
+    #[error(
+        "source and target overlap, and not as disjoint pages of one pool: copy through a buffer that is apart from both"
+    )]
+    SharedBytes,
+    /// A GPU cannot do the copy; says why.
+    #[error("{0}")]
+    Device(String),
 }

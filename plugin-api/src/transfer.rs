@@ -225,6 +225,8 @@ pub trait TransferBackend: Send + Sync + 'static {
     fn release(&self, prepared: PreparedId) -> Result<()>;
 
     /// **Hot.** Starts a batch of writes. Returns 0, or a code: `WOULD_BLOCK` when full, and then nothing was started.
+    /// Without writes it is the notification alone that travels, for hosts that have something to say to each other;
+    /// without either it completes and does nothing.
     ///
     /// An accepted submission ends in exactly one [`Completion`]; a refused one in none.
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32;

@@ -73,7 +73,15 @@ fn compare(model: &TinyModel, rope_scaling: Option<Value>, prompt: usize) -> f32
     let mut oracle = oracle(model.family, directory.path());
     let mut executor = CpuExecutor::load(directory.path(), CpuOptions::default()).unwrap();
     let (heads, layers, head_dim) = (model.kv_heads, model.layers, model.head_dim);
-    let shape = KvShape { pages: 32, heads, layers, page_tokens: 16, head_dim, dtype: Dtype::F32 };
+    let shape = KvShape {
+        pages: 32,
+        heads,
+        layers,
+        page_tokens: 16,
+        head_dim,
+        value_dim: head_dim,
+        dtype: Dtype::F32,
+    };
     let mut kv = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
     let mut tokens: Vec<u32> = (0..prompt as u32).map(|i| i * 7919 % 500).collect();
     let mut start = 0;

@@ -1,5 +1,6 @@
 //! The `openai` package against a running server.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -15,6 +16,10 @@ const OPENAI: &str = "openai==3.52.0";
 /// plugin was written and measured against. The CUDA in its name is not needed: the wheel brings UCX along, and nothing of
 /// its dependencies is used, only its libraries. 66 MiB.
 const NIXL: &str = "nixl-cu12==1.5.1";
+
+/// NVIDIA's run-time compiler of CUDA 12 and of CUDA 13, exactly these, so that a new release changes nothing here by
+/// itself. Neither needs a GPU. 86 and 56 MiB.
+const NVRTC: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.5.37"];
 
 /// Runs tests/python/openai_client.py against a split server of the small model. False when a check failed.
 pub fn check(workspace: &Workspace, python: &Path) -> anyhow::Result<bool> {
@@ -54,6 +59,32 @@ pub fn nixl(workspace: &Workspace) -> Result<PathBuf, String> {
     let output = output.map_err(|error| format!("python cannot be run: {error}"))?;
     let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     if path.is_file() { Ok(path) } else { Err(format!("{NIXL} was installed without libnixl_capi.so")) }
+}
+
+/// The folders of both compilers for CUDA, as a list of paths.
+///
+/// # Errors
+/// With the reason why one of them is missing.
+pub fn nvrtc(workspace: &Workspace) -> Result<OsString, String> {
+    let mut folders = Vec::new();
+    for (package, inner) in NVRTC.into_iter().zip(["cuda_nvrtc", "cu13"]) {
+        let python = installed(workspace, package, &["--no-deps"])?;
+        let packages = platform_packages(&python)?;
+        let folder = packages.join("nvidia").join(inner).join("lib");
+        if !folder.is_dir() {
+            return Err(format!("{package} was installed without {}", folder.display()));
+        }
+        folders.push(folder);
+    }
+    std::env::join_paths(folders).map_err(|error| format!("the folders of NVRTC make no list: {error}"))
+}
+
+/// Where an environment keeps packages with compiled parts.
+fn platform_packages(python: &Path) -> Result<PathBuf, String> {
+    let ask = "import sysconfig; print(sysconfig.get_paths()['platlib'])";
+    let output = Command::new(python).args(["-c", ask]).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("python cannot be run: {error}"))?;
+    Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
 }
 
 fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<PathBuf, String> {

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that can fail, in one command.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
@@ -15,8 +16,8 @@ Build everything and run every test.
 
 Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`
 with the comparison of the CPU executor with candle, and runs the `openai` python package against a split server. The
-package is installed into an environment below the target folder, and so is NIXL (66 MiB), for the tests of its plugin.
-Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
+package is installed into an environment below the target folder, and so are NIXL (66 MiB), for the tests of its plugin,
+and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for those of the CUDA kernels. Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
 that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is
 missing; the summary names each.
 
@@ -27,6 +28,7 @@ With arguments, only `cargo test` runs, with them: `cargo xtask test -p host --t
 Environment:
   CI=true       The openai client may not be skipped
   NIXL_LIBRARY  Another libnixl_capi.so for the tests of the NIXL plugin [default: the installed one]
+  NVRTC         Other folders with libnvrtc.so for the tests of the CUDA kernels, separated as in PATH
   PYTHON        Python that makes the environment [default: python3]";
 
 /// How one part ended.
@@ -46,7 +48,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find()?;
     workspace.build(Profile::Dev)?;
     let nixl = nixl_library(&workspace);
-    let mut parts = vec![("cargo test", cargo_test(&workspace, arguments, nixl)?)];
+    let nvrtc = nvrtc_folders(&workspace);
+    let mut parts = vec![("cargo test", cargo_test(&workspace, arguments, nixl, nvrtc)?)];
     let client = if arguments.is_empty() {
         openai_client(&workspace)
     } else {
@@ -80,7 +83,24 @@ fn nixl_library(workspace: &Workspace) -> Option<PathBuf> {
     found.ok()
 }
 
-fn cargo_test(workspace: &Workspace, arguments: &[String], nixl: Option<PathBuf>) -> anyhow::Result<Outcome> {
+/// The compilers for the tests of the CUDA kernels, which say that they are skipped when there is none.
+fn nvrtc_folders(workspace: &Workspace) -> Option<OsString> {
+    if let Some(named) = std::env::var_os("NVRTC").filter(|paths| !paths.is_empty()) {
+        return Some(named);
+    }
+    let found = python::nvrtc(workspace);
+    if let Err(reason) = &found {
+        println!("NVRTC cannot be had: {reason}");
+    }
+    found.ok()
+}
+
+fn cargo_test(
+    workspace: &Workspace,
+    arguments: &[String],
+    nixl: Option<PathBuf>,
+    nvrtc: Option<OsString>,
+) -> anyhow::Result<Outcome> {
     let package = |argument: &String| argument.starts_with("-p") || argument.starts_with("--package");
     let chosen = arguments.iter().take_while(|argument| *argument != "--").any(package);
     // One failing test program must not hide the others'.
@@ -90,6 +110,7 @@ fn cargo_test(workspace: &Workspace, arguments: &[String], nixl: Option<PathBuf>
         command.args(["--workspace", "--features", "host-tests/oracle"]);
     }
     command.envs(nixl.map(|library| ("NIXL_LIBRARY", library)));
+    command.envs(nvrtc.map(|folders| ("NVRTC", folders)));
     let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
     let mut counts = Counts::default();
     if let Some(stdout) = child.stdout.take() {

@@ -40,6 +40,7 @@ fn measure(running: u32, queued: u32, cache: bool) -> (f64, f64) {
         vocabulary: 1_000,
         chunk_tokens: 1 << 20,
         radix_cache: cache.then_some(Policy::Lru),
+        hierarchy: None,
         cache_events: false,
         identity: PageHash([0; 32]),
         reserved_decode_tokens: 3_000,

@@ -1,8 +1,9 @@
 //! The aux row: what prefill writes beside the pages, once, with the last of them.
 //!
 //! A fixed number of bytes per room in a region of its own. It carries what decode needs to go on (the first token)
-//! and what it needs to trust the pages (room, attempt, digest). The row guards itself with a checksum, so that a
-//! stale, torn or foreign row is recognised before anything in it is believed.
+//! and what the pages are of (room, attempt, size); what they hold is vouched for by the sums that travel with the parts
+//! ([`crate::notice`]). The row guards itself with a checksum, so that a stale, torn or foreign row is recognised before
+//! anything in it is believed.
 
 use crate::batch::{MAX_TOP_LOGPROBS, Sampled};
 use crate::ids::Room;
@@ -28,8 +29,6 @@ pub struct AuxRow {
     pub cached_tokens: u32,
     /// Pages sent in this attempt.
     pub pages: u32,
-    /// Digest over the digests of these pages, in order; 0 when integrity is switched off.
-    pub digest: u64,
     /// The token after the prompt.
     pub first: Sampled,
 }
@@ -55,7 +54,6 @@ impl AuxRow {
         put(20, &self.cached_tokens.to_le_bytes());
         put(24, &self.pages.to_le_bytes());
         put(28, &self.first.token.to_le_bytes());
-        put(32, &self.digest.to_le_bytes());
         put(40, &self.first.logprob.unwrap_or(0.0).to_le_bytes());
         let top = &self.first.top[..self.first.top.len().min(MAX_TOP_LOGPROBS as usize)];
         put(44, &[u8::from(self.first.logprob.is_some()), top.len() as u8]);
@@ -85,7 +83,6 @@ impl AuxRow {
             prompt_tokens: word(16),
             cached_tokens: word(20),
             pages: word(24),
-            digest: long(32),
             first: Sampled {
                 token: word(28),
                 logprob: (row[44] == 1).then(|| f32::from_bits(word(40))),
@@ -115,7 +112,6 @@ mod tests {
             prompt_tokens: 77,
             cached_tokens: 16,
             pages: 5,
-            digest: 0xfeed_beef_dead_cafe,
             first: Sampled {
                 token: 9,
                 logprob: Some(-0.5),

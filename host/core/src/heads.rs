@@ -29,6 +29,17 @@ pub fn holders(kv_heads: usize, ranks: usize, head: usize) -> Range<usize> {
     first..first + count
 }
 
+/// The heads of which `rank` is the first holder, so that every head is counted once over all ranks; maybe none.
+///
+/// # Panics
+/// When there are no heads, or no such rank.
+#[must_use]
+pub fn counted_heads(kv_heads: usize, ranks: usize, rank: usize) -> Range<usize> {
+    let held = rank_heads(kv_heads, ranks, rank);
+    let before = if rank == 0 { 0 } else { rank_heads(kv_heads, ranks, rank - 1).end };
+    held.start.max(before)..held.end
+}
+
 /// Heads that one sending rank writes into the pool of one receiving rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadLane {
@@ -80,6 +91,8 @@ mod tests {
                 next = range.end;
             }
             assert_eq!(next, heads);
+            let counted = (0..ranks).flat_map(|rank| counted_heads(heads, ranks, rank));
+            assert_eq!(counted.collect::<Vec<_>>(), (0..heads).collect::<Vec<_>>(), "{heads} {ranks}");
         }
         assert_eq!([0, 1, 2].map(|rank| rank_heads(8, 3, rank)), [0..2, 2..5, 5..8]);
         assert_eq!([0, 1, 2, 3].map(|rank| rank_heads(2, 4, rank)), [0..1, 0..1, 1..2, 1..2]);

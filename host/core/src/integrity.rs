@@ -12,8 +12,22 @@ use crate::ids::Room;
 pub struct Found {
     /// The aux row's bytes.
     pub aux_row: [u8; AUX_ROW_BYTES],
-    /// Digest over the digests of the pages, in order, as [`AuxRow::digest`]; `None` when integrity is switched off.
-    pub digest: Option<u64>,
+    /// What each of prefill's ranks sent to each of ours, and what lies there; `None` when integrity is switched off.
+    pub lanes: Option<Vec<LaneSum>>,
+}
+
+/// The heads that one of prefill's ranks sent to one of ours: digests of their blocks, mixed with their places and added
+/// up over all parts of the attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneSum {
+    /// Prefill's rank.
+    pub source: u32,
+    /// Our rank.
+    pub target: u32,
+    /// As the parts said that arrived.
+    pub sent: u64,
+    /// As computed from what lies in our memory.
+    pub found: u64,
 }
 
 /// What the transfer was supposed to be.
@@ -60,13 +74,14 @@ pub enum Mismatch {
     #[error("the aux row belongs to {0}")]
     Foreign(String),
     /// The pages' bytes are not those that were sent.
-    #[error("the pages' digest is {found:016x}, prefill sent {sent:016x}")]
-    Pages {
-        /// Digest that prefill computed.
-        sent: u64,
-        /// Digest of what lies in our memory.
-        found: u64,
-    },
+    #[error(
+        "the pages that prefill's rank {} sent to rank {} have digest {:016x} here and {:016x} there",
+        .0.source, .0.target, .0.found, .0.sent
+    )]
+    Pages(LaneSum),
+    /// Nobody has looked at the pages' bytes.
+    #[error("no rank has digested the pages")]
+    Unseen,
 }
 
 /// Checks an arrived transfer.
@@ -80,10 +95,15 @@ pub fn verify(expected: Expected, found: &Found) -> Result<Verified, Mismatch> {
     if said != expected {
         return Err(Mismatch::Foreign(format!("{said:?}, expected {expected:?}")));
     }
-    match found.digest {
-        Some(digest) if digest != row.digest => Err(Mismatch::Pages { sent: row.digest, found: digest }),
-        _ => Ok(Verified { first: row.first, cached_tokens: row.cached_tokens }),
+    if let Some(lanes) = &found.lanes {
+        if lanes.is_empty() {
+            return Err(Mismatch::Unseen);
+        }
+        if let Some(lane) = lanes.iter().find(|lane| lane.sent != lane.found) {
+            return Err(Mismatch::Pages(*lane));
+        }
     }
+    Ok(Verified { first: row.first, cached_tokens: row.cached_tokens })
 }
 
 #[cfg(test)]
@@ -97,28 +117,31 @@ mod tests {
             prompt_tokens: 30,
             cached_tokens: 0,
             pages: 2,
-            digest: 99,
             first: Sampled { token: 4, logprob: None, top: Vec::new() },
         }
     }
 
     #[test]
-    fn only_the_expected_row_with_the_right_digest_passes() {
+    fn only_the_expected_row_with_the_right_sum_of_every_lane_passes() {
         let expected = Expected { room: Room(5), attempt: 1, prompt_tokens: 30, pages: 2 };
-        let found = |row: AuxRow, digest| Found { aux_row: row.encode(), digest };
-        assert_eq!(verify(expected, &found(row(), Some(99))).unwrap().first().token, 4);
+        let lane = |target, found| LaneSum { source: 0, target, sent: 99, found };
+        let found = |row: AuxRow, lanes| Found { aux_row: row.encode(), lanes };
+        let intact = || Some(vec![lane(0, 99), lane(1, 99)]);
+        assert_eq!(verify(expected, &found(row(), intact())).unwrap().first().token, 4);
         assert!(verify(expected, &found(row(), None)).is_ok(), "integrity switched off");
-        assert_eq!(verify(expected, &found(row(), Some(98))), Err(Mismatch::Pages { sent: 99, found: 98 }));
+        let damaged = Some(vec![lane(0, 99), lane(1, 98)]);
+        assert_eq!(verify(expected, &found(row(), damaged)), Err(Mismatch::Pages(lane(1, 98))));
+        assert_eq!(verify(expected, &found(row(), Some(Vec::new()))), Err(Mismatch::Unseen));
         for other in [
             AuxRow { room: Room(6), ..row() },
             AuxRow { attempt: 2, ..row() },
             AuxRow { prompt_tokens: 31, ..row() },
             AuxRow { pages: 1, ..row() },
         ] {
-            assert!(matches!(verify(expected, &found(other, Some(99))), Err(Mismatch::Foreign(_))));
+            assert!(matches!(verify(expected, &found(other, intact())), Err(Mismatch::Foreign(_))));
         }
         assert_eq!(
-            verify(expected, &Found { aux_row: [0; AUX_ROW_BYTES], digest: Some(99) }),
+            verify(expected, &Found { aux_row: [0; AUX_ROW_BYTES], lanes: intact() }),
             Err(Mismatch::Row)
         );
     }

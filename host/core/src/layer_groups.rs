@@ -131,8 +131,15 @@ mod tests {
 
     /// A page of 16 tokens of a model of 8 billion parameters: 8 heads of 128, 32 layers, 2 MiB.
     fn layout(order: KvOrder) -> KvLayout {
-        let shape =
-            KvShape { pages: 100, heads: 8, layers: 32, page_tokens: 16, head_dim: 128, dtype: Dtype::Bf16 };
+        let shape = KvShape {
+            pages: 100,
+            heads: 8,
+            layers: 32,
+            page_tokens: 16,
+            head_dim: 128,
+            value_dim: 128,
+            dtype: Dtype::Bf16,
+        };
         KvLayout::new(shape, order)
     }
 
@@ -143,11 +150,11 @@ mod tests {
         let rule = LayerGroups::new(Wish::Auto, &head_first).unwrap();
         assert_eq!(rule.group(32), Some(4), "32 KiB a piece");
         let mut small = head_first.shape;
-        small.head_dim = 16;
+        (small.head_dim, small.value_dim) = (16, 16);
         let rule =
             LayerGroups::new(Wish::Auto, &KvLayout::new(small, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
         assert_eq!(rule.group(1000), Some(16), "1 KiB a layer");
-        small.head_dim = 8;
+        (small.head_dim, small.value_dim) = (8, 8);
         let rule =
             LayerGroups::new(Wish::Auto, &KvLayout::new(small, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
         assert_eq!(rule.group(1000), None, "a head of all layers is 16 KiB");

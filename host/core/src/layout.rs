@@ -1,8 +1,9 @@
 //! Where each element of the KV cache lies.
 //!
 //! The cache is one array over (page, head, layer, K or V, token in page, dim). [`KvLayout`] gives the bytes between
-//! neighbours along each of these, so any order that an engine fixes is the same type. The default order is
-//! page-head-layer-kv-token-dim: a page is one contiguous piece of memory for all layers, and so is a head range of it.
+//! neighbours along each of these, for K and for V, whose rows may differ in size; so any order that an engine fixes is the
+//! same type. The default order is page-head-layer-kv-token-dim: a page is one contiguous piece of memory for all layers,
+//! and so is a head range of it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -59,8 +60,10 @@ pub struct KvShape {
     pub layers: usize,
     /// Tokens in a page.
     pub page_tokens: usize,
-    /// Elements of one head's K, and of its V.
+    /// Elements of one K row.
     pub head_dim: usize,
+    /// Elements of one V row; most models have as many as in a K row.
+    pub value_dim: usize,
     /// Element type.
     pub dtype: Dtype,
 }
@@ -69,7 +72,20 @@ impl KvShape {
     /// Bytes of one page over all heads and layers, K and V.
     #[must_use]
     pub const fn page_bytes(&self) -> usize {
-        self.heads * self.layers * 2 * self.page_tokens * self.head_dim * self.dtype.bytes()
+        self.heads * self.layers * self.block_bytes()
+    }
+
+    /// Bytes of one head in one layer of one page, K and V.
+    #[must_use]
+    pub const fn block_bytes(&self) -> usize {
+        self.page_tokens * (self.row_bytes(0) + self.row_bytes(1))
+    }
+
+    /// Bytes of one row: of K where `kv` is 0, else of V.
+    #[must_use]
+    pub const fn row_bytes(&self, kv: usize) -> usize {
+        let elements = if kv == 0 { self.head_dim } else { self.value_dim };
+        elements * self.dtype.bytes()
     }
 
     /// Pages that `tokens` tokens need.
@@ -86,16 +102,49 @@ pub struct KvLayout {
     pub shape: KvShape,
     /// Which order this is.
     pub order: KvOrder,
+    /// Where the rows of K lie, and those of V.
+    pub sides: [Strides; 2],
+}
+
+/// Where the rows of K, or those of V, lie in a pool: bytes between neighbours along each dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Strides {
+    /// Bytes from the start of the pool to the first row.
+    pub start: usize,
     /// Bytes from one page to the next.
     pub page: usize,
     /// Bytes from one head to the next.
     pub head: usize,
     /// Bytes from one layer to the next.
     pub layer: usize,
-    /// Bytes from K to V.
-    pub kv: usize,
     /// Bytes from one token of a page to the next.
     pub token: usize,
+    /// Bytes of one row.
+    pub row: usize,
+}
+
+impl Strides {
+    const fn new(shape: KvShape, order: KvOrder, kv: usize) -> Self {
+        let row = shape.row_bytes(kv);
+        let block = shape.block_bytes();
+        let before = if kv == 0 { 0 } else { shape.page_tokens * shape.row_bytes(0) };
+        match order {
+            KvOrder::PageHeadLayerKvTokenDim => {
+                let head = block * shape.layers;
+                Self { start: before, page: head * shape.heads, head, layer: block, token: row, row }
+            }
+            KvOrder::PageLayerHeadKvTokenDim => {
+                let layer = block * shape.heads;
+                Self { start: before, page: layer * shape.layers, head: block, layer, token: row, row }
+            }
+            KvOrder::LayerKvPageTokenHeadDim => {
+                let token = row * shape.heads;
+                let rows = shape.heads * shape.pages;
+                let page = token * shape.page_tokens;
+                Self { start: before * rows, page, head: row, layer: block * rows, token, row }
+            }
+        }
+    }
 }
 
 /// Orders in use, outermost dimension first; `dim` is always innermost and dense.
@@ -143,27 +192,7 @@ impl KvLayout {
     /// The layout of this shape in this order.
     #[must_use]
     pub const fn new(shape: KvShape, order: KvOrder) -> Self {
-        let row = shape.head_dim * shape.dtype.bytes();
-        match order {
-            KvOrder::PageHeadLayerKvTokenDim => {
-                let kv = row * shape.page_tokens;
-                let layer = kv * 2;
-                let head = layer * shape.layers;
-                Self { shape, order, page: head * shape.heads, head, layer, kv, token: row }
-            }
-            KvOrder::PageLayerHeadKvTokenDim => {
-                let kv = row * shape.page_tokens;
-                let head = kv * 2;
-                let layer = head * shape.heads;
-                Self { shape, order, page: layer * shape.layers, head, layer, kv, token: row }
-            }
-            KvOrder::LayerKvPageTokenHeadDim => {
-                let token = row * shape.heads;
-                let page = token * shape.page_tokens;
-                let kv = page * shape.pages;
-                Self { shape, order, page, head: row, layer: kv * 2, kv, token }
-            }
-        }
+        Self { shape, order, sides: [Strides::new(shape, order, 0), Strides::new(shape, order, 1)] }
     }
 
     /// Bytes of the whole pool.
@@ -172,7 +201,7 @@ impl KvLayout {
         self.shape.page_bytes() * self.shape.pages
     }
 
-    /// Byte offset of one row of `head_dim` elements; `kv` is 0 for K and 1 for V.
+    /// Byte offset of one row; `kv` is 0 for K (`head_dim` elements) and 1 for V (`value_dim`).
     ///
     /// # Panics
     /// When an index lies outside the shape.
@@ -188,7 +217,8 @@ impl KvLayout {
                 && token < shape.page_tokens,
             "KV row outside the pool: page {page} head {head} layer {layer} kv {kv} token {token} of {shape:?}"
         );
-        page * self.page + head * self.head + layer * self.layer + kv * self.kv + token * self.token
+        let side = &self.sides[kv];
+        side.start + page * side.page + head * side.head + layer * side.layer + token * side.token
     }
 }
 
@@ -196,25 +226,29 @@ impl KvLayout {
 mod tests {
     use super::*;
 
-    const SHAPE: KvShape =
-        KvShape { pages: 3, heads: 2, layers: 4, page_tokens: 5, head_dim: 6, dtype: Dtype::Bf16 };
+    const SHAPE: KvShape = KvShape {
+        pages: 3,
+        heads: 2,
+        layers: 4,
+        page_tokens: 5,
+        head_dim: 6,
+        value_dim: 6,
+        dtype: Dtype::Bf16,
+    };
 
     #[test]
-    fn every_order_places_every_row_once() {
-        for order in KvOrder::ALL {
-            let layout = KvLayout::new(SHAPE, order);
-            let row = SHAPE.head_dim * SHAPE.dtype.bytes();
-            let mut seen = vec![false; layout.bytes() / row];
-            for page in 0..3 {
-                for head in 0..2 {
-                    for layer in 0..4 {
-                        for kv in 0..2 {
-                            for token in 0..5 {
-                                let offset = layout.row(page, head, layer, kv, token);
-                                assert_eq!(offset % row, 0);
-                                assert!(!std::mem::replace(&mut seen[offset / row], true));
-                            }
-                        }
+    fn every_order_places_every_byte_of_every_row_once() {
+        for (order, value_dim) in KvOrder::ALL.into_iter().flat_map(|order| [6, 4, 9].map(|dim| (order, dim)))
+        {
+            let layout = KvLayout::new(KvShape { value_dim, ..SHAPE }, order);
+            let mut seen = vec![false; layout.bytes()];
+            for (page, head, layer) in
+                (0..3).flat_map(|p| (0..2).flat_map(move |h| (0..4).map(move |l| (p, h, l))))
+            {
+                for (kv, token) in (0..2).flat_map(|kv| (0..5).map(move |token| (kv, token))) {
+                    let offset = layout.row(page, head, layer, kv, token);
+                    for hit in &mut seen[offset..offset + layout.shape.row_bytes(kv)] {
+                        assert!(!std::mem::replace(hit, true));
                     }
                 }
             }
@@ -225,8 +259,9 @@ mod tests {
     #[test]
     fn a_head_range_of_a_page_is_contiguous_in_the_default_order() {
         let layout = KvLayout::new(SHAPE, KvOrder::PageHeadLayerKvTokenDim);
-        assert_eq!(layout.head * SHAPE.heads, layout.page);
-        assert_eq!(layout.page, SHAPE.page_bytes());
+        let keys = layout.sides[0];
+        assert_eq!(keys.head * SHAPE.heads, keys.page);
+        assert_eq!(keys.page, SHAPE.page_bytes());
     }
 
     #[test]

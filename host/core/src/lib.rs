@@ -9,6 +9,7 @@
 pub mod aux_row;
 pub mod batch;
 pub mod heads;
+pub mod hierarchy;
 pub mod histogram;
 pub mod ids;
 pub mod integrity;
@@ -23,6 +24,7 @@ pub mod radix;
 pub mod request;
 pub mod routing;
 pub mod scheduler;
+pub mod staging;
 pub mod transfer;
 
 pub use batch::{Batch, Sampled, Sampling, Sequence, SequenceOutput};

@@ -65,9 +65,10 @@ pub enum Body {
 /// Where prefill is to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserve {
-    /// Decode's pages for the prompt from `decode_prefix_len` on, in order.
+    /// Decode's pages for the prompt from `decode_prefix_len` on, in order: to its end at the first attempt, and of a later
+    /// one perhaps fewer, when decode lacks a span of what it said it would hold.
     pub pages: Vec<PageId>,
-    /// Prompt tokens that decode already holds: whole pages.
+    /// Prompt tokens before what is to be sent, which decode holds or restores itself: whole pages.
     pub decode_prefix_len: u32,
     /// Tokens of the whole prompt; both sides must mean the same.
     pub prompt_tokens: u32,

@@ -1,9 +1,28 @@
-//! The words that travel with each write of a room, behind its data.
+//! The words that travel with the writes of a room, behind their data: everything that two workers' transfer threads say
+//! to each other in notifications of the transfer backend.
+//!
+//! All are [`MESSAGE_BYTES`] long, little-endian, and say at [`KIND`] of what kind they are:
+//!
+//! | Kind | | Bytes |
+//! | --- | --- | --- |
+//! | 1 | [`LaneNotice`] | notice 0..24, fragment 24..28, fragments 28..32, sum 32..40, kind 40, alone 41, source 42, target 43 |
+//!
+//! What is not named is 0, and not looked at.
 
 use crate::ids::Room;
 
+/// Bytes of every message.
+pub const MESSAGE_BYTES: usize = 48;
+/// Where a message says its kind.
+pub const KIND: usize = 40;
+/// Kind of a [`LaneNotice`].
+pub const KIND_LANE: u8 = 1;
+
+/// Most ranks of a worker: a rank is one byte on the wire.
+pub const MAX_RANKS: usize = 256;
+
 /// Bytes of an encoded notice.
-pub const NOTICE_BYTES: usize = 24;
+const NOTICE_BYTES: usize = 24;
 
 /// "Part `sequence` of this attempt is in your memory."
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +39,27 @@ pub struct Notice {
     pub last: bool,
 }
 
+/// "This fragment of what one rank of mine sends to one of yours, of a part, is in your memory."
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneNotice {
+    /// The part.
+    pub notice: Notice,
+    /// Counts the fragments of the lane's share of the part from 0.
+    pub fragment: u32,
+    /// How many there are, at least one.
+    pub fragments: u32,
+    /// Sum over the lane's share of the part; 0 when integrity is switched off.
+    pub sum: u64,
+    /// Whether the part has no pages, so that only rank 0 sends anything, the aux row, to rank 0.
+    pub alone: bool,
+    /// The sender's rank.
+    pub source: u8,
+    /// The receiver's rank.
+    pub target: u8,
+}
+
 impl Notice {
-    /// The notice's bytes.
-    #[must_use]
-    pub fn encode(&self) -> [u8; NOTICE_BYTES] {
+    fn encode(&self) -> [u8; NOTICE_BYTES] {
         let mut bytes = [0; NOTICE_BYTES];
         bytes[0..8].copy_from_slice(&self.room.0.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.attempt.to_le_bytes());
@@ -33,21 +69,119 @@ impl Notice {
         bytes
     }
 
-    /// Reads a notice; `None` when the bytes are not one.
+    fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Option<Self> {
+        Some(Self {
+            room: Room(long(bytes, 0)),
+            attempt: word(bytes, 8),
+            sequence: word(bytes, 12),
+            pages: word(bytes, 16),
+            last: flag(bytes[20])?,
+        })
+    }
+}
+
+impl LaneNotice {
+    /// The message.
+    #[must_use]
+    pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[..NOTICE_BYTES].copy_from_slice(&self.notice.encode());
+        bytes[24..28].copy_from_slice(&self.fragment.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.fragments.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.sum.to_le_bytes());
+        bytes[KIND] = KIND_LANE;
+        bytes[41] = u8::from(self.alone);
+        (bytes[42], bytes[43]) = (self.source, self.target);
+        bytes
+    }
+
+    /// Reads a message; `None` when it is none of this kind, or says what cannot be.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; NOTICE_BYTES] = bytes.try_into().ok()?;
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().ok()?;
+        let (fragment, fragments) = (word(bytes, 24), word(bytes, 28));
+        if bytes[KIND] != KIND_LANE || fragment >= fragments {
+            return None;
+        }
         Some(Self {
-            room: Room(u64::from(word(0)) | u64::from(word(4)) << 32),
-            attempt: word(8),
-            sequence: word(12),
-            pages: word(16),
-            last: match bytes[20] {
-                0 => false,
-                1 => true,
-                _ => return None,
-            },
+            notice: Notice::decode(bytes)?,
+            fragment,
+            fragments,
+            sum: long(bytes, 32),
+            alone: flag(bytes[41])?,
+            source: bytes[42],
+            target: bytes[43],
         })
+    }
+}
+
+fn word(bytes: &[u8; MESSAGE_BYTES], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn long(bytes: &[u8; MESSAGE_BYTES], at: usize) -> u64 {
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+}
+
+fn flag(byte: u8) -> Option<bool> {
+    match byte {
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane() -> LaneNotice {
+        LaneNotice {
+            notice: Notice {
+                room: Room(0x0123_4567_89ab_cdef),
+                attempt: 0x1020_3040,
+                sequence: 0x5060_7080,
+                pages: 0x0a0b_0c0d,
+                last: true,
+            },
+            fragment: 0x1112_1314,
+            fragments: 0x1516_1718,
+            sum: 0xfeed_beef_dead_cafe,
+            alone: false,
+            source: 0x21,
+            target: 0x23,
+        }
+    }
+
+    #[test]
+    fn a_message_comes_back_as_it_was() {
+        let quiet = Notice { last: false, ..lane().notice };
+        for lane in [lane(), LaneNotice { alone: true, notice: quiet, ..lane() }] {
+            assert_eq!(LaneNotice::decode(&lane.encode()), Some(lane));
+        }
+    }
+
+    #[test]
+    fn every_byte_that_means_something_changes_the_message() {
+        let bytes = lane().encode();
+        let idle = |at: &usize| matches!(at, 21..24 | 44..48);
+        for at in (0..MESSAGE_BYTES).filter(|at| !idle(at)) {
+            let mut other = bytes;
+            other[at] ^= 1;
+            assert_ne!(LaneNotice::decode(&other), Some(lane()), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_not_read() {
+        let bytes = lane().encode();
+        assert_eq!(LaneNotice::decode(&bytes[..47]), None);
+        assert_eq!(LaneNotice::decode(&[0; MESSAGE_BYTES]), None, "of no kind");
+        for (at, value) in [(20, 2), (41, 7), (KIND, 9), (27, 0x16)] {
+            let mut wrong = bytes;
+            wrong[at] = value;
+            assert_eq!(LaneNotice::decode(&wrong), None, "byte {at}");
+        }
+        assert_eq!(LaneNotice::decode(&LaneNotice { fragment: 3, fragments: 3, ..lane() }.encode()), None);
     }
 }

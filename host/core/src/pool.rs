@@ -8,7 +8,7 @@
 //! ```text
 //! free ─allocate─► held ─cache─► cached ─release_cached─► free
 //!                   ├─release─► free
-//!                   └─quarantine─► quarantined ─clear─► free
+//!                   └─quarantine─► quarantined ─clear─► free     (evicted pages that are being copied, too)
 //! ```
 
 use crate::ids::PageId;
@@ -68,6 +68,15 @@ impl CachedPages {
         let rest = pages.split_off(at);
         self.0 = pages.into_boxed_slice();
         CachedPages(rest.into_boxed_slice())
+    }
+
+    /// Takes the pages out for whose places `wanted` says so, and keeps the others.
+    pub(crate) fn extract(&mut self, wanted: impl Fn(usize) -> bool) -> CachedPages {
+        let all = std::mem::take(&mut self.0);
+        let (out, kept): (Vec<_>, Vec<_>) =
+            all.into_iter().enumerate().partition(|(place, _)| wanted(*place));
+        self.0 = kept.into_iter().map(|(_, page)| page).collect();
+        CachedPages(out.into_iter().map(|(_, page)| page).collect())
     }
 
     /// All pages of many owners as one.
@@ -206,6 +215,17 @@ impl PagePool {
         self.counts.quarantined += pages.0.len();
         self.check();
         QuarantinedPages(pages.0)
+    }
+
+    /// Sets evicted pages aside that are still being copied.
+    pub(crate) fn quarantine_cached(&mut self, pages: CachedPages) -> QuarantinedPages {
+        for page in &pages.0 {
+            self.relocate(*page, Place::Cached, Place::Quarantined);
+        }
+        self.counts.cached -= pages.0.len();
+        self.counts.quarantined += pages.0.len();
+        self.check();
+        QuarantinedPages(pages.0.into_vec())
     }
 
     /// Frees quarantined pages.

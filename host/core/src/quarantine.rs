@@ -1,11 +1,12 @@
 //! Pages (and aux rows) of ended rooms that somebody may still touch.
 //!
 //! An entry names everything that could: a peer that was told where to write, own transfers still reading the pages,
-//! the batch being computed. It is cleared when the last of them is out, by acknowledgement or by fence, and never by
+//! the batch being computed, our own threads that copy what arrived. It is cleared when the last of them is out, by acknowledgement or by fence, and never by
 //! the passing of time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room};
 use crate::pool::{PagePool, QuarantinedPages, Settled};
 use crate::radix::PrefixLock;
@@ -22,11 +23,20 @@ pub(crate) struct Touchers {
     pub batch: bool,
     /// A check that reads them is under way.
     pub verification: bool,
+    /// Copies from host memory that write them.
+    pub loads: BTreeSet<TierTag>,
+    /// Our own transfer threads may copy into them what arrived elsewhere.
+    pub receiver: bool,
 }
 
 impl Touchers {
     pub(crate) fn nobody(&self) -> bool {
-        self.writer.is_none() && self.tags.is_empty() && !self.batch && !self.verification
+        self.writer.is_none()
+            && self.tags.is_empty()
+            && !self.batch
+            && !self.verification
+            && !self.receiver
+            && self.loads.is_empty()
     }
 }
 
@@ -38,6 +48,8 @@ pub(crate) struct Entry {
     /// Keeps the cached pages that the room used.
     pub lock: Option<PrefixLock>,
     pub touchers: Touchers,
+    /// Whether our transfer threads were told of the room and have to forget it.
+    pub opened: bool,
     /// Peer and message id of aborts to answer once cleared, with their attempt.
     pub answer: Vec<(Instance, u64, u32)>,
 }
@@ -48,7 +60,13 @@ pub(crate) struct Cleared {
     pub room: Room,
     pub aux: Option<u32>,
     pub lock: Option<PrefixLock>,
+    pub opened: bool,
     pub answer: Vec<(Instance, u64, u32)>,
+}
+
+/// Frees pages that were evicted while they were copied, once nothing reads them any more.
+pub(crate) fn copied(pool: &mut PagePool, pages: QuarantinedPages) {
+    pool.clear(pages, &Settled(()));
 }
 
 /// All entries.
@@ -76,6 +94,11 @@ impl Quarantine {
         self.entries.len()
     }
 
+    /// Pages of all entries.
+    pub(crate) fn pages(&self) -> usize {
+        self.entries.values().map(|entry| entry.pages.len()).sum()
+    }
+
     /// Entries that keep cached pages.
     pub(crate) fn locks(&self) -> usize {
         self.entries.values().filter(|entry| entry.lock.is_some()).count()
@@ -92,8 +115,9 @@ impl Quarantine {
             change(*room, &mut entry.touchers);
         }
         for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touchers.nobody()) {
-            pool.clear(entry.pages, &Settled(()));
-            cleared.push(Cleared { room, aux: entry.aux, lock: entry.lock, answer: entry.answer });
+            let Entry { pages, aux, lock, opened, answer, .. } = entry;
+            pool.clear(pages, &Settled(()));
+            cleared.push(Cleared { room, aux, lock, opened, answer });
         }
         cleared
     }

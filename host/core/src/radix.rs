@@ -28,6 +28,7 @@ mod node;
 mod order;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 pub use chain::PageHash;
 pub use changes::{After, CacheChanges, CacheEvent};
@@ -159,10 +160,20 @@ impl RadixTree {
     /// Every node remembers the name of its last page once it was asked for, so the names of what was just inserted
     /// cost a hash for each page of it.
     pub fn page_hashes(&mut self, lock: &PrefixLock, known: usize) -> Vec<PageHash> {
-        let Some(mut last) = self.namespaces.seed(lock.namespace) else { return Vec::new() };
-        let mut hashes = Vec::with_capacity(lock.pages().saturating_sub(known));
+        match self.namespaces.contains(lock.namespace) {
+            true => self.node_hashes(lock.node, known),
+            false => Vec::new(),
+        }
+    }
+
+    /// The names of the pages that lead to a node's end, behind the first `known`.
+    fn node_hashes(&mut self, end: NodeIndex, known: usize) -> Vec<PageHash> {
+        let top = self.upwards(end).last().map(|(_, node)| node.owner.get());
+        let Some(Err(namespace)) = top else { return Vec::new() };
+        let Some(mut last) = self.namespaces.seed(namespace) else { return Vec::new() };
+        let mut hashes = Vec::new();
         let mut path = Vec::new();
-        for (index, node) in self.upwards(lock.node) {
+        for (index, node) in self.upwards(end) {
             if let Some(hash) = self.hashes.get(&index).filter(|_| node.end as usize <= known) {
                 last = *hash;
                 break;
@@ -181,6 +192,12 @@ impl RadixTree {
             self.hashes.insert(index, last);
         }
         hashes
+    }
+
+    /// How often the pages of a locked prefix were matched, in pieces, the last pages first.
+    pub(crate) fn hits(&self, lock: &PrefixLock) -> Vec<(Range<usize>, u32)> {
+        let pages = |node: &node::Node| node.end as usize - node.pages()..node.end as usize;
+        self.upwards(lock.node).map(|(_, node)| (pages(node), node.full().hits)).collect()
     }
 
     /// A node and its ancestors.

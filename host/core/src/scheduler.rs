@@ -27,13 +27,16 @@ mod peers;
 mod pipeline;
 mod prefill;
 mod ready;
+mod restoring;
 mod retraction;
+mod saving;
 mod sharing;
 mod stats;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use crate::hierarchy::{Hierarchy, TierStats};
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::message::Message;
 use crate::outbox::Outbox;
@@ -45,7 +48,7 @@ use crate::request::{Failure, FailureCode};
 pub use cache::Flushed;
 pub use config::{Config, Role};
 use deadlines::Deadlines;
-pub use exchange::{Action, Event, PageWrite};
+pub use exchange::{Action, Event, PageWrite, RoomOpening};
 use job::{Job, Stage};
 use pace::Pace;
 pub use pace::PaceStats;
@@ -61,6 +64,10 @@ pub struct Scheduler {
     pool: PagePool,
     /// Cached prefixes, if the worker keeps any.
     cache: Option<RadixTree>,
+    /// What lies below the pool, if anything.
+    hierarchy: Option<Hierarchy>,
+    /// Since when the batch is computed, and how many tokens it has.
+    step: Option<(Time, usize)>,
     /// What has changed in the cache since the last tick.
     cache_changes: CacheChanges,
     /// Requests that others wait for, because they bring pages of the same prompt.
@@ -110,9 +117,18 @@ impl Scheduler {
                 && config.target_itl != Some(Duration::ZERO),
             "limits must be positive: {config:?}"
         );
+        assert!(
+            config.hierarchy.is_none() || config.radix_cache.is_some(),
+            "what lies below the pool needs a radix cache above"
+        );
         Self {
             pool: PagePool::new(config.pages),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
+            hierarchy: config
+                .hierarchy
+                .clone()
+                .map(|below| Hierarchy::new(below, config.page_tokens, config.role == Role::Decode)),
+            step: None,
             cache_changes: CacheChanges::new(config.cache_events),
             leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
@@ -161,6 +177,8 @@ impl Scheduler {
             Event::Written { tag, error } => self.written(now, tag, error, actions),
             Event::Arrived(notice) => self.arrived(now, notice, actions),
             Event::Verified { room, attempt, found } => self.verified(now, room, attempt, &found, actions),
+            Event::Tier(event) => self.tier_event(now, event, actions),
+            Event::RoomClosed { room } => self.room_closed(room, actions),
             Event::Drain => self.draining = true,
         }
     }
@@ -169,9 +187,13 @@ impl Scheduler {
     pub fn tick(&mut self, now: Time, actions: &mut Vec<Action>) {
         self.expire(now, actions);
         self.repeat(now, actions);
+        self.expire_tiers(now, actions);
         self.admit(now, actions);
         self.let_in(now, actions);
+        self.write_back();
+        self.start_tiers(now, actions);
         self.build_batch(now, actions);
+        self.start_tiers(now, actions);
         actions.extend(self.cache_changes.take().map(Action::Cache));
     }
 
@@ -190,7 +212,11 @@ impl Scheduler {
     pub fn next_deadline(&self) -> Option<Time> {
         let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
         let jobs = self.deadlines.next().into_iter().chain(self.patience.next());
-        jobs.chain(orphans).chain(self.outbox.next_due()).chain(self.peers.next_fence()).min()
+        jobs.chain(orphans)
+            .chain(self.outbox.next_due())
+            .chain(self.peers.next_fence())
+            .chain(self.hierarchy.as_ref().and_then(Hierarchy::next_deadline))
+            .min()
     }
 
     /// Counters and what is there now.
@@ -205,11 +231,24 @@ impl Scheduler {
             prefix_locks: self.cache.as_ref().map_or(0, |tree| tree.counts().locks),
             namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
             evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
+            hierarchy: self.hierarchy.as_ref().map(Hierarchy::stats).unwrap_or_default(),
             pace: self.pace.stats(),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
         }
+    }
+
+    /// Counters of each storage tier, in their order.
+    #[must_use]
+    pub fn tier_stats(&self) -> Vec<TierStats> {
+        self.hierarchy.as_ref().map(Hierarchy::tier_stats).unwrap_or_default()
+    }
+
+    /// Whether nothing is on its way to host memory or storage either.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.is_idle() && self.hierarchy.as_ref().is_none_or(Hierarchy::is_idle)
     }
 
     /// Whether nothing is queued, computed, transferred or waited for.
@@ -230,8 +269,20 @@ impl Scheduler {
         if let Some(tree) = &self.cache {
             tree.audit();
             assert_eq!(tree.counts().pages, self.pool.counts().cached, "every cached page is in the tree");
-            let locks = self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks();
-            assert_eq!(tree.counts().locks, locks, "every lock has a job, or pages in quarantine");
+            let saves = self.hierarchy.as_ref().map_or(0, Hierarchy::locks);
+            let locks =
+                self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks() + saves;
+            assert_eq!(tree.counts().locks, locks, "every lock has a job, pages in quarantine, or a copy");
+        }
+        let evicted = self.hierarchy.as_ref().map_or(0, Hierarchy::evicted_pages);
+        let quarantined = self.quarantine.pages() + evicted;
+        assert_eq!(
+            quarantined,
+            self.pool.counts().quarantined,
+            "every page in quarantine has an entry or a copy"
+        );
+        if let Some(hierarchy) = &self.hierarchy {
+            hierarchy.audit();
         }
         self.audit_leaders();
         for (room, job) in &self.jobs {
@@ -286,6 +337,9 @@ impl Scheduler {
         for entry in cleared {
             self.aux_free.extend(entry.aux);
             self.unlock(entry.lock);
+            if entry.opened {
+                actions.push(Action::ForgetRoom { room: entry.room });
+            }
             self.answer_aborts(entry.room, entry.answer, actions);
         }
     }

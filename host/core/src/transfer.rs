@@ -1,6 +1,22 @@
 //! From pages to writes: which bytes go where, in the fewest pieces.
+//!
+//! A [`Share`] is what one pool holds of the cache: some of the model's heads and layers, in some order. A [`Lane`] says
+//! which heads go from one share into another, and [`copy_lane`] what that is for a list of pages: a [`PagesCopy`], which
+//! knows its size without being expanded, and expands to pieces. A staging buffer is a share too ([`Share::dense`]), so
+//! gathering into one and scattering out of one are planned by the same function as a direct transfer. [`choose`] says which
+//! of the two it is, and a [`Cut`] what each piece of a staged lane holds.
+
+mod choice;
+mod copy;
+mod cut;
+mod lane;
 
 use std::ops::Range;
+
+pub use choice::{LEAST_PIECES, Path, StagingMode, StagingPolicy, choose};
+pub use copy::{Dimension, LONGEST_PIECE, PageBlock, PagesCopy, Piece, PlanSize};
+pub use cut::{Cut, StagedPiece};
+pub use lane::{Lane, PlanError, Share, copy_lane, piece_bytes, plan_lane};
 
 use crate::ids::PageId;
 use crate::layout::KvLayout;
@@ -8,49 +24,6 @@ use crate::layout::KvLayout;
 /// Our own name for one submission to a transfer backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u64);
-
-/// One contiguous copy between two pools, in bytes from their starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Offset in the sender's pool.
-    pub source: usize,
-    /// Offset in the receiver's pool.
-    pub target: usize,
-    /// Bytes.
-    pub length: usize,
-}
-
-/// Longest piece: a write's length is 32 bits wide.
-pub const LONGEST_PIECE: usize = 1 << 30;
-
-/// Why two pools cannot exchange pages.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
-    /// The pools differ in more than order and page count.
-    #[error(
-        "pages of {source_shape} do not fit pages of {target_shape}: start both workers with the same model and page size"
-    )]
-    Shape {
-        /// The sender's page.
-        source_shape: String,
-        /// The receiver's page.
-        target_shape: String,
-    },
-    /// The lists name different numbers of pages.
-    #[error("{sent} pages sent for {expected} expected")]
-    Count {
-        /// Pages of the sender.
-        sent: usize,
-        /// Pages of the receiver.
-        expected: usize,
-    },
-    /// A page lies outside its pool.
-    #[error("page {0} lies outside a pool of {1} pages")]
-    Outside(u32, usize),
-    /// The layers are not layers of the model.
-    #[error("layers {0} to {1} of a model of {2}")]
-    Layers(usize, usize, usize),
-}
 
 /// Plans the copy of `source_pages` into `target_pages`, pair by pair, with all layers.
 ///
@@ -65,7 +38,8 @@ pub fn plan(
     plan_layers(source, target, source_pages, target_pages, 0..source.shape.layers)
 }
 
-/// Plans the copy of some layers of `source_pages` into `target_pages`, pair by pair.
+/// Plans the copy of some layers of `source_pages` into `target_pages`, pair by pair, between pools of the same heads and
+/// layers.
 ///
 /// What is contiguous on both sides becomes one piece: in the default layout all layers of a page are one run, and so are
 /// neighbouring pages; some of its layers are one run a head. In a layer-first layout a layer of neighbouring pages is
@@ -80,100 +54,13 @@ pub fn plan_layers(
     target_pages: &[PageId],
     layers: Range<usize>,
 ) -> Result<Vec<Piece>, PlanError> {
-    let page_of = |layout: &KvLayout| {
-        let shape = layout.shape;
-        (shape.heads, shape.layers, shape.page_tokens, shape.head_dim, shape.dtype)
-    };
-    if page_of(source) != page_of(target) {
-        let describe = |layout: &KvLayout| {
-            let (heads, layers, tokens, dim, dtype) = page_of(layout);
-            format!("{heads} heads x {layers} layers x {tokens} tokens x {dim} {dtype}")
-        };
-        return Err(PlanError::Shape { source_shape: describe(source), target_shape: describe(target) });
+    let (from, to) = (source.shape, target.shape);
+    if (from.heads, from.layers) != (to.heads, to.layers) {
+        return Err(PlanError::shape(source, target));
     }
-    if source_pages.len() != target_pages.len() {
-        return Err(PlanError::Count { sent: source_pages.len(), expected: target_pages.len() });
-    }
-    if layers.start > layers.end || layers.end > source.shape.layers {
-        return Err(PlanError::Layers(layers.start, layers.end, source.shape.layers));
-    }
-    for (pages, layout) in [(source_pages, source), (target_pages, target)] {
-        if let Some(page) = pages.iter().find(|page| page.0 as usize >= layout.shape.pages) {
-            return Err(PlanError::Outside(page.0, layout.shape.pages));
-        }
-    }
-    let mut pieces = Vec::new();
-    let pairs: Vec<(u32, u32)> =
-        source_pages.iter().map(|page| page.0).zip(target_pages.iter().map(|page| page.0)).collect();
-    let neighbours = |a: &(u32, u32), b: &(u32, u32)| a.0 + 1 == b.0 && a.1 + 1 == b.1;
-    for run in pairs.chunk_by(neighbours) {
-        let (run_bytes, nest) = fold(source, target, run.len(), layers.len());
-        let (from, to) = (run[0].0 as usize, run[0].1 as usize);
-        let first = Piece {
-            source: from * source.page + layers.start * source.layer,
-            target: to * target.page + layers.start * target.layer,
-            length: run_bytes,
-        };
-        visit(&nest, first, &mut pieces);
-    }
-    Ok(pieces)
-}
-
-/// Bytes of the pieces in which `layers` layers of a page, K and V, travel between two pools of this layout.
-#[must_use]
-pub fn piece_bytes(layout: &KvLayout, layers: usize) -> usize {
-    fold(layout, layout, 1, layers).0
-}
-
-/// One dimension of an array that lies in two pools: its extent, and the bytes from one element to the next in each.
-#[derive(Clone, Copy)]
-struct Dimension {
-    extent: usize,
-    source: usize,
-    target: usize,
-}
-
-/// Bytes that are contiguous on both sides, and the dimensions that are left around them, outermost first.
-fn fold(source: &KvLayout, target: &KvLayout, pages: usize, layers: usize) -> (usize, Vec<Dimension>) {
-    let shape = source.shape;
-    let of = |extent, source, target| Dimension { extent, source, target };
-    let mut dimensions = vec![
-        of(pages, source.page, target.page),
-        of(shape.heads, source.head, target.head),
-        of(layers, source.layer, target.layer),
-        of(2, source.kv, target.kv),
-        of(shape.page_tokens, source.token, target.token),
-    ];
-    if layers == 0 {
-        return (0, dimensions);
-    }
-    dimensions.retain(|dimension| dimension.extent > 1);
-    dimensions.sort_by_key(|dimension| std::cmp::Reverse(dimension.source));
-    let mut run = shape.head_dim * shape.dtype.bytes();
-    while let Some(inner) = dimensions.pop_if(|inner| inner.source == run && inner.target == run) {
-        run *= inner.extent;
-    }
-    (run, dimensions)
-}
-
-/// Appends one piece (more where it is too long for one) for each element of the nest, in the source's memory order.
-fn visit(nest: &[Dimension], at: Piece, pieces: &mut Vec<Piece>) {
-    match nest {
-        [] => {
-            let mut done = 0;
-            while done < at.length {
-                let length = (at.length - done).min(LONGEST_PIECE);
-                pieces.push(Piece { source: at.source + done, target: at.target + done, length });
-                done += length;
-            }
-        }
-        [outer, inner @ ..] => {
-            for index in 0..outer.extent {
-                let (source, target) = (at.source + index * outer.source, at.target + index * outer.target);
-                visit(inner, Piece { source, target, ..at }, pieces);
-            }
-        }
-    }
+    let lane =
+        Lane { source: Share::pool(*source, 0), target: Share::pool(*target, 0), heads: 0..from.heads };
+    plan_lane(&lane, source_pages, target_pages, layers)
 }
 
 #[cfg(test)]
@@ -182,18 +69,27 @@ mod tests {
     use crate::layout::{Dtype, KvOrder, KvShape};
 
     fn layout(order: KvOrder, pages: usize) -> KvLayout {
-        let shape = KvShape { pages, heads: 2, layers: 3, page_tokens: 4, head_dim: 2, dtype: Dtype::F32 };
+        let shape = KvShape {
+            pages,
+            heads: 2,
+            layers: 3,
+            page_tokens: 4,
+            head_dim: 2,
+            value_dim: 2,
+            dtype: Dtype::F32,
+        };
         KvLayout::new(shape, order)
     }
 
     #[test]
     fn neighbouring_pages_of_the_default_layout_are_one_piece() {
         let pool = layout(KvOrder::PageHeadLayerKvTokenDim, 8);
+        let page = pool.shape.page_bytes();
         let pages: Vec<PageId> = (2..5).map(PageId).collect();
         let to: Vec<PageId> = (4..7).map(PageId).collect();
         assert_eq!(
             plan(&pool, &pool, &pages, &to).unwrap(),
-            vec![Piece { source: 2 * pool.page, target: 4 * pool.page, length: 3 * pool.page }]
+            vec![Piece { source: 2 * page, target: 4 * page, length: 3 * page }]
         );
         let scattered = [PageId(4), PageId(6), PageId(5)];
         assert_eq!(plan(&pool, &pool, &pages, &scattered).unwrap().len(), 3);
@@ -261,8 +157,15 @@ mod tests {
 
     #[test]
     fn a_run_too_long_for_one_piece_is_several() {
-        let shape =
-            KvShape { pages: 4, heads: 64, layers: 64, page_tokens: 128, head_dim: 128, dtype: Dtype::F32 };
+        let shape = KvShape {
+            pages: 4,
+            heads: 64,
+            layers: 64,
+            page_tokens: 128,
+            head_dim: 128,
+            value_dim: 128,
+            dtype: Dtype::F32,
+        };
         let pool = KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim);
         let pages: Vec<PageId> = (0..4).map(PageId).collect();
         let pieces = plan(&pool, &pool, &pages, &pages).unwrap();
@@ -283,6 +186,9 @@ mod tests {
         let message = plan(&pool, &other, &[], &[]).unwrap_err().to_string();
         assert!(message.contains("4 tokens") && message.contains("8 tokens"), "{message}");
         assert_eq!(plan(&pool, &pool, &[PageId(8)], &[PageId(0)]), Err(PlanError::Outside(8, 8)));
-        assert_eq!(plan_layers(&pool, &pool, &[], &[], 1..4), Err(PlanError::Layers(1, 4, 3)));
+        assert_eq!(
+            plan_layers(&pool, &pool, &[], &[], 1..4),
+            Err(PlanError::Layers { asked: 1..4, held: 0..3 })
+        );
     }
 }

@@ -24,6 +24,7 @@ impl Worker {
             vocabulary: 10,
             chunk_tokens: 4,
             radix_cache: None,
+            hierarchy: None,
             cache_events: false,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: 1_000,

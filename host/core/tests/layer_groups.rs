@@ -29,6 +29,7 @@ fn rule(groups: u32) -> LayerGroups {
         layers: LAYERS as usize,
         page_tokens: PAGE_TOKENS as usize,
         head_dim: 1,
+        value_dim: 1,
         dtype: Dtype::F32,
     };
     LayerGroups::new(Wish::Groups(groups), &KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap()
@@ -56,6 +57,7 @@ impl Worker {
             vocabulary: 10,
             chunk_tokens: 8,
             radix_cache: Some(Policy::Lru),
+            hierarchy: None,
             cache_events: false,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: 8,

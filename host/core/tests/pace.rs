@@ -33,6 +33,7 @@ fn config(role: Role, target_ms: Option<u64>) -> Config {
         vocabulary: 100,
         chunk_tokens: 512,
         radix_cache: None,
+        hierarchy: None,
         reserved_decode_tokens: 64,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         target_itl: target_ms.map(Duration::from_millis),
@@ -197,10 +198,9 @@ impl<'a> World<'a> {
             prompt_tokens: prompt as u32,
             cached_tokens: 0,
             pages: prompt.div_ceil(16) as u32,
-            digest: 0,
             first: Sampled { token: 3, logprob: None, top: Vec::new() },
         };
-        let found = Box::new(Found { aux_row: row.encode(), digest: None });
+        let found = Box::new(Found { aux_row: row.encode(), lanes: None });
         self.handle(Event::Verified { room, attempt: 1, found });
     }
 

@@ -7,6 +7,7 @@ mod pair {
     pub mod world;
 }
 
+use host_core::hierarchy::{PrefetchPolicy, WritePolicy};
 use pair::world::{Faults, Outcome, World, answer_to};
 
 const SEEDS: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
@@ -74,6 +75,22 @@ fn aborts_at_any_time_leave_nothing_behind() {
     let total = run("aborts", faults);
     assert!(total.finished > 0 && total.failed > 0);
     assert!(total.quarantined > 0, "no abort ever struck a page in flight");
+}
+
+#[test]
+fn pages_of_a_room_that_was_given_up_are_not_used_again_while_what_arrived_is_copied_into_them() {
+    let faults = Faults {
+        loss: 0.1,
+        abort: 0.5,
+        death: 0.01,
+        disconnect: 0.01,
+        layers: true,
+        cache: true,
+        ..Faults::default()
+    };
+    let total = run("copies", faults);
+    assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+    assert!(total.copies > SEEDS && total.closed_late > 0, "no room was given up while it was copied");
 }
 
 #[test]
@@ -280,4 +297,80 @@ fn the_aggregated_worker_gives_the_same_answers() {
         assert!(world.outcome().finished > 0);
     }
     assert_eq!(answer_to(&[1, 2, 3], 4), answer_to(&[1, 2, 3], 4));
+}
+
+/// What every run with host memory and storage below the pools has in common.
+fn below() -> Faults {
+    Faults { cache: true, talk: true, below: true, ..Faults::default() }
+}
+
+#[test]
+fn an_aggregated_worker_restores_from_host_memory_and_storage() {
+    let calm = below();
+    for faults in [
+        Faults { flush: 0.01, ..calm },
+        Faults { tier: 0.1, copy: 0.05, abort: 0.2, flush: 0.01, pressure: true, ..calm },
+    ] {
+        let mut total = Outcome::default();
+        for seed in 0..SEEDS {
+            println!("aggregated, below: seed {seed}");
+            let mut world = World::aggregated(seed, faults);
+            world.run();
+            total.add(world.outcome());
+        }
+        println!("{faults:?}: {total:?}");
+        assert!(
+            total.loaded > SEEDS
+                && total.promised_storage > 0
+                && total.written > 0
+                && total.evicted_pages > 0
+        );
+        match faults.abort > 0.0 {
+            true => assert!(total.hung > 0 && total.restores_failed > 0 && total.finished > SEEDS),
+            false => assert_eq!(total.failed + total.restores_failed, 0),
+        }
+    }
+}
+
+#[test]
+fn what_decode_restores_changes_no_answer() {
+    let total = run("below", below());
+    assert_eq!((total.failed, total.integrity_failures), (0, 0));
+    assert!(total.loaded > SEEDS && total.promised_storage > SEEDS / 4 && total.written > SEEDS);
+}
+
+#[test]
+fn a_restore_that_fails_or_hangs_costs_a_transfer_and_no_request() {
+    let total = run("below, faults", Faults { tier: 0.15, copy: 0.05, ..below() });
+    assert_eq!((total.failed, total.integrity_failures), (0, 0));
+    assert!(total.hung > 0 && total.restores_failed > 0 && total.renegotiated > 0 && total.loaded > 0);
+}
+
+#[test]
+fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
+    let faults = Faults {
+        loss: 0.2,
+        repeat: 0.2,
+        abort: 0.3,
+        flip: 0.05,
+        death: 0.005,
+        disconnect: 0.005,
+        executor: 0.02,
+        tier: 0.1,
+        copy: 0.05,
+        flush: 0.005,
+        ..below()
+    };
+    for (write, prefetch) in [
+        (WritePolicy::WriteThrough, PrefetchPolicy::Timeout),
+        (WritePolicy::WriteThroughSelective, PrefetchPolicy::WaitComplete),
+        (WritePolicy::WriteBack, PrefetchPolicy::BestEffort),
+    ] {
+        let faults = Faults { write, prefetch, layers: true, alike: true, pressure: true, ..faults };
+        let total = run("below and everything", faults);
+        assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
+        assert!(
+            total.loaded > 0 && total.restores_failed > 0 && total.quarantined > 0 && total.retractions > 0
+        );
+    }
 }

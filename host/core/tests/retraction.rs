@@ -25,6 +25,7 @@ fn config(role: Role, pages: u32, cache: bool) -> Config {
         vocabulary: 100,
         chunk_tokens: 8,
         radix_cache: cache.then_some(Policy::Lru),
+        hierarchy: None,
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1,
@@ -101,6 +102,7 @@ impl Worker {
                 Action::Finish { room, .. } => self.finished.push(room),
                 Action::Fail { room, .. } => self.failed.push(room),
                 Action::PromptReady { room, .. } => self.begun.push(room),
+                Action::CloseRoom { room } => self.handle(Event::RoomClosed { room }),
                 _ => {}
             }
         }
@@ -286,10 +288,9 @@ fn decode_worker(pages: u32, requests: &[(u64, usize, u32)]) -> Worker {
             prompt_tokens: *prompt as u32,
             cached_tokens: 0,
             pages: prompt.div_ceil(2) as u32,
-            digest: 0,
             first: sampled(0),
         };
-        let found = Box::new(Found { aux_row: row.encode(), digest: None });
+        let found = Box::new(Found { aux_row: row.encode(), lanes: None });
         worker.handle(Event::Verified { room, attempt: 1, found });
     }
     worker

@@ -17,6 +17,7 @@ fn decode_worker() -> Scheduler {
         vocabulary: 10,
         chunk_tokens: 4,
         radix_cache: None,
+        hierarchy: None,
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
@@ -68,6 +69,8 @@ fn reconnected() -> Scheduler {
     let actions = after(&mut scheduler, 3, request(2));
     assert!(actions.iter().any(|action| matches!(action, Action::Connect { .. })), "{actions:?}");
     after(&mut scheduler, 4, Event::PeerReady { peer: PREFILL, floor: 0, session: 2 });
+    // What had arrived of the first request is copied nowhere any more.
+    after(&mut scheduler, 4, Event::RoomClosed { room: Room(1) });
     assert_eq!(scheduler.stats().pool.held, 2, "the second request's pages are promised to prefill");
     scheduler
 }
@@ -80,6 +83,7 @@ fn a_late_report_of_an_earlier_fence_frees_nothing() {
     assert_eq!(scheduler.stats().failed, 1, "only the first connection's request failed");
     // The same news of the connection in use does end it.
     after(&mut scheduler, 6, Event::PeerLost { peer: PREFILL, session: 2, fenced: true });
+    after(&mut scheduler, 6, Event::RoomClosed { room: Room(2) });
     assert_eq!(scheduler.stats().pool.free, 8);
     assert_eq!(scheduler.stats().failed, 2);
 }
@@ -100,6 +104,7 @@ fn a_fence_that_failed_is_tried_again_until_it_is_proven() {
     after(&mut scheduler, 1, Event::PeerReady { peer: PREFILL, floor: 0, session: 1 });
     after(&mut scheduler, 2, Event::PeerLost { peer: PREFILL, session: 1, fenced: false });
     assert_eq!(scheduler.stats().pool.quarantined, 2, "pages that prefill may still write");
+    after(&mut scheduler, 3, Event::RoomClosed { room: Room(1) });
     after(&mut scheduler, 3, Event::FenceFailed { peer: PREFILL, session: 1 });
     let actions = after(&mut scheduler, 1_100, Event::Cancel(Room(99)));
     assert_eq!(actions, [Action::Fence { peer: PREFILL, session: 1 }]);

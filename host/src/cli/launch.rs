@@ -1,9 +1,11 @@
 //! From settings to the parts of a worker: everything is checked here, before anything starts.
 
-use std::sync::Arc;
+mod ranks;
+
 use std::time::Duration;
 
 use anyhow::Context;
+use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
 use host_core::radix::Policy;
@@ -11,9 +13,10 @@ use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
 use super::{Refused, memory};
-use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
+use crate::executor::cpu;
+use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
-use crate::executor::{Executor, KvMemory, ModelShape};
+use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape};
 use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
@@ -46,8 +49,8 @@ const MOST_PAGE_TOKENS: u32 = 1 << 16;
 pub struct Plan {
     /// The model, as far as it is known without its weights.
     pub shape: ModelShape,
-    /// The pool.
-    pub layout: KvLayout,
+    /// The pool of each rank.
+    pub layouts: Vec<KvLayout>,
     /// Longest prompt + answer.
     pub max_tokens: u32,
     /// In how many groups of layers pages are sent.
@@ -94,30 +97,54 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Checks the model and sizes the pool, without loading weights or taking memory.
+/// Checks the model and sizes the pool, without loading weights or taking memory. Without a role, this is done for all
+/// workers of this machine, and the first is returned.
 ///
 /// # Errors
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
     router_policy(settings)?;
-    let shape = shape(settings)?;
     check_numbers(settings)?;
+    let shape = shape(settings)?;
+    let workers = ranks::of_workers(settings)?;
+    let plans: Result<Vec<Plan>, Refused> =
+        workers.iter().map(|ranks| plan_worker(settings, &shape, *ranks)).collect();
+    let plans = plans?;
+    let flag = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
+    let layouts = plans.iter().flat_map(|plan| &plan.layouts);
+    let needed = layouts.fold(0u64, |sum, layout| {
+        let KvShape { pages, .. } = layout.shape;
+        sum.saturating_add((pages as u64).saturating_mul(layout.shape.page_bytes() as u64))
+    });
+    if let Some(available) = memory::available().filter(|available| needed > *available) {
+        let pools = plans.len();
+        return Err(refused(format!(
+            "{flag} asks for {needed} bytes of KV pages ({pools} workers on this machine), which has {available} bytes \
+             of memory: lower {flag}"
+        )));
+    }
+    plans.into_iter().next().ok_or_else(|| refused("no worker to plan"))
+}
+
+/// One worker of `ranks` ranks.
+fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<Plan, Refused> {
     let page_tokens = settings.page_size.unwrap_or(16) as usize;
     let order: KvOrder = match &settings.kv_layout {
         Some(text) => text.parse().map_err(refused)?,
         None => KvOrder::PageHeadLayerKvTokenDim,
     };
-    let page = KvShape {
+    let page = |heads| KvShape {
         pages: 1,
-        heads: shape.kv_heads,
+        heads,
         layers: shape.layers,
         page_tokens,
         head_dim: shape.head_dim,
+        value_dim: shape.head_dim,
         dtype: shape.kv_dtype,
     };
-    let page_bytes = page.page_bytes() as u64;
-    let flag = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
+    let heads: Vec<usize> = (0..ranks).map(|rank| rank_heads(shape.kv_heads, ranks, rank).len()).collect();
+    let page_bytes = page(heads.iter().sum()).page_bytes() as u64;
     let pages = match settings.pool_pages {
         Some(pages) => u64::from(pages),
         None => {
@@ -131,15 +158,6 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
             pages
         }
     };
-    // Without a role, a prefill and a decode worker share this machine.
-    let pools = if settings.role.is_none() { 2 } else { 1 };
-    let needed = pages.saturating_mul(page_bytes).saturating_mul(pools);
-    if let Some(available) = memory::available().filter(|available| needed > *available) {
-        return Err(refused(format!(
-            "{flag} asks for {needed} bytes of KV pages ({pools} workers on this machine), which has {available} bytes \
-             of memory: lower {flag}"
-        )));
-    }
     let pages = u32::try_from(pages).map_err(|_too_many| {
         refused(format!(
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
@@ -157,9 +175,10 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         Some(wanted) => wanted,
         None => u32::try_from(possible).unwrap_or(u32::MAX),
     };
-    let layout = KvLayout::new(KvShape { pages: pages as usize, ..page }, order);
-    let layer_groups = layer_groups(settings, &layout)?;
-    Ok(Plan { shape, layout, max_tokens, layer_groups })
+    let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
+    let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
+    let layer_groups = layer_groups(settings, &layouts[0])?;
+    Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
 fn layer_groups(settings: &Settings, layout: &KvLayout) -> Result<LayerGroups, Refused> {
@@ -171,7 +190,7 @@ fn layer_groups(settings: &Settings, layout: &KvLayout) -> Result<LayerGroups, R
 fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
     let mut shape = match settings.executor() {
         ExecutorName::Synthetic => {
-            let executor = synthetic(settings).map_err(|error| refused(error.to_string()))?;
+            let executor = synthetic(settings, Seat::alone()).map_err(|error| refused(error.to_string()))?;
             executor.shape().clone()
         }
         ExecutorName::Cpu => {
@@ -188,7 +207,7 @@ fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
     Ok(shape)
 }
 
-fn synthetic(settings: &Settings) -> Result<Synthetic, crate::executor::ExecutorError> {
+fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError> {
     let given = settings.synthetic.unwrap_or_default();
     let standard = SyntheticShape::default();
     let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
@@ -205,7 +224,7 @@ fn synthetic(settings: &Settings) -> Result<Synthetic, crate::executor::Executor
         prefill_token: Duration::from_micros(given.prefill_token_us),
         sequence: Duration::from_micros(given.sequence_us),
     };
-    Synthetic::new(shape, cost)
+    Synthetic::for_rank(shape, cost, seat)
 }
 
 /// The model's text side, for a router.
@@ -262,7 +281,9 @@ fn radix_cache(settings: &Settings, role: Role) -> Result<Option<Policy>, Refuse
 /// # Errors
 /// When either cannot be had, or the transfer plugin does not open.
 pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
-    let Plan { shape, layout, max_tokens, layer_groups } = plan(settings)?;
+    let Plan { shape, layouts, max_tokens, layer_groups } = plan(settings)?;
+    let ranks = layouts.len();
+    let page = layouts[0].shape;
     let core_role = match role {
         RoleName::Prefill => Role::Prefill,
         RoleName::Decode => Role::Decode,
@@ -272,40 +293,32 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     let instance = Instance(random_u64().context("no random name for this worker")?);
     let transfer = match role {
         RoleName::Aggregated => None,
-        _ => Some(super::plugins::open_transfer(settings, instance)?),
+        _ => Some(super::plugins::open_transfer(settings, instance, ranks)?),
     };
-    let executor: Box<dyn Executor> = match (settings.executor(), &settings.model) {
-        (ExecutorName::Cpu, Some(directory)) => {
-            let options = CpuOptions { threads: settings.threads.unwrap_or(0), ..CpuOptions::default() };
-            Box::new(
-                CpuExecutor::load(directory, options)
-                    .map_err(|error| refused(format!("the model cannot be loaded: {error}")))?,
-            )
-        }
-        _ => Box::new(synthetic(settings).map_err(|error| refused(error.to_string()))?),
-    };
+    let executors = ranks::executors(settings, ranks)?;
     let max_batch = settings.max_batch.unwrap_or(64);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let identity = KvIdentity {
         model: settings.model_name(),
         weights: shape.weights.clone(),
         executor: shape.math.clone(),
-        dtype: layout.shape.dtype.to_string(),
-        layout: layout.order.to_string(),
-        page_tokens: count(layout.shape.page_tokens),
+        dtype: page.dtype.to_string(),
+        layout: layouts[0].order.to_string(),
+        page_tokens: count(page.page_tokens),
         layers: count(shape.layers),
         kv_heads: count(shape.kv_heads),
         head_dim: count(shape.head_dim),
-        ranks: 1,
+        ranks: count(ranks),
     };
     let config = Config {
         role: core_role,
-        pages: count(layout.shape.pages),
-        page_tokens: count(layout.shape.page_tokens),
+        pages: count(page.pages),
+        page_tokens: count(page.page_tokens),
         max_tokens,
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
+        hierarchy: None,
         cache_events: radix_cache(settings, core_role)?.is_some(),
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
@@ -320,15 +333,21 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
     };
-    let kv = KvMemory::new(layout)
-        .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;
-    let (name, backend) = transfer.unzip();
+    let (name, backends) = transfer.unzip();
+    let mut backends = backends.unwrap_or_default().into_iter();
+    let mut parts = Vec::new();
+    for (rank, (executor, layout)) in executors.into_iter().zip(layouts).enumerate() {
+        let first_head = rank_heads(shape.kv_heads, ranks, rank).start;
+        let kv = KvMemory::for_heads(layout, first_head)
+            .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;
+        parts.push(RankParts { executor, kv, transfer: backends.next() });
+    }
     Ok(Parts {
         name: worker_name(settings, role),
         config,
         identity,
         transfer: name,
-        ranks: vec![RankParts { executor, kv, transfer: backend.map(|backend| backend as Arc<_>) }],
+        ranks: parts,
         instance,
         page_integrity: !settings.no_page_integrity,
     })

@@ -22,6 +22,7 @@ use super::{Refused, addresses, launch};
 use crate::plugins;
 use crate::plugins::Catalog;
 use crate::plugins::requirements::{self, Feature};
+use crate::worker::link::rank_name;
 
 /// Roles that the conformance kit knows and the server does not use yet.
 const PLAYED_LATER: [&str; 2] = ["tier", "allocator"];
@@ -129,14 +130,15 @@ fn config_of(settings: &Settings, plugin: &str) -> Result<String, Refused> {
     Ok(text.unwrap_or_default())
 }
 
-/// Loads the transfer plugin and opens an instance for this worker.
+/// Loads the transfer plugin and opens an instance for each rank of this worker.
 ///
 /// # Errors
 /// When it is not there, does not fit, or does not open.
 pub fn open_transfer(
     settings: &Settings,
     instance: Instance,
-) -> anyhow::Result<(String, Arc<dyn TransferBackend>)> {
+    ranks: usize,
+) -> anyhow::Result<(String, Vec<Arc<dyn TransferBackend>>)> {
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let named: Result<Vec<_>, _> = settings.plugins().iter().map(|name| catalog.find(name)).collect();
     let named = named.map_err(|error| Refused(error.to_string()))?;
@@ -146,7 +148,11 @@ pub fn open_transfer(
         Refused("none of the plugins moves KV between workers: add one, for example shm".into())
     })?;
     let name = entry.manifest.plugin.name.clone();
-    let opening = Opening { name: instance.to_string(), config: config_of(settings, &name)? };
-    let backend = plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))?;
-    Ok((name, backend))
+    let config = config_of(settings, &name)?;
+    let open = |rank| {
+        let opening = Opening { name: rank_name(instance, rank), config: config.clone() };
+        plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))
+    };
+    let backends: Result<Vec<_>, Refused> = (0..ranks).map(open).collect();
+    Ok((name, backends?))
 }

@@ -1,5 +1,7 @@
 //! Every setting once: as a flag, as a key of `--config`, and with its default. Flags win over the file.
 
+mod synthetic;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -8,6 +10,7 @@ use serde::Deserialize;
 
 use super::Refused;
 use crate::plugins::Policy;
+pub use synthetic::SyntheticSettings;
 
 /// What one process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
@@ -197,9 +200,22 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS")]
     pub default_max_tokens: Option<u32>,
 
-    /// Threads that compute, per worker [default: all cores, shared between the workers on this machine]
+    /// Threads that compute, per worker, shared out to its ranks [default: all cores, shared between the workers on this
+    /// machine]
     #[arg(long)]
     pub threads: Option<usize>,
+
+    /// Tensor-parallel ranks of a worker, which share its model and its KV pool [default: 1]
+    #[arg(long, value_name = "RANKS")]
+    pub tp: Option<u32>,
+
+    /// --tp of prefill workers [default: --tp]
+    #[arg(long, value_name = "RANKS")]
+    pub prefill_tp: Option<u32>,
+
+    /// --tp of decode workers [default: --tp]
+    #[arg(long, value_name = "RANKS")]
+    pub decode_tp: Option<u32>,
 
     /// Do not digest pages on both ends of a transfer
     #[arg(long)]
@@ -232,28 +248,6 @@ pub struct Settings {
     #[arg(long, hide = true)]
     #[serde(skip)]
     pub supervised: bool,
-}
-
-/// `[synthetic]` of the configuration file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct SyntheticSettings {
-    /// Transformer layers.
-    pub layers: Option<usize>,
-    /// KV heads.
-    pub kv_heads: Option<usize>,
-    /// Elements of one head.
-    pub head_dim: Option<usize>,
-    /// Token ids are below this.
-    pub vocabulary: Option<usize>,
-    /// Longest sequence.
-    pub max_positions: Option<usize>,
-    /// Microseconds per step.
-    pub step_us: u64,
-    /// Microseconds per prompt token.
-    pub prefill_token_us: u64,
-    /// Microseconds per sequence that decodes.
-    pub sequence_us: u64,
 }
 
 /// Reads a key that is a word or a number.
@@ -291,7 +285,7 @@ impl Settings {
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
-            log_format log_level
+            tp prefill_tp decode_tp log_format log_level
             synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;

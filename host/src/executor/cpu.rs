@@ -5,6 +5,10 @@
 //! the pool's type when they are written there, which is the only place attention reads them from. Logits and KV bytes
 //! therefore do not depend on the batch, the chunks of a prompt, page ids and sizes, layout or threads, and KV that came
 //! from another worker is as good as our own.
+//!
+//! Ranks share a model by rows of its matrices (the module `shard`), so that each output element is computed by one of
+//! them, as it always is. What a product needs whole is gathered before it: four times per layer. No rank holds more than
+//! its part of any matrix.
 
 mod checkpoint;
 mod config;
@@ -12,6 +16,7 @@ mod error;
 mod forward;
 mod identity;
 mod pages;
+mod shard;
 mod weights;
 
 use std::path::Path;
@@ -23,7 +28,9 @@ use self::checkpoint::Checkpoint;
 use self::config::ModelConfig;
 pub use self::error::LoadError;
 use self::forward::{Activations, Model, Wanted};
+use self::shard::Shards;
 use self::weights::Loader;
+use super::group::Seat;
 use super::sampling::sample;
 use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
@@ -74,37 +81,79 @@ fn open(directory: &Path) -> Result<(ModelConfig, Checkpoint, ModelShape), LoadE
     Ok((config, checkpoint, shape))
 }
 
-/// An [`Executor`] for one rank that holds the whole model.
+/// An [`Executor`] for one rank, which holds its part of the model.
 pub struct CpuExecutor {
     shape: ModelShape,
     model: Model,
     activations: Activations,
+    seat: Seat,
+}
+
+/// The query heads of a model: as many ranks can share it at most.
+///
+/// # Errors
+/// As [`read_shape`], as far as config.json goes.
+pub fn read_query_heads(directory: &Path) -> Result<usize, LoadError> {
+    config::read(directory).map(|(_, config)| config.heads)
 }
 
 impl CpuExecutor {
-    /// Loads a model into memory.
+    /// Loads a whole model into memory, for a worker of one rank.
     ///
     /// # Errors
     /// When a file cannot be read or parsed, is truncated, lacks a tensor or has one of another shape or type than
     /// config.json asks for; and when the model is of a kind that is not computed here.
     pub fn load(directory: &Path, options: CpuOptions) -> Result<Self, LoadError> {
-        let (config, checkpoint, shape) = open(directory)?;
-        let math = Math::new(options.threads)
-            .map_err(|source| LoadError::Threads { threads: options.threads, source })?;
-        let loader =
-            Loader { math: &math, checkpoint: &checkpoint, widen: options.weights == WeightStorage::F32 };
-        let weights = loader.load(&config)?;
-        let rope = RopeFrequencies::new(config.head_dim, config.rope_theta, config.rope_scaling);
-        Ok(Self { shape, model: Model { config, weights, rope, math }, activations: Activations::default() })
+        Self::load_rank(directory, options, Seat::alone())
     }
 
-    /// Computes a batch and returns the logits of all its tokens, `[token][vocabulary]`, instead of sampling. For tests
-    /// and for scoring text; memory grows with tokens times vocabulary.
+    /// Loads the part of a model that one rank computes, and reads no more of the matrices than that.
+    ///
+    /// # Errors
+    /// As [`load`](CpuExecutor::load), and when the model has fewer query heads than there are ranks.
+    pub fn load_rank(directory: &Path, options: CpuOptions, seat: Seat) -> Result<Self, LoadError> {
+        let (config, checkpoint, shape) = open(directory)?;
+        if seat.ranks() > config.heads {
+            return Err(LoadError::Ranks {
+                directory: directory.to_owned(),
+                heads: config.heads,
+                ranks: seat.ranks(),
+            });
+        }
+        let math = Math::new(options.threads)
+            .map_err(|source| LoadError::Threads { threads: options.threads, source })?;
+        let shards = Shards::new(&config, seat.ranks(), seat.rank());
+        let loader =
+            Loader { math: &math, checkpoint: &checkpoint, widen: options.weights == WeightStorage::F32 };
+        let weights = loader.load(&config, &shards)?;
+        let rope = RopeFrequencies::new(config.head_dim, config.rope_theta, config.rope_scaling);
+        let model = Model { config, shards, weights, rope, math };
+        Ok(Self { shape, model, activations: Activations::default(), seat })
+    }
+
+    /// Computes a batch and returns the logits of all its tokens, `[token][vocabulary]`, instead of sampling; nothing on
+    /// ranks other than 0. For tests and for scoring text; memory grows with tokens times vocabulary.
     ///
     /// # Errors
     /// As [`Executor::forward`].
     pub fn forward_logits(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<&[f32], ExecutorError> {
-        self.model.forward(kv, batch, Wanted::All, &mut |_layers| {}, &mut self.activations)
+        let mut turn = self.seat.turn()?;
+        let logits = self.model.forward(
+            &mut turn,
+            kv,
+            batch,
+            Wanted::All,
+            &mut |_layers| {},
+            &mut self.activations,
+        )?;
+        turn.finish();
+        Ok(logits)
+    }
+
+    /// Bytes of the matrices that this rank holds.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        self.model.weights.bytes()
     }
 }
 
@@ -119,7 +168,14 @@ impl Executor for CpuExecutor {
         batch: &Batch,
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Vec<SequenceOutput>, ExecutorError> {
-        let logits = self.model.forward(kv, batch, Wanted::Samples, layers_done, &mut self.activations)?;
+        // First of all: the other ranks learn of what fails from here on, and only of that.
+        let mut turn = self.seat.turn()?;
+        let activations = &mut self.activations;
+        let logits = self.model.forward(&mut turn, kv, batch, Wanted::Samples, layers_done, activations)?;
+        turn.finish();
+        if self.seat.rank() > 0 {
+            return Ok(Vec::new());
+        }
         let mut rows = logits.chunks_exact(self.shape.vocabulary);
         let output = |sequence: &host_core::Sequence| {
             let row = sequence.sample.and_then(|sampling| rows.next().map(|row| (sampling, row)));

@@ -1,52 +1,98 @@
-//! Digests of KV pages.
+//! Digests of KV: sums of terms, one per head of a layer of a page, so that ranks, layers, and parts of a transfer add up
+//! in any order and with any division of the work.
 //!
-//! The digest of a layer of a page is XXH3-64 over its rows in the order head, K/V, token, whatever the pool's layout, so
-//! that two pools can be compared. A page's digest is XXH3-64 over those of its layers, little-endian, in order, and
-//! that of several pages over theirs; so a page can be digested as its layers become final.
+//! A block is one head of one layer of one page; its digest is XXH3-64 over its rows in the order K/V, token, whatever
+//! the pool's layout. [`term`] mixes it with its place, and a digest of anything is the wrapping sum of the terms of its
+//! blocks; that of nothing is 0. Heads are counted over the whole model, so that equal KV has equal digests however many
+//! ranks it is spread over.
+
+use std::ops::Range;
 
 use host_core::PageId;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::KvMemory;
 
-/// Digest of the first `tokens` tokens of a page.
-#[must_use]
-pub fn page(kv: &KvMemory, page: PageId, tokens: usize) -> u64 {
-    let mut hash = Xxh3::new();
-    for index in 0..kv.layout().shape.layers {
-        hash.update(&layer(kv, page, index, tokens).to_le_bytes());
-    }
-    hash.digest()
+/// Where a block lies in what is digested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which page: its index in the sequence or the transfer, not its id.
+    pub page: usize,
+    /// Which layer.
+    pub layer: usize,
+    /// Which KV head of the model.
+    pub head: usize,
 }
 
-/// Digest of the first `tokens` tokens of one layer of a page.
+/// Part of a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PagePart {
+    /// The page.
+    pub page: PageId,
+    /// Its index in what is digested.
+    pub index: usize,
+    /// Which layers.
+    pub layers: Range<usize>,
+    /// Which KV heads of the model; the pool must hold them ([`KvMemory::heads`]).
+    pub heads: Range<usize>,
+    /// The first this many tokens; more than a page has are all.
+    pub tokens: usize,
+}
+
+/// What a block adds to a digest. The same block at two places has unrelated terms, so that blocks that changed places show.
 #[must_use]
-pub fn layer(kv: &KvMemory, page: PageId, layer: usize, tokens: usize) -> u64 {
-    let shape = kv.layout().shape;
+pub fn term(place: Place, block: u64) -> u64 {
+    let mut bytes = [0; 32];
+    for (part, value) in bytes.as_chunks_mut::<8>().0.iter_mut().zip([
+        place.page as u64,
+        place.layer as u64,
+        place.head as u64,
+        block,
+    ]) {
+        *part = value.to_le_bytes();
+    }
+    xxh3_64(&bytes)
+}
+
+/// Digest of the first `tokens` tokens of one block; `head` is one that the pool holds.
+///
+/// # Panics
+/// When the pool has no such block.
+#[must_use]
+pub fn block(kv: &KvMemory, page: PageId, head: usize, layer: usize, tokens: usize) -> u64 {
+    let page_tokens = kv.layout().shape.page_tokens;
+    let held = kv.heads();
+    assert!(held.contains(&head), "head {head} of a pool with the heads {held:?}");
+    let row = head - held.start;
+    if let Some(bytes) = kv.read_head(page, row, layer).filter(|_| tokens >= page_tokens) {
+        return xxh3_64(bytes);
+    }
     let mut hash = Xxh3::new();
-    for head in 0..shape.heads {
-        match kv.read_head(page, head, layer).filter(|_| tokens >= shape.page_tokens) {
-            Some(block) => hash.update(block),
-            None => {
-                for (side, token) in
-                    (0..2).flat_map(|side| (0..tokens.min(shape.page_tokens)).map(move |token| (side, token)))
-                {
-                    hash.update(kv.read_row(page, head, layer, side, token));
-                }
-            }
+    for side in 0..2 {
+        for token in 0..tokens.min(page_tokens) {
+            hash.update(kv.read_row(page, row, layer, side, token));
         }
     }
     hash.digest()
 }
 
-/// Digest over digests.
+/// Digest of part of a page.
+///
+/// # Panics
+/// When the pool does not hold all of it.
 #[must_use]
-pub fn all(pages: &[u64]) -> u64 {
-    let mut hash = Xxh3::new();
-    for page in pages {
-        hash.update(&page.to_le_bytes());
-    }
-    hash.digest()
+pub fn part(kv: &KvMemory, part: &PagePart) -> u64 {
+    let PagePart { page, index, layers, heads, tokens } = part;
+    let blocks = layers.clone().flat_map(|layer| heads.clone().map(move |head| (layer, head)));
+    sum(blocks.map(|(layer, head)| {
+        term(Place { page: *index, layer, head }, block(kv, *page, head, layer, *tokens))
+    }))
+}
+
+/// Digest of what several digests are of, if no block is in two of them.
+#[must_use]
+pub fn sum(digests: impl IntoIterator<Item = u64>) -> u64 {
+    digests.into_iter().fold(0, u64::wrapping_add)
 }
 
 #[cfg(test)]
@@ -54,20 +100,72 @@ mod tests {
     use super::*;
     use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 
-    #[test]
-    fn a_digest_does_not_depend_on_the_layout() {
-        let shape = KvShape { pages: 2, heads: 2, layers: 3, page_tokens: 4, head_dim: 8, dtype: Dtype::F32 };
-        let digests = KvOrder::ALL.map(|order| {
-            let mut kv = KvMemory::new(KvLayout::new(shape, order)).unwrap();
-            for row in 0..2 * 3 * 2 * 4 {
-                let (head, layer, side, token) = (row / 24, row / 8 % 3, row / 4 % 2, row % 4);
-                kv.write_row(PageId(1), head, layer, side, token).fill(row as u8);
+    const SHAPE: KvShape = KvShape {
+        pages: 2,
+        heads: 4,
+        layers: 3,
+        page_tokens: 4,
+        head_dim: 8,
+        value_dim: 8,
+        dtype: Dtype::F32,
+    };
+
+    /// A pool that holds these heads of a model, filled with what follows from the place alone.
+    fn pool(order: KvOrder, heads: Range<usize>) -> KvMemory {
+        let layout = KvLayout::new(KvShape { heads: heads.len(), ..SHAPE }, order);
+        let mut kv = KvMemory::for_heads(layout, heads.start).unwrap();
+        for (row, head) in heads.enumerate() {
+            for place in 0..2 * 3 * 2 * 4 {
+                let (page, layer, side, token) = (place / 24, place / 8 % 3, place / 4 % 2, place % 4);
+                kv.write_row(PageId(page), row, layer as usize, side as usize, token as usize)
+                    .fill((place as usize * 4 + head) as u8);
             }
-            [page(&kv, PageId(1), 4), page(&kv, PageId(1), 3), page(&kv, PageId(0), 4)]
-        });
-        assert_eq!(digests[0], digests[1]);
-        assert_eq!(digests[0], digests[2]);
-        assert_ne!(digests[0][0], digests[0][1]);
-        assert_ne!(digests[0][0], digests[0][2]);
+        }
+        kv
+    }
+
+    fn whole(kv: &KvMemory, page: u32, index: usize, tokens: usize) -> u64 {
+        part(kv, &PagePart { page: PageId(page), index, layers: 0..3, heads: kv.heads(), tokens })
+    }
+
+    #[test]
+    fn a_digest_depends_neither_on_the_layout_nor_on_who_holds_which_heads() {
+        let one = pool(KvOrder::PageHeadLayerKvTokenDim, 0..4);
+        for tokens in [4, 3, 9] {
+            let expected = whole(&one, 1, 7, tokens);
+            for order in KvOrder::ALL {
+                for cuts in [vec![0, 4], vec![0, 1, 4], vec![0, 1, 2, 3, 4]] {
+                    let ranks = cuts.windows(2).map(|cut| whole(&pool(order, cut[0]..cut[1]), 1, 7, tokens));
+                    assert_eq!(sum(ranks), expected, "{order} {cuts:?} {tokens}");
+                }
+            }
+        }
+        assert_ne!(whole(&one, 1, 7, 3), whole(&one, 1, 7, 4));
+        assert_ne!(whole(&one, 0, 7, 4), whole(&one, 1, 7, 4));
+        assert_eq!(whole(&one, 1, 7, 9), whole(&one, 1, 7, 4));
+    }
+
+    #[test]
+    fn blocks_that_changed_places_show() {
+        let place = Place { page: 1, layer: 2, head: 3 };
+        let others = [
+            Place { page: 2, ..place },
+            Place { layer: 1, ..place },
+            Place { head: 0, ..place },
+            Place { page: 2, layer: 1, ..place },
+        ];
+        for other in others {
+            assert_ne!(term(place, 5), term(other, 5));
+            assert_ne!(sum([term(place, 5), term(other, 6)]), sum([term(place, 6), term(other, 5)]));
+        }
+        assert_ne!(term(place, 5), term(place, 6));
+        assert_ne!(term(Place { page: 0, layer: 0, head: 0 }, 0), 0, "an empty block counts");
+    }
+
+    #[test]
+    #[should_panic(expected = "head 1 of a pool with the heads 2..4")]
+    fn a_head_that_the_pool_does_not_hold_is_refused() {
+        let kv = pool(KvOrder::PageHeadLayerKvTokenDim, 2..4);
+        let _digest = block(&kv, PageId(0), 1, 0, 4);
     }
 }

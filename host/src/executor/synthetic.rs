@@ -4,14 +4,19 @@
 //! V; the next token is derived from every byte of every row *read back through the page table*. One wrong, stale or
 //! missing byte anywhere in a sequence's pages changes the answer. Its time per step comes from a cost model, so that
 //! scheduling can be measured at sizes that this machine cannot compute.
+//!
+//! Ranks derive and read back the KV of their own heads, and add up what they read. Ranks that hold the same head must
+//! find the same in it, or the answer is another. The modelled time is that of the worker, whatever its ranks.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use host_core::heads::{holders, rank_heads};
 use host_core::{Batch, Dtype, Sampled, Sampling, Sequence, SequenceOutput};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::digest;
+use super::digest::{self, PagePart};
+use super::group::Seat;
 use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
 /// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`, spread evenly over the layers.
@@ -38,27 +43,38 @@ impl Cost {
 }
 
 /// The synthetic executor.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Synthetic {
     shape: ModelShape,
     cost: Cost,
+    seat: Seat,
 }
 
+/// Name and version of how KV and tokens are derived.
+const MATH: &str = "synthetic-2";
 /// First token id that is drawn, if the vocabulary reaches that far: printable ASCII of the byte tokenizer.
 const FIRST_PRINTABLE: u32 = 32;
 /// One above the last.
 const END_PRINTABLE: u32 = 127;
 
 impl Synthetic {
-    /// An executor for KV of this size.
+    /// An executor for KV of this size, for a worker of one rank.
     ///
     /// # Errors
     /// When a row is shorter than the 8 bytes that carry the prefix.
     pub fn new(shape: SyntheticShape, cost: Cost) -> Result<Self, ExecutorError> {
+        Self::for_rank(shape, cost, Seat::alone())
+    }
+
+    /// The executor of one rank. There may be any number of ranks.
+    ///
+    /// # Errors
+    /// As [`new`](Synthetic::new).
+    pub fn for_rank(shape: SyntheticShape, cost: Cost, seat: Seat) -> Result<Self, ExecutorError> {
         let SyntheticShape { layers, kv_heads, head_dim, vocabulary, max_positions, kv_dtype } = shape;
         let row = head_dim * kv_dtype.bytes();
         if row < 8 || row % 8 != 0 {
-            return Err(ExecutorError(format!(
+            return Err(ExecutorError::Failed(format!(
                 "the synthetic executor needs KV rows of a multiple of 8 bytes, {head_dim} x {kv_dtype} are {row}"
             )));
         }
@@ -71,9 +87,9 @@ impl Synthetic {
             max_positions,
             kv_dtype,
             weights: format!("{:016x}", xxh3_64(identity.as_bytes())),
-            math: "synthetic-1".to_owned(),
+            math: MATH.to_owned(),
         };
-        Ok(Self { shape, cost })
+        Ok(Self { shape, cost, seat })
     }
 
     /// What each new position's KV is derived from: the tokens up to it.
@@ -92,31 +108,59 @@ impl Synthetic {
 
     /// Writes the KV of a sequence's new positions in one layer.
     fn write(kv: &mut KvMemory, sequence: &Sequence, prefixes: &[u64], layer: usize) {
-        let shape = kv.layout().shape;
+        let (shape, heads) = (kv.layout().shape, kv.heads());
         for (position, prefix) in (sequence.start as usize..).zip(prefixes) {
             let (page, slot) = (sequence.pages[position / shape.page_tokens], position % shape.page_tokens);
-            for (head, side) in (0..shape.heads).flat_map(|head| [(head, 0), (head, 1)]) {
+            for (index, side) in (0..shape.heads).flat_map(|head| [(head, 0), (head, 1)]) {
+                let head = heads.start + index;
                 let which = ((head as u64) << 32 | (layer as u64) << 1 | side as u64).to_le_bytes();
                 let seed = xxh3_64_with_seed(&which, *prefix);
-                let row = kv.write_row(page, head, layer, side, slot);
+                let row = kv.write_row(page, index, layer, side, slot);
                 for (word, bytes) in row.chunks_exact_mut(8).enumerate() {
                     let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
                     bytes.copy_from_slice(&value.to_le_bytes());
                 }
-                if (head, layer, side) == (0, 0, 0) {
+                // In every head, so that any rank can go on from the KV that it holds.
+                if (layer, side) == (0, 0) {
                     row[..8].copy_from_slice(&prefix.to_le_bytes());
                 }
             }
         }
     }
 
-    /// Digests what a sequence's pages hold in one layer.
-    fn read(kv: &KvMemory, sequence: &Sequence, layer: usize, digests: &mut [Vec<u64>]) {
+    /// Adds the digest of what a sequence's pages hold in one layer, per head.
+    fn read(kv: &KvMemory, sequence: &Sequence, layer: usize, digests: &mut [u64]) {
         let page_tokens = kv.layout().shape.page_tokens;
-        for ((page, digests), first) in sequence.pages.iter().zip(digests).zip((0..).step_by(page_tokens)) {
-            let tokens = (sequence.end() - first).min(page_tokens);
-            digests.push(digest::layer(kv, *page, layer, tokens));
+        let pages = sequence.pages.iter().take(sequence.end().div_ceil(page_tokens)).enumerate();
+        for (index, page) in pages {
+            let tokens = sequence.end() - index * page_tokens;
+            for (head, digest) in kv.heads().zip(&mut *digests) {
+                let (layers, heads) = (layer..layer + 1, head..head + 1);
+                let part = digest::part(kv, &PagePart { page: *page, index, layers, heads, tokens });
+                *digest = digest::sum([*digest, part]);
+            }
         }
+    }
+
+    /// What all ranks found, from `found[rank][sequence x the rank's heads]`: the sum over all heads. A head of which its
+    /// holders found different things adds the difference to the first, so that no rank's KV goes unread.
+    fn states(kv_heads: usize, sequences: usize, found: &[Vec<u64>]) -> Vec<u64> {
+        let ranks = found.len();
+        let state = |sequence: usize| {
+            let digest = |rank: usize, head: usize| {
+                let held = rank_heads(kv_heads, ranks, rank);
+                found[rank][sequence * held.len() + head - held.start]
+            };
+            digest::sum((0..kv_heads).flat_map(|head| {
+                let holders = holders(kv_heads, ranks, head);
+                let first = digest(holders.start, head);
+                let others = holders.skip(1).map(move |rank| {
+                    digest(rank, head).wrapping_sub(first).wrapping_mul(2 * rank as u64 + 1)
+                });
+                std::iter::once(first).chain(others).collect::<Vec<_>>()
+            }))
+        };
+        (0..sequences).map(state).collect()
     }
 
     fn draw(&self, state: u64, sampling: &Sampling) -> Sampled {
@@ -187,31 +231,40 @@ impl Executor for Synthetic {
         let whole = self.cost.of(batch);
         // The modelled accelerator computes for this long; the thread stands in for it.
         let until = |end: Duration| sleep(end.saturating_sub(started.elapsed()));
+        let mut turn = self.seat.turn()?;
+        let ModelShape { layers, kv_heads, .. } = self.shape;
+        let heads = rank_heads(kv_heads, turn.ranks(), turn.rank());
+        if kv.heads() != heads {
+            let pool = kv.heads();
+            return Err(ExecutorError::Failed(format!(
+                "the KV pool has the heads {pool:?}, this rank {heads:?}"
+            )));
+        }
         let prefixes: Vec<Vec<u64>> =
             batch.sequences.iter().map(|sequence| Self::prefixes(kv, sequence)).collect();
-        let layers = self.shape.layers;
-        // What each page of a sequence that draws holds, by layer.
-        let page_tokens = kv.layout().shape.page_tokens;
-        let pages_read =
-            |sequence: &Sequence| sequence.sample.map_or(0, |_| sequence.end().div_ceil(page_tokens));
-        let mut digests: Vec<Vec<Vec<u64>>> =
-            batch.sequences.iter().map(|sequence| vec![Vec::new(); pages_read(sequence)]).collect();
+        // What the pages of each sequence that draws hold, per head.
+        let mut digests = vec![0u64; batch.sequences.len() * heads.len()];
         for layer in 0..layers {
-            for ((sequence, prefixes), digests) in batch.sequences.iter().zip(&prefixes).zip(&mut digests) {
+            let digests = digests.chunks_exact_mut(heads.len());
+            for ((sequence, prefixes), digests) in batch.sequences.iter().zip(&prefixes).zip(digests) {
                 Self::write(kv, sequence, prefixes, layer);
-                Self::read(kv, sequence, layer, digests);
+                if sequence.sample.is_some() {
+                    Self::read(kv, sequence, layer, digests);
+                }
             }
             if batch.layer_group > 0 && layer + 1 < layers {
                 until(whole.mul_f64((layer + 1) as f64 / layers as f64));
                 layers_done(layer + 1);
             }
         }
-        let outputs = batch.sequences.iter().zip(&digests).map(|(sequence, digests)| {
-            let pages: Vec<u64> = digests.iter().map(|layers| digest::all(layers)).collect();
-            let sampled = sequence.sample.map(|sampling| self.draw(digest::all(&pages), &sampling));
+        let found = turn.gather(&digests)?;
+        turn.finish();
+        let states = Self::states(kv_heads, batch.sequences.len(), &found);
+        let outputs = batch.sequences.iter().zip(states).map(|(sequence, state)| {
+            let sampled = sequence.sample.map(|sampling| self.draw(state, &sampling));
             SequenceOutput { room: sequence.room, sampled }
         });
-        let outputs = outputs.collect();
+        let outputs = if self.seat.rank() == 0 { outputs.collect() } else { Vec::new() };
         until(whole);
         Ok(outputs)
     }
@@ -232,6 +285,7 @@ mod tests {
             layers: executor.shape.layers,
             page_tokens,
             head_dim: executor.shape.head_dim,
+            value_dim: executor.shape.head_dim,
             dtype: executor.shape.kv_dtype,
         };
         KvMemory::new(KvLayout::new(shape, order)).unwrap()

@@ -49,6 +49,7 @@ impl Collector for WorkerCollector {
                 count.encode(family.encode_family(&[("state", place)])?)?;
             }
         }
+        let ranks = self.0.info().identity.as_ref().map_or(1, |identity| identity.ranks);
         let gauges = [
             ("host_requests_queued", "Requests that wait for pages or for their other leg", stats.queued),
             ("host_requests_active", "Requests that compute or have a transfer under way", stats.active),
@@ -63,6 +64,7 @@ impl Collector for WorkerCollector {
                 stats.unfenced_peers,
             ),
             ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
+            ("host_ranks", "Tensor-parallel ranks of the worker", ranks as usize),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -113,9 +115,30 @@ impl Collector for WorkerCollector {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        encode_lanes(&self.0, &mut encoder)?;
         cache_metrics::encode(&mut encoder, &stats, self.0.page_bytes())?;
         encode_plugins(&mut encoder)
     }
+}
+
+/// What went over the lanes between ranks, by the way it went.
+fn encode_lanes(worker: &Handle, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+    let ways = worker.links().counters().ways().map(|(kind, way)| (kind, way.read()));
+    let series = [
+        ("host_lane_bytes", "Bytes written to peers' ranks", ways.map(|(kind, read)| (kind, read.0))),
+        (
+            "host_lane_descriptors",
+            "Writes that bytes to peers' ranks took",
+            ways.map(|(kind, read)| (kind, read.1)),
+        ),
+    ];
+    for (name, help, counts) in series {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (kind, count) in counts {
+            ConstCounter::new(count).encode(family.encode_family(&[("kind", kind)])?)?;
+        }
+    }
+    Ok(())
 }
 
 /// What this process's plugins count, under their ids. A label names the number, so that two plugins cannot clash.

@@ -21,6 +21,7 @@ mod tier_world;
 mod transfer;
 mod transfer_hot;
 mod transfer_pair;
+mod transfer_words;
 
 use std::path::Path;
 
@@ -121,6 +122,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         common::CASES,
         opening::CASES,
         transfer::CASES,
+        transfer_words::CASES,
         transfer_hot::CASES,
         tier::CASES,
         tier_hot::CASES,

@@ -1,20 +1,27 @@
 //! What a worker knows of other workers' memory, and the fences around it.
+//!
+//! Every rank has its own instance of the transfer plugin. A link to a peer is a connection for each pair of ranks that
+//! share KV heads: it is made, fenced and lost as one.
 
-use std::collections::HashMap;
+mod peer;
+
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use host_core::Instance;
 use host_core::aux_row::AUX_ROW_BYTES;
-use host_core::layout::KvOrder;
-use host_core::{Instance, KvLayout, KvShape};
-use host_plugin_api::transfer::{Memory, MemoryKind, PeerId, RegionId, TransferBackend};
+use host_core::transfer::Share;
+use host_plugin_api::transfer::{Memory, MemoryKind, RegionId, TransferBackend};
 use rustix::fd::AsRawFd;
 
+use super::lane_counters::LaneCounters;
 use crate::executor::KvMemory;
 use crate::executor::memory::SharedMemory;
 use crate::net::proto::{TransferEndpoint, WorkerInfo};
 use crate::plugins::Running;
+pub use peer::{Link, PeerRank};
 
 /// How long a plugin may take to stop.
 const SHUTDOWN: Duration = Duration::from_secs(3);
@@ -22,61 +29,68 @@ const SHUTDOWN: Duration = Duration::from_secs(3);
 /// Peers whose turn is remembered before those of nobody's concern are forgotten.
 const TURNS: usize = 1024;
 
-/// A peer's memory, as writes name it.
-#[derive(Clone, Copy, Debug)]
-pub struct Link {
-    /// The plugin's handle.
-    pub peer: PeerId,
-    /// Names this connection among all that were made to the peer.
-    pub session: u64,
-    /// Region of the peer's KV pool.
-    pub kv_region: u32,
-    /// Generation of that region.
-    pub kv_generation: u32,
-    /// Region of the peer's aux rows.
-    pub aux_region: u32,
-    /// Generation of that region.
-    pub aux_generation: u32,
-    /// Layout of the peer's pool.
-    pub layout: KvLayout,
-    /// Aux rows that the peer has.
-    pub aux_rows: u32,
+/// The name under which a rank opens its instance of the transfer plugin.
+#[must_use]
+pub fn rank_name(instance: Instance, rank: usize) -> String {
+    format!("{instance}.{rank}")
 }
 
-struct Plugin {
-    name: String,
-    backend: Arc<dyn TransferBackend>,
-    kv_region: RegionId,
-    aux_region: RegionId,
+/// Whose instance of the transfer plugin has this name.
+#[must_use]
+pub fn rank_of(name: &str) -> Option<(Instance, usize)> {
+    let (instance, rank) = name.split_once('.')?;
+    Some((Instance(u64::from_str_radix(instance, 16).ok()?), rank.parse().ok()?))
+}
+
+/// A rank's instance of the transfer plugin, and the memory that is registered with it.
+pub(super) struct Rank {
+    pub backend: Arc<dyn TransferBackend>,
+    pub kv: KvMemory,
+    pub kv_region: RegionId,
+    /// On rank 0.
+    pub aux_region: Option<RegionId>,
+}
+
+impl Rank {
+    /// What the pool holds of the model's KV.
+    pub(super) fn share(&self) -> Share {
+        Share::pool(*self.kv.layout(), self.kv.heads().start)
+    }
 }
 
 /// The transfer plugin of a worker, its own registered memory, and its links to peers. Shared by all threads.
 pub struct Links {
-    plugin: Option<Plugin>,
-    layout: KvLayout,
+    plugin: String,
+    /// None on aggregated workers.
+    ranks: Vec<Rank>,
+    kv_heads: usize,
     aux: Arc<SharedMemory>,
-    peers: Mutex<HashMap<Instance, Link>>,
+    peers: Mutex<HashMap<Instance, Arc<Link>>>,
     /// One lock per peer: connecting and fencing take their turns, so that neither undoes the other unseen.
     turns: Mutex<HashMap<Instance, Arc<Mutex<()>>>>,
     sessions: AtomicU64,
+    counters: LaneCounters,
 }
 
 /// Our memory's generation: it is registered once in a worker's life.
 const GENERATION: u32 = 1;
 
 impl Links {
-    /// Registers the pool and `aux_rows` aux rows with the plugin.
+    /// Registers each rank's pool with its instance of the plugin, and `aux_rows` aux rows with that of rank 0. Without a
+    /// plugin's name there are no links. A model has `kv_heads` heads over all ranks.
     ///
     /// # Errors
     /// When memory cannot be had, or the plugin does not take it.
     pub(super) fn open(
-        transfer: Option<(String, Arc<dyn TransferBackend>)>,
-        kv: &KvMemory,
+        plugin: Option<String>,
+        ranks: Vec<(KvMemory, Arc<dyn TransferBackend>)>,
+        kv_heads: usize,
         aux_rows: u32,
     ) -> anyhow::Result<Self> {
         let aux = Arc::new(SharedMemory::new("host-aux", aux_rows as usize * AUX_ROW_BYTES)?);
-        let register = |backend: &Arc<dyn TransferBackend>, memory: &SharedMemory| {
-            backend.register(&Memory {
+        let plugin = plugin.unwrap_or_default();
+        let register = |backend: &Arc<dyn TransferBackend>, memory: &SharedMemory, what| {
+            let registered = backend.register(&Memory {
                 address: memory.address().as_ptr() as u64,
                 length: memory.bytes() as u64,
                 kind: MemoryKind::DRAM,
@@ -84,79 +98,79 @@ impl Links {
                 fd: memory.fd().as_raw_fd(),
                 generation: GENERATION,
                 fd_offset: 0,
-            })
+            });
+            registered
+                .map_err(|error| anyhow::anyhow!("plugin {plugin:?} did not register the {what}: {error}"))
         };
-        let plugin = match transfer {
-            None => None,
-            Some((name, backend)) => {
-                let failed =
-                    |what, error| anyhow::anyhow!("plugin {name:?} did not register the {what}: {error}");
-                let kv_region = register(&backend, kv.memory()).map_err(|error| failed("KV pool", error))?;
-                let aux_region = register(&backend, &aux).map_err(|error| failed("aux rows", error))?;
-                Some(Plugin { name, backend, kv_region, aux_region })
-            }
-        };
+        let ranks = ranks.into_iter().enumerate().map(|(rank, (kv, backend))| {
+            let kv_region = register(&backend, kv.memory(), "KV pool")?;
+            let aux_region = (rank == 0).then(|| register(&backend, &aux, "aux rows")).transpose()?;
+            Ok(Rank { backend, kv, kv_region, aux_region })
+        });
         Ok(Self {
+            ranks: ranks.collect::<anyhow::Result<_>>()?,
             plugin,
-            layout: *kv.layout(),
+            kv_heads,
             aux,
             peers: Mutex::new(HashMap::new()),
             turns: Mutex::default(),
             sessions: AtomicU64::new(0),
+            counters: LaneCounters::default(),
         })
-    }
-
-    /// The plugin's instance.
-    #[must_use]
-    pub fn backend(&self) -> Option<&Arc<dyn TransferBackend>> {
-        self.plugin.as_ref().map(|plugin| &plugin.backend)
     }
 
     /// The plugin's name, or nothing.
     #[must_use]
     pub fn plugin_name(&self) -> &str {
-        self.plugin.as_ref().map_or("", |plugin| &plugin.name)
+        &self.plugin
+    }
+
+    /// The ranks that can exchange pages.
+    pub(super) fn ranks(&self) -> &[Rank] {
+        &self.ranks
+    }
+
+    /// What went over the lanes.
+    #[must_use]
+    pub fn counters(&self) -> &LaneCounters {
+        &self.counters
     }
 
     pub(super) fn aux(&self) -> &SharedMemory {
         &self.aux
     }
 
-    pub(super) fn layout(&self) -> &KvLayout {
-        &self.layout
+    /// What a peer needs to connect to each rank.
+    pub(super) fn endpoints(&self) -> anyhow::Result<Vec<TransferEndpoint>> {
+        let endpoint = |(rank, own): (usize, &Rank)| {
+            let endpoint = own
+                .backend
+                .endpoint()
+                .map_err(|error| anyhow::anyhow!("plugin {:?} offers no endpoint: {error}", self.plugin))?;
+            let aux_bytes = if own.aux_region.is_some() { self.aux.bytes() as u64 } else { 0 };
+            Ok(TransferEndpoint {
+                plugin: self.plugin.clone(),
+                endpoint,
+                kv_region: own.kv_region.0,
+                aux_region: own.aux_region.map_or(0, |region| region.0),
+                kv_generation: GENERATION,
+                aux_generation: GENERATION,
+                kv_bytes: own.kv.layout().bytes() as u64,
+                aux_bytes,
+                rank: u32::try_from(rank)?,
+            })
+        };
+        self.ranks.iter().enumerate().map(endpoint).collect()
     }
 
-    /// Our KV pool's and aux rows' regions.
-    pub(super) fn regions(&self) -> Option<(RegionId, RegionId)> {
-        self.plugin.as_ref().map(|plugin| (plugin.kv_region, plugin.aux_region))
-    }
-
-    pub(super) fn endpoint(&self) -> anyhow::Result<Option<TransferEndpoint>> {
-        let Some(plugin) = &self.plugin else { return Ok(None) };
-        let endpoint = plugin
-            .backend
-            .endpoint()
-            .map_err(|error| anyhow::anyhow!("plugin {:?} offers no endpoint: {error}", plugin.name))?;
-        Ok(Some(TransferEndpoint {
-            plugin: plugin.name.clone(),
-            endpoint,
-            kv_region: plugin.kv_region.0,
-            aux_region: plugin.aux_region.0,
-            kv_generation: GENERATION,
-            aux_generation: GENERATION,
-            kv_bytes: self.layout.bytes() as u64,
-            aux_bytes: self.aux.bytes() as u64,
-        }))
-    }
-
-    fn peers(&self) -> MutexGuard<'_, HashMap<Instance, Link>> {
+    fn peers(&self) -> MutexGuard<'_, HashMap<Instance, Arc<Link>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The link to a peer.
     #[must_use]
-    pub fn get(&self, peer: Instance) -> Option<Link> {
-        self.peers().get(&peer).copied()
+    pub fn get(&self, peer: Instance) -> Option<Arc<Link>> {
+        self.peers().get(&peer).cloned()
     }
 
     fn turn(&self, peer: Instance) -> Arc<Mutex<()>> {
@@ -167,76 +181,59 @@ impl Links {
         turns.entry(peer).or_default().clone()
     }
 
-    /// Fences what is left of an earlier connection to a peer and makes a new one; returns the new session. Blocks: not
-    /// for the scheduler thread.
+    /// Fences what is left of an earlier link to a peer and makes a new one; returns the new session. Blocks: not for the
+    /// scheduler thread.
     ///
     /// # Errors
     /// A sentence for the peer's refusal: no plugin in common, nobody there, an earlier connection not fenced.
     pub fn connect(&self, peer: &WorkerInfo) -> Result<u64, String> {
         let instance = Instance(peer.instance);
-        let Some(plugin) = &self.plugin else {
+        let Some(own) = self.ranks.first() else {
             return Err("this worker has no transfer plugin".into());
         };
-        let offered = peer.transfer.iter().find(|endpoint| endpoint.plugin == plugin.name);
-        let Some(offered) = offered else {
-            let names: Vec<&str> = peer.transfer.iter().map(|endpoint| endpoint.plugin.as_str()).collect();
-            return Err(format!(
-                "no transfer plugin in common: this worker has {:?}, {} offers {names:?}",
-                plugin.name, peer.name
-            ));
-        };
-        let layout = self.peer_layout(peer)?;
-        if offered.kv_bytes != layout.bytes() as u64 {
-            return Err(format!(
-                "{} says its pool has {} bytes, but {} pages of {} bytes are {}",
-                peer.name,
-                offered.kv_bytes,
-                peer.pages,
-                layout.shape.page_bytes(),
-                layout.bytes()
-            ));
-        }
+        let (ranks, endpoints) = peer::read(peer, &self.plugin, own.kv.layout(), self.kv_heads)?;
+        let (lanes, pairs) = peer::lanes(peer, self.kv_heads, self.ranks.len(), ranks.len())?;
         let turn = self.turn(instance);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.cut(instance, |_| true)
             .map_err(|error| format!("an earlier connection could not be fenced: {error}"))?;
-        let handle = plugin.backend.connect(&instance.to_string(), &offered.endpoint).map_err(|error| {
-            format!("plugin {:?} could not connect to {}: {error}", plugin.name, peer.name)
-        })?;
         let session = self.sessions.fetch_add(1, Ordering::Relaxed) + 1;
-        let link = Link {
-            peer: handle,
-            session,
-            kv_region: offered.kv_region,
-            kv_generation: offered.kv_generation,
-            aux_region: offered.aux_region,
-            aux_generation: offered.aux_generation,
-            layout,
-            aux_rows: u32::try_from(offered.aux_bytes / AUX_ROW_BYTES as u64).unwrap_or(u32::MAX),
-        };
-        self.peers().insert(instance, link);
+        let mut link = Link { session, lanes, ranks, connections: HashMap::new() };
+        for (own, theirs) in pairs {
+            let name = rank_name(instance, theirs);
+            match self.ranks[own].backend.connect(&name, &endpoints[theirs]) {
+                Ok(handle) => {
+                    link.connections.insert((own, theirs), handle);
+                }
+                Err(error) => {
+                    // Nothing was promised over those that were made; what is left of them is fenced by the next try.
+                    self.peers().insert(instance, Arc::new(link));
+                    if let Err(error) = self.cut(instance, |_| true) {
+                        tracing::warn!(peer = %instance, %error, "half of a link could not be cut off yet");
+                    }
+                    return Err(format!(
+                        "plugin {:?} could not connect rank {own} to rank {theirs} of {}: {error}",
+                        self.plugin, peer.name
+                    ));
+                }
+            }
+        }
+        self.peers().insert(instance, Arc::new(link));
         Ok(session)
     }
 
-    /// The identities were found equal, so the peer's pages have our shape; only their number is its own.
-    fn peer_layout(&self, peer: &WorkerInfo) -> Result<KvLayout, String> {
-        let identity = peer.identity.as_ref().ok_or("the peer does not say what KV it has")?;
-        let order: KvOrder = identity.layout.parse()?;
-        Ok(KvLayout::new(KvShape { pages: peer.pages as usize, ..self.layout.shape }, order))
-    }
-
-    /// Cuts off one connection to a peer in both directions, if it is still the one in use: an earlier one was cut off
-    /// when the next was made. Blocks: not for the scheduler thread.
+    /// Cuts off one link to a peer in both directions, if it is still the one in use: an earlier one was cut off when the
+    /// next was made. Blocks: not for the scheduler thread.
     ///
     /// # Errors
-    /// When the plugin could not prove that nothing of the peer lands any more.
+    /// When the plugin could not prove of every pair of ranks that nothing of the peer lands any more.
     pub fn fence(&self, peer: Instance, session: u64) -> Result<(), host_plugin_api::Error> {
         let turn = self.turn(peer);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.cut(peer, |link| link.session == session)
     }
 
-    /// Cuts off whatever connection to a peer there is. Blocks: not for the scheduler thread.
+    /// Cuts off whatever link to a peer there is. Blocks: not for the scheduler thread.
     ///
     /// # Errors
     /// As [`fence`](Self::fence).
@@ -246,21 +243,41 @@ impl Links {
         self.cut(peer, |_| true)
     }
 
-    /// Whoever calls has the peer's turn.
+    /// Whoever calls has the peer's turn. What could not be fenced is left for another try.
     fn cut(&self, peer: Instance, meant: impl Fn(&Link) -> bool) -> Result<(), host_plugin_api::Error> {
-        let Some(link) = self.get(peer).filter(meant) else { return Ok(()) };
-        if let Some(plugin) = &self.plugin {
-            plugin.backend.disconnect(link.peer)?;
+        let Some(link) = self.get(peer).filter(|link| meant(link)) else { return Ok(()) };
+        let mut left = Link::clone(&link);
+        let mut failed = None;
+        let pairs: BTreeSet<(usize, usize)> = left.connections.keys().copied().collect();
+        for pair in pairs {
+            let Some(handle) = left.connections.get(&pair) else { continue };
+            match self.ranks[pair.0].backend.disconnect(*handle) {
+                Ok(()) => {
+                    left.connections.remove(&pair);
+                }
+                Err(error) => failed = Some(error),
+            }
         }
-        self.peers().remove(&peer);
-        Ok(())
+        match failed {
+            None => {
+                self.peers().remove(&peer);
+                Ok(())
+            }
+            Some(error) => {
+                self.peers().insert(peer, Arc::new(left));
+                Err(error)
+            }
+        }
     }
 
     pub(super) fn shutdown(&self) -> anyhow::Result<()> {
-        let Some(plugin) = &self.plugin else { return Ok(()) };
         let mut running = Running::default();
-        let backend = plugin.backend.clone();
-        running.opened(&plugin.name, move |deadline| backend.shutdown(deadline));
+        for (rank, own) in self.ranks.iter().enumerate() {
+            let backend = own.backend.clone();
+            let name =
+                if self.ranks.len() == 1 { self.plugin.clone() } else { format!("{}.{rank}", self.plugin) };
+            running.opened(&name, move |deadline| backend.shutdown(deadline));
+        }
         running.stop(SHUTDOWN).map_err(|failed| {
             let said: Vec<_> =
                 failed.iter().map(|(name, error)| format!("plugin {name:?}: {error}")).collect();

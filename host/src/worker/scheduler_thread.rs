@@ -1,7 +1,6 @@
 //! The thread that owns the core: events in, actions out, nothing that waits.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,10 +9,13 @@ use host_core::scheduler::Stats;
 use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use tokio::sync::{mpsc, watch};
 
+use super::agreement::Agreement;
 use super::cache_thread::CacheFeed;
 use super::clock::Clock;
-use super::transfer_thread::{Command as TransferCommand, Inbox};
-use super::{Alive, Answer, Input, Outgoing, rank_thread};
+use super::link::Links;
+use super::rank_thread::Ranks;
+use super::transfer_thread::{Command as TransferCommand, Inbox, Verification};
+use super::{Alive, Answer, Input, Outgoing};
 
 /// Longest sleep without an event: keeps the published counters fresh.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -30,8 +32,10 @@ pub(super) struct Start {
     pub runtime: tokio::runtime::Handle,
     pub inputs: mpsc::Receiver<Input>,
     pub outgoing: mpsc::Sender<Outgoing>,
-    pub to_rank: Sender<rank_thread::Command>,
-    pub to_transfer: Option<Inbox>,
+    pub to_ranks: Ranks,
+    /// One per rank; none on aggregated workers.
+    pub to_transfer: Vec<Inbox>,
+    pub links: Arc<Links>,
     pub cache_feed: Option<CacheFeed>,
     pub stats: Arc<Mutex<Stats>>,
 }
@@ -48,6 +52,7 @@ impl Stop {
 struct Turn {
     start: Start,
     scheduler: Scheduler,
+    agreement: Agreement,
     clients: HashMap<Room, mpsc::UnboundedSender<Answer>>,
     /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
     unsent: VecDeque<Outgoing>,
@@ -59,8 +64,16 @@ pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
     let thread = std::thread::Builder::new().name("scheduler".into());
     let thread = thread.spawn(move || {
         let scheduler = Scheduler::new(start.config.clone());
-        Turn { start, scheduler, clients: HashMap::new(), unsent: VecDeque::new(), warned_of_pace: false }
-            .run(stopped);
+        let agreement = Agreement::new(start.to_transfer.len());
+        Turn {
+            start,
+            scheduler,
+            agreement,
+            clients: HashMap::new(),
+            unsent: VecDeque::new(),
+            warned_of_pace: false,
+        }
+        .run(stopped);
     })?;
     Ok((Stop(stop), thread))
 }
@@ -137,6 +150,10 @@ impl Turn {
                 Event::Submit(request)
             }
             Input::Event(event) => event,
+            Input::Transfer(report) => match self.agreement.take(report) {
+                Some(event) => event,
+                None => return,
+            },
             Input::FlushCache(flushed) => {
                 // Whoever asked may have hung up.
                 let _gone = flushed.send(self.scheduler.flush_cache()).is_err();
@@ -148,7 +165,9 @@ impl Turn {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Run(batch) => self.rank(rank_thread::Command::Run(batch)),
+            // Comes with a hierarchy, and no worker is started with one.
+            Action::Tier(action) => tracing::error!(?action, "nothing lies below the pool"),
+            Action::Run(batch) => self.start.to_ranks.run(batch),
             Action::Cache(events) => {
                 if let Some(feed) = &mut self.start.cache_feed {
                     feed.tell(events);
@@ -160,7 +179,7 @@ impl Turn {
                     self.answer(room, Answer::Began { cached_tokens, transferred_bytes }, false);
                 }
                 if tracing::enabled!(target: "host::pages", tracing::Level::DEBUG) {
-                    self.rank(rank_thread::Command::LogDigests { room, tokens: tokens as usize, pages });
+                    self.start.to_ranks.log_digests(room, tokens as usize, pages);
                 }
             }
             Action::Send { to, floor, message } => {
@@ -172,10 +191,29 @@ impl Turn {
             }
             Action::Connect { peer, floor } => self.unsent.push_back(Outgoing::Connect { peer, floor }),
             Action::Fence { peer, session } => self.unsent.push_back(Outgoing::Fence { peer, session }),
-            Action::Write(write) => self.transfer(TransferCommand::Write(write)),
-            Action::CancelWrite(tag) => self.transfer(TransferCommand::Cancel(tag)),
+            Action::Write(write) => {
+                self.agreement.write(write.tag);
+                self.transfer(&TransferCommand::Write(Arc::new(write)));
+            }
+            Action::CancelWrite(tag) => self.transfer(&TransferCommand::Cancel(tag)),
+            Action::OpenRoom(opening) => {
+                let link = self.start.links.get(opening.peer);
+                let lanes = link.filter(|link| link.session == opening.session);
+                self.agreement.open(&opening, lanes.map_or_else(Vec::new, |link| link.lanes.clone()));
+                self.transfer(&TransferCommand::OpenRoom(Arc::new(opening)));
+            }
+            Action::CloseRoom { room } => {
+                self.agreement.close(room);
+                self.transfer(&TransferCommand::CloseRoom(room));
+            }
+            Action::ForgetRoom { room } => {
+                self.agreement.forget(room);
+                self.transfer(&TransferCommand::ForgetRoom(room));
+            }
             Action::Verify { room, attempt, pages, aux_slot } => {
-                self.transfer(TransferCommand::Verify { room, attempt, pages, aux_slot });
+                let lanes = self.agreement.verify(room);
+                let asked = Verification { room, attempt, pages, aux_slot, lanes };
+                self.transfer(&TransferCommand::Verify(Arc::new(asked)));
             }
             Action::Emit { room, token } => self.answer(room, Answer::Token(token), false),
             Action::Finish { room, reason, usage } => {
@@ -199,17 +237,13 @@ impl Turn {
         }
     }
 
-    fn rank(&self, command: rank_thread::Command) {
-        // A rank thread that is gone takes the worker with it; see `Alive`.
-        if self.start.to_rank.send(command).is_err() {
-            tracing::error!("the rank thread takes no commands any more");
+    /// Asks every rank's transfer thread.
+    fn transfer(&self, command: &TransferCommand) {
+        if self.start.to_transfer.is_empty() {
+            tracing::error!("a transfer was asked of a worker without a transfer plugin");
         }
-    }
-
-    fn transfer(&self, command: TransferCommand) {
-        match &self.start.to_transfer {
-            Some(inbox) => inbox.push(command),
-            None => tracing::error!("a transfer was asked of a worker without a transfer plugin"),
+        for inbox in &self.start.to_transfer {
+            inbox.push(command.clone());
         }
     }
 

@@ -1,32 +1,31 @@
-//! The thread between the scheduler and the transfer plugin.
+//! The threads between the scheduler and the transfer plugin, one per rank with an instance of the plugin of its own.
 //!
-//! It turns page writes into batches of plugin writes, digests what it sends and what arrived, and reports what has
-//! settled. It waits on two descriptors: its own inbox and the plugin's events.
+//! Each turns its rank's share of page writes into batches of plugin writes, digests what it sends and what arrived, and
+//! reports what has settled; [`super::agreement`] makes one report out of those of all ranks. It waits on two
+//! descriptors: its own inbox and the plugin's events.
 
-use std::collections::{HashMap, VecDeque};
+mod receiving;
+mod sending;
+
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use host_core::aux_row::AUX_ROW_BYTES;
-use host_core::integrity::Found;
-use host_core::notice::{NOTICE_BYTES, Notice};
-use host_core::scheduler::PageWrite;
-use host_core::transfer::{Tag, plan_layers};
-use host_core::{Event, Instance, PageId, Room};
+use host_core::heads::HeadLane;
+use host_core::scheduler::{PageWrite, RoomOpening};
+use host_core::transfer::Tag;
+use host_core::{Event, PageId, Room};
 use host_plugin_api::ErrorCode;
-use host_plugin_api::transfer::{
-    self as api, Completion, NOTIFICATION_BYTES, Notification, NotificationKind, Submission, TransferBackend,
-    Write,
-};
+use host_plugin_api::transfer::TransferBackend;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
-use super::link::Links;
-use super::sent_digests::SentDigests;
+use super::agreement::Report;
+use super::link::{Links, Rank};
 use super::{Alive, Input};
-use crate::executor::{KvMemory, digest};
+use sending::Sending;
 
 /// Sleep while the plugin has no descriptor to wait on, is full, or has something unsettled.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
@@ -34,16 +33,34 @@ const SHORT_WAIT: Duration = Duration::from_millis(1);
 const LONG_WAIT: Duration = Duration::from_millis(500);
 /// Completions and notifications taken per call.
 const BATCH: usize = 64;
-/// Arrived parts that wait for their other fragments; the oldest is forgotten beyond that.
-const PARTIAL_NOTICES: usize = 4096;
 
-/// What the scheduler asks for.
-#[derive(Debug)]
+/// What the scheduler asks for, of every rank.
+#[derive(Clone, Debug)]
 pub(super) enum Command {
-    Write(PageWrite),
+    /// Write the rank's share; answered by [`Report::Settled`], also when there is none.
+    Write(Arc<PageWrite>),
+    /// What has not started of a write need not start.
     Cancel(Tag),
-    Verify { room: Room, attempt: u32, pages: Vec<PageId>, aux_slot: u32 },
+    /// Parts of a room may arrive.
+    OpenRoom(Arc<RoomOpening>),
+    /// Copy nothing more into a room's pages; answered by [`Report::Closed`].
+    CloseRoom(Room),
+    /// Nothing of a room is in flight any more.
+    ForgetRoom(Room),
+    /// Digest the rank's heads; answered by [`Report::Checked`].
+    Verify(Arc<Verification>),
     Stop,
+}
+
+/// Pages to be looked at.
+#[derive(Debug)]
+pub(super) struct Verification {
+    pub room: Room,
+    pub attempt: u32,
+    pub pages: Vec<PageId>,
+    pub aux_slot: u32,
+    /// What brought them.
+    pub lanes: Vec<HeadLane>,
 }
 
 /// Commands on their way. Holds at most what the scheduler's running requests can ask for.
@@ -72,8 +89,8 @@ pub(super) struct Start {
     /// First, so that this thread's end is told before those that follow from it.
     #[expect(dead_code, reason = "held for its drop")]
     pub alive: Alive,
+    pub rank: usize,
     pub links: Arc<Links>,
-    pub kv: KvMemory,
     pub inputs: mpsc::Sender<Input>,
     pub page_integrity: bool,
 }
@@ -81,25 +98,15 @@ pub(super) struct Start {
 pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let inbox = Arc::new(InboxState { commands: Mutex::new(VecDeque::new()), wake });
-    let Some(backend) = start.links.backend().cloned() else {
-        anyhow::bail!("a transfer thread needs a transfer plugin");
+    let rank = start.rank;
+    let Some(own) = start.links.ranks().get(rank) else {
+        anyhow::bail!("rank {rank} has no instance of a transfer plugin");
     };
+    let backend = own.backend.clone();
     let state = inbox.clone();
-    let thread = std::thread::Builder::new().name("transfer".into()).spawn(move || {
-        let max_writes = backend.limits().max_writes.max(1) as usize;
-        let thread = Thread {
-            start,
-            backend,
-            max_writes,
-            waiting: VecDeque::new(),
-            parts: HashMap::new(),
-            last_submission: 0,
-            by_submission: HashMap::new(),
-            unsettled: Vec::new(),
-            sent: SentDigests::default(),
-            partial: VecDeque::new(),
-        };
-        thread.run(&state);
+    let thread = std::thread::Builder::new().name(format!("transfer-{rank}")).spawn(move || {
+        let sending = Sending::new(start.links.clone(), rank);
+        Thread { start, backend, sending }.run(&state);
     })?;
     Ok((Inbox(inbox), thread))
 }
@@ -109,70 +116,101 @@ fn counted(answer: i32) -> Result<usize, ErrorCode> {
     usize::try_from(answer).map(|count| count.min(BATCH)).map_err(|_negative| ErrorCode(answer))
 }
 
-/// One page write's way through the plugin, as one or more submissions.
-struct Part {
-    left: u32,
-    error: Option<String>,
-}
-
 struct Thread {
     start: Start,
     backend: Arc<dyn TransferBackend>,
-    max_writes: usize,
-    /// Submissions that the plugin has no room for yet.
-    waiting: VecDeque<(Tag, Submission, Vec<Write>)>,
-    parts: HashMap<Tag, Part>,
-    last_submission: u64,
-    /// Which page write a submission belongs to.
-    by_submission: HashMap<api::Tag, Tag>,
-    /// Submissions that ended in an error and may still be in flight.
-    unsettled: Vec<api::Tag>,
-    sent: SentDigests,
-    partial: VecDeque<((Room, u32, u32), u32)>,
+    sending: Sending,
 }
 
 impl Thread {
     fn run(mut self, inbox: &InboxState) {
         loop {
+            // Before the inbox is looked at: whatever room these are about, it was opened before they were sent.
+            let notifications = self.take_notifications();
             let commands =
                 std::mem::take(&mut *inbox.commands.lock().unwrap_or_else(PoisonError::into_inner));
             let mut busy = !commands.is_empty();
             for command in commands {
                 match command {
-                    Command::Write(write) => self.begin(write),
-                    Command::Cancel(tag) => self.cancel(tag),
-                    Command::Verify { room, attempt, pages, aux_slot } => {
-                        self.verify(room, attempt, &pages, aux_slot);
+                    Command::Write(write) => self.write(&write),
+                    Command::Cancel(tag) => {
+                        let settled = self.sending.cancel(tag);
+                        self.settled(settled);
                     }
+                    // What arrives lies where it belongs: nothing is copied, so there is nothing to wait for.
+                    Command::OpenRoom(opening) => tracing::trace!(room = %opening.room, "opened"),
+                    Command::ForgetRoom(room) => tracing::trace!(%room, "forgotten"),
+                    Command::CloseRoom(room) => {
+                        self.report(Report::Closed { rank: self.start.rank, room });
+                    }
+                    Command::Verify(asked) => self.verify(&asked),
                     Command::Stop => return,
                 }
             }
-            busy |= self.submit_waiting();
-            match (self.take_completions(), self.take_notifications()) {
-                (Ok(completed), Ok(notified)) => busy |= completed || notified,
+            let (submitted, settled) = self.sending.submit();
+            self.settled(settled);
+            match (self.sending.poll(), notifications) {
+                (Ok((completed, settled)), Ok(notifications)) => {
+                    self.settled(settled);
+                    busy |= submitted || completed || !notifications.is_empty();
+                    notifications.iter().for_each(|notification| self.notified(notification));
+                }
                 (Err(code), _) | (_, Err(code)) => {
                     // Nothing can be known of what is in flight any more; only a new process can go on.
                     tracing::error!(code = code.name(), "the transfer plugin has failed");
                     return;
                 }
             }
-            self.settle();
             if !busy {
                 self.wait(inbox);
             }
         }
     }
 
-    fn report(&self, event: Event) {
-        if self.start.inputs.blocking_send(Input::Event(event)).is_err() {
+    fn own(&self) -> &Rank {
+        &self.start.links.ranks()[self.start.rank]
+    }
+
+    fn tell(&self, input: Input) {
+        if self.start.inputs.blocking_send(input).is_err() {
             tracing::debug!("the scheduler has stopped; a transfer event was dropped");
+        }
+    }
+
+    fn report(&self, report: Report) {
+        self.tell(Input::Transfer(report));
+    }
+
+    fn settled(&self, settled: Vec<(Tag, Option<String>)>) {
+        for (tag, error) in settled {
+            self.report(Report::Settled { rank: self.start.rank, tag, error });
+        }
+    }
+
+    /// Queues the rank's share of a write.
+    fn write(&mut self, write: &PageWrite) {
+        let (rank, links) = (self.start.rank, self.start.links.clone());
+        let Some(link) = links.get(write.to) else {
+            let error = format!("worker {} is not connected", write.to);
+            return self.settled(vec![(write.tag, Some(error))]);
+        };
+        if link.session != write.session {
+            // The scheduler has not heard of the connection that is in use, and may never: its own is gone.
+            self.tell(Input::Event(Event::PeerLost { peer: write.to, session: write.session, fenced: true }));
+            let error = format!("the connection to worker {} was replaced", write.to);
+            return self.settled(vec![(write.tag, Some(error))]);
+        }
+        let shares = sending::shares(&links, &link, rank, write, self.start.page_integrity);
+        match shares {
+            Ok(shares) if shares.is_empty() => self.settled(vec![(write.tag, None)]),
+            Ok(shares) => self.sending.begin(write, rank, shares),
+            Err(error) => self.settled(vec![(write.tag, Some(error))]),
         }
     }
 
     fn wait(&self, inbox: &InboxState) {
         let fd = self.backend.event_fd();
-        let hurry = fd < 0 || !self.waiting.is_empty() || !self.unsettled.is_empty();
-        let wait = if hurry { SHORT_WAIT } else { LONG_WAIT };
+        let wait = if fd < 0 || self.sending.hurries() { SHORT_WAIT } else { LONG_WAIT };
         let timeout = rustix::event::Timespec {
             tv_sec: wait.as_secs().try_into().unwrap_or(0),
             tv_nsec: wait.subsec_nanos().into(),
@@ -188,240 +226,7 @@ impl Thread {
             let _empty = rustix::io::read(inbox.wake.as_fd(), &mut count).is_err();
         }
     }
-
-    /// Digests, plans and queues one page write.
-    fn begin(&mut self, write: PageWrite) {
-        let tag = write.tag;
-        match self.describe(&write) {
-            Ok((peer, writes)) => {
-                let fragments = writes.len().div_ceil(self.max_writes).max(1);
-                self.parts.insert(tag, Part { left: fragments as u32, error: None });
-                for index in 0..fragments {
-                    let from = index * self.max_writes;
-                    let piece = writes[from..writes.len().min(from + self.max_writes)].to_vec();
-                    let submission = self.submission(peer, &write, index as u32, fragments as u32);
-                    self.by_submission.insert(submission.tag, tag);
-                    self.waiting.push_back((tag, submission, piece));
-                }
-            }
-            Err(error) => self.report(Event::Written { tag, error: Some(error) }),
-        }
-    }
-
-    fn submission(
-        &mut self,
-        peer: api::PeerId,
-        write: &PageWrite,
-        fragment: u32,
-        fragments: u32,
-    ) -> Submission {
-        let mut notification = [0; NOTIFICATION_BYTES];
-        notification[..NOTICE_BYTES].copy_from_slice(&write.notice.encode());
-        notification[NOTICE_BYTES..NOTICE_BYTES + 4].copy_from_slice(&fragment.to_le_bytes());
-        notification[NOTICE_BYTES + 4..NOTICE_BYTES + 8].copy_from_slice(&fragments.to_le_bytes());
-        self.last_submission += 1;
-        let tag = api::Tag(self.last_submission);
-        Submission { peer, notification_length: NOTICE_BYTES as u32 + 8, tag, notification }
-    }
-
-    /// The peer's handle, and the writes that the plugin is asked for.
-    fn describe(&mut self, write: &PageWrite) -> Result<(api::PeerId, Vec<Write>), String> {
-        let links = self.start.links.clone();
-        let link = links.get(write.to).ok_or_else(|| format!("worker {} is not connected", write.to))?;
-        if link.session != write.session {
-            // The scheduler has not heard of the connection that is in use, and may never: its own is gone.
-            let lost = Event::PeerLost { peer: write.to, session: write.session, fenced: true };
-            self.report(lost);
-            return Err(format!("the connection to worker {} was replaced", write.to));
-        }
-        let (kv_region, aux_region) = links.regions().ok_or("there is no transfer plugin")?;
-        let layers = write.layers.start as usize..write.layers.end as usize;
-        let pieces = plan_layers(links.layout(), &link.layout, &write.source, &write.target, layers)
-            .map_err(|error| error.to_string())?;
-        let mut writes: Vec<Write> = pieces
-            .iter()
-            .map(|piece| Write {
-                source_region: kv_region.0,
-                target_region: link.kv_region,
-                source_offset: piece.source as u64,
-                target_offset: piece.target as u64,
-                length: piece.length as u32,
-                target_generation: link.kv_generation,
-            })
-            .collect();
-        if self.start.page_integrity {
-            self.sent.add(&self.start.kv, write);
-        }
-        if let Some((row, own_slot, peer_slot)) = &write.aux {
-            if *peer_slot >= link.aux_rows {
-                return Err(format!("decode named aux row {peer_slot}, but has {}", link.aux_rows));
-            }
-            let mut row = row.clone();
-            let (room, attempt) = (write.notice.room, write.notice.attempt);
-            row.digest = if self.start.page_integrity { self.sent.take(room, attempt) } else { 0 };
-            links.aux().write(*own_slot as usize * AUX_ROW_BYTES, &row.encode());
-            writes.push(Write {
-                source_region: aux_region.0,
-                target_region: link.aux_region,
-                source_offset: u64::from(*own_slot) * AUX_ROW_BYTES as u64,
-                target_offset: u64::from(*peer_slot) * AUX_ROW_BYTES as u64,
-                length: AUX_ROW_BYTES as u32,
-                target_generation: link.aux_generation,
-            });
-        }
-        Ok((link.peer, writes))
-    }
-
-    fn submit_waiting(&mut self) -> bool {
-        let mut busy = false;
-        while let Some((_, submission, writes)) = self.waiting.front() {
-            let status = self.backend.submit(submission, writes);
-            if status == ErrorCode::WOULD_BLOCK.0 {
-                break;
-            }
-            busy = true;
-            if let Some((_, submission, _)) = self.waiting.pop_front()
-                && status != 0
-            {
-                let error = format!("the plugin refused the writes: {}", ErrorCode(status).name());
-                self.ended(submission.tag, Some(error));
-            }
-        }
-        busy
-    }
-
-    fn cancel(&mut self, tag: Tag) {
-        // What was sent of the room so far is of no use to a later attempt.
-        let (dropped, kept): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|(part, _, _)| *part == tag);
-        self.waiting = kept;
-        for (_, submission, _) in dropped {
-            self.ended(submission.tag, Some("cancelled".into()));
-        }
-        for (submission, part) in &self.by_submission {
-            if *part == tag {
-                // A submission that has just completed cannot be cancelled any more, which is as good.
-                let _late = self.backend.cancel(*submission);
-            }
-        }
-    }
-
-    fn take_completions(&mut self) -> Result<bool, ErrorCode> {
-        let blank = Completion { tag: api::Tag(0), bytes: 0, status: 0, reserved: 0 };
-        let mut completions = [blank; BATCH];
-        let count = counted(self.backend.poll(&mut completions))?;
-        for completion in &completions[..count] {
-            if completion.status == 0 {
-                self.ended(completion.tag, None);
-            } else if let Some(tag) = self.by_submission.get(&completion.tag) {
-                if let Some(part) = self.parts.get_mut(tag) {
-                    part.error = Some(ErrorCode(completion.status).name().to_owned());
-                }
-                self.unsettled.push(completion.tag);
-            }
-        }
-        Ok(count > 0)
-    }
-
-    /// A failed submission counts as ended only when the plugin says that nothing of it is in flight.
-    fn settle(&mut self) {
-        for submission in std::mem::take(&mut self.unsettled) {
-            match self.backend.settled(submission) {
-                1 => self.ended(submission, None),
-                _ => self.unsettled.push(submission),
-            }
-        }
-    }
-
-    fn ended(&mut self, submission: api::Tag, error: Option<String>) {
-        let Some(tag) = self.by_submission.remove(&submission) else { return };
-        let Some(part) = self.parts.get_mut(&tag) else { return };
-        part.left -= 1;
-        part.error = part.error.take().or(error);
-        if part.left == 0
-            && let Some(part) = self.parts.remove(&tag)
-        {
-            self.report(Event::Written { tag, error: part.error });
-        }
-    }
-
-    fn take_notifications(&mut self) -> Result<bool, ErrorCode> {
-        let blank = Notification {
-            kind: NotificationKind(0),
-            length: 0,
-            peer_name_length: 0,
-            reserved: 0,
-            payload: [0; NOTIFICATION_BYTES],
-            peer_name: [0; 64],
-        };
-        let mut notifications = [blank; BATCH];
-        let count = counted(self.backend.notifications(&mut notifications))?;
-        for notification in &notifications[..count] {
-            match notification.kind {
-                NotificationKind::ARRIVED => self.arrived(notification),
-                NotificationKind::PEER_LOST => self.peer_lost(notification),
-                _ => {}
-            }
-        }
-        Ok(count > 0)
-    }
-
-    fn arrived(&mut self, notification: &Notification) {
-        let length = (notification.length as usize).min(NOTIFICATION_BYTES);
-        let payload = &notification.payload[..length];
-        let word = |at: usize| {
-            payload.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(1, u32::from_le_bytes)
-        };
-        let Some(notice) = payload.get(..NOTICE_BYTES).and_then(Notice::decode) else {
-            tracing::warn!(length, "a peer sent a notification that is not a notice");
-            return;
-        };
-        let fragments = word(NOTICE_BYTES + 4);
-        if fragments > 1 {
-            let key = (notice.room, notice.attempt, notice.sequence);
-            match self.partial.iter_mut().find(|(other, _)| *other == key) {
-                Some((_, arrived)) => *arrived += 1,
-                None => self.partial.push_back((key, 1)),
-            }
-            if self.partial.len() > PARTIAL_NOTICES {
-                self.partial.pop_front();
-            }
-            let whole =
-                self.partial.iter().position(|(other, arrived)| *other == key && *arrived == fragments);
-            let Some(whole) = whole else { return };
-            self.partial.remove(whole);
-        }
-        self.report(Event::Arrived(notice));
-    }
-
-    fn peer_lost(&self, notification: &Notification) {
-        let length = (notification.peer_name_length as usize).min(notification.peer_name.len());
-        let name = std::str::from_utf8(&notification.peer_name[..length]).unwrap_or_default();
-        let Ok(instance) = u64::from_str_radix(name, 16) else { return };
-        let peer = Instance(instance);
-        tracing::warn!(%peer, "the transfer plugin says that a peer is gone");
-        // Without a link, whoever took it away has told the scheduler.
-        let Some(session) = self.start.links.get(peer).map(|link| link.session) else { return };
-        // The peer is proven gone; this only returns the plugin's handle.
-        let fenced = match self.start.links.fence(peer, session) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!(%peer, %error, "the connection to a lost peer could not be closed yet");
-                false
-            }
-        };
-        self.report(Event::PeerLost { peer, session, fenced });
-    }
-
-    fn verify(&self, room: Room, attempt: u32, pages: &[PageId], aux_slot: u32) {
-        let mut aux_row = [0; AUX_ROW_BYTES];
-        self.start.links.aux().read(aux_slot as usize * AUX_ROW_BYTES, &mut aux_row);
-        let page_tokens = self.start.links.layout().shape.page_tokens;
-        let digest = self.start.page_integrity.then(|| {
-            let pages: Vec<u64> =
-                pages.iter().map(|page| digest::page(&self.start.kv, *page, page_tokens)).collect();
-            digest::all(&pages)
-        });
-        self.report(Event::Verified { room, attempt, found: Box::new(Found { aux_row, digest }) });
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,11 @@
 //!
 //! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench transfer [-- CONFIG]`; CONFIG is the NIXL plugin's, in TOML.
 //!
+//! With `knee` as the argument: 64 MiB in small pieces, written directly, and gathered into 4 MiB that are written at once
+//! and scattered by the receiver, each through both plugins. The gather is the sender's thread, the scatter the receiver's; of
+//! the scatter the last piece is not waited for, and nobody asks for room first, so that the staged figures are what
+//! staging can come to at most.
+//!
 //! Pieces do not touch each other, so that nothing can be joined. Each figure is the best of the rounds, in GB/s of 10^9
 //! bytes; a round ends when the sender's completions say that everything is in the peer's memory.
 
@@ -31,6 +36,9 @@ fn main() {
         return;
     }
     let config = arguments.iter().find(|argument| *argument != "--bench").cloned().unwrap_or_default();
+    if config == "knee" {
+        return knee();
+    }
     println!(
         "{:>9} {:>12} {:>9} {:>9} {:>12} {:>10}",
         "piece", "memcpy", "shm", "nixl", "nixl/memcpy", "nixl/shm"
@@ -47,9 +55,44 @@ fn main() {
     }
 }
 
+fn knee() {
+    println!(
+        "{:>9} {:>11} {:>11} {:>11} {:>11}",
+        "piece", "shm direct", "shm staged", "nixl direct", "nixl staged"
+    );
+    for piece in [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10] {
+        let of = |plugin, staged| Transfer { plugin, config: "", piece, staged, bytes: 64 << 20 }.best();
+        println!(
+            "{:>5} B {:>15.3} {:>11.3} {:>11.3} {:>11.3}",
+            piece,
+            of("shm", false),
+            of("shm", true),
+            of("nixl", false),
+            of("nixl", true)
+        );
+    }
+}
+
 /// Starts of the pieces: every other one of its size.
 fn offsets(piece: usize) -> impl Iterator<Item = usize> {
     (0..BYTES).step_by(2 * piece)
+}
+
+/// Where staged bytes lie, on both sides: behind the pieces of a run of 64 MiB.
+const STAGE: usize = 128 << 20;
+const STAGED: usize = 4 << 20;
+
+/// Copies pieces between their places, from the `first` on, and one dense slot, in either direction.
+fn copy_pieces(memory: &SharedMemory, first: usize, piece: usize, slot: usize, gather: bool) {
+    let base = memory.address().as_ptr();
+    for at in 0..STAGED / piece {
+        let (sparse, dense) = ((first + at) * 2 * piece, STAGE + slot * STAGED + at * piece);
+        assert!(sparse + piece <= STAGE && dense + piece <= BYTES);
+        let (from, to) = if gather { (sparse, dense) } else { (dense, sparse) };
+        // SAFETY: both ranges lie inside the mapping and apart, as was just looked at. What NIXL or the peer does with the
+        // slot at the same time spoils figures of nobody: nobody reads the bytes.
+        unsafe { std::ptr::copy_nonoverlapping(base.add(from), base.add(to), piece) };
+    }
 }
 
 fn open(plugin: &str, name: &str, config: &str) -> (Box<dyn TransferBackend>, SharedMemory, RegionId) {
@@ -76,7 +119,7 @@ fn open(plugin: &str, name: &str, config: &str) -> (Box<dyn TransferBackend>, Sh
 
 /// The other process: takes notifications until the sender is gone.
 fn receive(plugin: &str, config: &str) {
-    let (backend, _memory, region) = open(plugin, "decode", config);
+    let (backend, memory, region) = open(plugin, "decode", config);
     let endpoint: String = backend.endpoint().unwrap().iter().map(|b| format!("{b:02x}")).collect();
     println!("{} {endpoint}", region.0);
     let empty = Notification {
@@ -90,65 +133,105 @@ fn receive(plugin: &str, config: &str) {
     let mut notifications = [empty; 16];
     loop {
         let count = backend.notifications(&mut notifications) as usize;
-        if notifications[..count].iter().any(|n| n.kind == NotificationKind::PEER_LOST) {
-            return;
+        for notification in &notifications[..count] {
+            if notification.kind == NotificationKind::PEER_LOST {
+                return;
+            }
+            let number =
+                |at: usize| u32::from_le_bytes(*notification.payload[at..].first_chunk().unwrap()) as usize;
+            let (piece, first, slot) = (number(0), number(4), number(8));
+            if piece > 0 {
+                copy_pieces(&memory, first, piece, slot, false);
+            }
         }
-        std::thread::sleep(Duration::from_micros(200));
+        std::thread::sleep(Duration::from_micros(if count > 0 { 0 } else { 100 }));
     }
 }
 
 fn transfer(plugin: &str, config: &str, piece: usize) -> f64 {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .env("RECEIVER", format!("{plugin}\n{config}"))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let (target, endpoint) = line.trim().split_once(' ').unwrap();
-    let byte = |i| u8::from_str_radix(&endpoint[i..i + 2], 16).unwrap();
-    let endpoint: Vec<u8> = (0..endpoint.len()).step_by(2).map(byte).collect();
-    let (backend, _memory, region) = open(plugin, "prefill", config);
-    let peer = backend.connect("decode", &endpoint).unwrap();
-    let write = |offset: usize| Write {
-        source_region: region.0,
-        target_region: target.parse().unwrap(),
-        source_offset: offset as u64,
-        target_offset: offset as u64,
-        length: piece as u32,
-        target_generation: 1,
-    };
-    let writes: Vec<Write> = offsets(piece).map(write).collect();
-    // A chunk of a prompt: 4 MiB, or as many pieces as fit.
-    let batches: Vec<&[Write]> = writes.chunks(((4 << 20) / piece).clamp(1, 1024)).collect();
-    let mut best = 0f64;
-    let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }; 64];
-    for _ in 0..ROUNDS {
-        let (mut submitted, mut completed, mut bytes) = (0, 0, 0);
-        let start = Instant::now();
-        while completed < batches.len() {
-            if submitted < batches.len() && submitted - completed < FLIGHTS {
-                let notification = [0; NOTIFICATION_BYTES];
-                let submission =
-                    Submission { peer, notification_length: 8, tag: Tag(submitted as u64), notification };
-                assert_eq!(backend.submit(&submission, batches[submitted]), 0);
-                submitted += 1;
-                continue;
+    Transfer { plugin, config, piece, staged: false, bytes: BYTES / 2 }.best()
+}
+
+/// What is measured.
+struct Transfer<'a> {
+    plugin: &'a str,
+    config: &'a str,
+    piece: usize,
+    /// Through dense slots.
+    staged: bool,
+    bytes: usize,
+}
+
+impl Transfer<'_> {
+    fn best(&self) -> f64 {
+        let Self { plugin, config, piece, .. } = *self;
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .env("RECEIVER", format!("{plugin}\n{config}"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (target, endpoint) = line.trim().split_once(' ').unwrap();
+        let byte = |i| u8::from_str_radix(&endpoint[i..i + 2], 16).unwrap();
+        let endpoint: Vec<u8> = (0..endpoint.len()).step_by(2).map(byte).collect();
+        let (backend, memory, region) = open(plugin, "prefill", config);
+        let peer = backend.connect("decode", &endpoint).unwrap();
+        let write = |offset: usize, length: usize| Write {
+            source_region: region.0,
+            target_region: target.parse().unwrap(),
+            source_offset: offset as u64,
+            target_offset: offset as u64,
+            length: length as u32,
+            target_generation: 1,
+        };
+        let writes: Vec<Write> =
+            offsets(piece).take(self.bytes / piece).map(|offset| write(offset, piece)).collect();
+        // A chunk of a prompt: 4 MiB, or as many pieces as fit.
+        let direct: Vec<&[Write]> = writes.chunks((STAGED / piece).clamp(1, 1024)).collect();
+        let slots: Vec<Write> = (0..FLIGHTS).map(|slot| write(STAGE + slot * STAGED, STAGED)).collect();
+        let batches = if self.staged { self.bytes / STAGED } else { direct.len() };
+        let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }; 64];
+        let mut best = 0f64;
+        for _ in 0..ROUNDS {
+            let (mut submitted, mut completed, mut bytes) = (0, 0, 0);
+            let start = Instant::now();
+            while completed < batches {
+                if submitted < batches && submitted - completed < FLIGHTS {
+                    let mut submission = Submission {
+                        peer,
+                        notification_length: 12,
+                        tag: Tag(submitted as u64),
+                        notification: [0; NOTIFICATION_BYTES],
+                    };
+                    let batch = if self.staged {
+                        let (first, slot) = (submitted * (STAGED / piece), submitted % FLIGHTS);
+                        copy_pieces(&memory, first, piece, slot, true);
+                        let numbers = [piece, first, slot].map(|number| (number as u32).to_le_bytes());
+                        submission.notification[..12].copy_from_slice(numbers.as_flattened());
+                        &slots[slot..=slot]
+                    } else {
+                        direct[submitted]
+                    };
+                    assert_eq!(backend.submit(&submission, batch), 0);
+                    submitted += 1;
+                    continue;
+                }
+                let count = backend.poll(&mut done) as usize;
+                assert!(done[..count].iter().all(|c| c.status == 0));
+                bytes += done[..count].iter().map(|c| c.bytes).sum::<u64>();
+                completed += count;
+                if count == 0 {
+                    // Moving is what is measured; the poller must not take a core from it.
+                    std::thread::sleep(Duration::from_micros(50));
+                }
             }
-            let count = backend.poll(&mut done) as usize;
-            assert!(done[..count].iter().all(|c| c.status == 0));
-            bytes += done[..count].iter().map(|c| c.bytes).sum::<u64>();
-            completed += count;
-            if count == 0 {
-                // Moving is what is measured; the poller must not take a core from it.
-                std::thread::sleep(Duration::from_micros(50));
-            }
+            best = best.max(bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
         }
-        best = best.max(bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
+        backend.shutdown(5000).unwrap();
+        assert!(child.wait().unwrap().success());
+        best
     }
-    backend.shutdown(5000).unwrap();
-    assert!(child.wait().unwrap().success());
-    best
 }
 
 /// One thread, piece by piece, between two mappings of the same kind.

@@ -1,51 +1,39 @@
 //! The transfer role: what the host's threads call. None of it calls into NIXL.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ffi::{CString, OsString};
+use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Level, Memory, NOTIFICATION_BYTES, Notification, Opening, PeerId,
-    PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write, log,
+    Completion, Error, ErrorCode, Level, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, Opening,
+    PeerId, PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write, log,
 };
 
 use crate::capi::Library;
 use crate::config::Config;
 use crate::driver::{Driver, Maker};
-use crate::queue::locked;
-use crate::regions::{source, target};
+use crate::lists::Lists;
+use crate::queue::{Work, locked};
+use crate::regions::{Card, source, target};
 use crate::search::{self, Places};
 use crate::shared::{Command, Peer, Shared, clear, random, signal};
 use crate::wire::{Endpoint, NAME_BYTES, Random};
-
-/// Most prepared lists, and most writes in one.
-const MAX_PREPARED: usize = 4096;
-const MAX_PREPARED_WRITES: usize = 1 << 20;
-
-/// Writes that were checked once. NIXL has prepared lists, too; making a request without one takes 30 to 90 µs per 1024
-/// ranges, and posting it over TCP 5 to 18 ms (1.5.1, measured), so there is nothing to gain from them here.
-struct Prepared {
-    peer: Arc<Peer>,
-    writes: Box<[Write]>,
-}
 
 /// An instance of the backend. See the crate.
 pub struct NixlBackend {
     shared: Arc<Shared>,
     endpoint: Endpoint,
     driver: Mutex<Option<JoinHandle<()>>>,
-    prepared: RwLock<HashMap<u64, Arc<Prepared>>>,
-    next_prepared: AtomicU64,
+    lists: Lists,
 }
 
-/// NIXL's library, from the first place that has one that fits.
-fn find_library(config: &Config) -> Result<Library> {
+/// NIXL's library, from the first place that has one that fits, with one of NIXL's own plugins.
+pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
     let places = Places::of(config.library.clone());
     let mut tried = Vec::new();
     for path in places.candidates() {
@@ -57,7 +45,7 @@ fn find_library(config: &Config) -> Result<Library> {
         match Library::load(&path, search::wheel_version(&path)) {
             Ok(library) => {
                 let directory = std::env::var_os("NIXL_PLUGIN_DIR");
-                search::check_backend(library.path(), directory, &config.backend)?;
+                search::check_backend(library.path(), directory, backend)?;
                 return Ok(library);
             }
             Err(why) => tried.push((path, why)),
@@ -68,10 +56,13 @@ fn find_library(config: &Config) -> Result<Library> {
 
 /// A configuration's library and the backend's parameters.
 fn settle(config: &Config) -> Result<(Library, Vec<(CString, CString)>)> {
-    let environment = std::env::var_os("UCX_TLS").map(OsString::into_string);
-    let environment = environment.and_then(std::result::Result::ok);
-    let parameters = strings(config.backend_parameters(environment.as_deref())?)?;
-    Ok((find_library(config)?, parameters))
+    let parameters = strings(config.backend_parameters(ucx_tls().as_deref())?)?;
+    Ok((find_library(config, &config.backend)?, parameters))
+}
+
+/// What the environment says of UCX's transports.
+fn ucx_tls() -> Option<String> {
+    std::env::var_os("UCX_TLS").and_then(|value| value.into_string().ok())
 }
 
 /// See [`crate::check`].
@@ -79,7 +70,7 @@ pub fn check(config: &str) -> Result<()> {
     settle(&Config::parse(config)?).map(drop)
 }
 
-fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
+pub fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
     let wrong = |_| Error::new(ErrorCode::CONFIG, "a parameter contains a zero byte");
     let pair = |(key, value)| Ok((CString::new(key)?, CString::new(value)?));
     let pairs: std::result::Result<Vec<_>, std::ffi::NulError> = parameters.into_iter().map(pair).collect();
@@ -106,6 +97,7 @@ impl NixlBackend {
             library,
             backend: CString::new(config.backend.as_str()).unwrap_or_default(),
             parameters,
+            threads: config.progress_thread.then_some(Duration::from_millis(10)),
             prefix: format!("{}/{identity}", opening.name),
         };
         let shared = Arc::new(Shared::new(config, opening.name.clone())?);
@@ -116,8 +108,7 @@ impl NixlBackend {
             shared,
             endpoint: Endpoint { token, instance, name, front },
             driver: Mutex::new(Some(driver)),
-            prepared: RwLock::default(),
-            next_prepared: AtomicU64::new(1),
+            lists: Lists::default(),
         };
         let died = |_| Error::new(ErrorCode::PANICKED, "the driver of NIXL panicked at its start");
         start.recv().map_err(died)?.map(backend)
@@ -170,14 +161,29 @@ impl NixlBackend {
         writes.iter().position(|write| !fits(write)).map_or(Ok(()), Err)
     }
 
+    /// Whether memory of a device can be registered here. That of the host always can; this depends on the machine, on UCX
+    /// and on the transports, which is why the manifest does not promise it.
+    fn try_device(&self, memory: &Memory) -> Result<()> {
+        let Memory { device, address, length, generation, .. } = *memory;
+        let no = |why: &str| {
+            let text = format!("memory of device {device} cannot be registered: {why}");
+            Error::new(ErrorCode::UNSUPPORTED, text)
+        };
+        self.shared.config.allows_devices(ucx_tls().as_deref()).map_err(|error| no(&error.message))?;
+        crate::capi::cuda_driver().map_err(|why| no(&format!("there is no CUDA driver ({why})")))?;
+        let card = Card { id: 1, generation, address, length, device: Some(device) };
+        let tried = self.ask(|reply| Command::Try { card, reply });
+        tried.map_err(|error| no(&format!("{}; UCX needs its CUDA transports for it", error.message)))
+    }
+
     /// What [`submit`](TransferBackend::submit) and [`post`](TransferBackend::post) share.
-    fn accept(&self, submission: &Submission, writes: impl ExactSizeIterator<Item = Write>) -> i32 {
-        if writes.len() > self.shared.config.max_writes as usize
+    fn accept(&self, submission: &Submission, count: usize, work: Work) -> i32 {
+        if count > self.shared.config.max_writes as usize
             || submission.notification_length as usize > NOTIFICATION_BYTES
         {
             return ErrorCode::INVALID_ARGUMENT.0;
         }
-        if !self.shared.queue.push(submission, writes) {
+        if !self.shared.queue.push(submission, work) {
             return ErrorCode::WOULD_BLOCK.0;
         }
         self.shared.wake();
@@ -238,6 +244,9 @@ impl TransferBackend for NixlBackend {
 
     fn register(&self, memory: &Memory) -> Result<RegionId> {
         self.ready()?;
+        if memory.kind == MemoryKind::VRAM {
+            self.try_device(memory)?;
+        }
         self.shared.regions.write().unwrap_or_else(PoisonError::into_inner).add(memory)
     }
 
@@ -273,36 +282,27 @@ impl TransferBackend for NixlBackend {
         self.ready()?;
         known.map_or_else(|| self.known_peer(id).map(drop), |_| Ok(()))?;
         self.ask(|reply| Command::Disconnect { peer: id, reply })?;
-        self.prepared.write().unwrap_or_else(PoisonError::into_inner).retain(|_, p| p.peer.id != id);
+        self.lists.forget(id);
         Ok(())
     }
 
     fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
         self.ready()?;
         let peer = self.known_peer(peer)?;
-        if writes.len() > MAX_PREPARED_WRITES {
-            let text = format!("{} writes in one list, {MAX_PREPARED_WRITES} are allowed", writes.len());
-            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
-        }
         self.fit(&peer, writes).map_err(|at| {
             let text = format!("write {at} is empty or leaves its region: {:?}", writes[at]);
             Error::new(ErrorCode::INVALID_ARGUMENT, text)
         })?;
-        let mut prepared = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
-        if prepared.len() >= MAX_PREPARED {
-            let text = format!("{MAX_PREPARED} lists are prepared, release one first");
-            return Err(Error::new(ErrorCode::NO_RESOURCE, text));
-        }
-        let id = self.next_prepared.fetch_add(1, Ordering::Relaxed);
-        prepared.insert(id, Arc::new(Prepared { peer, writes: writes.into() }));
-        Ok(PreparedId(id))
+        let list = self.lists.add(peer, writes)?;
+        let id = PreparedId(list.id);
+        let prepared = self.ask(|reply| Command::Prepare { list, reply });
+        prepared.map(|()| id).or_else(|error| self.lists.remove(id).and(Err(error)))
     }
 
     fn release(&self, prepared: PreparedId) -> Result<()> {
         self.ready()?;
-        let removed = self.prepared.write().unwrap_or_else(PoisonError::into_inner).remove(&prepared.0);
-        let unknown = || Error::new(ErrorCode::INVALID_ARGUMENT, format!("no prepared list {}", prepared.0));
-        removed.map(drop).ok_or_else(unknown)
+        let list = self.lists.remove(prepared)?;
+        self.ask(|reply| Command::Release { list, reply })
     }
 
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
@@ -317,7 +317,7 @@ impl TransferBackend for NixlBackend {
         if self.fit(&peer, writes).is_err() {
             return ErrorCode::INVALID_ARGUMENT.0;
         }
-        self.accept(submission, writes.iter().copied())
+        self.accept(submission, writes.len(), Work::Writes(writes))
     }
 
     fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
@@ -325,9 +325,7 @@ impl TransferBackend for NixlBackend {
         if state != 0 {
             return state;
         }
-        let lists = self.prepared.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(list) = lists.get(&prepared.0).cloned() else { return ErrorCode::INVALID_ARGUMENT.0 };
-        drop(lists);
+        let Some(list) = self.lists.get(prepared) else { return ErrorCode::INVALID_ARGUMENT.0 };
         let known = |index: &u32| (*index as usize) < list.writes.len();
         if list.peer.id != submission.peer || !indices.iter().all(known) {
             return ErrorCode::INVALID_ARGUMENT.0;
@@ -335,7 +333,7 @@ impl TransferBackend for NixlBackend {
         if list.peer.is_gone() {
             return ErrorCode::PEER_LOST.0;
         }
-        self.accept(submission, indices.iter().map(|index| list.writes[*index as usize]))
+        self.accept(submission, indices.len(), Work::Prepared(&list, indices))
     }
 
     fn poll(&self, completions: &mut [Completion]) -> i32 {

@@ -1,4 +1,4 @@
-//! NIXL's C API. All unsafe code of this crate is here and in the module below.
+//! NIXL's C API. All calls into it are here and in the modules below, and all unsafe code but one look into a tier's memory.
 //!
 //! The API has no stable ABI ("may change between releases"), so every symbol is looked up before anything is called,
 //! and what differs between releases is named below. Written against 1.5.1.
@@ -7,8 +7,10 @@
 //! of a caller that wants no locks.
 
 mod agent;
+mod requests;
 
-pub use agent::{Agent, Progress, Request};
+pub use agent::{Agent, Place};
+pub use requests::{Direction, Prepared, Progress, Request};
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -18,7 +20,15 @@ use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
 
 type Handle = *mut c_void;
 
-const DRAM: c_int = 0;
+/// What ranges are of, with NIXL's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segment {
+    Dram = 0,
+    /// Memory of a device, which is given with each range.
+    Vram = 1,
+    /// Of files, whose descriptor is given with each range in the device's place; addresses are offsets.
+    File = 4,
+}
 
 macro_rules! api {
     ($($name:ident($($argument:ty),*);)*) => {
@@ -74,6 +84,9 @@ api! {
     opt_args_set_has_notif(Handle, bool);
     opt_args_set_skip_desc_merge(Handle, bool);
     destroy_opt_args(Handle);
+    prep_xfer_dlist(Handle, *const c_char, Handle, *mut Handle, Handle);
+    release_xfer_dlist_handle(Handle, Handle);
+    make_xfer_req(Handle, c_int, Handle, *const c_int, usize, Handle, *const c_int, usize, *mut Handle, Handle);
     create_xfer_req(Handle, c_int, Handle, Handle, *const c_char, *mut Handle, Handle);
     post_xfer_req(Handle, Handle, Handle);
     get_xfer_status(Handle, Handle);
@@ -95,6 +108,13 @@ api! {
 pub struct Refusal {
     call: &'static str,
     code: i32,
+}
+
+impl Refusal {
+    /// A request failed.
+    pub fn of(call: &'static str) -> Self {
+        Self { call, code: -2 }
+    }
 }
 
 impl std::fmt::Display for Refusal {
@@ -152,6 +172,17 @@ impl Library {
     }
 }
 
+/// Whether this machine has a CUDA driver, without which UCX takes no device memory, and takes host memory for it.
+///
+/// # Errors
+/// What the loader says.
+pub fn cuda_driver() -> Result<(), String> {
+    // SAFETY: the driver's own library, where the system's loader looks for it; nothing of it is called.
+    let driver = unsafe { Loaded::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
+    // Others of this process may be using it, so it stays.
+    driver.map(std::mem::forget).map_err(|error| error.to_string())
+}
+
 /// Takes a new object's handle out of a `create` call.
 fn made(call: &'static str, create: impl FnOnce(*mut Handle) -> c_int) -> Result<Handle, Refusal> {
     let mut handle = std::ptr::null_mut();
@@ -159,16 +190,16 @@ fn made(call: &'static str, create: impl FnOnce(*mut Handle) -> c_int) -> Result
     if handle.is_null() { Err(Refusal { call, code: 0 }) } else { Ok(handle) }
 }
 
-/// A list of memory ranges, for building requests; used over and over.
+/// A list of ranges, for building requests; used over and over.
 pub struct Ranges {
     library: Arc<Library>,
     handle: Handle,
 }
 
 impl Ranges {
-    pub fn new(library: &Arc<Library>) -> Result<Self, Refusal> {
+    pub fn new(library: &Arc<Library>, segment: Segment) -> Result<Self, Refusal> {
         // SAFETY: the place for the handle is ours.
-        let create = |to| unsafe { (library.api.create_xfer_dlist)(DRAM, to) };
+        let create = |to| unsafe { (library.api.create_xfer_dlist)(segment as c_int, to) };
         Ok(Self { handle: made("create_xfer_dlist", create)?, library: library.clone() })
     }
 
@@ -177,10 +208,11 @@ impl Ranges {
         check("xfer_dlist_clear", unsafe { (self.library.api.xfer_dlist_clear)(self.handle) })
     }
 
-    pub fn add(&mut self, address: u64, length: usize) -> Result<(), Refusal> {
+    /// Adds a range of a device, which is 0 where there is none.
+    pub fn add(&mut self, address: u64, length: usize, device: u64) -> Result<(), Refusal> {
         let add = self.library.api.xfer_dlist_add_desc;
         // SAFETY: the list is alive, and the address is a number to it.
-        check("xfer_dlist_add_desc", unsafe { add(self.handle, address as usize, length, 0) })
+        check("xfer_dlist_add_desc", unsafe { add(self.handle, address as usize, length, device) })
     }
 }
 

@@ -16,10 +16,29 @@ pub struct Config {
     pub transports: String,
     pub devices: String,
     pub parameters: BTreeMap<String, String>,
+    pub progress_thread: bool,
     pub max_writes: u32,
     pub max_submissions: u32,
     pub connect_timeout_ms: u64,
     pub fence_timeout_ms: u64,
+    pub storage: Storage,
+}
+
+/// The tier's table.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Storage {
+    /// Required by the role.
+    pub directory: Option<PathBuf>,
+    pub backend: String,
+    pub parameters: BTreeMap<String, String>,
+    pub direct: bool,
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        Self { directory: None, backend: "POSIX".into(), parameters: BTreeMap::new(), direct: false }
+    }
 }
 
 impl Default for Config {
@@ -30,10 +49,12 @@ impl Default for Config {
             transports: "^sm".into(),
             devices: "lo".into(),
             parameters: BTreeMap::new(),
+            progress_thread: false,
             max_writes: 1024,
             max_submissions: 256,
             connect_timeout_ms: 5000,
             fence_timeout_ms: 5000,
+            storage: Storage::default(),
         }
     }
 }
@@ -54,8 +75,17 @@ impl Config {
         within("connect_timeout_ms", config.connect_timeout_ms, 600_000)?;
         within("fence_timeout_ms", config.fence_timeout_ms, 600_000)?;
         let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if config.backend.is_empty() || !config.backend.chars().all(name) {
-            return Err(wrong(format!("backend {:?} is not a name such as UCX", config.backend)));
+        for (backend, such) in [(&config.backend, "UCX"), (&config.storage.backend, "POSIX")] {
+            if backend.is_empty() || !backend.chars().all(name) {
+                return Err(wrong(format!("backend {backend:?} is not a name such as {such}")));
+            }
+        }
+        if config.storage.backend != "POSIX" {
+            let text = format!(
+                "storage.backend is {:?}: pages are files, which POSIX moves, the only one that was tried",
+                config.storage.backend
+            );
+            return Err(wrong(text));
         }
         let values = [&config.transports, &config.devices];
         if config.parameters.values().chain(values).any(|value| value.contains('\0')) {
@@ -105,6 +135,29 @@ impl Config {
         Ok(all)
     }
 
+    /// Whether memory of devices may be registered. `environment` is the value of `UCX_TLS`.
+    ///
+    /// # Errors
+    /// When a peer could write it past this process.
+    pub fn allows_devices(&self, environment: Option<&str>) -> Result<()> {
+        let transports = environment.unwrap_or(&self.transports);
+        if self.backend != "UCX" || !takes_cuda_ipc(transports) {
+            return Ok(());
+        }
+        let text = format!(
+            "the transports {transports:?} allow cuda_ipc, over which peers write past this process, and no fence could \
+             be proven: set UCX_TLS=^sm,cuda_ipc in the environment"
+        );
+        Err(Error::new(ErrorCode::UNSUPPORTED, text))
+    }
+
+    /// Whether a request that is done says that all requests before it on the connection are. UCX flushes the connection
+    /// before NIXL says so, unless several of its workers share the work.
+    pub fn finishes_in_order(&self) -> bool {
+        let alone = |key| self.parameters.get(key).is_none_or(|many| matches!(many.as_str(), "0" | "1"));
+        self.backend == "UCX" && alone("num_workers") && alone("num_threads")
+    }
+
     pub fn connect_timeout(&self) -> Duration {
         Duration::from_millis(self.connect_timeout_ms)
     }
@@ -134,6 +187,16 @@ fn past_the_receiver(list: &str) -> Option<&'static str> {
     ["cma", "knem", "xpmem"].into_iter().find(|name| !named.contains(name))
 }
 
+/// Whether a list of UCX's takes the transport with which a process writes into another's device memory.
+fn takes_cuda_ipc(list: &str) -> bool {
+    let (excluded, list) = match list.strip_prefix('^') {
+        Some(rest) => (true, rest),
+        None => (false, list),
+    };
+    let named = list.split(',').any(|name| ["cuda_ipc", "cuda", "all"].contains(&name.trim()));
+    named != excluded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +219,19 @@ mod tests {
             assert_eq!(config.backend_parameters(Some(list)).is_ok(), allowed, "{list}");
             let ours = Config { transports: list.into(), ..Config::default() };
             assert_eq!(ours.backend_parameters(None).is_ok(), allowed, "{list}");
+        }
+    }
+
+    #[test]
+    fn device_memory_is_for_transports_that_end_with_the_door() {
+        for (list, allowed) in [
+            ("^sm", false),
+            ("^sm,cuda_ipc", true),
+            ("^cuda", true),
+            ("tcp,cuda", false),
+            ("rc,cuda_copy", true),
+        ] {
+            assert_eq!(Config::default().allows_devices(Some(list)).is_ok(), allowed, "{list}");
         }
     }
 

@@ -65,7 +65,7 @@ impl Driver {
         })?;
         self.last_link += 1;
         let id = self.last_link;
-        let agent = self.maker.agent(&format!("link-{id}")).map_err(io)?;
+        let agent = self.maker.agent(&format!("link-{id}"), false).map_err(io)?;
         let front = self.front.metadata().map_err(io)?;
         let deadline = Instant::now() + self.shared.config.connect_timeout();
         let names = (name, own_name);
@@ -113,10 +113,10 @@ impl Driver {
             return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{MAX_PEERS} peers are connected")));
         }
         self.doors_made += 1;
-        let mut agent = self.maker.agent(&format!("door-{}", self.doors_made)).map_err(io)?;
+        let mut agent = self.maker.agent(&format!("door-{}", self.doors_made), true).map_err(io)?;
         let regions = self.shared.cards();
         for card in &regions {
-            agent.register(card.id, card.address, card.length).map_err(io)?;
+            agent.register(card.id, card.place()).map_err(io)?;
         }
         let metadata = agent.metadata().map_err(io)?;
         self.doors.push(Door { instance, connection, peer_name: name, agent });
@@ -145,7 +145,8 @@ impl Driver {
         let Connecting { id, names: (name, own_name), agent, reply, .. } = connecting;
         self.forget_lost_links(&name);
         let peer = Arc::new(Peer::new(PeerId(id), name, own_name, instance, regions));
-        self.links.insert(id, Link::new(peer.clone(), door, agent));
+        let in_order = self.shared.config.finishes_in_order();
+        self.links.insert(id, Link::new(peer.clone(), door, agent, in_order));
         self.shared.add_peer(peer);
         let _gone = reply.try_send(Ok(PeerId(id))).is_err();
     }

@@ -2,17 +2,23 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
-use std::sync::Arc;
+use std::num::NonZeroU64;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::set_current_timer_slack;
 
-use crate::capi::{Agent, Library, Ranges, Refusal};
+use crate::capi::{Agent, Library, Refusal};
 use crate::connecting::Connecting;
 use crate::door::Door;
 use crate::fencing::{Deregistration, Fence};
-use crate::link::Link;
+use crate::link::{Failed, Link};
+use crate::lists::List;
+use crate::pieces::Scratch;
+use crate::regions::Card;
 use crate::shared::{Command, Shared, clear, signal};
 use crate::wire::{Body, Message, Random};
 
@@ -20,21 +26,25 @@ use crate::wire::{Body, Message, Random};
 pub const MAX_PEERS: usize = 256;
 /// Submissions started before the driver looks at anything else.
 const STARTS: usize = 16;
-/// NIXL has nothing to wait on, so the driver looks: at this interval while something is in flight,
+/// NIXL has nothing to wait on, so the driver looks: without a pause for as long as [`KEEN`] after something happened,
+const KEEN: Duration = Duration::from_micros(50);
+/// at this interval for as long as [`BRISK`], or until nothing of ours is in flight: a kernel's buffer of 128 KiB fills
+/// within a moment, but what is fetched in larger pieces costs less,
 const FLYING: Duration = Duration::from_micros(20);
-/// at this one for as long as [`LIVELY`] after something happened,
+const BRISK: Duration = Duration::from_millis(10);
+/// at this one for as long as [`LIVELY`],
 const WAKEFUL: Duration = Duration::from_micros(100);
+const LIVELY: Duration = Duration::from_millis(50);
 /// and at this one when nothing does.
 const DROWSY: Duration = Duration::from_millis(1);
-const LIVELY: Duration = Duration::from_millis(50);
-/// Rounds of looking without sleeping while something is in flight.
-const SPINS: u32 = 64;
 
 /// What is needed to make an agent.
 pub struct Maker {
     pub library: Arc<Library>,
     pub backend: CString,
     pub parameters: Vec<(CString, CString)>,
+    /// Of receiving agents: a thread of NIXL's own drives progress, and looks by itself after so long at the latest.
+    pub threads: Option<Duration>,
     /// Starts the names of our agents; no other instance's do.
     pub prefix: String,
 }
@@ -42,10 +52,11 @@ pub struct Maker {
 impl Maker {
     /// # Errors
     /// When NIXL refuses.
-    pub fn agent(&self, name: &str) -> std::result::Result<Agent, Refusal> {
+    pub fn agent(&self, name: &str, receives: bool) -> std::result::Result<Agent, Refusal> {
         // A name of ours has no zero byte in it, or it was refused.
         let name = CString::new(format!("{}/{name}", self.prefix)).unwrap_or_default();
-        Agent::new(&self.library, &name, &self.backend, &self.parameters)
+        let thread = self.threads.filter(|_| receives);
+        Agent::new(&self.library, &name, &self.backend, &self.parameters, thread)
     }
 }
 
@@ -73,12 +84,11 @@ pub struct Driver {
     pub connecting: Vec<Connecting>,
     pub fences: Vec<Fence>,
     pub deregistrations: Vec<Deregistration>,
-    pub lists: (Ranges, Ranges),
+    scratch: Scratch,
     /// Instances whose front could not be told something.
     pub suspects: Vec<Random>,
     /// When something last happened.
     lively: Instant,
-    idle_rounds: u32,
 }
 
 impl Driver {
@@ -98,9 +108,8 @@ impl Driver {
             );
             Error::new(ErrorCode::IO, text)
         };
-        let front = maker.agent("front").map_err(refused)?;
-        let ranges = || Ranges::new(&maker.library).map_err(refused);
-        let lists = (ranges()?, ranges()?);
+        let front = maker.agent("front", false).map_err(refused)?;
+        let scratch = Scratch::new(&maker.library).map_err(refused)?;
         Ok(Self {
             shared,
             maker,
@@ -115,15 +124,16 @@ impl Driver {
             connecting: Vec::new(),
             fences: Vec::new(),
             deregistrations: Vec::new(),
-            lists,
+            scratch,
             suspects: Vec::new(),
             lively: Instant::now(),
-            idle_rounds: 0,
         })
     }
 
     /// Runs until the instance is shut down.
     pub fn run(mut self) {
+        // By default the kernel adds 50 µs to each sleep. Without the right to change that, it does.
+        let _left_as_it_is = set_current_timer_slack(NonZeroU64::new(1000)).is_err();
         while !self.shared.is_stopping() {
             let mut busy = self.take_commands();
             busy |= self.start_submissions();
@@ -133,7 +143,6 @@ impl Driver {
             self.keep_time();
             if busy {
                 self.lively = Instant::now();
-                self.idle_rounds = 0;
                 if !self.shared.nothing_waits() {
                     signal(&self.shared.event);
                 }
@@ -151,10 +160,40 @@ impl Driver {
             match command {
                 Command::Connect { name, endpoint, reply } => self.connect(name, endpoint, reply),
                 Command::Disconnect { peer, reply } => self.disconnect(peer, reply),
+                Command::Try { card, reply } => {
+                    let _gone = reply.try_send(self.try_memory(&card)).is_err();
+                }
+                Command::Prepare { list, reply } => self.prepare(list, &reply),
+                Command::Release { list, reply } => self.release(&list, &reply),
                 Command::Deregister { region, reply } => self.deregister(region, reply),
             }
         }
         any
+    }
+
+    /// Registers memory with an agent of its own, which ends right away.
+    fn try_memory(&self, card: &Card) -> Result<()> {
+        let refused = |refusal: Refusal| Error::new(ErrorCode::UNSUPPORTED, refusal.to_string());
+        let mut agent = self.maker.agent("trial", false).map_err(refused)?;
+        agent.register(card.id, card.place()).map_err(refused)
+    }
+
+    fn prepare(&mut self, list: Arc<List>, reply: &SyncSender<Result<()>>) {
+        let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let refused = |refusal: Refusal| Error::new(ErrorCode::IO, refusal.to_string());
+        let prepared = match self.links.get_mut(&list.peer.id.0) {
+            Some(link) => link.prepare(regions.alive(), list, &mut self.scratch).map_err(refused),
+            None => Err(Error::new(ErrorCode::PEER_LOST, format!("{} is gone", list.peer.name))),
+        };
+        // Whoever asked has given up when nobody takes the answer.
+        let _gone = reply.try_send(prepared).is_err();
+    }
+
+    fn release(&mut self, list: &List, reply: &SyncSender<Result<()>>) {
+        if let Some(link) = self.links.get_mut(&list.peer.id.0) {
+            link.release(list.id);
+        }
+        let _gone = reply.try_send(Ok(())).is_err();
     }
 
     fn start_submissions(&mut self) -> bool {
@@ -168,7 +207,7 @@ impl Driver {
             match self.links.get_mut(&peer.0).filter(|link| link.is_open()) {
                 None => self.shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, None),
                 Some(link) => {
-                    if !link.start(&self.shared, index, &mut self.lists) {
+                    if link.take(&self.shared, index).is_err() {
                         self.end_link(peer.0);
                     }
                 }
@@ -181,9 +220,10 @@ impl Driver {
         let mut any = false;
         let mut failed = Vec::new();
         for (id, link) in &mut self.links {
-            match link.advance(&self.shared) {
-                Some(finished) => any |= finished > 0,
-                None => failed.push(*id),
+            let posted = link.post(&self.shared, &mut self.scratch);
+            match posted.and_then(|posted| Ok((posted, link.advance(&self.shared)?))) {
+                Ok((posted, finished)) => any |= posted || finished > 0,
+                Err(Failed) => failed.push(*id),
             }
         }
         for id in failed {
@@ -252,16 +292,16 @@ impl Driver {
 
     /// Sleeps until somebody asks for something, or it is time to look again.
     fn rest(&mut self) {
-        let flying = self.links.values().any(Link::has_flights);
-        self.idle_rounds = self.idle_rounds.saturating_add(1);
-        if flying && self.idle_rounds < SPINS {
+        let quiet = self.lively.elapsed();
+        if quiet < KEEN {
             std::thread::yield_now();
             return;
         }
+        let flying = self.links.values().any(Link::has_flights);
         let expecting = !self.connecting.is_empty() || !self.fences.is_empty();
         let wait = match () {
-            () if flying => FLYING,
-            () if expecting || self.lively.elapsed() < LIVELY => WAKEFUL,
+            () if flying || quiet < BRISK => FLYING,
+            () if expecting || quiet < LIVELY => WAKEFUL,
             () => DROWSY,
         };
         let shared = &self.shared;
@@ -289,7 +329,7 @@ impl Driver {
             self.say(instance, 0, Body::Bye);
         }
         // A goodbye that does not get through is a connection that ends, which says the same.
-        for _ in 0..SPINS {
+        for _ in 0..64 {
             if self.front.received(|_| {}).is_err() {
                 break;
             }

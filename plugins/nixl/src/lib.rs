@@ -16,6 +16,8 @@
 //! - Transports with which a peer writes our memory past our agent (CMA and the like) would outlive a closed door, so a
 //!   configuration that allows them is refused.
 //!
+//! The second role, a storage tier, moves pages between memory and files through NIXL's POSIX plugin; see [`tier`].
+//!
 //! A peer is gone when it says so, or when UCX reports its connection as broken.
 
 mod backend;
@@ -26,14 +28,18 @@ mod door;
 mod driver;
 mod fencing;
 mod link;
+mod lists;
 mod notices;
+mod pieces;
 mod queue;
 mod regions;
 mod search;
 mod shared;
+mod tier;
 mod wire;
 
 pub use backend::NixlBackend;
+pub use tier::NixlTier;
 
 /// Opens an instance: finds and loads NIXL, and starts the driver.
 ///
@@ -47,12 +53,21 @@ pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<NixlB
 ///
 /// # Errors
 /// As [`open`], without `IO`.
-pub fn check(_role: &str, config: &str) -> host_plugin_api::Result<()> {
-    backend::check(config)
+pub fn check(role: &str, config: &str) -> host_plugin_api::Result<()> {
+    if role == "tier" { tier::check(config) } else { backend::check(config) }
+}
+
+/// Opens an instance of the tier: finds and loads NIXL, and starts its thread.
+///
+/// # Errors
+/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a NIXL that fits, `IO` when NIXL or the directory refuses.
+pub fn open_storage(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<NixlTier> {
+    NixlTier::open(opening)
 }
 
 host_plugin_api::export_plugin! {
     manifest: include_str!("../plugin.toml"),
     transfer: open,
+    tier: open_storage,
     check_config: check,
 }

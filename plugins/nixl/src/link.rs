@@ -1,23 +1,59 @@
 //! A connection on which we are the sender, as the driver sees it.
 
-use std::collections::VecDeque;
-use std::ffi::CString;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{CStr, CString};
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use host_plugin_api::{ErrorCode, Write};
+use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, Write};
 
-use crate::capi::{Agent, Progress, Ranges, Refusal, Request};
-use crate::regions::{Card, source, target};
+use crate::capi::{Agent, Prepared, Progress, Refusal, Request};
+use crate::lists::List;
+use crate::pieces::{RANGES, Scratch};
+use crate::regions::Card;
 use crate::shared::{Peer, Shared};
 
-/// A submission that NIXL works on.
+/// Most requests that a link keeps to post again, and the least ranges that make one worth it: making a request takes
+/// NIXL about 20 ns a range.
+const KEPT: usize = 256;
+const WORTH_KEEPING: usize = 16;
+
+/// A message that is no notification: it tells the peer's driver, which may be drowsy, that data are on their way. They do
+/// not show by themselves before their end.
+const HINT: [u8; NOTIFICATION_BYTES + 1] = [0; NOTIFICATION_BYTES + 1];
+/// Requests of fewer bytes fit into the kernel's buffers, and their own notification says enough.
+const HINTED: u64 = 64 << 10;
+/// How long a hint is good for.
+const HINT_EVERY: Duration = Duration::from_millis(5);
+
+/// A submission that NIXL works on, request by request.
 struct Flight {
     index: u32,
     /// Its place in the order of starts.
     number: u64,
+    /// Writes that were posted, and their bytes.
+    writes: usize,
     bytes: u64,
+    /// In the order of their posts, which is the order in which they end.
+    requests: VecDeque<Posted>,
+    /// How it ends, once nothing more of it is posted.
+    end: Option<i32>,
+}
+
+/// A request that runs.
+struct Posted {
     request: Request,
+    /// The prepared list it was made of, and the places in it.
+    made_of: Option<(u64, Box<[i32]>)>,
+}
+
+/// What NIXL made of a prepared list.
+struct Handles {
+    list: Arc<List>,
+    local: Prepared,
+    remote: Prepared,
+    /// Requests that have ended, by the places in the list that they were made of.
+    kept: HashMap<Box<[i32]>, Request>,
 }
 
 /// See the module.
@@ -27,9 +63,13 @@ pub struct Link {
     door: CString,
     /// `None` from the first failure on.
     agent: Option<Agent>,
-    /// In order of their starts, which is about the order in which they end.
+    /// A request that is done says that those before it are, too.
+    in_order: bool,
+    /// In order of their starts, which is the order in which they are reported.
     flights: VecDeque<Flight>,
     started: u64,
+    prepared: HashMap<u64, Handles>,
+    hinted: Option<Instant>,
     /// Something was in flight when the agent ended: the peer must say that the door is closed.
     pub unsettled: bool,
     /// When the peer was last asked to close the door.
@@ -38,29 +78,26 @@ pub struct Link {
     pub told: bool,
 }
 
-/// What became of a start.
-enum Start {
-    Begun(Request, Progress),
-    /// There was nothing to write.
-    Done,
-    /// A write leaves its region.
-    Refused,
-    /// The link is of no use any more; nothing was started.
-    Failed,
+/// The link is of no use any more.
+pub struct Failed;
+
+impl From<Refusal> for Failed {
+    fn from(_: Refusal) -> Self {
+        Self
+    }
 }
 
-/// A run of bytes: where from, where to, how many.
-type Run = (u64, u64, usize);
-
 impl Link {
-    pub fn new(peer: Arc<Peer>, door: CString, agent: Agent) -> Self {
-        let flights = VecDeque::new();
+    pub fn new(peer: Arc<Peer>, door: CString, agent: Agent, in_order: bool) -> Self {
         Self {
             peer,
             door,
+            in_order,
             agent: Some(agent),
-            flights,
+            flights: VecDeque::new(),
             started: 0,
+            prepared: HashMap::new(),
+            hinted: None,
             unsettled: false,
             asked: None,
             told: false,
@@ -75,85 +112,187 @@ impl Link {
         !self.flights.is_empty()
     }
 
-    /// Starts a submission; one without writes is done when its notification is handed over. False when the link failed and has to be ended; nothing is left to do for the submission.
-    pub fn start(&mut self, shared: &Shared, index: u32, lists: &mut (Ranges, Ranges)) -> bool {
+    /// Takes a submission. One without writes is done when its notification is handed over; of others nothing is posted
+    /// yet.
+    ///
+    /// # Errors
+    /// When the link has to be ended; nothing is left to do for the submission.
+    pub fn take(&mut self, shared: &Shared, index: u32) -> Result<(), Failed> {
         let content = shared.queue.content(index);
-        let bytes = content.writes.iter().map(|write| u64::from(write.length)).sum();
-        let message = &content.submission.notification[..content.submission.notification_length as usize];
-        let started = match &mut self.agent {
-            None => Start::Failed,
-            Some(agent) if content.writes.is_empty() => match message.is_empty() {
-                false if agent.notify(&self.door, message).is_err() => Start::Failed,
-                _ => Start::Done,
-            },
-            Some(agent) => {
-                // A region may have gone since the submission was taken. While we look, none goes.
-                let regions = shared.regions.read().unwrap_or_else(PoisonError::into_inner);
-                match describe(agent, regions.alive(), &self.peer.regions, &content.writes, lists) {
-                    Ok(false) => Start::Refused,
-                    Ok(true) => match agent.write(&lists.0, &lists.1, &self.door, message) {
-                        Ok((request, progress)) => Start::Begun(request, progress),
-                        Err(_disconnected) => Start::Failed,
-                    },
-                    Err(_out_of_memory) => Start::Failed,
-                }
-            }
-        };
-        drop(content);
-        match (started, &mut self.agent) {
-            (Start::Begun(request, Progress::Done), Some(agent)) => {
-                agent.release(request);
-                shared.finish(index, bytes);
-            }
-            (Start::Begun(request, progress), _) => {
-                self.started += 1;
-                self.flights.push_back(Flight { index, number: self.started, bytes, request });
-                return progress == Progress::Running;
-            }
-            (Start::Done, _) => shared.finish(index, 0),
-            (Start::Refused, _) => shared.queue.finish(index, ErrorCode::INVALID_ARGUMENT.0, 0, None),
-            (Start::Failed, _) => {
+        if content.is_empty() {
+            let message = content.message();
+            let said = match &mut self.agent {
+                Some(agent) => message.is_empty() || agent.notify(&self.door, message).is_ok(),
+                None => false,
+            };
+            drop(content);
+            if !said {
                 shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, None);
-                return false;
+                return Err(Failed);
             }
+            shared.finish(index, 0);
+            return Ok(());
         }
-        true
+        drop(content);
+        self.started += 1;
+        let requests = VecDeque::with_capacity(4);
+        self.flights.push_back(Flight {
+            index,
+            number: self.started,
+            writes: 0,
+            bytes: 0,
+            requests,
+            end: None,
+        });
+        Ok(())
     }
 
-    /// Drives progress, and finishes what is done: how many, or nothing when the link failed.
-    pub fn advance(&mut self, shared: &Shared) -> Option<usize> {
+    /// Posts the next request of the oldest submission that has more to post; false when there is none.
+    ///
+    /// # Errors
+    /// When the link has to be ended.
+    pub fn post(&mut self, shared: &Shared, scratch: &mut Scratch) -> Result<bool, Failed> {
+        let Self { flights, agent: Some(agent), prepared, peer, door, in_order, hinted, .. } = self else {
+            return Ok(false);
+        };
+        // The notification goes with the last request, and must not overtake the others.
+        let next = |f: &&mut Flight| f.end.is_none() && (*in_order || f.requests.is_empty());
+        let Some(flight) = flights.iter_mut().find(next) else { return Ok(false) };
+        if shared.queue.is_cancelled(flight.index) {
+            flight.end = Some(ErrorCode::CANCELLED.0);
+            return Ok(true);
+        }
+        let content = shared.queue.content(flight.index);
+        // A region may have gone since the submission was taken. While we look, none goes.
+        let regions = shared.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let handles = content.list.as_ref().and_then(|list| prepared.get_mut(&list.id));
+        let (request, progress, made_of, last) = match handles {
+            Some(handles) => {
+                let places = &content.places[flight.writes..];
+                let places = &places[..places.len().min(RANGES)];
+                let bytes = handles.bytes(places, regions.alive());
+                let Some(bytes) = bytes else {
+                    flight.end = Some(ErrorCode::INVALID_ARGUMENT.0);
+                    return Ok(true);
+                };
+                flight.writes += places.len();
+                flight.bytes += bytes;
+                hint(agent, door, hinted, bytes);
+                let last = flight.writes == content.places.len();
+                let message = if last { content.message() } else { &[] };
+                let (request, places, progress) = handles.post(agent, places, message)?;
+                (request, progress, Some((handles.list.id, places)), last)
+            }
+            None => {
+                let cards = (regions.alive(), peer.regions.as_slice());
+                let writes = content.writes(flight.writes);
+                let Some(piece) = scratch.describe(agent, cards, writes, (RANGES, true))? else {
+                    flight.end = Some(ErrorCode::INVALID_ARGUMENT.0);
+                    return Ok(true);
+                };
+                flight.writes += piece.writes;
+                flight.bytes += piece.bytes;
+                hint(agent, door, hinted, piece.bytes);
+                let last = flight.writes == content.len();
+                let message = if last { content.message() } else { &[] };
+                let (local, remote) = scratch.of(&piece);
+                let (request, progress) = agent.write(local, remote, door, message)?;
+                (request, progress, None, last)
+            }
+        };
+        if last {
+            flight.end = Some(0);
+        }
+        flight.requests.push_back(Posted { request, made_of });
+        if progress == Progress::Failed { Err(Failed) } else { Ok(true) }
+    }
+
+    /// Drives progress, and finishes what is done: how many.
+    ///
+    /// # Errors
+    /// When the link has to be ended.
+    pub fn advance(&mut self, shared: &Shared) -> Result<usize, Failed> {
         let mut finished = 0;
-        while let (Some(flight), Some(agent)) = (self.flights.front(), &mut self.agent) {
-            match agent.progress(&flight.request) {
-                Progress::Running => break,
-                Progress::Failed => return None,
-                Progress::Done => {}
+        let Self { flights, agent: Some(agent), prepared, door, hinted, .. } = self else { return Ok(0) };
+        if flights.front().is_some_and(|flight| !flight.requests.is_empty()) {
+            hint(agent, door, hinted, HINTED);
+        }
+        while let Some(flight) = flights.front_mut() {
+            while let Some(oldest) = flight.requests.front() {
+                match agent.progress(&oldest.request) {
+                    Progress::Running => break,
+                    Progress::Failed => return Err(Failed),
+                    Progress::Done => {}
+                }
+                if let Some(posted) = flight.requests.pop_front() {
+                    keep(agent, prepared, posted);
+                }
             }
-            if let Some(flight) = self.flights.pop_front() {
-                agent.release(flight.request);
-                shared.finish(flight.index, flight.bytes);
-                finished += 1;
+            let Some(status) = flight.end.filter(|_| flight.requests.is_empty()) else { break };
+            match status {
+                0 => shared.finish(flight.index, flight.bytes),
+                code => shared.queue.finish(flight.index, code, 0, None),
             }
+            flights.pop_front();
+            finished += 1;
         }
         // Also when nothing is in flight: a notification may still be on its way out. Nobody sends to this agent.
-        if let Some(agent) = &mut self.agent
-            && agent.received(|_| {}).is_err()
-        {
-            return None;
+        agent.received(|_| {})?;
+        Ok(finished)
+    }
+
+    /// Has NIXL look a list up, for requests that are made of it. One that mixes kinds of memory stays as it is, and is
+    /// described each time that it is posted.
+    ///
+    /// # Errors
+    /// When NIXL refuses, which is about this list and no more.
+    pub fn prepare(&mut self, ours: &[Card], list: Arc<List>, scratch: &mut Scratch) -> Result<(), Refusal> {
+        let Some(agent) = &mut self.agent else { return Ok(()) };
+        let cards = (ours, self.peer.regions.as_slice());
+        let described = scratch.describe(agent, cards, list.writes.iter().copied(), (usize::MAX, false))?;
+        let Some(piece) = described.filter(|p| p.writes > 0 && p.writes == list.writes.len()) else {
+            return Ok(());
+        };
+        let (local, remote) = scratch.of(&piece);
+        let local = agent.prepare(None, local)?;
+        match agent.prepare(Some(&self.door), remote) {
+            Ok(remote) => {
+                let id = list.id;
+                self.prepared.insert(id, Handles { list, local, remote, kept: HashMap::new() });
+                Ok(())
+            }
+            Err(refusal) => {
+                agent.release_prepared(local);
+                Err(refusal)
+            }
         }
-        Some(finished)
+    }
+
+    /// Forgets a prepared list. What runs of it goes on.
+    pub fn release(&mut self, list: u64) {
+        if let (Some(agent), Some(handles)) = (&mut self.agent, self.prepared.remove(&list)) {
+            handles.release(agent);
+        }
     }
 
     /// Ends the link on this side: nothing more is read from our memory, and everything in flight completes as lost. The
     /// peer's kernel may still have bytes that were sent; they settle when its door is closed.
     pub fn end(&mut self, shared: &Shared) {
         self.peer.set_gone();
-        self.unsettled |= self.has_flights();
+        let agent = &mut self.agent;
         for flight in self.flights.drain(..) {
-            if let Some(agent) = &mut self.agent {
-                agent.release(flight.request);
+            let posted = flight.writes > 0;
+            self.unsettled |= posted;
+            for Posted { request, .. } in flight.requests {
+                if let Some(agent) = agent {
+                    agent.release(request);
+                }
             }
-            shared.queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, Some(self.peer.id));
+            let unsettled = posted.then_some(self.peer.id);
+            shared.queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, unsettled);
+        }
+        if let Some(agent) = agent {
+            self.prepared.drain().for_each(|(_, handles)| handles.release(agent));
         }
         self.agent = None;
     }
@@ -174,48 +313,72 @@ impl Link {
         self.flights.front().is_none_or(|flight| flight.number >= mark)
     }
 
-    /// Takes a region back from the agent.
+    /// Takes a region back from the agent, with what was prepared of it.
     pub fn forget_region(&mut self, region: u32) -> Result<(), Refusal> {
-        self.agent.as_mut().map_or(Ok(()), |agent| agent.deregister(region))
+        let Some(agent) = &mut self.agent else { return Ok(()) };
+        for (_, handles) in self.prepared.extract_if(|_, handles| handles.list.reads(region)) {
+            handles.release(agent);
+        }
+        agent.deregister(region)
     }
 }
 
-/// Puts the writes into the two lists, neighbours joined; false when one leaves its region.
-fn describe(
-    agent: &mut Agent,
-    ours: &[Card],
-    theirs: &[Card],
-    writes: &[Write],
-    (local, remote): &mut (Ranges, Ranges),
-) -> Result<bool, Refusal> {
-    local.clear()?;
-    remote.clear()?;
-    let mut add = |(from, to, length): Run| local.add(from, length).and_then(|()| remote.add(to, length));
-    let mut open: Option<Run> = None;
-    let mut regions = (0, 0);
-    for write in writes {
-        if write.source_region != regions.0 {
-            // An agent learns of a region when it first sends from it.
-            let card = ours.iter().find(|card| card.id == write.source_region);
-            if let Some(card) = card.filter(|card| !agent.has_registered(card.id)) {
-                agent.register(card.id, card.address, card.length)?;
-            }
-        }
-        let (Some(from), Some(to)) = (source(ours, write), target(theirs, write)) else { return Ok(false) };
-        let length = write.length as usize;
-        // Regions that touch by accident are two to NIXL.
-        let same = regions == (write.source_region, write.target_region);
-        regions = (write.source_region, write.target_region);
-        match &mut open {
-            Some(run) if same && run.0 + run.2 as u64 == from && run.1 + run.2 as u64 == to => {
-                run.2 += length;
-            }
-            _ => {
-                if let Some(run) = open.replace((from, to, length)) {
-                    add(run)?;
-                }
-            }
-        }
+/// Says that so many bytes are on their way, unless that was said a moment ago.
+fn hint(agent: &mut Agent, door: &CStr, hinted: &mut Option<Instant>, bytes: u64) {
+    if bytes >= HINTED && hinted.is_none_or(|at| at.elapsed() >= HINT_EVERY) {
+        *hinted = Some(Instant::now());
+        // A connection that does not take it does not take what follows, which says so.
+        let _broken = agent.notify(door, &HINT).is_err();
     }
-    open.map_or(Ok(true), |run| add(run).map(|()| true))
+}
+
+/// Gives a request that has ended back to NIXL, or to its list, which may post it again.
+fn keep(agent: &mut Agent, prepared: &mut HashMap<u64, Handles>, Posted { request, made_of }: Posted) {
+    let room = prepared.values().map(|handles| handles.kept.len()).sum::<usize>() < KEPT;
+    let made_of = made_of.filter(|(_, places)| room && places.len() >= WORTH_KEEPING);
+    let handles = made_of.and_then(|(list, places)| Some((prepared.get_mut(&list)?, places)));
+    match handles {
+        // Two of the same places may have been in flight at once.
+        Some((handles, places)) => {
+            if let Some(twin) = handles.kept.insert(places, request) {
+                agent.release(twin);
+            }
+        }
+        None => agent.release(request),
+    }
+}
+
+impl Handles {
+    /// Bytes of the writes at these places; nothing when one of them reads from a region that has gone.
+    fn bytes(&self, places: &[i32], ours: &[Card]) -> Option<u64> {
+        let mut alive = 0;
+        places.iter().try_fold(0, |bytes, place| {
+            let Write { source_region, length, .. } = self.list.writes[*place as usize];
+            if source_region != alive {
+                alive = ours.iter().find(|card| card.id == source_region)?.id;
+            }
+            Some(bytes + u64::from(length))
+        })
+    }
+
+    /// Posts a request of these places, one that is kept if there is one.
+    fn post(
+        &mut self,
+        agent: &mut Agent,
+        places: &[i32],
+        message: &[u8],
+    ) -> Result<(Request, Box<[i32]>, Progress), Refusal> {
+        if let Some((places, request)) = self.kept.remove_entry(places) {
+            let progress = agent.write_again(&request, message)?;
+            return Ok((request, places, progress));
+        }
+        let (request, progress) = agent.write_prepared(&self.local, &self.remote, places, message)?;
+        Ok((request, places.into(), progress))
+    }
+
+    fn release(self, agent: &mut Agent) {
+        self.kept.into_values().for_each(|request| agent.release(request));
+        agent.release_prepared(self.local);
+        agent.release_prepared(self.remote);
+    }
 }

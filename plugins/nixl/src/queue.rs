@@ -1,19 +1,54 @@
 //! Submissions on their way between the host's threads and the driver: a fixed number of slots, allocated once.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use host_plugin_api::{Completion, NOTIFICATION_BYTES, PeerId, Submission, Tag, Write};
+
+use crate::lists::List;
 
 /// Locks, also after a thread panicked: what our locks guard is consistent between statements.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One submission's content.
+/// One submission's content: writes, or places in a prepared list.
 pub struct Content {
     pub submission: Submission,
-    pub writes: Vec<Write>,
+    writes: Vec<Write>,
+    pub list: Option<Arc<List>>,
+    pub places: Vec<i32>,
+}
+
+/// What is to be written.
+#[derive(Clone, Copy)]
+pub enum Work<'a> {
+    Writes(&'a [Write]),
+    /// Places in a list, which has them.
+    Prepared(&'a Arc<List>, &'a [u32]),
+}
+
+impl Content {
+    pub fn message(&self) -> &[u8] {
+        &self.submission.notification[..self.submission.notification_length as usize]
+    }
+
+    pub fn len(&self) -> usize {
+        if self.list.is_some() { self.places.len() } else { self.writes.len() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The writes, from one on.
+    pub fn writes(&self, from: usize) -> impl Iterator<Item = Write> {
+        let of_list = self.list.as_ref().map(|list| (&list.writes, &self.places[from..]));
+        let listed =
+            of_list.into_iter().flat_map(|(writes, places)| places.iter().map(|p| writes[*p as usize]));
+        let own = if self.list.is_some() { &[] } else { &self.writes[from..] };
+        own.iter().copied().chain(listed)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,7 +57,8 @@ enum Stage {
     Idle,
     /// Not started. `true` when the host wants it not to be.
     Queued(bool),
-    Started,
+    /// Perhaps not wholly. `true` when the host wants no more of it to be.
+    Started(bool),
 }
 
 #[derive(Clone, Copy)]
@@ -55,7 +91,11 @@ impl Queue {
             tag: Tag(0),
             notification: [0; NOTIFICATION_BYTES],
         };
-        let content = |_| Mutex::new(Content { submission, writes: Vec::with_capacity(writes as usize) });
+        let many = writes as usize;
+        let content = |_| {
+            let (writes, places) = (Vec::with_capacity(many), Vec::with_capacity(many));
+            Mutex::new(Content { submission, writes, list: None, places })
+        };
         let many = submissions as usize;
         Self {
             contents: (0..submissions).map(content).collect(),
@@ -70,14 +110,22 @@ impl Queue {
     }
 
     /// Takes a submission in; false when all slots are taken. `writes` are no more than the queue was made for.
-    pub fn push(&self, submission: &Submission, writes: impl Iterator<Item = Write>) -> bool {
+    pub fn push(&self, submission: &Submission, work: Work) -> bool {
         let mut state = locked(&self.state);
         let Some(index) = state.free.pop() else { return false };
         drop(state);
         let mut content = locked(&self.contents[index as usize]);
         content.submission = *submission;
         content.writes.clear();
-        content.writes.extend(writes);
+        content.places.clear();
+        match work {
+            Work::Writes(writes) => content.writes.extend_from_slice(writes),
+            Work::Prepared(list, places) => {
+                content.list = Some(list.clone());
+                // A list has no more than a million.
+                content.places.extend(places.iter().map(|place| *place as i32));
+            }
+        }
         drop(content);
         let mut state = locked(&self.state);
         state.meta[index as usize] = Meta { tag: submission.tag, stage: Stage::Queued(false) };
@@ -90,8 +138,13 @@ impl Queue {
         let mut state = locked(&self.state);
         let index = state.ready.pop_front()?;
         let cancelled = state.meta[index as usize].stage == Stage::Queued(true);
-        state.meta[index as usize].stage = Stage::Started;
+        state.meta[index as usize].stage = Stage::Started(false);
         Some((index, cancelled))
+    }
+
+    /// Driver: whether no more of a submission that counts as started is wanted.
+    pub fn is_cancelled(&self, index: u32) -> bool {
+        locked(&self.state).meta[index as usize].stage == Stage::Started(true)
     }
 
     pub fn has_ready(&self) -> bool {
@@ -106,6 +159,8 @@ impl Queue {
     /// Driver: the submission ended; `unsettled` names the connection whose end is needed to know that nothing of it is
     /// in flight.
     pub fn finish(&self, index: u32, status: i32, bytes: u64, unsettled: Option<PeerId>) {
+        // Here, and not in the hot call that fills the slot again: a list may be freed.
+        drop(locked(&self.contents[index as usize]).list.take());
         let mut state = locked(&self.state);
         let tag = state.meta[index as usize].tag;
         state.meta[index as usize].stage = Stage::Idle;
@@ -142,7 +197,7 @@ impl Queue {
         let mut any = false;
         for meta in state.meta.iter_mut().filter(|meta| meta.tag == tag && meta.stage != Stage::Idle) {
             any = true;
-            if let Stage::Queued(cancelled) = &mut meta.stage {
+            if let Stage::Queued(cancelled) | Stage::Started(cancelled) = &mut meta.stage {
                 *cancelled = true;
             }
         }
@@ -161,6 +216,8 @@ impl Queue {
 mod tests {
     use super::*;
 
+    const NOTHING: Work = Work::Writes(&[]);
+
     fn submission(tag: u64) -> Submission {
         let notification = [0; NOTIFICATION_BYTES];
         Submission { peer: PeerId(1), notification_length: 0, tag: Tag(tag), notification }
@@ -169,7 +226,7 @@ mod tests {
     #[test]
     fn a_failed_submission_settles_when_its_connection_has_ended_and_not_when_it_completes() {
         let queue = Queue::new(2, 1);
-        assert!(queue.push(&submission(5), std::iter::empty()));
+        assert!(queue.push(&submission(5), NOTHING));
         assert!(!queue.is_settled(Tag(5)));
         let (index, cancelled) = queue.next().unwrap();
         assert!(!cancelled);
@@ -186,14 +243,15 @@ mod tests {
     fn cancelling_reaches_what_has_not_started_and_nothing_else() {
         let queue = Queue::new(3, 1);
         assert!(!queue.cancel(Tag(1)));
-        assert!(queue.push(&submission(1), std::iter::empty()));
-        assert!(queue.push(&submission(2), std::iter::empty()));
+        assert!(queue.push(&submission(1), NOTHING));
+        assert!(queue.push(&submission(2), NOTHING));
         assert!(queue.cancel(Tag(1)));
         let (first, cancelled) = queue.next().unwrap();
         assert!(cancelled);
-        assert!(!queue.next().unwrap().1);
+        let (second, cancelled) = queue.next().unwrap();
+        assert!(!cancelled && !queue.is_cancelled(second));
         queue.finish(first, -12, 0, None);
         assert!(!queue.cancel(Tag(1)) && queue.is_settled(Tag(1)));
-        assert!(queue.cancel(Tag(2)), "it runs, and only what has not started is stopped");
+        assert!(queue.cancel(Tag(2)) && queue.is_cancelled(second), "what it has not posted is not wanted");
     }
 }

@@ -2,6 +2,8 @@
 
 use host_plugin_api::{Error, ErrorCode, Memory, MemoryKind, RegionId, Result, Write};
 
+use crate::capi::{Place, Segment};
+
 /// Most regions at a time.
 pub const MAX_REGIONS: usize = 128;
 
@@ -12,9 +14,18 @@ pub struct Card {
     pub generation: u32,
     pub address: u64,
     pub length: u64,
+    /// Of the memory of a device, which one.
+    pub device: Option<u32>,
 }
 
 impl Card {
+    /// As NIXL is told of it.
+    pub fn place(&self) -> Place {
+        let segment = if self.device.is_some() { Segment::Vram } else { Segment::Dram };
+        let device = self.device.unwrap_or_default().into();
+        Place { segment, address: self.address, length: self.length, device }
+    }
+
     /// Address of a range, if it lies inside.
     fn range(&self, offset: u64, length: u32) -> Option<u64> {
         let end = offset.checked_add(length.into())?;
@@ -23,18 +34,17 @@ impl Card {
     }
 }
 
-/// Address of a write's source.
-pub fn source(ours: &[Card], write: &Write) -> Option<u64> {
+/// A write's source: its region, and its address.
+pub fn source<'a>(ours: &'a [Card], write: &Write) -> Option<(&'a Card, u64)> {
     let region = ours.iter().find(|card| card.id == write.source_region)?;
-    region.range(write.source_offset, write.length)
+    Some((region, region.range(write.source_offset, write.length)?))
 }
 
-/// Address of a write's target, if it is of the generation that the write means.
-pub fn target(theirs: &[Card], write: &Write) -> Option<u64> {
+/// A write's target, if it is of the generation that the write means: its region, and its address.
+pub fn target<'a>(theirs: &'a [Card], write: &Write) -> Option<(&'a Card, u64)> {
     let region = theirs.iter().find(|card| card.id == write.target_region)?;
-    (region.generation == write.target_generation)
-        .then(|| region.range(write.target_offset, write.length))
-        .flatten()
+    let address = region.range(write.target_offset, write.length)?;
+    (region.generation == write.target_generation).then_some((region, address))
 }
 
 /// Our regions. Ids are never used again.
@@ -52,10 +62,15 @@ impl Regions {
     }
 
     pub fn add(&mut self, memory: &Memory) -> Result<RegionId> {
-        if memory.kind != MemoryKind::DRAM {
-            let text = format!("memory of kind {} cannot be registered, only host memory", memory.kind.0);
-            return Err(Error::new(ErrorCode::UNSUPPORTED, text));
-        }
+        let device = match memory.kind {
+            MemoryKind::DRAM => None,
+            MemoryKind::VRAM => Some(memory.device),
+            MemoryKind(other) => {
+                let text =
+                    format!("memory of kind {other} cannot be registered, only the host's and devices'");
+                return Err(Error::new(ErrorCode::UNSUPPORTED, text));
+            }
+        };
         let inside = memory.address.checked_add(memory.length).is_some();
         if memory.address == 0 || memory.length == 0 || !inside {
             let text = format!("{} bytes at {:#x} are no memory", memory.length, memory.address);
@@ -67,7 +82,7 @@ impl Regions {
         }
         self.last += 1;
         let Memory { address, length, generation, .. } = *memory;
-        self.alive.push(Card { id: self.last, generation, address, length });
+        self.alive.push(Card { id: self.last, generation, address, length, device });
         Ok(RegionId(self.last))
     }
 
@@ -92,7 +107,7 @@ mod tests {
 
     #[test]
     fn ranges_outside_their_region_or_of_another_generation_have_no_address() {
-        let theirs = [Card { id: 3, generation: 7, address: 0x1000, length: 100 }];
+        let theirs = [Card { id: 3, generation: 7, address: 0x1000, length: 100, device: None }];
         let good = Write {
             target_region: 3,
             target_offset: 90,
@@ -100,7 +115,7 @@ mod tests {
             target_generation: 7,
             ..Write::default()
         };
-        assert_eq!(target(&theirs, &good), Some(0x1000 + 90));
+        assert_eq!(target(&theirs, &good).map(|found| found.1), Some(0x1000 + 90));
         for bad in [
             Write { target_offset: 91, ..good },
             Write { target_offset: u64::MAX - 5, ..good },
@@ -108,7 +123,7 @@ mod tests {
             Write { target_generation: 8, ..good },
             Write { target_region: 4, ..good },
         ] {
-            assert_eq!(target(&theirs, &bad), None, "{bad:?}");
+            assert!(target(&theirs, &bad).is_none(), "{bad:?}");
         }
     }
 }

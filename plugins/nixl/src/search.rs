@@ -139,11 +139,23 @@ pub fn check_backend(library: &Path, directory: Option<OsString>, backend: &str)
         return Ok(());
     }
     let text = format!(
-        "{} has no {file}, and {from} is where {} looks for its plugins; set NIXL_PLUGIN_DIR to the folder that has it",
+        "{} has no {file}, but {}; {from} is where {} looks for its plugins: name another, or set NIXL_PLUGIN_DIR to the \
+         folder that has it",
         folder.display(),
+        backends(&folder),
         library.display()
     );
     Err(Error::new(ErrorCode::UNSUPPORTED, text))
+}
+
+/// What NIXL has in a folder of its plugins.
+fn backends(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let backend = |name: String| Some(name.strip_prefix("libplugin_")?.strip_suffix(".so")?.to_owned());
+    let mut found: Vec<String> = names.filter_map(backend).collect();
+    found.sort();
+    if found.is_empty() { "no other either".to_owned() } else { found.join(", ") }
 }
 
 /// The version of the wheel that a library belongs to, for messages.
@@ -200,12 +212,13 @@ mod tests {
         let folder = scratch("plugins");
         let library = folder.join(FILE);
         let error = check_backend(&library, None, "UCX").unwrap_err();
-        assert!(error.message.contains("set NIXL_PLUGIN_DIR"), "{error}");
+        assert!(error.message.contains("no other either"), "{error}");
         std::fs::create_dir_all(folder.join("plugins")).unwrap();
         std::fs::write(folder.join("plugins/libplugin_UCX.so"), "").unwrap();
         check_backend(&library, None, "UCX").unwrap();
         assert!(check_backend(&library, Some("/elsewhere".into()), "UCX").is_err());
-        assert!(check_backend(&library, None, "GDS").is_err());
+        let error = check_backend(&library, None, "GDS").unwrap_err();
+        assert!(error.message.contains("has no libplugin_GDS.so, but UCX;"), "{error}");
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -11,6 +11,7 @@ use host_plugin_api::{Counter, Error, ErrorCode, PeerId, RegionId, Result, host}
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::config::Config;
+use crate::lists::List;
 use crate::notices::Notices;
 use crate::queue::{Queue, locked};
 use crate::regions::{Card, Regions};
@@ -47,9 +48,32 @@ impl Peer {
 /// What the host's threads ask of the driver. Each is answered once; a caller waits for its answer, so there are no more
 /// than threads that call.
 pub enum Command {
-    Connect { name: String, endpoint: Endpoint, reply: SyncSender<Result<PeerId>> },
-    Disconnect { peer: PeerId, reply: SyncSender<Result<()>> },
-    Deregister { region: RegionId, reply: SyncSender<Result<()>> },
+    Connect {
+        name: String,
+        endpoint: Endpoint,
+        reply: SyncSender<Result<PeerId>>,
+    },
+    Disconnect {
+        peer: PeerId,
+        reply: SyncSender<Result<()>>,
+    },
+    /// Try whether NIXL takes this memory.
+    Try {
+        card: Card,
+        reply: SyncSender<Result<()>>,
+    },
+    Prepare {
+        list: Arc<List>,
+        reply: SyncSender<Result<()>>,
+    },
+    Release {
+        list: Arc<List>,
+        reply: SyncSender<Result<()>>,
+    },
+    Deregister {
+        region: RegionId,
+        reply: SyncSender<Result<()>>,
+    },
 }
 
 /// What the host shows of us.

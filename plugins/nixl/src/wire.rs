@@ -4,13 +4,16 @@ use host_plugin_api::{Error, ErrorCode, Result};
 
 use crate::regions::{Card, MAX_REGIONS};
 
-const MAGIC: [u8; 8] = *b"hostnxl\x01";
+const MAGIC: [u8; 8] = *b"hostnxl\x02";
 /// Longest name of an instance.
 pub const NAME_BYTES: usize = 64;
 /// Longest metadata of an agent that is taken.
 const METADATA_BYTES: usize = 1 << 20;
 /// Longest reason that is sent.
 const REASON_BYTES: usize = 512;
+
+/// Stands for the device of memory that is no device's.
+const HOST_MEMORY: u32 = u32::MAX;
 
 /// Sixteen random bytes: a secret or an identity.
 pub type Random = [u8; 16];
@@ -100,6 +103,7 @@ impl Message {
                     to.extend(card.generation.to_le_bytes());
                     to.extend(card.address.to_le_bytes());
                     to.extend(card.length.to_le_bytes());
+                    to.extend(card.device.unwrap_or(HOST_MEMORY).to_le_bytes());
                 }
             }
             Body::Refused { code, reason } => {
@@ -206,10 +210,12 @@ impl<'a> Reader<'a> {
         for _ in 0..count {
             let (id, generation) = (u32::from_le_bytes(self.array()?), u32::from_le_bytes(self.array()?));
             let (address, length) = (u64::from_le_bytes(self.array()?), u64::from_le_bytes(self.array()?));
+            let device = u32::from_le_bytes(self.array()?);
+            let device = Some(device).filter(|device| *device != HOST_MEMORY);
             if address.checked_add(length).is_none() {
                 return Err(self.wrong("a region past the end of all addresses"));
             }
-            cards.push(Card { id, generation, address, length });
+            cards.push(Card { id, generation, address, length, device });
         }
         Ok(cards)
     }
@@ -230,7 +236,7 @@ mod tests {
         let bytes = endpoint.encode();
         assert_eq!(Endpoint::decode(&bytes).unwrap(), endpoint);
         assert!((0..bytes.len()).all(|cut| Endpoint::decode(&bytes[..cut]).is_err()));
-        let card = Card { id: 1, generation: 2, address: 4096, length: 8192 };
+        let card = Card { id: 1, generation: 2, address: 4096, length: 8192, device: Some(3) };
         for body in [
             Body::Hello { token: [4; 16], name: "n".repeat(64), front: vec![0; 9] },
             Body::Welcome { door: vec![5; 300], regions: vec![card; 3] },
@@ -251,7 +257,7 @@ mod tests {
 
     #[test]
     fn damage_and_other_versions_are_named() {
-        let card = Card { id: 1, generation: 2, address: u64::MAX, length: 1 };
+        let card = Card { id: 1, generation: 2, address: u64::MAX, length: 1, device: None };
         let body = Body::Welcome { door: Vec::new(), regions: vec![card] };
         let bytes = Message { instance: [0; 16], connection: 1, body }.encode();
         assert!(Message::decode(&bytes).unwrap_err().message.contains("past the end"));

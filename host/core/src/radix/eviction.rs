@@ -1,6 +1,7 @@
 //! Getting pages back.
 
 use super::RadixTree;
+use super::chain::PageHash;
 use super::event::{EventSink, TreeEvent};
 use super::node::NodeIndex;
 use crate::pool::CachedPages;
@@ -25,6 +26,26 @@ impl RadixTree {
         let evicted = CachedPages::concat(evicted);
         self.counts.pages -= evicted.ids().len();
         self.counts.evicted += evicted.ids().len() as u64;
+        evicted
+    }
+
+    /// [`evict`](Self::evict), with the names of the pages, node by node.
+    pub(crate) fn evict_named(
+        &mut self,
+        wanted: usize,
+        sink: &mut (impl EventSink + ?Sized),
+    ) -> Vec<(Vec<PageHash>, CachedPages)> {
+        let mut evicted = Vec::new();
+        let mut missing = wanted;
+        while missing > 0 {
+            let Some(index) = self.order.first() else { break };
+            let node = &self.nodes[index];
+            let count = node.pages().min(missing);
+            let names = self.node_hashes(index, node.end as usize - count);
+            let pages = self.evict(count, sink);
+            missing -= count;
+            evicted.push((names, pages));
+        }
         evicted
     }
 

@@ -2,7 +2,7 @@
 
 use super::job::{Incoming, Job, Outgoing, Stage};
 use super::peers::PeerState;
-use super::{Action, Role, Scheduler};
+use super::{Action, Role, RoomOpening, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Reserve};
 use crate::quarantine::{Entry, Touchers};
@@ -30,7 +30,7 @@ impl Scheduler {
         }
         let mut job = Job::new(request, now);
         if let Some(orphan) = self.orphans.remove(&room) {
-            if let Some(refusal) = self.misfit(&job, &orphan.reserve) {
+            if let Some(refusal) = self.misfit(&job, orphan.attempt, &orphan.reserve) {
                 let refused = Body::Refused { message: refusal.clone(), retryable: false };
                 let answer = self.outbox.answer(orphan.question, room, orphan.attempt, refused);
                 self.send(orphan.peer, answer, actions);
@@ -49,6 +49,7 @@ impl Scheduler {
         self.deadlines.set(room, self.job_deadline(&job));
         self.jobs.insert(room, job);
         self.queue.push_back(room);
+        self.begin_fetch(now, room);
     }
 
     fn acceptable(&self, request: &Request) -> Result<(), Failure> {
@@ -140,7 +141,7 @@ impl Scheduler {
             if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
             }
-            if !ready || self.follows(now, job) {
+            if !ready || self.follows(now, job) || self.waits_for_storage(room) {
                 at += 1;
                 continue;
             }
@@ -221,8 +222,20 @@ impl Scheduler {
         job.held = Some(pages);
         job.lock = lock;
         job.aux = Some(aux);
-        match (self.config.role, job.request.prefill.as_ref().map(|peer| peer.instance)) {
-            (Role::Decode, Some(peer)) if !resumed => self.reserve(now, room, peer, 1, actions),
+        let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
+        let restored = if resumed { 0 } else { self.begin_restore(now, room, prefix) };
+        let covered = prefix + restored;
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        match (self.config.role, peer) {
+            (Role::Decode, Some(peer)) if !resumed => {
+                let page_tokens = self.config.page_tokens as usize;
+                job.promised_tokens = u32::try_from(covered * page_tokens).unwrap_or(u32::MAX);
+                job.cached_tokens = job.promised_tokens;
+                let pages = covered..job.request.prompt.len().div_ceil(page_tokens);
+                let whom = (peer, self.peers.session(peer));
+                self.reserve(now, room, Incoming::new(whom, 1, pages, now), actions);
+            }
+            _ if restored > 0 => job.stage = Stage::Loading(prefix..covered),
             _ => {
                 job.stage = Stage::Running;
                 self.running.push(room);
@@ -235,27 +248,32 @@ impl Scheduler {
     }
 
     /// Tells prefill where to write, for the first time or again.
-    pub(super) fn reserve(
-        &mut self,
-        now: Time,
-        room: Room,
-        peer: Instance,
-        attempt: u32,
-        actions: &mut Vec<Action>,
-    ) {
+    pub(super) fn reserve(&mut self, now: Time, room: Room, incoming: Incoming, actions: &mut Vec<Action>) {
         let page_tokens = self.config.page_tokens as usize;
-        let whom = (peer, self.peers.session(peer));
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Some(aux_slot) = job.aux else { return };
-        job.stage = Stage::Transfer(Incoming::new(whom, attempt));
+        let (peer, attempt) = (incoming.peer, incoming.attempt);
         let prompt = job.request.prompt.len();
+        let covered = prompt.div_ceil(page_tokens);
+        let pages = job.table[incoming.pages.clone()].to_vec();
+        let parts = u32::try_from(self.config.layer_groups.most_parts(covered)).unwrap_or(u32::MAX);
+        let session = incoming.session;
+        actions.push(Action::OpenRoom(RoomOpening {
+            room,
+            attempt,
+            peer,
+            session,
+            pages: pages.clone(),
+            parts,
+        }));
         let reserve = Reserve {
-            pages: job.table[job.prefix_pages..prompt.div_ceil(page_tokens)].to_vec(),
-            decode_prefix_len: u32::try_from(job.prefix_pages * page_tokens).unwrap_or(u32::MAX),
+            pages,
+            decode_prefix_len: u32::try_from(incoming.pages.start * page_tokens).unwrap_or(u32::MAX),
             prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
             aux_slot,
             namespace: job.request.namespace.fingerprint(),
         };
+        job.stage = Stage::Transfer(incoming);
         let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
         self.send(peer, message, actions);
     }
@@ -309,7 +327,7 @@ impl Scheduler {
     fn tell_other_leg(&mut self, now: Time, job: &Job, failure: &Failure, actions: &mut Vec<Action>) {
         let room = job.request.room;
         let (peer, attempt, body) = match (&job.stage, &job.outgoing) {
-            (Stage::Transfer(incoming) | Stage::Verifying(incoming), _)
+            (Stage::Transfer(incoming) | Stage::Verifying(incoming) | Stage::Restoring(incoming), _)
                 if self.may_write(incoming.peer, incoming.session) =>
             {
                 (incoming.peer, incoming.attempt, Body::Abort)
@@ -344,7 +362,9 @@ impl Scheduler {
         self.leaders.remove(room);
         self.deadlines.remove(room);
         self.patience.remove(room);
+        let loads = self.hierarchy.as_mut().map(|hierarchy| hierarchy.forget(room)).unwrap_or_default();
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
+        let opened = matches!(job.stage, Stage::Transfer(_) | Stage::Verifying(_));
         let touchers = Touchers {
             writer: match &job.stage {
                 Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
@@ -354,8 +374,13 @@ impl Scheduler {
             },
             batch: job.in_batch.is_some(),
             verification: matches!(job.stage, Stage::Verifying(_)),
+            receiver: opened,
             tags,
+            loads,
         };
+        if opened {
+            actions.push(Action::CloseRoom { room });
+        }
         for tag in &touchers.tags {
             actions.push(Action::CancelWrite(*tag));
         }
@@ -373,7 +398,7 @@ impl Scheduler {
             self.answer_aborts(room, answer, actions);
         } else {
             let pages = self.pool.quarantine(pages);
-            let entry = Entry { pages, aux: job.aux, lock: job.lock, touchers, answer };
+            let entry = Entry { pages, aux: job.aux, lock: job.lock, touchers, opened, answer };
             self.quarantine.insert(room, entry);
         }
     }

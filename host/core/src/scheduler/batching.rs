@@ -52,6 +52,7 @@ impl Scheduler {
             return;
         }
         self.computing = true;
+        self.step = (load.tokens > 0).then_some((now, load.tokens));
         self.pace.begins(now, load);
         self.last_batch += 1;
         let layer_group = self.finest_group(&sequences);
@@ -90,6 +91,9 @@ impl Scheduler {
 
     pub(super) fn batch_done(&mut self, now: Time, outputs: &[SequenceOutput], actions: &mut Vec<Action>) {
         self.stats.batches += 1;
+        if let (Some((since, tokens)), Some(hierarchy)) = (self.step.take(), &mut self.hierarchy) {
+            hierarchy.computed(tokens, now.since(since));
+        }
         let mut ends = self.batch_left(actions);
         for output in outputs {
             // A room that ended while the batch ran is not among them any more.

@@ -80,7 +80,7 @@ impl Scheduler {
         }
     }
 
-    /// Empties the radix cache. What requests use stays for them, is found by nobody else, and goes with the last of
+    /// Empties the radix cache and what is in host memory; storage keeps its pages. What requests use stays for them, is found by nobody else, and goes with the last of
     /// them; what they compute or receive from here on with what they found before enters no cache.
     ///
     /// `None` when the worker keeps no cache.
@@ -90,6 +90,9 @@ impl Scheduler {
         let freed = pages.ids().len();
         self.pool.release_cached(pages);
         self.leaders.clear();
+        if let Some(hierarchy) = &mut self.hierarchy {
+            hierarchy.clear();
+        }
         Some(Flushed { freed, in_use: tree.counts().pages })
     }
 
@@ -101,11 +104,8 @@ impl Scheduler {
     /// Gives up cached pages until so many are free.
     pub(super) fn make_free(&mut self, pages: usize) {
         let missing = pages.saturating_sub(self.pool.counts().free);
-        if let Some(tree) = &mut self.cache
-            && missing > 0
-        {
-            let evicted = tree.evict(missing, &mut self.cache_changes);
-            self.pool.release_cached(evicted);
+        if missing > 0 {
+            self.evict_now(missing);
         }
     }
 
@@ -132,13 +132,13 @@ impl Scheduler {
             Some(spare) => spare.append(inserted.duplicates),
             None => job.spare = Some(inserted.duplicates),
         }
+        self.save_computed(room, inserted.taken);
     }
 }
 
 impl Job {
     /// Takes note of how much of the prompt was cached at admission.
     pub(super) fn begin_with(&mut self, prefix: usize, page_tokens: usize, role: Role) {
-        self.prefix_pages = prefix;
         self.cached_tokens = u32::try_from(prefix * page_tokens).unwrap_or(u32::MAX);
         self.promised_tokens = self.cached_tokens;
         if role != Role::Decode {
@@ -148,7 +148,6 @@ impl Job {
 
     /// Takes note of how much was cached when the job was admitted again.
     pub(super) fn go_on_with(&mut self, prefix: usize, page_tokens: usize) {
-        self.prefix_pages = prefix;
         self.computed = prefix * page_tokens;
     }
 }

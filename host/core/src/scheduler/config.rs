@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::hierarchy::HierarchyConfig;
 use crate::layer_groups::LayerGroups;
 use crate::radix::{PageHash, Policy};
 
@@ -45,6 +46,8 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
+    /// What lies below the pool, if anything; needs a radix cache.
+    pub hierarchy: Option<HierarchyConfig>,
     /// Tell what enters and leaves the radix cache ([`Action::Cache`](super::Action::Cache)). Without anybody who
     /// listens it is work for nothing.
     pub cache_events: bool,

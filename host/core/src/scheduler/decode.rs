@@ -1,11 +1,10 @@
 //! The decode side of a room: what arrives, checking it, going on with it.
 
-use super::job::Stage;
+use super::job::{Incoming, Stage};
 use super::peers::PeerState;
 use super::{Action, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::integrity::{Expected, Found, verify};
-use crate::message::Body;
 use crate::notice::Notice;
 use crate::request::{Failure, FailureCode};
 
@@ -32,11 +31,14 @@ impl Scheduler {
         }
         if incoming.complete() {
             let incoming = incoming.clone();
+            if let Some(hierarchy) = &mut self.hierarchy {
+                hierarchy.transferred(incoming.pages.len(), now.since(incoming.asked));
+            }
             let Some(aux_slot) = job.aux else { return };
             actions.push(Action::Verify {
                 room: notice.room,
                 attempt: notice.attempt,
-                pages: job.table[job.prefix_pages..covered].to_vec(),
+                pages: job.table[incoming.pages.clone()].to_vec(),
                 aux_slot,
             });
             job.stage = Stage::Verifying(incoming);
@@ -57,31 +59,25 @@ impl Scheduler {
         self.finish_clearing(cleared, actions);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Stage::Verifying(incoming) = &job.stage else { return };
+        let incoming = incoming.clone();
         let (peer, session) = (incoming.peer, incoming.session);
         // Nobody reads the pages any more; whatever ends the job from here on must not wait for a verification.
         job.stage = Stage::Transfer(incoming.clone());
         let prompt = job.request.prompt.len();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let pages = count(prompt.div_ceil(self.config.page_tokens as usize) - job.prefix_pages);
+        let pages = count(incoming.pages.len());
         let expected = Expected { room, attempt, prompt_tokens: count(prompt), pages };
         match verify(expected, found) {
             Ok(verified) => {
-                job.stage = Stage::Ready;
-                job.computed = prompt;
+                job.stage = Stage::Restoring(incoming);
                 job.cached_tokens = job.cached_tokens.max(verified.cached_tokens());
-                job.transferred_pages = pages;
+                job.transferred_pages += pages;
                 job.first = Some(verified.first().clone());
-                self.ready.push_back(room);
+                // Everything that the room could bring is here.
+                actions.push(Action::ForgetRoom { room });
                 self.stats.pages_received += u64::from(pages);
                 self.outbox.forget_room(room);
-                if self.peers.state(peer) == Some(&PeerState::Ready) {
-                    let commit = self.outbox.request(now, peer, room, attempt, Body::Commit);
-                    self.send(peer, commit, actions);
-                }
-                self.cache_computed(room);
-                if !self.pace.is_set() {
-                    self.let_in(now, actions);
-                }
+                self.go_on(now, room, actions);
             }
             Err(mismatch) => {
                 self.stats.integrity_failures += 1;
@@ -91,11 +87,13 @@ impl Scheduler {
                 if !connected || session != self.peers.session(peer) {
                     let message = format!("{mismatch}, and the connection to worker {peer} is gone");
                     self.fail(now, room, Failure::new(FailureCode::PeerLost, message), actions);
-                } else if attempt < self.config.max_attempts {
+                } else if incoming.damaged + 1 < self.config.max_attempts {
                     self.outbox.forget_room(room);
-                    self.reserve(now, room, peer, attempt + 1, actions);
+                    let again = Incoming::new((peer, session), attempt + 1, incoming.pages.clone(), now);
+                    self.reserve(now, room, Incoming { damaged: incoming.damaged + 1, ..again }, actions);
                 } else {
-                    let message = format!("KV pages arrived damaged {attempt} times: {mismatch}");
+                    let times = incoming.damaged + 1;
+                    let message = format!("KV pages arrived damaged {times} times: {mismatch}");
                     self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
                 }
             }
@@ -122,6 +120,14 @@ impl Scheduler {
             let failure = Failure { code: FailureCode::PeerFailed, message, retryable };
             self.fail(now, room, failure, actions);
         }
+    }
+
+    /// None of our threads copies into the pages of a room that was given up.
+    pub(super) fn room_closed(&mut self, room: Room, actions: &mut Vec<Action>) {
+        let cleared = self.quarantine.update(&mut self.pool, |other, touchers| {
+            touchers.receiver &= other != room;
+        });
+        self.finish_clearing(cleared, actions);
     }
 
     /// Prefill has nothing of the room in flight any more.

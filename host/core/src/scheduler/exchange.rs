@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::aux_row::AuxRow;
 use crate::batch::{Batch, Sampled, SequenceOutput};
+use crate::hierarchy::{TierAction, TierEvent};
 use crate::ids::{Instance, PageId, Room};
 use crate::integrity::Found;
 use crate::message::Message;
@@ -92,6 +93,13 @@ pub enum Event {
         /// What lies in our memory.
         found: Box<Found>,
     },
+    /// Something happened below the pool.
+    Tier(TierEvent),
+    /// What [`Action::CloseRoom`] asked for: no thread of ours copies anything into the room's pages any more.
+    RoomClosed {
+        /// The room.
+        room: Room,
+    },
     /// No new requests from now on.
     Drain,
 }
@@ -130,6 +138,22 @@ pub enum Action {
     Write(PageWrite),
     /// Ask that what has not started of a write never starts; it still settles.
     CancelWrite(Tag),
+    /// Parts of a room's pages are about to come in, by writes of the peer's or as copies of ours: said before the peer is
+    /// asked for them. Opening again with a later attempt replaces the earlier one, some of whose parts may not have
+    /// arrived: once this was taken, nothing of the earlier one is copied into pages.
+    OpenRoom(RoomOpening),
+    /// Copy nothing more into an open room's pages; answer with [`Event::RoomClosed`] when no copy is under way. What
+    /// the peer writes may still land.
+    CloseRoom {
+        /// The room.
+        room: Room,
+    },
+    /// Nothing of an open room is in flight any more, and nothing will be unless it is opened again. Said once of each open room, of a closed one
+    /// after [`Event::RoomClosed`].
+    ForgetRoom {
+        /// The room.
+        room: Room,
+    },
     /// Read the aux row and digest the pages; answer with [`Event::Verified`].
     Verify {
         /// The room.
@@ -141,6 +165,8 @@ pub enum Action {
         /// The room's aux row.
         aux_slot: u32,
     },
+    /// Something to be done below the pool.
+    Tier(TierAction),
     /// Give the client a token.
     Emit {
         /// The request.
@@ -197,8 +223,27 @@ pub struct PageWrite {
     pub source: Vec<PageId>,
     /// The peer's pages, pair by pair.
     pub target: Vec<PageId>,
+    /// Place of the first of them among the pages of the attempt.
+    pub first_page: u32,
     /// Which of their layers.
     pub layers: Range<u32>,
-    /// With the last part: the row, our slot for it and the peer's. The digest is filled in by who writes.
+    /// With the last part: the row, our slot for it and the peer's.
     pub aux: Option<(AuxRow, u32, u32)>,
+}
+
+/// A room whose pages are about to arrive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomOpening {
+    /// The room.
+    pub room: Room,
+    /// The try within the room.
+    pub attempt: u32,
+    /// Who sends.
+    pub peer: Instance,
+    /// Over which connection.
+    pub session: u64,
+    /// Our pages, in the order of the attempt.
+    pub pages: Vec<PageId>,
+    /// Most parts that they can come in.
+    pub parts: u32,
 }

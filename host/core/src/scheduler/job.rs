@@ -1,13 +1,14 @@
 //! One request on its way through a worker.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::sharing::Follows;
 use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
 use crate::pool::HeldPages;
-use crate::radix::PrefixLock;
+use crate::radix::{PageHash, PrefixLock};
 use crate::request::Request;
 use crate::transfer::Tag;
 
@@ -20,8 +21,12 @@ pub(super) enum Stage {
     Transfer(Incoming),
     /// Decode: everything arrived; digests are being computed.
     Verifying(Incoming),
+    /// Decode: what was sent is verified; waits for what it restores itself.
+    Restoring(Incoming),
     /// Decode: verified; waits until the pace lets it into the steps.
     Ready,
+    /// Prefill, aggregated: these pages of the prompt are being copied from host memory.
+    Loading(Range<usize>),
     /// Takes part in batches.
     Running,
     /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
@@ -37,6 +42,12 @@ pub(super) struct Incoming {
     /// The connection over which it was asked for.
     pub session: u64,
     pub attempt: u32,
+    /// Attempts before this one that arrived damaged.
+    pub damaged: u32,
+    /// Pages of the prompt that it brings.
+    pub pages: Range<usize>,
+    /// When it was asked for.
+    pub asked: Time,
     /// Sequence numbers that arrived.
     pub arrived: BTreeSet<u32>,
     /// The highest sequence number, once known.
@@ -44,13 +55,27 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new((peer, session): (Instance, u64), attempt: u32) -> Self {
-        Self { peer, session, attempt, arrived: BTreeSet::new(), last: None }
+    pub(super) fn new(
+        (peer, session): (Instance, u64),
+        attempt: u32,
+        pages: Range<usize>,
+        asked: Time,
+    ) -> Self {
+        Self { peer, session, attempt, damaged: 0, pages, asked, arrived: BTreeSet::new(), last: None }
     }
 
     pub(super) fn complete(&self) -> bool {
         self.last.is_some_and(|last| self.arrived.len() == last as usize + 1)
     }
+}
+
+/// Pages of a prompt that come from below the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Restore {
+    /// These are on their way.
+    Pending(Range<usize>),
+    /// These did not come; nothing of the restore is under way any more.
+    Missing(Range<usize>),
 }
 
 /// What prefill knows of a transfer away from it.
@@ -95,6 +120,13 @@ impl Outgoing {
     }
 }
 
+impl Outgoing {
+    /// The page after the last that decode asked for, of the prompt's.
+    pub(super) fn end(&self, page_tokens: usize) -> usize {
+        self.reserve.decode_prefix_len as usize / page_tokens + self.reserve.pages.len()
+    }
+}
+
 /// Pages from the cursor on, of which the first layers were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Begun {
@@ -113,10 +145,12 @@ pub(super) struct Job {
     /// Later requests that were admitted while this one lacked pages.
     pub overtaken: u32,
     /// The page table: pages for the prompt and for as much of the answer as there is, in order; empty while queued.
-    /// The first `prefix_pages` are shared, the others are held.
+    /// The locked ones are shared, the others are held.
     pub table: Vec<PageId>,
-    /// Pages at the front of the table that were there before the request.
-    pub prefix_pages: usize,
+    /// Names of its first pages, as far as they were needed.
+    pub names: Vec<PageHash>,
+    /// Pages behind the locked ones that come from below the pool.
+    pub restore: Option<Restore>,
     /// The pages that the request gives back: those of the table behind the locked ones. `None` while queued.
     pub held: Option<HeldPages>,
     /// Pages that the request held and no longer uses, because the cache has others with the same contents.
@@ -154,7 +188,8 @@ impl Job {
             stage: Stage::Queued,
             overtaken: 0,
             table: Vec::new(),
-            prefix_pages: 0,
+            names: Vec::new(),
+            restore: None,
             held: None,
             spare: None,
             lock: None,

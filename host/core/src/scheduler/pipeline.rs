@@ -90,6 +90,8 @@ impl Scheduler {
         let end = job.whole_pages(job.computed, page_tokens);
         let computing = job.in_batch.is_some();
         let Some(outgoing) = &mut job.outgoing else { return };
+        // Another attempt may ask for some pages only.
+        let end = end.min(outgoing.end(page_tokens));
         // What was begun is completed when its batch is, and before anything behind it.
         if outgoing.complete || (computing && outgoing.begun.is_some()) || (end <= outgoing.cursor && !last) {
             return;
@@ -116,6 +118,7 @@ impl Scheduler {
         let last = completes && job.stage == Stage::Inflight;
         let prefix_pages = outgoing.reserve.decode_prefix_len as usize / page_tokens;
         let source = job.table[pages.clone()].to_vec();
+        let first_page = u32::try_from(pages.start - prefix_pages).unwrap_or(u32::MAX);
         let target = outgoing.reserve.pages[pages.start - prefix_pages..pages.end - prefix_pages].to_vec();
         self.last_tag += 1;
         let tag = Tag(self.last_tag);
@@ -126,7 +129,6 @@ impl Scheduler {
                 prompt_tokens: outgoing.reserve.prompt_tokens,
                 cached_tokens: job.cached_tokens,
                 pages: u32::try_from(outgoing.reserve.pages.len()).unwrap_or(u32::MAX),
-                digest: 0,
                 first,
             };
             (row, aux, outgoing.reserve.aux_slot)
@@ -142,6 +144,7 @@ impl Scheduler {
         outgoing.tags.insert(tag);
         self.stats.pages_sent += u64::from(completed);
         let (to, session) = (outgoing.peer, outgoing.session);
-        actions.push(Action::Write(PageWrite { tag, to, session, notice, source, target, layers, aux }));
+        let write = PageWrite { tag, to, session, notice, source, target, first_page, layers, aux };
+        actions.push(Action::Write(write));
     }
 }

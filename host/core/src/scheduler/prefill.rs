@@ -19,7 +19,9 @@ pub(super) struct Orphan {
 
 impl Scheduler {
     /// Why a reserve does not belong to a job, if it does not.
-    pub(super) fn misfit(&self, job: &Job, reserve: &Reserve) -> Option<String> {
+    ///
+    /// The first attempt brings everything behind what decode holds or restores; a later one may ask for a span of it.
+    pub(super) fn misfit(&self, job: &Job, attempt: u32, reserve: &Reserve) -> Option<String> {
         let prompt = job.request.prompt.len();
         let page_tokens = self.config.page_tokens as usize;
         let prefix = reserve.decode_prefix_len as usize;
@@ -36,7 +38,8 @@ impl Scheduler {
             ));
         }
         let expected = prompt.div_ceil(page_tokens) - prefix / page_tokens;
-        (reserve.pages.len() != expected)
+        let fits = reserve.pages.len() == expected || (attempt > 1 && reserve.pages.len() < expected);
+        (!fits)
             .then(|| format!("decode offers {} pages where {expected} are to be sent", reserve.pages.len()))
     }
 
@@ -79,10 +82,14 @@ impl Scheduler {
             if !self.orphans.contains_key(&room) && self.orphans.len() >= self.config.max_queued as usize {
                 return Err((format!("{} rooms wait for their requests already", self.orphans.len()), true));
             }
+            // What was asked for last counts, whatever comes last.
+            if self.orphans.get(&room).is_some_and(|orphan| orphan.attempt > attempt) {
+                return Ok(());
+            }
             self.orphans.insert(room, Orphan { peer: from, question, attempt, reserve, since: now });
             return Ok(());
         };
-        if let Some(refusal) = self.misfit(job, &reserve) {
+        if let Some(refusal) = self.misfit(job, attempt, &reserve) {
             return Err((refusal, false));
         }
         let page_tokens = self.config.page_tokens;

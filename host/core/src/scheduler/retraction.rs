@@ -55,7 +55,6 @@ impl Scheduler {
         job.first = None;
         job.computed_before = job.computed_before.max(job.computed);
         job.computed = 0;
-        job.prefix_pages = 0;
         job.table.clear();
         let (pages, lock, submitted) = (job.held.take(), job.lock.take(), job.submitted);
         self.aux_free.extend(job.aux.take());

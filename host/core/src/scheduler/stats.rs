@@ -1,6 +1,7 @@
 //! What a scheduler counts.
 
 use super::PaceStats;
+use crate::hierarchy::HierarchyStats;
 use crate::histogram::Histogram;
 use crate::pool::PoolCounts;
 
@@ -25,6 +26,8 @@ pub struct Stats {
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// What lies below the pool; all zero without.
+    pub hierarchy: HierarchyStats,
     /// How long steps take, and what follows from it.
     pub pace: PaceStats,
     /// Time between two tokens of an answer, as they were drawn.

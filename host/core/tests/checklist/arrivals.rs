@@ -1,7 +1,7 @@
 //! What decode believes of what arrives.
 
 use host_core::aux_row::AuxRow;
-use host_core::integrity::Found;
+use host_core::integrity::{Found, LaneSum};
 use host_core::notice::Notice;
 use host_core::{Event, Role, Room, Sampled};
 
@@ -70,8 +70,8 @@ fn parts_that_cannot_be_end_the_request() {
 #[test]
 fn an_aux_row_of_another_room_attempt_length_or_count_is_not_believed() {
     let first = Sampled { token: DRAWN, logprob: None, top: Vec::new() };
-    let row =
-        AuxRow { room: Room(1), attempt: 1, prompt_tokens: 18, cached_tokens: 0, pages: 5, digest: 3, first };
+    let row = AuxRow { room: Room(1), attempt: 1, prompt_tokens: 18, cached_tokens: 0, pages: 5, first };
+    let lane = |found| LaneSum { source: 0, target: 0, sent: 3, found };
     let torn = {
         let mut bytes = row.encode();
         bytes[30] ^= 1;
@@ -82,21 +82,26 @@ fn an_aux_row_of_another_room_attempt_length_or_count_is_not_believed() {
         ("an earlier attempt", AuxRow { attempt: 0, ..row.clone() }.encode()),
         ("another prompt", AuxRow { prompt_tokens: 17, ..row.clone() }.encode()),
         ("fewer pages", AuxRow { pages: 4, ..row.clone() }.encode()),
-        ("other pages", AuxRow { digest: 4, ..row.clone() }.encode()),
         ("not written yet", [0; host_core::aux_row::AUX_ROW_BYTES]),
         ("torn", torn),
     ];
-    for (case, aux_row) in wrong {
+    let wrong = wrong.map(|(case, aux_row)| (case, Found { aux_row, lanes: Some(vec![lane(3)]) }));
+    let aux_row = row.encode();
+    let pages = [
+        ("other pages", Found { aux_row, lanes: Some(vec![lane(4)]) }),
+        ("other pages from one rank of two", Found { aux_row, lanes: Some(vec![lane(3), lane(4)]) }),
+        ("pages that nobody looked at", Found { aux_row, lanes: Some(Vec::new()) }),
+    ];
+    for (case, found) in wrong.into_iter().chain(pages) {
         let mut leg = transferring();
         leg.arrive(1);
-        let found = Box::new(Found { aux_row, digest: Some(3) });
-        leg.event(Event::Verified { room: Room(1), attempt: 1, found });
+        leg.event(Event::Verified { room: Room(1), attempt: 1, found: Box::new(found) });
         assert_eq!(leg.reserves[&Room(1)].0, 2, "{case} was believed");
         assert_eq!((leg.stats().integrity_failures, leg.stats().pool.cached), (1, 0), "{case}");
     }
     let mut leg = transferring();
     leg.arrive(1);
-    let found = Box::new(Found { aux_row: row.encode(), digest: Some(3) });
+    let found = Box::new(Found { aux_row: row.encode(), lanes: Some(vec![lane(3), lane(3)]) });
     leg.event(Event::Verified { room: Room(1), attempt: 1, found });
     assert_eq!(leg.finished, [Room(1)]);
 }

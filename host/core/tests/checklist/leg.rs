@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use host_core::aux_row::AuxRow;
-use host_core::integrity::Found;
+use host_core::hierarchy::TierAction;
+use host_core::integrity::{Found, LaneSum};
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
 use host_core::radix::{CacheEvent, NamespaceKey, Policy};
@@ -39,8 +40,16 @@ pub struct Leg {
     pub verifying: BTreeMap<Room, (u32, Vec<PageId>)>,
     /// Writes that have not settled.
     pub writes: Vec<PageWrite>,
+    /// Rooms that the transfer threads know, and the attempt.
+    pub open: BTreeMap<Room, u32>,
+    /// Whether the transfer threads close rooms at once.
+    pub closes: bool,
+    /// Rooms to be closed.
+    pub closing: Vec<Room>,
     /// What was told of the cache, when it is.
     pub cache_events: Vec<CacheEvent>,
+    /// What is to be done below the pool.
+    pub below: Vec<TierAction>,
     /// Tokens that clients were given.
     pub emitted: BTreeMap<Room, usize>,
     pub finished: Vec<Room>,
@@ -58,6 +67,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         vocabulary: 1000,
         chunk_tokens: 8,
         radix_cache: Some(Policy::Lru),
+        hierarchy: None,
         cache_events: false,
         identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1_000,
@@ -98,7 +108,11 @@ impl Leg {
             sent: Vec::new(),
             verifying: BTreeMap::new(),
             writes: Vec::new(),
+            open: BTreeMap::new(),
+            closes: true,
+            closing: Vec::new(),
             cache_events: Vec::new(),
+            below: Vec::new(),
             emitted: BTreeMap::new(),
             finished: Vec::new(),
             failed: BTreeMap::new(),
@@ -136,8 +150,15 @@ impl Leg {
 
     /// One event and one decision.
     pub fn event(&mut self, event: Event) {
+        self.events([event]);
+    }
+
+    /// Some events and one decision.
+    pub fn events(&mut self, events: impl IntoIterator<Item = Event>) {
         let mut actions = Vec::new();
-        self.scheduler.handle(self.now, event, &mut actions);
+        for event in events {
+            self.scheduler.handle(self.now, event, &mut actions);
+        }
         self.scheduler.tick(self.now, &mut actions);
         self.note(actions);
     }
@@ -166,6 +187,19 @@ impl Leg {
                     self.verifying.insert(room, (attempt, pages));
                 }
                 Action::Write(write) => self.writes.push(write),
+                Action::Tier(action) => self.below.push(action),
+                Action::OpenRoom(opening) => {
+                    let before = self.open.insert(opening.room, opening.attempt);
+                    assert!(before.is_none_or(|before| before < opening.attempt), "{opening:?}");
+                }
+                Action::CloseRoom { room } => {
+                    assert!(self.open.contains_key(&room) && !self.closing.contains(&room), "{room:?}");
+                    self.closing.push(room);
+                }
+                Action::ForgetRoom { room } => {
+                    let closing = self.closing.contains(&room);
+                    assert!(self.open.remove(&room).is_some() && !closing, "{room:?} is forgotten too early");
+                }
                 Action::Cache(events) => self.cache_events.extend(events),
                 Action::Emit { room, .. } => *self.emitted.entry(room).or_default() += 1,
                 Action::Finish { room, .. } => self.finished.push(room),
@@ -176,6 +210,16 @@ impl Leg {
             }
         }
         self.scheduler.audit();
+        if self.closes && !self.closing.is_empty() {
+            self.close_rooms();
+        }
+    }
+
+    /// Nothing is copied any more into the pages of rooms that were given up.
+    pub fn close_rooms(&mut self) {
+        for room in std::mem::take(&mut self.closing) {
+            self.event(Event::RoomClosed { room });
+        }
     }
 
     /// The peer says something.
@@ -234,11 +278,10 @@ impl Leg {
             prompt_tokens: self.prompts[&Room(room)].len() as u32,
             cached_tokens: 0,
             pages: pages.len() as u32,
-            digest: 5,
             first: Sampled { token: DRAWN, logprob: None, top: Vec::new() },
         };
-        let digest = if intact { 5 } else { 6 };
-        let found = Box::new(Found { aux_row: row.encode(), digest: Some(digest) });
+        let lanes = Some(vec![LaneSum { source: 0, target: 0, sent: 5, found: if intact { 5 } else { 6 } }]);
+        let found = Box::new(Found { aux_row: row.encode(), lanes });
         self.event(Event::Verified { room: Room(room), attempt, found });
     }
 
@@ -283,6 +326,17 @@ impl Leg {
         self.message(room, attempt, Body::Reserve(reserve));
     }
 
+    /// What decode says when it asks for `pages` pages behind `prefix` tokens.
+    pub fn span(&self, prompt: &[u32], prefix: u32, pages: u32) -> Reserve {
+        Reserve {
+            pages: (0..pages).map(PageId).collect(),
+            decode_prefix_len: prefix,
+            prompt_tokens: prompt.len() as u32,
+            aux_slot: 0,
+            namespace: NamespaceKey::default().fingerprint(),
+        }
+    }
+
     /// All writes settle.
     pub fn settle(&mut self) {
         for write in std::mem::take(&mut self.writes) {
@@ -299,5 +353,6 @@ impl Leg {
         let stats = self.stats();
         assert_eq!((stats.pool.held, stats.pool.quarantined, stats.locked_pages), (0, 0, 0));
         assert_eq!((stats.queued, stats.active, stats.quarantined_rooms), (0, 0, 0));
+        assert!(self.open.is_empty(), "rooms that nobody forgot: {:?}", self.open);
     }
 }

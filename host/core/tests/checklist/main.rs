@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
 mod arrivals;
+mod below;
+mod below_decode;
+mod below_writes;
 mod budget;
 mod cursor;
 mod flush;
@@ -10,5 +13,7 @@ mod leg;
 mod locks;
 mod namespaces;
 mod promises;
+mod rooms;
 mod sharing;
+mod storage;
 mod timeouts;

@@ -1,5 +1,7 @@
 //! KV that proves itself, in words: one for each token and layer of a page.
 
+use std::ops::Range;
+
 use host_core::{Batch, PageId, Sampled, SequenceOutput};
 
 pub const PAGE_TOKENS: usize = 4;
@@ -65,8 +67,15 @@ impl Memory {
         Self::at(pages[position / PAGE_TOKENS], layer, position % PAGE_TOKENS)
     }
 
-    pub fn digest(&self, page: PageId) -> u64 {
-        self.words(page, 0, LAYERS).iter().fold(1, |digest, word| mix(digest, *word))
+    /// A digest of some layers of pages, from the place of the first on, that can be added up in any order.
+    pub fn sum(&self, pages: &[PageId], first_page: u32, layers: Range<u32>) -> u64 {
+        let blocks = (first_page..)
+            .zip(pages)
+            .flat_map(|(place, page)| layers.clone().map(move |layer| (place, *page, layer)));
+        blocks.fold(0, |sum: u64, (place, page, layer)| {
+            let block = self.words(page, layer, layer + 1).iter().fold(1, |digest, word| mix(digest, *word));
+            sum.wrapping_add(mix(mix(u64::from(place) + 1, u64::from(layer) + 1), block))
+        })
     }
 
     /// The words of some layers of a page.

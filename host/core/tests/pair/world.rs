@@ -3,6 +3,8 @@
 mod clients;
 mod faults;
 mod network;
+mod rooms;
+mod storage;
 mod transfer;
 mod worker;
 
@@ -12,12 +14,14 @@ use std::time::Duration;
 use host_core::layer_groups::LayerGroups;
 use host_core::message::Message;
 use host_core::request::Request;
-use host_core::{Action, Event, Instance, PageId, Role, Room, Time};
+use host_core::{Action, Event, Instance, Role, Room, Time};
 
 pub use super::memory::answer_to;
 use super::memory::{LAYERS, mix};
 use clients::Client;
 pub use faults::{Faults, Outcome};
+use rooms::{Arrival, OpenRoom};
+use storage::{Batch as TierBatch, Storage};
 use transfer::Landing;
 use worker::{Worker, groups};
 
@@ -48,6 +52,10 @@ enum Pending {
         message: Message,
     },
     Land(Box<Landing>),
+    /// Decode copies what arrived into its pages.
+    Copy(Box<Arrival>),
+    /// Decode looks whether a room that it gave up is still copied.
+    Close(Room),
     /// A worker has computed so many layers of a batch.
     Layers {
         at: Instance,
@@ -73,6 +81,11 @@ enum Pending {
         session: u64,
     },
     Cancel(Room),
+    /// A query, a copy, a read or a write goes on, or ends.
+    Below {
+        at: Instance,
+        batch: TierBatch,
+    },
     Submit {
         to: Instance,
         request: Request,
@@ -95,9 +108,15 @@ pub struct World {
     decode_link: Option<u64>,
     last_session: u64,
     fence_fails: u64,
-    /// Each page and layer that was sent, by prefill worker, room and attempt.
-    sent: BTreeMap<(Instance, Room, u32), BTreeSet<(PageId, u32)>>,
+    /// Each page, by its place in the attempt, and layer that was sent, by prefill worker, room and attempt.
+    sent: BTreeMap<(Instance, Room, u32), BTreeSet<(u32, u32)>>,
+    /// Decode's rooms that are open.
+    rooms: BTreeMap<Room, OpenRoom>,
+    /// Attempts that another has taken the place of.
+    superseded: BTreeSet<(Room, u32)>,
     layer_groups: LayerGroups,
+    /// What all workers write to and read from.
+    storage: Storage,
     outcome: Outcome,
     trace: Vec<String>,
 }
@@ -126,7 +145,10 @@ impl World {
             last_session: 0,
             fence_fails: 0,
             sent: BTreeMap::new(),
+            rooms: BTreeMap::new(),
+            superseded: BTreeSet::new(),
             layer_groups,
+            storage: Storage::default(),
             outcome: Outcome::default(),
             trace: Vec::new(),
         };
@@ -140,7 +162,8 @@ impl World {
     pub fn aggregated(seed: u64, faults: Faults) -> Self {
         let mut world = Self::new(seed, faults);
         world.aggregated = true;
-        world.decode = Worker::new(DECODE, Role::Aggregated, 20, faults, world.layer_groups);
+        let pages = if faults.below { 18 + (seed % 4) as u32 } else { 20 };
+        world.decode = Worker::new(DECODE, Role::Aggregated, pages, faults, world.layer_groups);
         world
     }
 
@@ -167,8 +190,8 @@ impl World {
         let busy = !self.pending.is_empty()
             || self.prefill.batch.is_some()
             || self.decode.batch.is_some()
-            || !self.prefill.scheduler.is_idle()
-            || !self.decode.scheduler.is_idle();
+            || !self.prefill.scheduler.is_settled()
+            || !self.decode.scheduler.is_settled();
         if !busy {
             return false;
         }
@@ -274,7 +297,9 @@ impl World {
             Pending::Deliver { to, from, floor, message } => {
                 self.handle(to, Event::Message { from, floor, message });
             }
-            Pending::Land(landing) => self.land(&landing),
+            Pending::Land(landing) => self.land(*landing),
+            Pending::Copy(arrival) => self.copy(&arrival),
+            Pending::Close(room) => self.closed(room),
             Pending::Layers { at, batch, layers } => {
                 let Some(worker) = self.worker(at) else { return };
                 if let Some((_, current)) = worker.batch.as_ref().filter(|(_, current)| current.id == batch) {
@@ -289,6 +314,7 @@ impl World {
             Pending::Settle { at, event } => self.handle(at, event),
             Pending::Handshake { prefill, floor } => self.shake_hands(prefill, floor),
             Pending::Connected { prefill } => self.connected(prefill),
+            Pending::Below { at, batch } => self.below(at, batch),
             Pending::Fence { at, peer, session } => self.fence(at, peer, session),
         }
     }
@@ -324,13 +350,14 @@ impl World {
                     self.schedule(after, Pending::Fence { at, peer, session });
                 }
                 Action::Write(write) => {
-                    // One room's parts land in order: the fake backend digests them as they land.
-                    let earliest = self.last_landing(at, write.notice.room);
-                    let after = earliest.since(self.now) + self.soon(400);
+                    let after = self.soon(400);
                     let landing = self.begin(write, at);
                     self.schedule(after, Pending::Land(Box::new(landing)));
                 }
                 Action::CancelWrite(_) => {}
+                Action::OpenRoom(opening) => self.open(&opening),
+                Action::CloseRoom { room } => self.close(room),
+                Action::ForgetRoom { room } => self.forget(room),
                 Action::Verify { room, attempt, pages, aux_slot } => {
                     self.verify(at, (room, attempt), &pages, aux_slot);
                 }
@@ -355,6 +382,7 @@ impl World {
                     let Some(worker) = self.worker(at) else { continue };
                     events.iter().for_each(|event| worker.log.record(event));
                 }
+                Action::Tier(action) => self.begin_below(at, action),
                 Action::PromptReady { .. } => {}
             }
         }

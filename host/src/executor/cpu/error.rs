@@ -98,6 +98,18 @@ pub enum LoadError {
         /// Bytes that there are.
         found: u64,
     },
+    /// More ranks than can share the model.
+    #[error(
+        "the model in {directory} has {heads} query heads, which {ranks} ranks cannot share: use at most {heads}"
+    )]
+    Ranks {
+        /// The model directory.
+        directory: PathBuf,
+        /// Its query heads.
+        heads: usize,
+        /// The ranks.
+        ranks: usize,
+    },
     /// The math threads could not be started.
     #[error("cannot start {threads} math threads: {source}")]
     Threads {

@@ -5,12 +5,15 @@ use host_kernels::math::{AttentionShape, Element, Heads, Math, QueryRows, RopeFr
 
 use super::config::ModelConfig;
 use super::pages::{self, PagedRows};
+use super::shard::Shards;
 use super::weights::{Layer, Weights};
+use crate::executor::group::{Broken, Turn};
 use crate::executor::{ExecutorError, KvMemory, LayersDone};
 
-/// A model that can be computed.
+/// One rank's part of a model, which can be computed.
 pub(super) struct Model {
     pub config: ModelConfig,
+    pub shards: Shards,
     pub weights: Weights,
     pub rope: RopeFrequencies,
     pub math: Math,
@@ -22,13 +25,28 @@ pub(super) struct Activations {
     residual: Vec<f32>,
     normed: Vec<f32>,
     query_key_value: Vec<f32>,
-    attended: Vec<f32>,
-    added: Vec<f32>,
+    attended: Gathered,
+    added: Gathered,
     gate_up: Vec<f32>,
-    gated: Vec<f32>,
+    gated: Gathered,
     cosines: Vec<f32>,
     sines: Vec<f32>,
-    logits: Vec<f32>,
+    logits: Gathered,
+}
+
+/// Rows of which every rank computes some columns.
+#[derive(Default)]
+struct Gathered {
+    mine: Vec<f32>,
+    whole: Vec<f32>,
+}
+
+impl Gathered {
+    /// Room for this rank's columns.
+    fn mine(&mut self, rows: usize, columns: usize) -> &mut [f32] {
+        self.mine.resize(rows * columns, 0.0);
+        &mut self.mine
+    }
 }
 
 /// Which rows' logits are wanted.
@@ -41,9 +59,11 @@ pub(super) enum Wanted {
 }
 
 impl Model {
-    /// Computes a batch; the logits of the wanted rows, in order, lie in what is returned.
+    /// Computes a batch together with the other ranks; the logits of the wanted rows, in order, lie in what is returned to
+    /// rank 0. The others get nothing.
     pub fn forward<'a>(
         &self,
+        turn: &mut Turn<'_>,
         kv: &mut KvMemory,
         batch: &Batch,
         wanted: Wanted,
@@ -51,50 +71,90 @@ impl Model {
         activations: &'a mut Activations,
     ) -> Result<&'a [f32], ExecutorError> {
         self.check(kv, batch)?;
-        self.math.run(|| self.compute(kv, &batch.sequences, wanted, layers_done, activations));
-        Ok(&activations.logits)
+        self.math.run(|| self.compute(turn, kv, &batch.sequences, wanted, layers_done, activations))?;
+        Ok(if self.shards.rank == 0 { &activations.logits.whole } else { &[] })
     }
 
     fn compute(
         &self,
+        turn: &mut Turn<'_>,
         kv: &mut KvMemory,
         sequences: &[Sequence],
         wanted: Wanted,
         layers_done: &mut LayersDone<'_>,
         a: &mut Activations,
-    ) {
-        let config = &self.config;
-        let hidden = config.hidden;
+    ) -> Result<(), Broken> {
+        let Self { config, shards, .. } = self;
+        let rank = shards.rank;
         let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
-        let heads = config.heads * config.head_dim;
-        let width = heads + 2 * config.kv_heads * config.head_dim;
         let pairs = self.rope.pairs();
-        a.residual.resize(rows * hidden, 0.0);
-        a.normed.resize(rows * hidden, 0.0);
-        a.added.resize(rows * hidden, 0.0);
-        a.query_key_value.resize(rows * width, 0.0);
-        a.attended.resize(rows * heads, 0.0);
-        a.gate_up.resize(rows * 2 * config.intermediate, 0.0);
-        a.gated.resize(rows * config.intermediate, 0.0);
+        let gates = shards.intermediate[rank].len();
+        let hidden = shards.hidden[rank].len();
+        a.normed.resize(rows * config.hidden, 0.0);
+        a.query_key_value.resize(rows * self.width(), 0.0);
+        a.gate_up.resize(rows * 2 * gates, 0.0);
         a.cosines.resize(rows * pairs, 0.0);
         a.sines.resize(rows * pairs, 0.0);
-        let places = sequences.iter().flat_map(|s| s.tokens.iter().zip(s.start as usize..));
-        for (row, (token, position)) in places.enumerate() {
-            self.weights.embedding.row(*token as usize, &mut a.residual[row * hidden..][..hidden]);
-            let angles = row * pairs..(row + 1) * pairs;
-            self.rope.angles(position, &mut a.cosines[angles.clone()], &mut a.sines[angles]);
+        let positions = sequences.iter().flat_map(|s| s.start as usize..s.end());
+        let angles = a.cosines.chunks_exact_mut(pairs).zip(a.sines.chunks_exact_mut(pairs));
+        for (position, (cosines, sines)) in positions.zip(angles) {
+            self.rope.angles(position, cosines, sines);
         }
+        self.embed(turn, sequences, rows, a)?;
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.keys_and_values(kv, sequences, index, layer, rows, a);
             layers_done(index + 1);
-            self.attention(kv, sequences, index, layer, rows, a);
+            self.attention(kv, sequences, index, rows, a);
+            turn.gather_columns(&mut a.attended.mine, &shards.attended, &mut a.attended.whole)?;
+            let added = a.added.mine(rows, hidden);
+            self.math.linear(&a.attended.whole, rows, &layer.attention_output, added);
+            turn.gather_columns(&mut a.added.mine, &shards.hidden, &mut a.added.whole)?;
+            self.math.add(&mut a.residual, &a.added.whole);
             self.math.rms_norm(&a.residual, &layer.mlp_norm, config.norm_epsilon, &mut a.normed);
             self.math.linear(&a.normed, rows, &layer.gate_up, &mut a.gate_up);
-            self.math.gated_silu(&a.gate_up, config.intermediate, &mut a.gated);
-            self.math.linear(&a.gated, rows, &layer.down, &mut a.added);
-            self.math.add(&mut a.residual, &a.added);
+            let gated = a.gated.mine(rows, gates);
+            if gates > 0 {
+                self.math.gated_silu(&a.gate_up, gates, gated);
+            }
+            turn.gather_columns(&mut a.gated.mine, &shards.intermediate, &mut a.gated.whole)?;
+            self.math.linear(&a.gated.whole, rows, &layer.down, a.added.mine(rows, hidden));
+            turn.gather_columns(&mut a.added.mine, &shards.hidden, &mut a.added.whole)?;
+            self.math.add(&mut a.residual, &a.added.whole);
         }
-        self.output(sequences, wanted, a);
+        self.output(turn, sequences, wanted, a)
+    }
+
+    /// Elements of a row of this rank's queries, keys and values.
+    fn width(&self) -> usize {
+        self.shards.attended[self.shards.rank].len() + 2 * self.shards.kv_heads.len() * self.config.head_dim
+    }
+
+    /// The tokens' rows of the embedding: each from the rank that holds it.
+    fn embed(
+        &self,
+        turn: &mut Turn<'_>,
+        sequences: &[Sequence],
+        rows: usize,
+        a: &mut Activations,
+    ) -> Result<(), Broken> {
+        let (shards, hidden) = (&self.shards, self.config.hidden);
+        let own = &shards.vocabulary[shards.rank];
+        let tokens = || sequences.iter().flat_map(|sequence| &sequence.tokens).map(|token| *token as usize);
+        let held = tokens().filter(|token| own.contains(token));
+        let mine = a.added.mine(held.clone().count(), hidden);
+        for (token, row) in held.zip(mine.chunks_exact_mut(hidden)) {
+            self.weights.embedding.row(token - own.start, row);
+        }
+        a.residual.resize(rows * hidden, 0.0);
+        turn.each_ranks_floats(&a.added.mine, |rank, held| {
+            let mut held = held.chunks_exact(hidden);
+            let wanted = tokens().zip(a.residual.chunks_exact_mut(hidden));
+            for (_, target) in wanted.filter(|(token, _)| shards.token_holder(*token) == rank) {
+                if let Some(row) = held.next() {
+                    target.copy_from_slice(row);
+                }
+            }
+        })
     }
 
     /// Queries, keys and values of a layer; the latter two go to the pool.
@@ -109,12 +169,13 @@ impl Model {
     ) {
         let config = &self.config;
         let (head_dim, epsilon) = (config.head_dim, config.norm_epsilon);
-        let (queries, keys) = (config.heads * head_dim, config.kv_heads * head_dim);
-        let width = queries + 2 * keys;
+        let queries = self.shards.attended[self.shards.rank].len();
+        let kv_heads = self.shards.kv_heads.len();
+        let (keys, width) = (kv_heads * head_dim, self.width());
         self.math.rms_norm(&a.residual, &layer.attention_norm, epsilon, &mut a.normed);
         self.math.linear(&a.normed, rows, &layer.query_key_value, &mut a.query_key_value);
-        let query_heads = Heads { stride: width, offset: 0, heads: config.heads, head_dim };
-        let key_heads = Heads { offset: queries, heads: config.kv_heads, ..query_heads };
+        let query_heads = Heads { stride: width, offset: 0, heads: queries / head_dim, head_dim };
+        let key_heads = Heads { offset: queries, heads: kv_heads, ..query_heads };
         for (heads, norm) in [(query_heads, &layer.query_norm), (key_heads, &layer.key_norm)] {
             let norm = norm.as_deref().map(|weight| (weight, epsilon));
             self.math.rotate_heads(&mut a.query_key_value, heads, norm, &a.cosines, &a.sines);
@@ -130,17 +191,17 @@ impl Model {
         }
     }
 
+    /// Attention of this rank's query heads.
     fn attention(
         &self,
         kv: &KvMemory,
         sequences: &[Sequence],
         index: usize,
-        layer: &Layer,
         rows: usize,
         a: &mut Activations,
     ) {
-        let config = &self.config;
-        let width = (config.heads + 2 * config.kv_heads) * config.head_dim;
+        let head_dim = self.config.head_dim;
+        let queries = self.shards.attended[self.shards.rank].len();
         let paged: Vec<PagedRows<'_>> =
             sequences.iter().map(|sequence| PagedRows { kv, pages: &sequence.pages, layer: index }).collect();
         let mut row = 0;
@@ -154,22 +215,26 @@ impl Model {
             })
             .collect();
         let shape = AttentionShape {
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
+            heads: queries / head_dim,
+            kv_heads: self.shards.kv_heads.len(),
+            head_dim,
             element: match kv.layout().shape.dtype {
                 Dtype::F32 => Element::F32,
                 Dtype::Bf16 => Element::Bf16,
             },
-            query_stride: width,
+            query_stride: self.width(),
         };
-        self.math.attention(shape, &a.query_key_value, &parts, &mut a.attended);
-        self.math.linear(&a.attended, rows, &layer.attention_output, &mut a.added);
-        self.math.add(&mut a.residual, &a.added);
+        self.math.attention(shape, &a.query_key_value, &parts, a.attended.mine(rows, queries));
     }
 
-    /// Final norm and logits of the wanted rows.
-    fn output(&self, sequences: &[Sequence], wanted: Wanted, a: &mut Activations) {
+    /// Final norm and logits of the wanted rows, which rank 0 gets.
+    fn output(
+        &self,
+        turn: &mut Turn<'_>,
+        sequences: &[Sequence],
+        wanted: Wanted,
+        a: &mut Activations,
+    ) -> Result<(), Broken> {
         let hidden = self.config.hidden;
         let mut rows = 0;
         let mut end = 0;
@@ -184,26 +249,28 @@ impl Model {
             rows += end - first;
             a.normed.extend_from_slice(&a.residual[first * hidden..end * hidden]);
         }
-        a.added.resize(rows * hidden, 0.0);
-        a.logits.resize(rows * self.config.vocabulary, 0.0);
-        self.math.rms_norm(&a.normed, &self.weights.final_norm, self.config.norm_epsilon, &mut a.added);
+        let normed = a.added.mine(rows, hidden);
+        self.math.rms_norm(&a.normed, &self.weights.final_norm, self.config.norm_epsilon, normed);
         let output = self.weights.output.as_ref().unwrap_or(&self.weights.embedding);
-        self.math.linear(&a.added, rows, output, &mut a.logits);
+        let vocabulary = &self.shards.vocabulary;
+        self.math.linear(normed, rows, output, a.logits.mine(rows, vocabulary[self.shards.rank].len()));
+        turn.gather_columns_on_rank_0(&mut a.logits.mine, vocabulary, &mut a.logits.whole)
     }
 
     /// Refuses what cannot be computed, before anything is written.
     fn check(&self, kv: &KvMemory, batch: &Batch) -> Result<(), ExecutorError> {
         let config = &self.config;
         let shape = kv.layout().shape;
+        let heads = self.shards.kv_heads.clone();
         let (pool, model) =
-            ((shape.layers, shape.heads, shape.head_dim), (config.layers, config.kv_heads, config.head_dim));
+            ((shape.layers, kv.heads(), shape.head_dim), (config.layers, heads, config.head_dim));
         if pool != model {
-            return Err(ExecutorError(format!(
-                "the KV pool has (layers, heads, head dim) {pool:?}, the model {model:?}"
+            return Err(ExecutorError::Failed(format!(
+                "the KV pool has (layers, heads, head dim) {pool:?}, this rank of the model {model:?}"
             )));
         }
         for sequence in &batch.sequences {
-            let refuse = |why: String| Err(ExecutorError(format!("room {}: {why}", sequence.room)));
+            let refuse = |why: String| Err(ExecutorError::Failed(format!("room {}: {why}", sequence.room)));
             let end = sequence.end();
             if sequence.tokens.is_empty() {
                 return refuse("no tokens to compute".to_owned());

@@ -1,13 +1,17 @@
-//! A model's weights in memory.
+//! A rank's part of a model's weights, in memory.
+
+use std::ops::Range;
 
 use host_kernels::math::{Math, PackError, Panels};
 
 use super::checkpoint::Checkpoint;
 use super::config::ModelConfig;
 use super::error::LoadError;
+use super::shard::Shards;
 
-/// All weights; matrices are packed for the product.
+/// The output rows that a rank computes of each matrix, packed for the product, and all of the small vectors.
 pub(super) struct Weights {
+    /// Rows of the rank's token ids.
     pub embedding: Panels,
     pub layers: Vec<Layer>,
     pub final_norm: Vec<f32>,
@@ -29,7 +33,23 @@ pub(super) struct Layer {
     pub down: Panels,
 }
 
-/// Reads tensors by name and packs them.
+impl Weights {
+    /// Bytes of the matrices.
+    pub fn bytes(&self) -> usize {
+        let layer = |layer: &Layer| {
+            let Layer { query_key_value, attention_output, gate_up, down, .. } = layer;
+            [query_key_value, attention_output, gate_up, down].map(Panels::bytes).iter().sum::<usize>()
+        };
+        self.embedding.bytes()
+            + self.output.as_ref().map_or(0, Panels::bytes)
+            + self.layers.iter().map(layer).sum::<usize>()
+    }
+}
+
+/// Rows of a tensor: its name, the rows that it has, and those that are wanted.
+type Rows<'a> = (&'a str, usize, Range<usize>);
+
+/// Reads tensors by name, as far as a rank needs them, and packs them.
 pub(super) struct Loader<'a> {
     pub math: &'a Math,
     pub checkpoint: &'a Checkpoint,
@@ -38,39 +58,54 @@ pub(super) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    pub fn load(&self, config: &ModelConfig) -> Result<Weights, LoadError> {
-        let vocabulary = config.vocabulary;
-        let output = match config.tied {
-            true => None,
-            false => Some(self.matrix(&[("lm_head.weight", vocabulary)], config.hidden)?),
+    pub fn load(&self, config: &ModelConfig, shards: &Shards) -> Result<Weights, LoadError> {
+        let tokens = |tensor| {
+            let rows = (tensor, config.vocabulary, shards.vocabulary[shards.rank].clone());
+            self.matrix(&[rows], config.hidden)
         };
         Ok(Weights {
-            embedding: self.matrix(&[("model.embed_tokens.weight", vocabulary)], config.hidden)?,
-            layers: (0..config.layers).map(|index| self.layer(index, config)).collect::<Result<_, _>>()?,
+            output: if config.tied { None } else { Some(tokens("lm_head.weight")?) },
+            embedding: tokens("model.embed_tokens.weight")?,
+            layers: (0..config.layers)
+                .map(|index| self.layer(index, config, shards))
+                .collect::<Result<_, _>>()?,
             final_norm: self.vector("model.norm.weight", config.hidden)?,
-            output,
         })
     }
 
-    fn layer(&self, index: usize, config: &ModelConfig) -> Result<Layer, LoadError> {
+    fn layer(&self, index: usize, config: &ModelConfig, shards: &Shards) -> Result<Layer, LoadError> {
         let name = |tensor: &str| format!("model.layers.{index}.{tensor}.weight");
-        let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let head_dim = config.head_dim;
+        let (queries, keys) = (config.heads * head_dim, config.kv_heads * head_dim);
+        let own_queries = shards.attended[shards.rank].clone();
+        let own_keys = shards.kv_heads.start * head_dim..shards.kv_heads.end * head_dim;
+        let own_hidden = shards.hidden[shards.rank].clone();
+        let own_intermediate = shards.intermediate[shards.rank].clone();
         let head_norm = |tensor: &str| match config.head_norms {
-            true => self.vector(&name(tensor), config.head_dim).map(Some),
+            true => self.vector(&name(tensor), head_dim).map(Some),
             false => Ok(None),
         };
         let (q, k, v) = (name("self_attn.q_proj"), name("self_attn.k_proj"), name("self_attn.v_proj"));
         let (gate, up) = (name("mlp.gate_proj"), name("mlp.up_proj"));
         Ok(Layer {
             attention_norm: self.vector(&name("input_layernorm"), config.hidden)?,
-            query_key_value: self.matrix(&[(&q, queries), (&k, keys), (&v, keys)], config.hidden)?,
+            query_key_value: self.matrix(
+                &[(&q, queries, own_queries), (&k, keys, own_keys.clone()), (&v, keys, own_keys)],
+                config.hidden,
+            )?,
             query_norm: head_norm("self_attn.q_norm")?,
             key_norm: head_norm("self_attn.k_norm")?,
-            attention_output: self.matrix(&[(&name("self_attn.o_proj"), config.hidden)], queries)?,
+            attention_output: self
+                .matrix(&[(&name("self_attn.o_proj"), config.hidden, own_hidden.clone())], queries)?,
             mlp_norm: self.vector(&name("post_attention_layernorm"), config.hidden)?,
-            gate_up: self
-                .matrix(&[(&gate, config.intermediate), (&up, config.intermediate)], config.hidden)?,
-            down: self.matrix(&[(&name("mlp.down_proj"), config.hidden)], config.intermediate)?,
+            gate_up: self.matrix(
+                &[
+                    (&gate, config.intermediate, own_intermediate.clone()),
+                    (&up, config.intermediate, own_intermediate),
+                ],
+                config.hidden,
+            )?,
+            down: self.matrix(&[(&name("mlp.down_proj"), config.hidden, own_hidden)], config.intermediate)?,
         })
     }
 
@@ -78,16 +113,16 @@ impl Loader<'_> {
         self.checkpoint.tensor(name, &[length])?.read_vector()
     }
 
-    /// Packs matrices of `inputs` columns, given with their rows, below one another.
-    fn matrix(&self, parts: &[(&str, usize)], inputs: usize) -> Result<Panels, LoadError> {
+    /// Packs rows of matrices of `inputs` columns below one another.
+    fn matrix(&self, parts: &[Rows<'_>], inputs: usize) -> Result<Panels, LoadError> {
         let mut placed = Vec::with_capacity(parts.len());
         let mut outputs = 0;
-        for &(name, rows) in parts {
-            placed.push((outputs, rows, self.checkpoint.tensor(name, &[rows, inputs])?));
-            outputs += rows;
+        for (name, rows, wanted) in parts {
+            placed.push((outputs, wanted.clone(), self.checkpoint.tensor(name, &[*rows, inputs])?));
+            outputs += wanted.len();
         }
         let element = placed[0].2.element;
-        for ((name, _), (_, _, tensor)) in parts.iter().zip(&placed) {
+        for ((name, ..), (_, _, tensor)) in parts.iter().zip(&placed) {
             if tensor.element != element {
                 return Err(LoadError::ElementType {
                     file: tensor.path().to_owned(),
@@ -99,11 +134,11 @@ impl Loader<'_> {
         }
         let row = inputs * element.bytes();
         let packed = Panels::pack(self.math, outputs, inputs, element, self.widen, |range, bytes| {
-            for (start, rows, tensor) in &placed {
-                let (from, to) = (range.start.max(*start), range.end.min(start + rows));
+            for (start, wanted, tensor) in &placed {
+                let (from, to) = (range.start.max(*start), range.end.min(start + wanted.len()));
                 if from < to {
                     let target = &mut bytes[(from - range.start) * row..(to - range.start) * row];
-                    tensor.read_rows(from - start, target)?;
+                    tensor.read_rows(wanted.start + from - start, target)?;
                 }
             }
             Ok(())

@@ -1,10 +1,15 @@
 //! What a registration must say to be believed.
 
+use std::collections::BTreeSet;
+
+use host_core::notice::MAX_RANKS;
+
 use super::table::Role;
 use crate::net::proto::WorkerInfo;
 
 const MAX_NAME: usize = 256;
 const MAX_TEXT: usize = 1024;
+/// For each rank.
 const MAX_TRANSFERS: usize = 16;
 const MAX_ENDPOINT: usize = 64 << 10;
 
@@ -54,13 +59,23 @@ pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<Role, String> {
     if identity.model != model {
         return Err(format!("the worker serves model {:?} and this router {:?}", identity.model, model));
     }
-    if info.transfer.len() > MAX_TRANSFERS {
-        let count = info.transfer.len();
-        return Err(format!(
-            "the worker offers {count} transfer endpoints; at most {MAX_TRANSFERS} are allowed"
-        ));
+    let ranks = identity.ranks as usize;
+    if ranks > MAX_RANKS {
+        return Err(format!("the worker's ranks is {ranks}; at most {MAX_RANKS} are allowed"));
     }
+    let (count, most) = (info.transfer.len(), MAX_TRANSFERS * ranks);
+    if count > most {
+        return Err(format!("the worker offers {count} transfer endpoints; at most {most} are allowed"));
+    }
+    let mut offered = BTreeSet::new();
     for way in &info.transfer {
+        let (plugin, rank) = (&way.plugin, way.rank);
+        if rank >= identity.ranks {
+            return Err(format!("the worker offers plugin {plugin:?} on rank {rank}, but has {ranks}"));
+        }
+        if !offered.insert((plugin, rank)) {
+            return Err(format!("the worker offers plugin {plugin:?} on rank {rank} twice"));
+        }
         bounded("transfer plugin name", &way.plugin, MAX_NAME)?;
         if way.endpoint.len() > MAX_ENDPOINT {
             return Err(format!(

@@ -1,4 +1,9 @@
-//! Which prefill worker may send KV pages to which decode worker.
+//! Which prefill worker may send KV pages to which decode worker: those of the same model, math and page size, whatever
+//! their layouts and numbers of ranks.
+
+use std::collections::BTreeSet;
+
+use host_core::layout::KvOrder;
 
 use crate::net::proto::{KvIdentity, WorkerInfo};
 
@@ -11,8 +16,9 @@ pub fn compatible(prefill: &WorkerInfo, decode: &WorkerInfo) -> Result<(), Strin
     let left = prefill.identity.as_ref().unwrap_or(&none);
     let right = decode.identity.as_ref().unwrap_or(&other_none);
     let names = format!("prefill {:?} and decode {:?}", prefill.name, decode.name);
-    if left != right {
-        return Err(format!("{names} cannot share KV pages: {}", differences(left, right)));
+    let differences = differences(left, right);
+    if !differences.is_empty() {
+        return Err(format!("{names} cannot share KV pages: {differences}"));
     }
     let shared =
         prefill.transfer.iter().any(|way| decode.transfer.iter().any(|other| other.plugin == way.plugin));
@@ -27,10 +33,11 @@ pub fn compatible(prefill: &WorkerInfo, decode: &WorkerInfo) -> Result<(), Strin
 }
 
 fn plugins(worker: &WorkerInfo) -> String {
-    let names: Vec<&str> = worker.transfer.iter().map(|way| way.plugin.as_str()).collect();
-    if names.is_empty() { "none".into() } else { names.join(" + ") }
+    let names: BTreeSet<&str> = worker.transfer.iter().map(|way| way.plugin.as_str()).collect();
+    if names.is_empty() { "none".into() } else { names.into_iter().collect::<Vec<_>>().join(" + ") }
 }
 
+/// All but ranks and known layouts: whoever sends puts every byte in its place.
 fn differences(left: &KvIdentity, right: &KvIdentity) -> String {
     let text = |name: &str, left: &str, right: &str| {
         (left != right).then(|| format!("{name} is {left:?} on prefill and {right:?} on decode"))
@@ -38,17 +45,18 @@ fn differences(left: &KvIdentity, right: &KvIdentity) -> String {
     let number = |name: &str, left: u32, right: u32| {
         (left != right).then(|| format!("{name} is {left} on prefill and {right} on decode"))
     };
+    let known = |layout: &str| layout.parse::<KvOrder>().is_ok();
+    let layout = text("layout", &left.layout, &right.layout);
     [
         text("model", &left.model, &right.model),
         text("weights", &left.weights, &right.weights),
         text("executor", &left.executor, &right.executor),
         text("dtype", &left.dtype, &right.dtype),
-        text("layout", &left.layout, &right.layout),
+        layout.filter(|_| !known(&left.layout) || !known(&right.layout)),
         number("page_tokens", left.page_tokens, right.page_tokens),
         number("layers", left.layers, right.layers),
         number("kv_heads", left.kv_heads, right.kv_heads),
         number("head_dim", left.head_dim, right.head_dim),
-        number("ranks", left.ranks, right.ranks),
     ]
     .into_iter()
     .flatten()

@@ -1,17 +1,14 @@
-//! Agents and their requests.
+//! Agents: who they know, what they registered, and what they are told.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{DRAM, Handle, Library, Ranges, Refusal, check, made};
-
-/// In progress; 0 is success, and errors are negative.
-const IN_PROGRESS: c_int = 1;
-const WRITE: c_int = 1;
+use super::{Handle, Library, Refusal, Segment, check, made};
 
 /// What `create_configured_agent` reads. Releases place three of its numbers differently: 1.5 has a 32-bit port, the
 /// synchronisation and the number of workers at 4, 8 and 12, others a 16-bit port at 2 and the rest at 4 and 8. These
-/// values mean the same in both: no threads of NIXL's own, port 0, one worker, and no or strict synchronisation,
+/// values mean the same in both: one thread of NIXL's own or none, port 0, one worker, and no or strict synchronisation,
 /// either of which does for an agent that one thread uses.
 #[repr(C)]
 pub struct AgentConfig {
@@ -30,17 +27,13 @@ unsafe extern "C" {
     fn free(memory: *mut c_void);
 }
 
-/// A posted request. To be given back to its agent.
-pub struct Request {
-    handle: Handle,
-}
-
-/// How a request stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    Done,
-    Running,
-    Failed,
+/// Where memory is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub segment: Segment,
+    pub address: u64,
+    pub length: u64,
+    pub device: u64,
 }
 
 /// Memory that an agent registered.
@@ -51,16 +44,18 @@ struct Registration {
 
 /// An agent with one backend. Dropping it ends its connections and frees its keys.
 pub struct Agent {
-    library: Arc<Library>,
-    agent: Handle,
+    pub(super) library: Arc<Library>,
+    pub(super) agent: Handle,
     backend: Handle,
     received: Handle,
-    options: Handle,
+    /// What a request is made with, and what it is posted with.
+    pub(super) making: Handle,
+    pub(super) posting: Handle,
     registrations: Vec<Registration>,
 }
 
 impl Agent {
-    /// Makes an agent without threads.
+    /// Makes an agent. With `thread` NIXL drives its progress, and looks by itself after so long at the latest.
     ///
     /// # Errors
     /// When NIXL or the backend refuses.
@@ -69,15 +64,16 @@ impl Agent {
         name: &CStr,
         backend: &CStr,
         parameters: &[(CString, CString)],
+        thread: Option<Duration>,
     ) -> Result<Self, Refusal> {
         let config = AgentConfig {
-            progress_thread: false,
+            progress_thread: thread.is_some(),
             listen_thread: false,
             port_16: 0,
             port_32_or_synchronisation: 0,
             synchronisation_or_workers: 1,
             workers: 1,
-            progress_delay_us: 0,
+            progress_delay_us: thread.map_or(0, |delay| delay.as_micros() as u64),
             listen_delay_us: 0,
             telemetry: false,
         };
@@ -88,7 +84,8 @@ impl Agent {
             agent: null(),
             backend: null(),
             received: null(),
-            options: null(),
+            making: null(),
+            posting: null(),
             registrations: Vec::new(),
         };
         // Filled in one by one, so that the drop cleans up after a failure in the middle.
@@ -112,12 +109,9 @@ impl Agent {
         // SAFETY: the place for the handle is ours.
         new.received = made("create_notif_map", |to| unsafe { (api.create_notif_map)(to) })?;
         // SAFETY: the place for the handle is ours.
-        new.options = made("create_opt_args", |to| unsafe { (api.create_opt_args)(to) })?;
-        // Ranges that touch were joined before NIXL sees them.
-        // SAFETY: the options are alive until our drop.
-        check("opt_args_set_skip_desc_merge", unsafe {
-            (api.opt_args_set_skip_desc_merge)(new.options, true)
-        })?;
+        new.making = made("create_opt_args", |to| unsafe { (api.create_opt_args)(to) })?;
+        // SAFETY: the place for the handle is ours.
+        new.posting = made("create_opt_args", |to| unsafe { (api.create_opt_args)(to) })?;
         Ok(new)
     }
 
@@ -166,14 +160,25 @@ impl Agent {
     }
 
     /// Registers memory under a name of ours, which the caller keeps mapped until it is deregistered or we are dropped.
-    pub fn register(&mut self, region: u32, address: u64, length: u64) -> Result<(), Refusal> {
+    pub fn register(&mut self, region: u32, place: Place) -> Result<(), Refusal> {
+        self.register_all(region, place.segment, &[place])
+    }
+
+    /// Registers several places of one kind under one name of ours.
+    pub fn register_all(&mut self, region: u32, segment: Segment, places: &[Place]) -> Result<(), Refusal> {
         let api = &self.library.api;
+        let segment = segment as c_int;
         // SAFETY: the place for the handle is ours.
-        let list = made("create_reg_dlist", |to| unsafe { (api.create_reg_dlist)(DRAM, to) })?;
-        let (address, length, null) = (address as usize, length as usize, std::ptr::null_mut());
-        // SAFETY: the list is alive, and the address is a number to it.
-        let added = unsafe { (api.reg_dlist_add_desc)(list, address, length, 0, null, 0) };
-        let registered = check("reg_dlist_add_desc", added).and_then(|()| {
+        let list = made("create_reg_dlist", |to| unsafe { (api.create_reg_dlist)(segment, to) })?;
+        let null = std::ptr::null_mut();
+        let mut added = Ok(());
+        for place in places {
+            let (address, length) = (place.address as usize, place.length as usize);
+            // SAFETY: the list is alive, and the address is a number to it.
+            let code = unsafe { (api.reg_dlist_add_desc)(list, address, length, place.device, null, 0) };
+            added = added.and(check("reg_dlist_add_desc", code));
+        }
+        let registered = added.and_then(|()| {
             // SAFETY: agent and list are alive; the memory is the caller's promise.
             check("register_mem", unsafe { (api.register_mem)(self.agent, list, null) })
         });
@@ -198,6 +203,15 @@ impl Agent {
         self.registrations.swap_remove(at);
         // SAFETY: our own list, destroyed once.
         let _destroyed = unsafe { (api.destroy_reg_dlist)(list) };
+        Ok(())
+    }
+
+    /// Takes back what is registered under other names than those that are to be kept.
+    pub fn deregister_unless(&mut self, keep: impl Fn(u32) -> bool) -> Result<(), Refusal> {
+        let gone = |r: &Registration| !keep(r.region);
+        while let Some(region) = self.registrations.iter().find(|r| gone(r)).map(|r| r.region) {
+            self.deregister(region)?;
+        }
         Ok(())
     }
 
@@ -245,61 +259,6 @@ impl Agent {
         // SAFETY: the map is alive.
         check("notif_map_clear", unsafe { (api.notif_map_clear)(self.received) })
     }
-
-    /// Starts writes of `local` into `remote`, range by range, with a message that follows when all are there.
-    ///
-    /// # Errors
-    /// When the request cannot be made; then nothing was started.
-    pub fn write(
-        &mut self,
-        local: &Ranges,
-        remote: &Ranges,
-        to: &CStr,
-        message: &[u8],
-    ) -> Result<(Request, Progress), Refusal> {
-        let api = &self.library.api;
-        let (data, length) = (message.as_ptr().cast(), message.len());
-        // SAFETY: the options are alive, the message is copied.
-        check("opt_args_set_notif_msg", unsafe { (api.opt_args_set_notif_msg)(self.options, data, length) })?;
-        // SAFETY: the options are alive.
-        let code = unsafe { (api.opt_args_set_has_notif)(self.options, length > 0) };
-        check("opt_args_set_has_notif", code)?;
-        let (agent, name) = (self.agent, to.as_ptr());
-        // SAFETY: agent, lists and options are alive, the name outlives the call; NIXL checks the local ranges against
-        // what this agent registered and the remote ones against the peer's metadata, and keeps copies.
-        let create = |at| unsafe {
-            (api.create_xfer_req)(agent, WRITE, local.handle, remote.handle, name, at, self.options)
-        };
-        let handle = made("create_xfer_req", create)?;
-        // SAFETY: agent, request and options are alive.
-        let code = unsafe { (api.post_xfer_req)(self.agent, handle, self.options) };
-        Ok((Request { handle }, progress(code)))
-    }
-
-    /// Drives progress, and says how a request stands.
-    pub fn progress(&mut self, request: &Request) -> Progress {
-        // SAFETY: the agent is alive, and the request until it is released.
-        progress(unsafe { (self.library.api.get_xfer_status)(self.agent, request.handle) })
-    }
-
-    /// Gives a request back. One that still runs may go on: only dropping the agent ends it.
-    pub fn release(&mut self, request: Request) {
-        let api = &self.library.api;
-        // SAFETY: agent and request are alive; the request is not used after this.
-        let released = unsafe { (api.release_xfer_req)(self.agent, request.handle) };
-        if released == 0 {
-            // SAFETY: as above. What could not be released keeps its few bytes.
-            let _destroyed = unsafe { (api.destroy_xfer_req)(request.handle) };
-        }
-    }
-}
-
-fn progress(code: c_int) -> Progress {
-    match code {
-        0 => Progress::Done,
-        IN_PROGRESS => Progress::Running,
-        _ => Progress::Failed,
-    }
 }
 
 impl Drop for Agent {
@@ -307,7 +266,8 @@ impl Drop for Agent {
         let api = &self.library.api;
         let objects = [
             (self.received, api.destroy_notif_map),
-            (self.options, api.destroy_opt_args),
+            (self.making, api.destroy_opt_args),
+            (self.posting, api.destroy_opt_args),
             (self.backend, api.destroy_backend),
             (self.agent, api.destroy_agent),
         ];

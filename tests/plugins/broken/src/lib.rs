@@ -9,8 +9,8 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use host_plugin_api::{
-    Completion, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Result, Submission, Tag,
-    TransferBackend, TransferLimits, Write,
+    Completion, ErrorCode, Memory, Notification, Opening, PeerId, PreparedId, RegionId, Result, Submission,
+    Tag, TransferBackend, TransferLimits, Write,
 };
 use host_plugin_loopback::LoopbackBackend;
 
@@ -31,6 +31,8 @@ enum Defect {
     BlocksInPoll,
     Panics,
     CorruptsByte,
+    /// Has no use for a submission without writes.
+    NeedsWrites,
 }
 
 impl Defect {
@@ -46,6 +48,7 @@ impl Defect {
             "blocks-in-poll" => Self::BlocksInPoll,
             "panics" => Self::Panics,
             "corrupts-byte" => Self::CorruptsByte,
+            "needs-writes" => Self::NeedsWrites,
             _ => return None,
         })
     }
@@ -68,8 +71,7 @@ pub struct BrokenBackend {
 /// # Errors
 /// When the mark names no defect.
 pub fn open(opening: &Opening) -> Result<BrokenBackend> {
-    let unknown =
-        || host_plugin_api::Error::new(host_plugin_api::ErrorCode::CONFIG, "the mark names no defect");
+    let unknown = || host_plugin_api::Error::new(ErrorCode::CONFIG, "the mark names no defect");
     let defect = Defect::of_file().ok_or_else(unknown)?;
     if defect == Defect::LeaksThread {
         std::thread::spawn(|| {
@@ -150,7 +152,10 @@ impl TransferBackend for BrokenBackend {
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         let submit = || self.inner.submit(submission, writes);
         match (self.defect, writes) {
-            (Defect::Panics, []) => panic!("index out of bounds: there is always a first write"),
+            (Defect::NeedsWrites, []) => ErrorCode::INVALID_ARGUMENT.0,
+            (Defect::Panics, []) if submission.notification_length == 0 => {
+                panic!("index out of bounds: there is always a first write")
+            }
             (Defect::AllocatesOnSubmit, _) => {
                 drop(std::hint::black_box(writes.to_vec()));
                 submit()

@@ -109,9 +109,13 @@ impl World {
                 "{:?} leaks pages",
                 worker.instance
             );
+            let host = stats.hierarchy.host;
+            let unsettled = (host.filling, host.spoilt, host.abandoned, stats.hierarchy.host_pinned);
+            assert_eq!(unsettled, (0, 0, 0, 0), "{:?} leaks slots", worker.instance);
             assert_eq!((stats.queued, stats.active, stats.unanswered, stats.locked_pages), (0, 0, 0, 0));
             worker.check_told();
         }
+        assert!(self.rooms.is_empty(), "rooms that nobody forgot");
         for (room, client) in &self.clients {
             assert!(client.ended.is_some(), "{room:?} never ended");
         }

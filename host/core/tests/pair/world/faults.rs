@@ -1,5 +1,7 @@
 //! What may happen, and what has.
 
+use host_core::hierarchy::{HierarchyStats, PrefetchPolicy, WritePolicy};
+
 use super::World;
 
 /// How likely each mishap is: per message, per write, per request, per step.
@@ -25,6 +27,16 @@ pub struct Faults {
     pub flush: f64,
     /// Nor this: clients that are answered say something more, two times in three.
     pub talk: bool,
+    /// Nor this: host memory and storage lie below the pools.
+    pub below: bool,
+    /// When pages go there.
+    pub write: WritePolicy,
+    /// How long requests wait for them.
+    pub prefetch: PrefetchPolicy,
+    /// Per batch and per page: storage is late, hangs, loses, cuts off, refuses or tells lies.
+    pub tier: f64,
+    /// Per page: a copy between pool and host memory fails.
+    pub copy: f64,
     /// Nor this: half of the requests have the same prompt.
     pub alike: bool,
 }
@@ -39,6 +51,9 @@ pub struct Outcome {
     pub deaths: u64,
     pub disconnects: u64,
     pub fences_failed: u64,
+    pub copies: u64,
+    /// Rooms that were given up while their pages were copied.
+    pub closed_late: u64,
     pub integrity_failures: u64,
     pub messages_repeated: u64,
     pub messages_stale: u64,
@@ -51,6 +66,16 @@ pub struct Outcome {
     pub retractions: u64,
     pub restored_tokens: u64,
     pub recomputed_tokens: u64,
+    pub hung: u64,
+    pub promised_host: u64,
+    pub promised_storage: u64,
+    pub loaded: u64,
+    pub restores_failed: u64,
+    pub renegotiated: u64,
+    pub computed_instead: u64,
+    pub saved: u64,
+    pub written: u64,
+    pub dropped: u64,
 }
 
 impl Outcome {
@@ -62,6 +87,8 @@ impl Outcome {
         self.deaths += other.deaths;
         self.disconnects += other.disconnects;
         self.fences_failed += other.fences_failed;
+        self.copies += other.copies;
+        self.closed_late += other.closed_late;
         self.integrity_failures += other.integrity_failures;
         self.messages_repeated += other.messages_repeated;
         self.messages_stale += other.messages_stale;
@@ -74,12 +101,25 @@ impl Outcome {
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
+        self.hung += other.hung;
+        self.promised_host += other.promised_host;
+        self.promised_storage += other.promised_storage;
+        self.loaded += other.loaded;
+        self.restores_failed += other.restores_failed;
+        self.renegotiated += other.renegotiated;
+        self.computed_instead += other.computed_instead;
+        self.saved += other.saved;
+        self.written += other.written;
+        self.dropped += other.dropped;
     }
 }
 
 impl World {
     pub fn outcome(&self) -> Outcome {
         let stats = [self.prefill.scheduler.stats(), self.decode.scheduler.stats()];
+        let below =
+            |count: fn(&HierarchyStats) -> u64| stats.iter().map(|s| count(&s.hierarchy)).sum::<u64>();
+        let tiers = [&self.prefill, &self.decode].map(|worker| worker.scheduler.tier_stats());
         let count = |ended| self.clients.values().filter(|client| client.ended == Some(ended)).count() as u64;
         Outcome {
             finished: count(true),
@@ -94,6 +134,15 @@ impl World {
             retractions: stats[1].retractions,
             restored_tokens: stats[1].restored_tokens,
             recomputed_tokens: stats[1].recomputed_tokens,
+            promised_host: below(|s| s.promised_host),
+            promised_storage: below(|s| s.promised_storage),
+            loaded: below(|s| s.loaded),
+            restores_failed: below(|s| s.restores_failed),
+            renegotiated: below(|s| s.renegotiated),
+            computed_instead: below(|s| s.computed_instead),
+            saved: below(|s| s.saved),
+            dropped: below(|s| s.dropped),
+            written: tiers.iter().flatten().map(|tier| tier.written).sum(),
             ..self.outcome
         }
     }

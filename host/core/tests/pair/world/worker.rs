@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::hierarchy::{HierarchyConfig, TierConfig};
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 use host_core::radix::Policy;
@@ -21,10 +22,36 @@ pub fn groups(count: u32) -> LayerGroups {
         layers: LAYERS as usize,
         page_tokens: PAGE_TOKENS,
         head_dim: 1,
+        value_dim: 1,
         dtype: Dtype::F32,
     };
     let layout = KvLayout::new(shape, KvOrder::PageLayerHeadKvTokenDim);
     LayerGroups::new(Wish::Groups(count), &layout).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Slots of a worker with so many pages: fewer or more than these.
+fn slots(pages: u32) -> u32 {
+    pages * 7 % 48 + 4
+}
+
+/// Two tiers, with room for so little at once that everything has to wait for its turn.
+fn below(faults: Faults, pages: u32) -> HierarchyConfig {
+    let tier = |writes| TierConfig { writes, latency: Duration::from_millis(2), bytes_per_second: 1e6 };
+    HierarchyConfig {
+        write: faults.write,
+        write_back_ahead: 4,
+        prefetch: faults.prefetch,
+        wait_base: Duration::from_millis(200),
+        wait_per_1024_tokens: Duration::from_secs(1),
+        longest_wait: Duration::from_secs(3),
+        batch_pages: 3,
+        read_bytes: 4_000,
+        write_bytes: 4_000,
+        copy_bytes: 5_000,
+        questions: 2,
+        queued_writes: 8,
+        ..HierarchyConfig::new(slots(pages), 1_000, vec![tier(true), tier(pages.is_multiple_of(2))])
+    }
 }
 
 /// One worker process: its scheduler and its memory.
@@ -32,11 +59,14 @@ pub struct Worker {
     pub instance: Instance,
     pub scheduler: Scheduler,
     pub memory: Memory,
+    /// Slots of host memory.
+    pub host: Memory,
     pub aux: Vec<[u8; AUX_ROW_BYTES]>,
     pub batch: Option<(Time, Batch)>,
     /// Layers of the batch that are computed.
     pub layers: u32,
-    pub sent_digests: BTreeMap<(Room, u32), Vec<u64>>,
+    /// What prefill said of the parts that arrived, by room, attempt and sequence.
+    pub sent_sums: BTreeMap<(Room, u32), BTreeMap<u32, u64>>,
     /// What somebody who listens knows of the cache.
     pub log: EventLog,
 }
@@ -57,6 +87,7 @@ impl Worker {
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
             radix_cache: faults.cache.then_some(Policy::Lru),
+            hierarchy: faults.below.then(|| below(faults, pages)),
             cache_events: true,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
@@ -75,10 +106,11 @@ impl Worker {
             instance,
             scheduler: Scheduler::new(config),
             memory: Memory::new(pages),
+            host: Memory::new(slots(pages)),
             aux: vec![[0; AUX_ROW_BYTES]; 5],
             batch: None,
             layers: 0,
-            sent_digests: BTreeMap::new(),
+            sent_sums: BTreeMap::new(),
             log: EventLog::new(pages, PAGE_TOKENS as u32, 100),
         }
     }

@@ -124,7 +124,7 @@ async fn a_worker_is_lost_only_after_the_longer_wait() {
 #[tokio::test]
 async fn each_field_of_the_identity_must_agree_and_both_values_are_named() {
     type Change = (&'static str, fn(&mut KvIdentity));
-    let changes: [Change; 9] = [
+    let changes: [Change; 8] = [
         ("weights is \"w\" on prefill and \"x\" on decode", |id| id.weights = "x".into()),
         ("executor is \"cpu-1\" on prefill and \"x\" on decode", |id| id.executor = "x".into()),
         ("dtype is \"bf16\" on prefill and \"x\" on decode", |id| id.dtype = "x".into()),
@@ -133,7 +133,6 @@ async fn each_field_of_the_identity_must_agree_and_both_values_are_named() {
         ("layers is 2 on prefill and 99 on decode", |id| id.layers = 99),
         ("kv_heads is 2 on prefill and 99 on decode", |id| id.kv_heads = 99),
         ("head_dim is 8 on prefill and 99 on decode", |id| id.head_dim = 99),
-        ("ranks is 1 on prefill and 99 on decode", |id| id.ranks = 99),
     ];
     for (sentence, change) in changes {
         let (mut table, now) = (WorkerTable::new(terms()), Instant::now());
@@ -145,6 +144,20 @@ async fn each_field_of_the_identity_must_agree_and_both_values_are_named() {
         assert!(nobody(names(&mut table, &[], now)).contains(sentence));
         assert_eq!(table.snapshot(now).refused_pairs, [reply]);
     }
+}
+
+#[tokio::test]
+async fn a_pair_may_differ_in_layout_and_ranks() {
+    let (mut table, now) = (WorkerTable::new(terms()), Instant::now());
+    let mut decode = worker(2, "d", "decode");
+    if let Some(identity) = &mut decode.identity {
+        identity.layout = "layer-kv-page-token-head-dim".into();
+        identity.ranks = 3;
+    }
+    decode.transfer = (0..3).map(|rank| TransferEndpoint { rank, ..decode.transfer[0].clone() }).collect();
+    assert_eq!(table.register(worker(1, "p", "prefill"), now).unwrap(), "");
+    assert_eq!(table.register(decode, now).unwrap(), "");
+    assert_eq!(names(&mut table, &[], now), Ok(("p".into(), "d".into())));
 }
 
 #[tokio::test]
@@ -205,7 +218,7 @@ async fn registrations_that_make_no_sense_are_refused_by_name() {
     let mut table = WorkerTable::new(terms());
     let now = Instant::now();
     type Change = (&'static str, fn(&mut WorkerInfo));
-    let changes: [Change; 10] = [
+    let changes: [Change; 13] = [
         ("instance is 0", |worker| worker.instance = 0),
         ("unknown role \"boss\"", |worker| worker.role = "boss".into()),
         ("name is empty", |worker| worker.name.clear()),
@@ -218,6 +231,9 @@ async fn registrations_that_make_no_sense_are_refused_by_name() {
             worker.identity.as_mut().unwrap().model = "n".into();
         }),
         ("17 transfer endpoints", |worker| worker.transfer = vec![worker.transfer[0].clone(); 17]),
+        ("ranks is 300", |worker| worker.identity.as_mut().unwrap().ranks = 300),
+        ("plugin \"shm\" on rank 1, but has 1", |worker| worker.transfer[0].rank = 1),
+        ("plugin \"shm\" on rank 0 twice", |worker| worker.transfer = vec![worker.transfer[0].clone(); 2]),
     ];
     for (sentence, change) in changes {
         let mut info = worker(1, "a", "aggregated");

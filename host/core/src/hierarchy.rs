@@ -1,0 +1,387 @@
+//! L2 and L3: host memory and storage below the pool.
+//!
+//! # Where a page is
+//!
+//! | | what | named by | who knows |
+//! | --- | --- | --- | --- |
+//! | L1 | a page of the pool | [`PageId`] | the [radix tree](crate::radix) |
+//! | L2 | a slot of the host pool | [`HostSlot`] | [`HostPool`], by the page's name |
+//! | L3 | an object in a storage tier | [`PageHash`] | the tier, when asked |
+//!
+//! A page's name is its place in the hash chain of its tokens, so below L1 nothing knows of trees: a page may be in any
+//! of the three or in several, and a prefix may lie in pieces. The radix tree stays a matter of L1. What a request gets is
+//! the longest run of pages behind what L1 holds that each can be had from somewhere.
+//!
+//! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks of
+//! whole pages. Whoever carries its actions out stores one object per page and KV head (key: SHA-256 of name and head),
+//! laid out layer, K/V, token, dimension: workers of any number of ranks and any layout of their pools find each
+//! other's objects, replicated heads are stored once, and an object is large enough to be worth a call (Llama-70B, 16
+//! tokens: 640 KiB; Qwen3-0.6B: 112 KiB).
+//!
+//! # Ways
+//!
+//! ```text
+//!        save                       write
+//!  L1 ─────────► L2 slot (filling) ───────► L3      after insertion, after hits, or before eviction
+//!     ◄─────────         ▲          ───────►
+//!        load            └───────────read────      while a request waits, or while decode is sent the rest
+//! ```
+//!
+//! Everything that storage does goes through slots, so what hangs there can hold up slots and nothing else: pages of
+//! the pool are touched by copies of our own ranks only, which end like batches do.
+//!
+//! # The interface
+//!
+//! [`TierAction`]s go out, [`TierEvent`]s come back, each pair under a [`TierTag`] that is never used again.
+//!
+//! | action | is to be answered by |
+//! | --- | --- |
+//! | [`Copy`](TierAction::Copy) | [`Ended`](TierEvent::Ended) for every page once, when no rank touches page or slot for it any more |
+//! | [`Query`](TierAction::Query) | [`Answered`](TierEvent::Answered); later than the core waits is harmless |
+//! | [`Read`](TierAction::Read), [`Write`](TierAction::Write) | [`Ended`](TierEvent::Ended) for every page once, when the tier touches the slot no more |
+//! | [`Cancel`](TierAction::Cancel) | nothing: its pages still end |
+//!
+//! Pages of one batch may end in any order and in several events. With several ranks a page has ended when it has on all
+//! of them, and is [`Done`](PageEnd::Done) only if it is on all. A batch larger than what a plugin takes is whoever
+//! carries it out to cut.
+//!
+//! # Never failing for it
+//!
+//! A request that finds nothing below L1, or for which it fails, comes short, hangs or would take longer than doing
+//! without, goes on as if nothing were there: prefill and aggregated workers compute, decode asks prefill
+//! ([`crate::scheduler`]). How long is too long follows from what reads, copies, computing and transfers took so far
+//! ([`HierarchyConfig`] has what is assumed before). A tier that lets deadlines pass rests, for longer each time, and is
+//! not asked meanwhile.
+
+mod audit;
+mod config;
+mod cost;
+mod exchange;
+mod fetch;
+mod host_pool;
+mod loads;
+mod patience;
+mod questions;
+mod reads;
+mod saves;
+mod stats;
+mod worth;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+pub use config::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
+pub use exchange::{Direction, PageEnd, TierAction, TierEvent, TierTag};
+pub use host_pool::{Found, HostCounts, HostPool, HostSlot};
+pub use stats::{HierarchyStats, TierStats};
+
+use crate::ids::{PageId, Room, Time};
+use crate::pool::QuarantinedPages;
+use crate::radix::{PageHash, PrefixLock};
+use cost::Line;
+use fetch::Fetch;
+pub(crate) use fetch::Progress;
+
+/// What keeps the pages of a save from being used for something else.
+#[derive(Debug)]
+pub(crate) enum Keep {
+    /// They are cached, and stay so.
+    Lock(PrefixLock),
+    /// They were evicted, and are free when the copy has ended.
+    Evicted(QuarantinedPages),
+}
+
+/// What was begun and has not ended.
+#[derive(Debug)]
+struct Op {
+    work: Work,
+    /// Slots by place in the batch; `None` once ended.
+    slots: Vec<Option<HostSlot>>,
+    left: usize,
+    since: Time,
+    /// When it is given up; `None` for copies, and once that has happened.
+    until: Option<Time>,
+    /// What it and those before it had to carry, in bytes.
+    carried: u64,
+}
+
+#[derive(Debug)]
+enum Work {
+    Save { keep: Option<Keep> },
+    Load { room: Room, first: Vec<usize> },
+    Read { tier: usize },
+    Write { tier: usize },
+}
+
+/// One storage tier.
+#[derive(Debug)]
+struct Tier {
+    config: TierConfig,
+    /// Seconds of a read, by the bytes that had to be carried until it ended.
+    reading: Line,
+    /// Seconds of an answer, for each.
+    answering: Line,
+    /// What is to be asked with the next tick.
+    questions: Vec<(Room, usize)>,
+    /// Questions under way.
+    asked: BTreeMap<TierTag, questions::Asked>,
+    /// Slots to be read into.
+    to_read: VecDeque<(PageHash, HostSlot)>,
+    reading_bytes: u64,
+    /// Pinned slots to be written.
+    to_write: VecDeque<(PageHash, HostSlot)>,
+    writing_bytes: u64,
+    /// Deadlines passed since it last did something.
+    strikes: u32,
+    rests_until: Option<Time>,
+    stats: TierStats,
+}
+
+/// A save that waits for its turn.
+#[derive(Debug)]
+struct Queued {
+    keep: Keep,
+    pages: Vec<(PageId, HostSlot)>,
+}
+
+/// L2 and L3 of one worker: what is there, who waits for it, and what is under way.
+#[derive(Debug)]
+pub(crate) struct Hierarchy {
+    config: HierarchyConfig,
+    page_tokens: usize,
+    /// Whether others send what is not restored; otherwise it is computed.
+    is_sent: bool,
+    host: HostPool,
+    tiers: Vec<Tier>,
+    last_tag: u64,
+    ops: BTreeMap<TierTag, Op>,
+    fetches: BTreeMap<Room, Fetch>,
+    /// When a fetch is looked at, whatever happens.
+    deadlines: BTreeSet<(Time, Room)>,
+    /// Who waits for a slot to be filled: the request, and which of its pages that is.
+    waiters: BTreeMap<HostSlot, Vec<(Room, usize)>>,
+    /// Restores with slots that are ready and not being loaded.
+    loadable: VecDeque<Room>,
+    /// Restores of which something has changed.
+    changed: BTreeSet<Room>,
+    saves: VecDeque<Queued>,
+    released: Vec<Keep>,
+    loading_bytes: u64,
+    saving_bytes: u64,
+    copying: Line,
+    /// Seconds of computing, by tokens.
+    computing: Line,
+    /// Seconds of a transfer from asking to arrival, by pages.
+    transferring: Line,
+    stats: HierarchyStats,
+}
+
+/// A deadline is so many times what is expected, and this much more.
+const PATIENCE: f64 = 4.0;
+const GRACE: Duration = Duration::from_millis(50);
+
+impl Hierarchy {
+    pub(crate) fn new(config: HierarchyConfig, page_tokens: u32, is_sent: bool) -> Self {
+        config.check();
+        let page = config.page_bytes as f64;
+        let sizes = [page, page * f64::from(config.batch_pages)];
+        let tiers = config.tiers.iter().map(|tier| Tier {
+            config: tier.clone(),
+            reading: Line::assumed(tier.latency, 1.0 / tier.bytes_per_second, sizes),
+            answering: Line::assumed(tier.latency, 0.0, [1.0, 1.0]),
+            questions: Vec::new(),
+            asked: BTreeMap::new(),
+            to_read: VecDeque::new(),
+            reading_bytes: 0,
+            to_write: VecDeque::new(),
+            writing_bytes: 0,
+            strikes: 0,
+            rests_until: None,
+            stats: TierStats::default(),
+        });
+        Self {
+            tiers: tiers.collect(),
+            host: HostPool::new(config.host_slots),
+            page_tokens: page_tokens as usize,
+            is_sent,
+            last_tag: 0,
+            ops: BTreeMap::new(),
+            fetches: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            waiters: BTreeMap::new(),
+            loadable: VecDeque::new(),
+            changed: BTreeSet::new(),
+            saves: VecDeque::new(),
+            released: Vec::new(),
+            loading_bytes: 0,
+            saving_bytes: 0,
+            copying: Line::default(),
+            computing: Line::default(),
+            transferring: Line::default(),
+            stats: HierarchyStats::default(),
+            config,
+        }
+    }
+
+    pub(crate) fn config(&self) -> &HierarchyConfig {
+        &self.config
+    }
+
+    /// Takes note of something that happened. Returns the load that ended with it, if one did.
+    pub(crate) fn handle(&mut self, now: Time, event: TierEvent) -> Option<TierTag> {
+        match event {
+            TierEvent::Answered { tag, found } => {
+                self.answered(now, tag, &found);
+                None
+            }
+            TierEvent::Ended { tag, pages } => self.ended(now, tag, &pages),
+        }
+    }
+
+    fn ended(&mut self, now: Time, tag: TierTag, pages: &[(u32, PageEnd)]) -> Option<TierTag> {
+        let Some(mut op) = self.ops.remove(&tag) else { unreachable!("{tag:?} ended, and never was") };
+        // Whoever waits for several goes on with those that are there when one is not; and the front of a prefix is to be
+        // evicted last.
+        let mut pages: Vec<&(u32, PageEnd)> = pages.iter().rev().collect();
+        pages.sort_by_key(|(_, end)| *end != PageEnd::Done);
+        for (place, end) in pages {
+            let Some(slot) = op.slots.get_mut(*place as usize).and_then(Option::take) else {
+                unreachable!("page {place} of {tag:?} ended twice")
+            };
+            op.left -= 1;
+            match &op.work {
+                Work::Save { .. } => self.page_saved(slot, *end),
+                Work::Load { room, first } => self.page_loaded(*room, first[*place as usize], slot, *end),
+                Work::Read { tier } => self.page_read(*tier, slot, *end),
+                Work::Write { tier } => self.page_written(*tier, slot, *end),
+            }
+        }
+        if op.left > 0 {
+            self.ops.insert(tag, op);
+            return None;
+        }
+        let bytes = self.bytes(op.slots.len());
+        let seconds = now.since(op.since).as_secs_f64();
+        match op.work {
+            Work::Save { keep } => {
+                self.saving_bytes -= bytes;
+                self.released.extend(keep);
+            }
+            Work::Load { room, .. } => {
+                self.loading_bytes -= bytes;
+                self.copying.learn(op.carried as f64, seconds);
+                self.changed.insert(room);
+                return Some(tag);
+            }
+            Work::Read { tier } => self.batch_read(tier, &op, bytes, seconds),
+            Work::Write { tier } => self.tiers[tier].writing_bytes -= bytes,
+        }
+        None
+    }
+
+    /// Gives up what takes too long.
+    pub(crate) fn expire(&mut self, now: Time, actions: &mut Vec<TierAction>) {
+        self.expire_ops(now, actions);
+        self.expire_questions(now);
+        self.expire_fetches(now);
+    }
+
+    /// Begins what there is room for.
+    pub(crate) fn start(&mut self, now: Time, actions: &mut Vec<TierAction>) {
+        self.ask(now, actions);
+        self.start_reads(now, actions);
+        self.start_loads(now, actions);
+        self.start_saves(now, actions);
+        self.start_writes(now, actions);
+    }
+
+    /// When there is something to [`expire`](Self::expire) or [`start`](Self::start) if nothing happens before.
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
+        let ops = self.ops.values().filter_map(|op| op.until);
+        let fetches = self.deadlines.first().map(|(at, _)| *at);
+        let tiers = self.tiers.iter().flat_map(|tier| {
+            let rest = tier.rests_until.filter(|_| !tier.to_write.is_empty());
+            tier.asked.values().filter_map(|asked| asked.until).chain(rest)
+        });
+        ops.chain(fetches).chain(tiers).min()
+    }
+
+    /// Restores of which something has changed since the last call.
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<Room> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// What saves that have ended kept.
+    pub(crate) fn take_released(&mut self) -> Vec<Keep> {
+        std::mem::take(&mut self.released)
+    }
+
+    /// A step with so many tokens of prompts and nothing else took so long.
+    pub(crate) fn computed(&mut self, tokens: usize, time: Duration) {
+        self.computing.learn(tokens as f64, time.as_secs_f64());
+    }
+
+    /// So many pages were there so long after they were asked for.
+    pub(crate) fn transferred(&mut self, pages: usize, time: Duration) {
+        self.transferring.learn(pages as f64, time.as_secs_f64());
+    }
+
+    /// Forgets all pages in host memory; storage keeps its own. What is under way goes on for those who wait for it.
+    pub(crate) fn clear(&mut self) {
+        for slot in self.host.clear() {
+            self.tell_waiters(slot, false);
+        }
+        for tier in 0..self.tiers.len() {
+            for (_, slot) in std::mem::take(&mut self.tiers[tier].to_write) {
+                self.host.unpin(slot);
+            }
+            self.fail_queued_reads(tier);
+        }
+        for queued in std::mem::take(&mut self.saves) {
+            self.drop_save(queued);
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ops.is_empty() && self.saves.is_empty() && self.tiers.iter().all(|tier| tier.to_write.is_empty())
+    }
+
+    /// Locks that saves hold.
+    pub(crate) fn locks(&self) -> usize {
+        self.keeps().filter(|keep| matches!(keep, Keep::Lock(_))).count()
+    }
+
+    /// Pages of the pool that were evicted and are being copied.
+    pub(crate) fn evicted_pages(&self) -> usize {
+        let pages = |keep: &Keep| match keep {
+            Keep::Evicted(pages) => pages.len(),
+            Keep::Lock(_) => 0,
+        };
+        self.keeps().map(pages).sum()
+    }
+
+    fn keeps(&self) -> impl Iterator<Item = &Keep> {
+        let running = self.ops.values().filter_map(|op| match &op.work {
+            Work::Save { keep } => keep.as_ref(),
+            _ => None,
+        });
+        running.chain(self.saves.iter().map(|queued| &queued.keep)).chain(&self.released)
+    }
+
+    fn bytes(&self, pages: usize) -> u64 {
+        self.config.page_bytes * pages as u64
+    }
+
+    fn next_tag(&mut self) -> TierTag {
+        self.last_tag += 1;
+        TierTag(self.last_tag)
+    }
+
+    /// A slot is ready, or will not be: tells whoever waits.
+    fn tell_waiters(&mut self, slot: HostSlot, good: bool) {
+        for (room, page) in self.waiters.remove(&slot).unwrap_or_default() {
+            self.filled(room, page, slot, good);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What a worker is told of the tiers below its pool.
+
+use std::time::Duration;
+
+/// When pages are copied from the pool to host memory, and from there to storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WritePolicy {
+    /// As soon as they enter the radix tree.
+    #[default]
+    WriteThrough,
+    /// When they enter or are used, once they were matched so many times ([`HierarchyConfig::write_after_hits`]).
+    WriteThroughSelective,
+    /// When they are about to be evicted. Evicting ahead of need hides the copy; what must go at once is dropped.
+    WriteBack,
+}
+
+/// How long a request waits for pages that are being read from storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefetchPolicy {
+    /// Not at all: what is in host memory when the request could begin is used.
+    BestEffort,
+    /// Until all are there or have failed, [`HierarchyConfig::longest_wait`] at most.
+    WaitComplete,
+    /// [`HierarchyConfig::wait_base`], and [`HierarchyConfig::wait_per_1024_tokens`] for the tokens that are being read.
+    #[default]
+    Timeout,
+}
+
+macro_rules! named {
+    ($policy:ident, $($variant:ident = $name:literal),+) => {
+        impl $policy {
+            /// The policy of this name.
+            #[must_use]
+            pub fn from_name(name: &str) -> Option<Self> {
+                [$($policy::$variant),+].into_iter().find(|policy| policy.as_str() == name)
+            }
+
+            /// As flags write it.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $($policy::$variant => $name),+
+                }
+            }
+        }
+    };
+}
+
+named!(
+    WritePolicy,
+    WriteThrough = "write_through",
+    WriteThroughSelective = "write_through_selective",
+    WriteBack = "write_back"
+);
+named!(PrefetchPolicy, BestEffort = "best_effort", WaitComplete = "wait_complete", Timeout = "timeout");
+
+/// One storage tier. Its number is its place in [`HierarchyConfig::tiers`]; a page that several have is read from the first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TierConfig {
+    /// Whether pages are written to it; one that is shared and filled by others may be read only.
+    pub writes: bool,
+    /// Time of the smallest read, until reads were measured.
+    pub latency: Duration,
+    /// Bytes read per second, until reads were measured.
+    pub bytes_per_second: f64,
+}
+
+/// L2 and L3 of one worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HierarchyConfig {
+    /// Pages that the host pool holds: L2, and what passes between the pool and storage.
+    pub host_slots: u32,
+    /// Bytes of one page, over all ranks, heads and layers; what costs are computed from.
+    pub page_bytes: u64,
+    /// L3, in the order in which it is asked. None is a worker with host memory only.
+    pub tiers: Vec<TierConfig>,
+    /// When pages go down.
+    pub write: WritePolicy,
+    /// Matches after which [`WritePolicy::WriteThroughSelective`] writes a page.
+    pub write_after_hits: u32,
+    /// [`WritePolicy::WriteBack`] keeps so many pages free or on their way out, by evicting ahead of need.
+    pub write_back_ahead: u32,
+    /// How long requests wait for pages from storage.
+    pub prefetch: PrefetchPolicy,
+    /// See [`PrefetchPolicy::Timeout`].
+    pub wait_base: Duration,
+    /// See [`PrefetchPolicy::Timeout`].
+    pub wait_per_1024_tokens: Duration,
+    /// No request waits longer than this for storage, and no read or write stays uncancelled for longer.
+    pub longest_wait: Duration,
+    /// Pages that storage must be able to add to what is nearer before anything is read from it.
+    pub fewest_pages: u32,
+    /// Pages in one batch of reads, writes or copies at most.
+    pub batch_pages: u32,
+    /// Bytes of pages being read from one tier at once at most. At least one batch is, whatever its size.
+    pub read_bytes: u64,
+    /// The same for writes to one tier.
+    pub write_bytes: u64,
+    /// The same for copies between pool and host memory, each direction.
+    pub copy_bytes: u64,
+    /// Batches of questions that a tier may leave unanswered before it is asked no more.
+    pub questions: u32,
+    /// Pages that may wait for their write to one tier; more are not written, and counted.
+    pub queued_writes: u32,
+}
+
+impl HierarchyConfig {
+    /// A hierarchy with this much host memory and these tiers; everything else as by default.
+    #[must_use]
+    pub fn new(host_slots: u32, page_bytes: u64, tiers: Vec<TierConfig>) -> Self {
+        Self {
+            host_slots,
+            page_bytes,
+            tiers,
+            write: WritePolicy::default(),
+            write_after_hits: 2,
+            write_back_ahead: 64,
+            prefetch: PrefetchPolicy::default(),
+            wait_base: Duration::from_secs(1),
+            wait_per_1024_tokens: Duration::from_millis(250),
+            longest_wait: Duration::from_secs(30),
+            fewest_pages: 1,
+            batch_pages: 128,
+            read_bytes: 256 << 20,
+            write_bytes: 128 << 20,
+            copy_bytes: 128 << 20,
+            questions: 8,
+            queued_writes: 16_384,
+        }
+    }
+
+    /// # Panics
+    /// When a limit that must be positive is zero.
+    pub(crate) fn check(&self) {
+        assert!(
+            self.host_slots > 0
+                && self.page_bytes > 0
+                && self.batch_pages > 0
+                && self.questions > 0
+                && self.tiers.len() < usize::from(u8::MAX)
+                && self.tiers.iter().all(|tier| tier.bytes_per_second > 0.0),
+            "limits must be positive, and tiers few: {self:?}"
+        );
+    }
+}

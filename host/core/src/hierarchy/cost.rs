@@ -1,0 +1,98 @@
+//! How long something takes that has a fixed part and one per unit, learned from what it took.
+//!
+//! Least squares over past observations, each counting for a little less with every later one. What was assumed at the
+//! start counts like a few observations, so that the first surprise does not turn everything over.
+
+use std::time::Duration;
+
+/// What an observation counts for after the next.
+const FADES: f64 = 0.95;
+
+/// Seconds as a straight line over units (bytes, tokens, pages).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Line {
+    count: f64,
+    units: f64,
+    seconds: f64,
+    units_squared: f64,
+    units_seconds: f64,
+}
+
+impl Line {
+    /// A line that is assumed until it is measured, at two sizes between which it will be used.
+    pub(crate) fn assumed(fixed: Duration, per_unit: f64, sizes: [f64; 2]) -> Self {
+        let mut line = Self::default();
+        for units in sizes {
+            line.learn(units, fixed.as_secs_f64() + per_unit * units);
+        }
+        line
+    }
+
+    /// So many units took so many seconds.
+    pub(crate) fn learn(&mut self, units: f64, seconds: f64) {
+        for sum in [
+            &mut self.count,
+            &mut self.units,
+            &mut self.seconds,
+            &mut self.units_squared,
+            &mut self.units_seconds,
+        ] {
+            *sum *= FADES;
+        }
+        self.count += 1.0;
+        self.units += units;
+        self.seconds += seconds;
+        self.units_squared += units * units;
+        self.units_seconds += units * seconds;
+    }
+
+    /// How long so many units will take; `None` before anything was learned.
+    pub(crate) fn predict(&self, units: f64) -> Option<f64> {
+        if self.count == 0.0 {
+            return None;
+        }
+        let spread = self.count * self.units_squared - self.units * self.units;
+        let (mean_units, mean_seconds) = (self.units / self.count, self.seconds / self.count);
+        // Sizes that are all alike say nothing of a slope; the line then goes through nothing and the mean.
+        if spread <= 1e-6 * self.count * self.units_squared {
+            return Some(if mean_units > 0.0 { mean_seconds * units / mean_units } else { mean_seconds });
+        }
+        let slope = (self.count * self.units_seconds - self.units * self.seconds) / spread;
+        let fixed = mean_seconds - slope * mean_units;
+        Some(match (slope < 0.0, fixed < 0.0) {
+            (true, _) => mean_seconds,
+            (_, true) => units * self.units_seconds / self.units_squared,
+            _ => fixed + slope * units,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_from_its_points_and_follows_when_it_changes() {
+        let mut line = Line::assumed(Duration::from_secs(1), 0.0, [0.0, 100.0]);
+        assert!((line.predict(50.0).unwrap() - 1.0).abs() < 1e-9);
+        for round in 0..200 {
+            let units = f64::from(round % 7 * 10);
+            line.learn(units, 0.5 + 0.01 * units);
+        }
+        assert!((line.predict(100.0).unwrap() - 1.5).abs() < 0.01);
+    }
+
+    #[test]
+    fn sizes_that_are_all_alike_are_scaled_and_nothing_is_ever_negative() {
+        assert_eq!(Line::default().predict(5.0), None);
+        let mut line = Line::default();
+        line.learn(10.0, 2.0);
+        assert!((line.predict(20.0).unwrap() - 4.0).abs() < 1e-9);
+        line.learn(20.0, 1.0);
+        assert!(line.predict(1e6).unwrap() > 0.0);
+        let mut steep = Line::default();
+        steep.learn(10.0, 0.1);
+        steep.learn(20.0, 10.0);
+        assert!(steep.predict(1.0).unwrap() > 0.0);
+    }
+}

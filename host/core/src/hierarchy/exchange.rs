@@ -1,0 +1,98 @@
+//! What is to be done below the pool, and what comes back; the rules are told [there](super).
+
+use super::HostSlot;
+use crate::ids::PageId;
+use crate::radix::PageHash;
+
+/// Names one action until it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TierTag(pub u64);
+
+/// Which way a copy between pool and host memory goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the pool to host memory.
+    Save,
+    /// From host memory to the pool.
+    Load,
+}
+
+/// Something to be done below the pool. All ranks do it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TierAction {
+    /// Copy pages between pool and host memory.
+    Copy {
+        /// Names it.
+        tag: TierTag,
+        /// Which way.
+        direction: Direction,
+        /// Page and slot, pair by pair.
+        pages: Vec<(PageId, HostSlot)>,
+    },
+    /// Ask a tier which of these pages it has. At most one per tier and tick.
+    Query {
+        /// Names it.
+        tag: TierTag,
+        /// Which tier, by its place in [`HierarchyConfig::tiers`].
+        tier: usize,
+        /// The pages.
+        names: Vec<PageHash>,
+    },
+    /// Read pages from a tier into slots.
+    Read {
+        /// Names it.
+        tag: TierTag,
+        /// Which tier.
+        tier: usize,
+        /// Page and slot, pair by pair.
+        pages: Vec<(PageHash, HostSlot)>,
+    },
+    /// Write pages from slots to a tier.
+    Write {
+        /// Names it.
+        tag: TierTag,
+        /// Which tier.
+        tier: usize,
+        /// Page and slot, pair by pair.
+        pages: Vec<(PageHash, HostSlot)>,
+    },
+    /// Ask that what has not started of a read or write never starts.
+    Cancel {
+        /// Which.
+        tag: TierTag,
+        /// The tier that has it.
+        tier: usize,
+    },
+}
+
+/// How one page of a batch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageEnd {
+    /// All of it was read, written or copied, and verified where the tier verifies.
+    Done,
+    /// The tier does not have it, or not whole.
+    Missing,
+    /// The tier would not take it: no space, or read only.
+    Refused,
+    /// Anything else.
+    Failed,
+}
+
+/// Something that happened below the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TierEvent {
+    /// The answer to a [`TierAction::Query`], page by page in its order. All false when the tier could not say.
+    Answered {
+        /// Which query.
+        tag: TierTag,
+        /// Whether a read would find the page now, on every rank.
+        found: Vec<bool>,
+    },
+    /// Pages of a batch have ended.
+    Ended {
+        /// Which batch.
+        tag: TierTag,
+        /// Places in the batch, each named once in all, and how they ended.
+        pages: Vec<(u32, PageEnd)>,
+    },
+}

@@ -1,0 +1,360 @@
+//! L2: pages in host memory, by name.
+//!
+//! A *slot* is a place for one page; like a page of the pool it exists on every rank and holds there the rank's heads.
+//! A page is found by its name alone (32 bytes of SHA-256 over everything that leads to it), so what is here is
+//! independent of what the radix tree holds: a page may be in L1, in L2 or in both, and any page of a prefix may be in
+//! L2 without the ones before it.
+//!
+//! ```text
+//! free ─begin─► filling ─ended(true)─► ready ─(least recently used, for another)─► filling
+//!                  │ └────ended(false)──────────► free, or spoilt until the last pin goes
+//!                  └─give_up─► abandoned ─ended─► free
+//! ```
+//!
+//! While a slot is *filling* somebody writes it. When nobody waits for that any more it is *abandoned*: no longer found,
+//! and not free before the writer has said that it is done. No timer frees it. A *pin* keeps a ready slot from being
+//! used for another page, and a spoilt one from being free.
+
+use std::collections::BTreeMap;
+
+use crate::radix::PageHash;
+
+/// A place for one page in host memory, counted from 0 on every rank alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostSlot(pub u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Filling,
+    Ready,
+    /// Its content is no good, and somebody has not noticed yet.
+    Spoilt,
+    Abandoned,
+}
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Debug)]
+struct Entry {
+    state: State,
+    name: Option<PageHash>,
+    pins: u32,
+    previous: u32,
+    next: u32,
+}
+
+/// How many slots are where. They add up to all slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostCounts {
+    /// Hold nothing.
+    pub free: usize,
+    /// Are being written.
+    pub filling: usize,
+    /// Hold a page that can be found.
+    pub ready: usize,
+    /// Hold nothing of use until those who waited for it have noticed.
+    pub spoilt: usize,
+    /// May still be written, although nobody waits for it any more.
+    pub abandoned: usize,
+}
+
+/// What a page's name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It is there.
+    Ready(HostSlot),
+    /// It is on its way.
+    Filling(HostSlot),
+}
+
+impl Found {
+    /// Where.
+    #[must_use]
+    pub fn slot(self) -> HostSlot {
+        match self {
+            Found::Ready(slot) | Found::Filling(slot) => slot,
+        }
+    }
+}
+
+/// All slots.
+#[derive(Debug)]
+pub struct HostPool {
+    slots: Vec<Entry>,
+    by_name: BTreeMap<PageHash, HostSlot>,
+    free: Vec<HostSlot>,
+    /// Least and most recently used of the ready slots without a pin.
+    oldest: u32,
+    newest: u32,
+    counts: HostCounts,
+    pinned: usize,
+    evicted: u64,
+}
+
+impl HostPool {
+    /// A pool of free slots.
+    #[must_use]
+    pub fn new(slots: u32) -> Self {
+        let empty = Entry { state: State::Free, name: None, pins: 0, previous: NONE, next: NONE };
+        Self {
+            slots: vec![empty; slots as usize],
+            by_name: BTreeMap::new(),
+            free: (0..slots).rev().map(HostSlot).collect(),
+            oldest: NONE,
+            newest: NONE,
+            counts: HostCounts { free: slots as usize, ..HostCounts::default() },
+            pinned: 0,
+            evicted: 0,
+        }
+    }
+
+    /// How many slots are where.
+    #[must_use]
+    pub fn counts(&self) -> HostCounts {
+        self.counts
+    }
+
+    /// Slots with a pin.
+    #[must_use]
+    pub fn pinned(&self) -> usize {
+        self.pinned
+    }
+
+    /// Pages that made way for others since start.
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Slots in all.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Where a page is, or will be.
+    #[must_use]
+    pub fn find(&self, name: &PageHash) -> Option<Found> {
+        let slot = *self.by_name.get(name)?;
+        match self.slots[slot.0 as usize].state {
+            State::Ready => Some(Found::Ready(slot)),
+            _ => Some(Found::Filling(slot)),
+        }
+    }
+
+    /// Whether a slot holds its page.
+    #[must_use]
+    pub fn is_ready(&self, slot: HostSlot) -> bool {
+        self.slots[slot.0 as usize].state == State::Ready
+    }
+
+    /// Whether somebody waits for what is or will be written to a slot.
+    #[must_use]
+    pub fn is_wanted(&self, slot: HostSlot) -> bool {
+        let entry = &self.slots[slot.0 as usize];
+        entry.state == State::Filling && entry.pins > 0
+    }
+
+    /// The page that a slot holds or will hold; `None` when nobody finds it there.
+    #[must_use]
+    pub fn name(&self, slot: HostSlot) -> Option<PageHash> {
+        self.slots[slot.0 as usize].name
+    }
+
+    /// A slot for a page that is not here: a free one, or the least recently used without a pin. `None` when there is
+    /// neither. The caller has it written, and says [`ended`](Self::ended) once nobody writes it any more.
+    ///
+    /// # Panics
+    /// When the page is here already.
+    pub fn begin(&mut self, name: PageHash) -> Option<HostSlot> {
+        assert!(!self.by_name.contains_key(&name), "{name:?} is in host memory already");
+        if self.free.is_empty() {
+            let oldest = Some(HostSlot(self.oldest)).filter(|slot| slot.0 != NONE)?;
+            self.forget_page(oldest);
+            self.evicted += 1;
+        }
+        let slot = self.free.pop()?;
+        self.relocate(slot, State::Free, State::Filling);
+        self.slots[slot.0 as usize].name = Some(name);
+        self.by_name.insert(name, slot);
+        Some(slot)
+    }
+
+    /// Nobody writes the slot any more; `good` when it holds its page. Returns whether the page is here now.
+    pub fn ended(&mut self, slot: HostSlot, good: bool) -> bool {
+        match self.slots[slot.0 as usize].state {
+            State::Abandoned => {
+                self.relocate(slot, State::Abandoned, State::Spoilt);
+                self.free_if_spoilt(slot);
+                false
+            }
+            State::Filling if good => {
+                self.relocate(slot, State::Filling, State::Ready);
+                if self.slots[slot.0 as usize].pins == 0 {
+                    self.push(slot);
+                }
+                true
+            }
+            State::Filling => {
+                self.forget_name(slot);
+                self.relocate(slot, State::Filling, State::Spoilt);
+                self.free_if_spoilt(slot);
+                false
+            }
+            other => unreachable!("{slot:?} is {other:?} and was written"),
+        }
+    }
+
+    /// Nobody shall wait for what is written to a slot any more; it is free once the writer is done.
+    pub fn give_up(&mut self, slot: HostSlot) {
+        if self.slots[slot.0 as usize].state == State::Filling {
+            self.forget_name(slot);
+            self.relocate(slot, State::Filling, State::Abandoned);
+        }
+    }
+
+    /// Keeps a slot from being used for another page.
+    pub fn pin(&mut self, slot: HostSlot) {
+        let entry = &mut self.slots[slot.0 as usize];
+        assert!(entry.state != State::Free, "{slot:?} is free and was pinned");
+        entry.pins += 1;
+        if entry.pins == 1 {
+            self.pinned += 1;
+            if entry.state == State::Ready {
+                self.unlink(slot);
+            }
+        }
+    }
+
+    /// Takes one pin back. Without any, a ready slot is the most recently used.
+    pub fn unpin(&mut self, slot: HostSlot) {
+        let entry = &mut self.slots[slot.0 as usize];
+        assert!(entry.pins > 0, "{slot:?} has no pin");
+        entry.pins -= 1;
+        if entry.pins > 0 {
+            return;
+        }
+        self.pinned -= 1;
+        match entry.state {
+            // One that was cleared while somebody used it.
+            State::Ready if entry.name.is_none() => {
+                self.relocate(slot, State::Ready, State::Spoilt);
+                self.free_if_spoilt(slot);
+            }
+            State::Ready => self.push(slot),
+            State::Spoilt => self.free_if_spoilt(slot),
+            _ => {}
+        }
+    }
+
+    /// Forgets every page. What is pinned or being written stays for those who use it, and is found by nobody.
+    ///
+    /// Returns the slots that are being written: nobody is to wait for them.
+    pub fn clear(&mut self) -> Vec<HostSlot> {
+        while self.oldest != NONE {
+            self.forget_page(HostSlot(self.oldest));
+        }
+        let (filling, used): (Vec<HostSlot>, Vec<HostSlot>) =
+            self.by_name.values().partition(|slot| self.slots[slot.0 as usize].state == State::Filling);
+        filling.iter().for_each(|slot| self.give_up(*slot));
+        used.into_iter().for_each(|slot| self.forget_name(slot));
+        filling
+    }
+
+    fn forget_name(&mut self, slot: HostSlot) {
+        if let Some(name) = self.slots[slot.0 as usize].name.take() {
+            self.by_name.remove(&name);
+        }
+    }
+
+    /// Frees a ready slot without a pin.
+    fn forget_page(&mut self, slot: HostSlot) {
+        self.unlink(slot);
+        self.forget_name(slot);
+        self.relocate(slot, State::Ready, State::Free);
+        self.free.push(slot);
+    }
+
+    fn free_if_spoilt(&mut self, slot: HostSlot) {
+        if self.slots[slot.0 as usize].pins == 0 {
+            self.relocate(slot, State::Spoilt, State::Free);
+            self.free.push(slot);
+        }
+    }
+
+    fn relocate(&mut self, slot: HostSlot, from: State, to: State) {
+        let entry = &mut self.slots[slot.0 as usize];
+        assert_eq!(entry.state, from, "{slot:?} is somewhere else than its owner says");
+        entry.state = to;
+        *self.counts.of(from) -= 1;
+        *self.counts.of(to) += 1;
+    }
+
+    fn push(&mut self, slot: HostSlot) {
+        let newest = std::mem::replace(&mut self.newest, slot.0);
+        let entry = &mut self.slots[slot.0 as usize];
+        (entry.previous, entry.next) = (newest, NONE);
+        match newest {
+            NONE => self.oldest = slot.0,
+            newest => self.slots[newest as usize].next = slot.0,
+        }
+    }
+
+    fn unlink(&mut self, slot: HostSlot) {
+        let (previous, next) = {
+            let entry = &self.slots[slot.0 as usize];
+            (entry.previous, entry.next)
+        };
+        match previous {
+            NONE => self.oldest = next,
+            previous => self.slots[previous as usize].next = next,
+        }
+        match next {
+            NONE => self.newest = previous,
+            next => self.slots[next as usize].previous = previous,
+        }
+    }
+
+    /// Counts everything anew; for tests.
+    ///
+    /// # Panics
+    /// When something counted along the way is wrong.
+    pub fn audit(&self) {
+        let mut counts = HostCounts::default();
+        self.slots.iter().for_each(|entry| *counts.of(entry.state) += 1);
+        assert_eq!(counts, self.counts, "slots counted one by one");
+        let sum = counts.free + counts.filling + counts.ready + counts.spoilt + counts.abandoned;
+        assert_eq!(sum, self.slots.len(), "every slot is somewhere");
+        assert_eq!(self.free.len(), counts.free, "the free list and its count differ");
+        let pinned = self.slots.iter().filter(|entry| entry.pins > 0).count();
+        assert_eq!(pinned, self.pinned, "slots with a pin");
+        for (name, slot) in &self.by_name {
+            let entry = &self.slots[slot.0 as usize];
+            assert_eq!(entry.name, Some(*name), "{slot:?} holds another page than its name says");
+            assert!(matches!(entry.state, State::Filling | State::Ready), "{slot:?} is {:?}", entry.state);
+        }
+        let named = self.slots.iter().filter(|entry| entry.name.is_some()).count();
+        assert_eq!(named, self.by_name.len(), "a page that is not found");
+        let next = |slot: &u32| Some(self.slots[*slot as usize].next).filter(|next| *next != NONE);
+        let order = std::iter::successors(Some(self.oldest).filter(|oldest| *oldest != NONE), next);
+        let unpinned = order.inspect(|slot| {
+            let entry = &self.slots[*slot as usize];
+            assert!(entry.state == State::Ready && entry.pins == 0, "{slot} could be evicted: {entry:?}");
+        });
+        let ready = self.slots.iter().filter(|entry| entry.state == State::Ready && entry.pins == 0).count();
+        assert_eq!(unpinned.count(), ready, "slots that can be evicted are in the order of eviction");
+    }
+}
+
+impl HostCounts {
+    fn of(&mut self, state: State) -> &mut usize {
+        match state {
+            State::Free => &mut self.free,
+            State::Filling => &mut self.filling,
+            State::Ready => &mut self.ready,
+            State::Spoilt => &mut self.spoilt,
+            State::Abandoned => &mut self.abandoned,
+        }
+    }
+}

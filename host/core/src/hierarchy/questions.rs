@@ -1,0 +1,93 @@
+//! Asking storage what it has: one batch per tier and tick, for all requests that came meanwhile.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::{GRACE, Hierarchy, PATIENCE, TierAction, TierTag};
+use crate::ids::{Room, Time};
+
+/// A batch of questions under way.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// Whose pages, in the order of the batch.
+    pages: Vec<(Room, usize)>,
+    since: Time,
+    /// When nobody waits for the answer any more; `None` once that has happened.
+    pub until: Option<Time>,
+}
+
+impl Hierarchy {
+    /// Asks everything that is to be asked of tiers that are not busy with as many batches as they may have.
+    pub(super) fn ask(&mut self, now: Time, actions: &mut Vec<TierAction>) {
+        for tier in 0..self.tiers.len() {
+            let pages = std::mem::take(&mut self.tiers[tier].questions);
+            if pages.is_empty() {
+                continue;
+            }
+            if self.rests(now, tier) || self.tiers[tier].asked.len() >= self.config.questions as usize {
+                self.answer(now, tier, &pages, &[]);
+                continue;
+            }
+            let tag = self.next_tag();
+            let name = |(room, page): &(Room, usize)| self.fetches.get(room).map(|fetch| fetch.names[*page]);
+            let (pages, names): (Vec<_>, Vec<_>) =
+                pages.into_iter().filter_map(|page| name(&page).map(|name| (page, name))).unzip();
+            if pages.is_empty() {
+                continue;
+            }
+            let expected = self.tiers[tier].answering.predict(1.0).unwrap_or_default();
+            let wait = Duration::try_from_secs_f64(PATIENCE * expected).unwrap_or(self.config.longest_wait);
+            let until = now.after((wait + GRACE).min(self.config.longest_wait));
+            self.tiers[tier].stats.asked += names.len() as u64;
+            self.tiers[tier].asked.insert(tag, Asked { pages, since: now, until: Some(until) });
+            actions.push(TierAction::Query { tag, tier, names });
+        }
+    }
+
+    pub(super) fn answered(&mut self, now: Time, tag: TierTag, found: &[bool]) {
+        let Some(tier) = self.tiers.iter().position(|tier| tier.asked.contains_key(&tag)) else { return };
+        let Some(asked) = self.tiers[tier].asked.remove(&tag) else { return };
+        self.tiers[tier].answering.learn(1.0, now.since(asked.since).as_secs_f64());
+        if asked.until.is_none() {
+            return;
+        }
+        self.tiers[tier].strikes = 0;
+        self.tiers[tier].stats.found += found.iter().filter(|found| **found).count() as u64;
+        self.answer(now, tier, &asked.pages, found);
+    }
+
+    /// Nobody waits for answers that take too long. The tier still owes them, and is asked no more than it may owe.
+    pub(super) fn expire_questions(&mut self, now: Time) {
+        for tier in 0..self.tiers.len() {
+            let due = self.tiers[tier].asked.values_mut();
+            let mut given_up = Vec::new();
+            for asked in due.filter(|asked| asked.until.is_some_and(|until| until <= now)) {
+                asked.until = None;
+                given_up.push(std::mem::take(&mut asked.pages));
+            }
+            for pages in given_up {
+                self.strike(now, tier);
+                self.answer(now, tier, &pages, &[]);
+            }
+        }
+    }
+
+    /// One tier has said what it has to say about these pages.
+    fn answer(&mut self, now: Time, tier: usize, pages: &[(Room, usize)], found: &[bool]) {
+        let mut rooms = BTreeSet::new();
+        for (place, (room, page)) in pages.iter().enumerate() {
+            let Some(fetch) = self.fetches.get_mut(room) else { continue };
+            if found.get(place) == Some(&true)
+                && let Some(stored) = fetch.stored.get_mut(*page)
+            {
+                *stored = Some(stored.map_or(tier, |other| other.min(tier)));
+            }
+            if fetch.unanswered.remove(&tier) {
+                rooms.insert(*room);
+            }
+        }
+        for room in rooms {
+            self.after_answer(now, room);
+        }
+    }
+}

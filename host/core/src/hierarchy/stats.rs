@@ -1,0 +1,99 @@
+//! What is counted below the pool.
+
+use super::{Hierarchy, HostCounts};
+use crate::histogram::Histogram;
+
+/// Counters since start, in pages unless they say otherwise, and what is there now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HierarchyStats {
+    /// Where the slots of host memory are.
+    pub host: HostCounts,
+    /// Slots that somebody uses.
+    pub host_pinned: usize,
+    /// Pages that made way for others in host memory.
+    pub host_evicted: u64,
+    /// Promised to a request from host memory.
+    pub promised_host: u64,
+    /// Promised to a request from storage.
+    pub promised_storage: u64,
+    /// Copied from host memory into the pool for a request.
+    pub loaded: u64,
+    /// Promised, and not restored.
+    pub not_restored: u64,
+    /// Requests of which something promised was not restored.
+    pub restores_failed: u64,
+    /// Requests for which prefill was asked to send what was not restored.
+    pub renegotiated: u64,
+    /// What prefill was asked for then.
+    pub renegotiated_pages: u64,
+    /// Requests that computed what was not restored, because prefill was gone.
+    pub computed_instead: u64,
+    /// There, and left alone because having it computed or sent is quicker.
+    pub skipped_by_cost: u64,
+    /// Copied to host memory.
+    pub saved: u64,
+    /// Not copied to host memory, for want of slots there.
+    pub not_saved: u64,
+    /// Evicted from the pool without a copy anywhere below, for want of time.
+    pub dropped: u64,
+    /// Pages of the pool that are evicted and being copied now.
+    pub writing_back: usize,
+}
+
+/// Counters of one storage tier, in pages unless they say otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Asked for.
+    pub asked: u64,
+    /// Of those, there.
+    pub found: u64,
+    /// Read.
+    pub read: u64,
+    /// Not read although they were there before.
+    pub read_failed: u64,
+    /// Written, or there already.
+    pub written: u64,
+    /// Not taken: no space, or read only.
+    pub write_refused: u64,
+    /// Not written because something failed.
+    pub write_failed: u64,
+    /// Not written because too many waited.
+    pub write_dropped: u64,
+    /// Batches that took longer than the core waits.
+    pub deadlines_missed: u64,
+    /// Waiting to be read, or being read.
+    pub reads_under_way: usize,
+    /// Waiting to be written, or being written.
+    pub writes_under_way: usize,
+    /// Whether it missed deadlines and is left alone for a while.
+    pub resting: bool,
+    /// How long batches of reads took.
+    pub read_times: Histogram,
+}
+
+impl Hierarchy {
+    pub(crate) fn stats(&self) -> HierarchyStats {
+        HierarchyStats {
+            host: self.host.counts(),
+            host_pinned: self.host.pinned(),
+            host_evicted: self.host.evicted(),
+            writing_back: self.evicted_pages(),
+            ..self.stats
+        }
+    }
+
+    pub(crate) fn stats_mut(&mut self) -> &mut HierarchyStats {
+        &mut self.stats
+    }
+
+    pub(crate) fn tier_stats(&self) -> Vec<TierStats> {
+        let pages = |bytes: u64| usize::try_from(bytes / self.config.page_bytes).unwrap_or(usize::MAX);
+        let tiers = self.tiers.iter().map(|tier| TierStats {
+            reads_under_way: tier.to_read.len() + pages(tier.reading_bytes),
+            writes_under_way: tier.to_write.len() + pages(tier.writing_bytes),
+            resting: tier.rests_until.is_some(),
+            ..tier.stats
+        });
+        tiers.collect()
+    }
+}

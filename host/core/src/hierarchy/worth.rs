@@ -1,0 +1,53 @@
+//! Whether what lies below is worth having, and how long it is waited for.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use super::fetch::Fetch;
+use super::{Hierarchy, PrefetchPolicy};
+use crate::ids::Room;
+
+impl Hierarchy {
+    /// Whether reading takes no longer than doing without what could be had.
+    pub(super) fn worth_reading(&self, room: Room, far: &[usize], all: Range<usize>) -> bool {
+        let fetch = &self.fetches[&room];
+        let mut by_tier: BTreeMap<usize, usize> = BTreeMap::new();
+        for tier in far.iter().filter_map(|page| fetch.stored[*page]) {
+            *by_tier.entry(tier).or_default() += 1;
+        }
+        let reads = by_tier.into_iter().map(|(tier, pages)| {
+            let tier = &self.tiers[tier];
+            let ahead = tier.reading_bytes + self.bytes(tier.to_read.len() + pages);
+            tier.reading.predict(ahead as f64).unwrap_or_default()
+        });
+        let reads = reads.fold(0.0, f64::max);
+        reads + self.load_seconds(all.len()) <= self.seconds_without(fetch, all)
+    }
+
+    pub(super) fn load_seconds(&self, pages: usize) -> f64 {
+        self.copying.predict((self.loading_bytes + self.bytes(pages)) as f64).unwrap_or_default()
+    }
+
+    /// What it takes when these pages are not restored, where that is known.
+    pub(super) fn seconds_without(&self, fetch: &Fetch, pages: Range<usize>) -> f64 {
+        let without = match self.is_sent {
+            // They come with what is sent anyway, and what is restored comes at the same time.
+            true => self.transferring.predict((fetch.names.len() - pages.start) as f64),
+            false => self.computing.predict((pages.len() * self.page_tokens) as f64),
+        };
+        without.unwrap_or(f64::INFINITY)
+    }
+
+    pub(super) fn longest_wait(&self, pages: usize) -> Duration {
+        let wait = match self.config.prefetch {
+            PrefetchPolicy::WaitComplete => return self.config.longest_wait,
+            PrefetchPolicy::BestEffort => self.config.wait_base,
+            PrefetchPolicy::Timeout => {
+                let tokens = (pages * self.page_tokens) as f64;
+                self.config.wait_base + self.config.wait_per_1024_tokens.mul_f64(tokens / 1024.0)
+            }
+        };
+        wait.min(self.config.longest_wait)
+    }
+}

@@ -1,0 +1,260 @@
+//! Requests that get pages from below the pool: waiting for storage, having pages copied, and going on without what
+//! does not come.
+//!
+//! ```text
+//! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored
+//!
+//! decode       Queued ─► Transfer ─► Verifying ─► Restoring ─► Ready
+//!                           ▲ │ restore failed,       │ │ prefill gone: compute it here
+//!                           └─┘ nothing arrived       │ └─────────────────────────────► Running
+//!                           ▲                         │ restore failed
+//!                           └──── the span it lacks ──┘
+//! ```
+//!
+//! On a decode worker a restore runs beside the transfer of what lies behind it. What was promised and cannot be restored
+//! is asked of prefill by another attempt: a [`Reserve`](crate::message::Reserve) that covers it. Prefill has computed or
+//! cached the whole prompt and keeps it until `Commit`, which decode says only when everything is there. As long as
+//! nothing has arrived the new attempt takes the place of the first and asks for all; else it asks for the missing span
+//! alone, when the first is verified. A request is renegotiated once at most. When prefill has gone meanwhile, decode
+//! computes from the first missing page on.
+
+use std::ops::Range;
+
+use super::cache::usable_prefix;
+use super::job::{Incoming, Job, Restore, Stage};
+use super::peers::PeerState;
+use super::{Action, Role, Scheduler};
+use crate::hierarchy::{Hierarchy, Keep, Progress, TierAction, TierEvent};
+use crate::ids::{Instance, Room, Time};
+use crate::message::Body;
+use crate::quarantine;
+use crate::radix::PageHash;
+
+impl Job {
+    /// Names the job's first `pages` pages.
+    pub(super) fn name_pages(&mut self, identity: &PageHash, pages: usize, page_tokens: usize) {
+        let mut last = match self.names.last() {
+            Some(last) => *last,
+            None => identity.namespace(&self.request.namespace),
+        };
+        for page in self.names.len()..pages {
+            let tokens: Vec<u32> =
+                (page * page_tokens..(page + 1) * page_tokens).map(|at| self.token(at)).collect();
+            last = last.next(&tokens);
+            self.names.push(last);
+        }
+    }
+}
+
+impl Scheduler {
+    /// A request has come: asks what lies below for it.
+    pub(super) fn begin_fetch(&mut self, now: Time, room: Room) {
+        let (Some(hierarchy), Some(tree), Some(job)) =
+            (&mut self.hierarchy, &mut self.cache, self.jobs.get_mut(&room))
+        else {
+            return;
+        };
+        let page_tokens = self.config.page_tokens as usize;
+        let usable = usable_prefix(self.config.role, &job.request);
+        let pages = usable / page_tokens;
+        if job.request.no_cache || pages == 0 {
+            return;
+        }
+        let Some(namespace) = tree.namespace(&job.request.namespace) else { return };
+        let near = tree.peek(namespace, &job.request.prompt[..usable]);
+        job.name_pages(&self.config.identity, pages, page_tokens);
+        hierarchy.begin(now, room, job.names.clone(), near);
+    }
+
+    /// Whether a request in the queue waits for what is being read for it.
+    pub(super) fn waits_for_storage(&self, room: Room) -> bool {
+        self.hierarchy.as_ref().is_some_and(|hierarchy| hierarchy.waits(room))
+    }
+
+    /// A request is admitted, its first `near` pages from L1: begins to restore what lies below for it. Returns how
+    /// many pages that are.
+    pub(super) fn begin_restore(&mut self, now: Time, room: Room, near: usize) -> usize {
+        let (Some(hierarchy), Some(job)) = (&mut self.hierarchy, self.jobs.get_mut(&room)) else { return 0 };
+        let count = hierarchy.restore(now, room, near);
+        if count > 0 {
+            hierarchy.restore_into(room, &job.table[near..near + count]);
+            job.restore = Some(Restore::Pending(near..near + count));
+        }
+        count
+    }
+
+    pub(super) fn tier_event(&mut self, now: Time, event: TierEvent, actions: &mut Vec<Action>) {
+        let Some(hierarchy) = &mut self.hierarchy else { return };
+        if let Some(load) = hierarchy.handle(now, event) {
+            let cleared = self.quarantine.update(&mut self.pool, |_, touchers| {
+                touchers.loads.remove(&load);
+            });
+            self.finish_clearing(cleared, actions);
+        }
+        self.after_tiers(now, actions);
+    }
+
+    /// Gives up what takes too long below the pool.
+    pub(super) fn expire_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
+        self.with_tiers(now, actions, |hierarchy, now, below| hierarchy.expire(now, below));
+    }
+
+    /// Begins what there is room for below the pool.
+    pub(super) fn start_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
+        self.with_tiers(now, actions, |hierarchy, now, below| hierarchy.start(now, below));
+    }
+
+    fn with_tiers(
+        &mut self,
+        now: Time,
+        actions: &mut Vec<Action>,
+        act: impl FnOnce(&mut Hierarchy, Time, &mut Vec<TierAction>),
+    ) {
+        let Some(hierarchy) = &mut self.hierarchy else { return };
+        let mut below = Vec::new();
+        act(hierarchy, now, &mut below);
+        actions.extend(below.into_iter().map(Action::Tier));
+        self.after_tiers(now, actions);
+    }
+
+    fn after_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
+        let Some(hierarchy) = &mut self.hierarchy else { return };
+        let changed = hierarchy.take_changed();
+        for keep in hierarchy.take_released() {
+            match keep {
+                Keep::Lock(lock) => self.unlock(Some(lock)),
+                Keep::Evicted(pages) => quarantine::copied(&mut self.pool, pages),
+            }
+        }
+        for room in changed {
+            self.restore_changed(now, room, actions);
+        }
+    }
+
+    fn restore_changed(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
+        let Some(hierarchy) = &mut self.hierarchy else { return };
+        let progress = hierarchy.progress(room);
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        job.restore = match progress {
+            None | Some(Progress::Pending) => return,
+            Some(Progress::Done) => None,
+            Some(Progress::Failed(missing)) => {
+                let stats = hierarchy.stats_mut();
+                stats.restores_failed += 1;
+                stats.not_restored += missing.len() as u64;
+                Some(Restore::Missing(missing))
+            }
+        };
+        hierarchy.forget(room);
+        self.go_on(now, room, actions);
+    }
+
+    /// A restore has ended, or what came beside it.
+    pub(super) fn go_on(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let (stage, restore) = (job.stage.clone(), job.restore.clone());
+        match (stage, restore) {
+            (_, Some(Restore::Pending(_))) => {}
+            (Stage::Loading(all), restore) => {
+                let end = match restore {
+                    Some(Restore::Missing(missing)) => missing.start,
+                    _ => all.end,
+                };
+                self.loaded(room, end, actions);
+            }
+            (Stage::Transfer(incoming), Some(Restore::Missing(missing)))
+                if incoming.arrived.is_empty() && self.connected(&incoming) =>
+            {
+                let covered = self.pages_for(self.jobs[&room].request.prompt.len());
+                self.renegotiate(now, room, &incoming, missing.start..covered, actions);
+            }
+            (Stage::Restoring(incoming), None) => self.received(now, room, &incoming, actions),
+            (Stage::Restoring(incoming), Some(Restore::Missing(missing))) => {
+                match self.connected(&incoming) {
+                    true => self.renegotiate(now, room, &incoming, missing, actions),
+                    false => self.compute_instead(room, missing.start),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Prefill, aggregated: the first pages are there, and the rest is computed.
+    fn loaded(&mut self, room: Room, pages: usize, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        job.restore = None;
+        job.computed = pages * self.config.page_tokens as usize;
+        job.cached_tokens = u32::try_from(job.computed).unwrap_or(u32::MAX);
+        job.promised_tokens = job.cached_tokens;
+        job.stage = Stage::Running;
+        self.running.push(room);
+        if self.config.role == Role::Prefill {
+            self.push_pages(room, actions);
+        }
+    }
+
+    /// Whether prefill can be asked for something more over the connection of a transfer.
+    fn connected(&self, incoming: &Incoming) -> bool {
+        self.peers.state(incoming.peer) == Some(&PeerState::Ready)
+            && self.peers.session(incoming.peer) == incoming.session
+    }
+
+    /// Asks prefill for pages that were promised and are not there.
+    fn renegotiate(
+        &mut self,
+        now: Time,
+        room: Room,
+        incoming: &Incoming,
+        pages: Range<usize>,
+        actions: &mut Vec<Action>,
+    ) {
+        if let Some(hierarchy) = &mut self.hierarchy {
+            let stats = hierarchy.stats_mut();
+            stats.renegotiated += 1;
+            stats.renegotiated_pages += pages.len() as u64;
+        }
+        let page_tokens = self.config.page_tokens;
+        if let Some(job) = self.jobs.get_mut(&room) {
+            let first = u32::try_from(pages.start).unwrap_or(u32::MAX).saturating_mul(page_tokens);
+            job.restore = None;
+            job.promised_tokens = job.promised_tokens.min(first);
+            job.cached_tokens = job.cached_tokens.min(first);
+        }
+        self.outbox.forget_room(room);
+        let next = Incoming::new((incoming.peer, incoming.session), incoming.attempt + 1, pages, now);
+        self.reserve(now, room, Incoming { damaged: incoming.damaged, ..next }, actions);
+    }
+
+    /// Decode computes what it lacks, because nobody else can.
+    fn compute_instead(&mut self, room: Room, pages: usize) {
+        if let Some(hierarchy) = &mut self.hierarchy {
+            hierarchy.stats_mut().computed_instead += 1;
+        }
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        job.restore = None;
+        job.computed = pages * self.config.page_tokens as usize;
+        // Drawn again, when the prompt's last token is computed.
+        job.first = None;
+        job.cached_tokens = u32::try_from(job.computed).unwrap_or(u32::MAX);
+        job.promised_tokens = job.cached_tokens;
+        job.stage = Stage::Running;
+        self.running.push(room);
+    }
+
+    /// Decode: everything is there, received or restored.
+    fn received(&mut self, now: Time, room: Room, incoming: &Incoming, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let peer: Instance = incoming.peer;
+        job.stage = Stage::Ready;
+        job.computed = job.request.prompt.len();
+        self.ready.push_back(room);
+        if self.peers.state(peer) == Some(&PeerState::Ready) {
+            let commit = self.outbox.request(now, peer, room, incoming.attempt, Body::Commit);
+            self.send(peer, commit, actions);
+        }
+        self.cache_computed(room);
+        if !self.pace.is_set() {
+            self.let_in(now, actions);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Which pages are copied below the pool, and when.
+//!
+//! Write-through: those that enter the radix tree. Selective: those that enter or are used and were matched often enough.
+//! Write-back: those about to be evicted. Evicting goes ahead of need then, so that a page's copy is under way while
+//! others are still free; it is in quarantine until the copy has ended. Whoever needs pages *now* takes what is free and
+//! evicts the rest at once, copied or not: nothing in a tick waits for a copy.
+
+use std::ops::Range;
+
+use super::Scheduler;
+use crate::hierarchy::{Keep, WritePolicy};
+use crate::ids::{PageId, Room};
+use crate::pool::CachedPages;
+use crate::radix::PageHash;
+
+impl Scheduler {
+    /// Some pages of a job are in the tree, the last `taken` of its locked ones only now.
+    pub(super) fn save_computed(&mut self, room: Room, taken: usize) {
+        let (Some(hierarchy), Some(tree), Some(job)) = (&self.hierarchy, &self.cache, self.jobs.get(&room))
+        else {
+            return;
+        };
+        let Some(lock) = &job.lock else { return };
+        let pages = lock.pages();
+        let (all, often) = (vec![(0..pages, u32::MAX)], hierarchy.config().write_after_hits);
+        let (first, wanted) = match hierarchy.config().write {
+            WritePolicy::WriteThrough => (pages - taken, all),
+            WritePolicy::WriteThroughSelective => (0, tree.hits(lock)),
+            WritePolicy::WriteBack => return,
+        };
+        let batch = hierarchy.config().batch_pages as usize;
+        for (pages, _) in wanted.into_iter().filter(|(_, hits)| *hits >= often) {
+            let end = pages.end;
+            for start in (pages.start.max(first)..end).step_by(batch) {
+                self.save_pages(room, start..end.min(start + batch));
+            }
+        }
+    }
+
+    fn save_pages(&mut self, room: Room, pages: Range<usize>) {
+        let (Some(hierarchy), Some(tree), Some(job)) =
+            (&mut self.hierarchy, &mut self.cache, self.jobs.get_mut(&room))
+        else {
+            return;
+        };
+        job.name_pages(&self.config.identity, pages.end, self.config.page_tokens as usize);
+        let Some(lock) = &job.lock else { return };
+        let batch: Vec<(PageHash, PageId)> = pages
+            .map(|page| (job.names[page], job.table[page]))
+            .filter(|(name, _)| !hierarchy.has(name))
+            .collect();
+        if batch.is_empty() {
+            return;
+        }
+        let keep = Keep::Lock(tree.lock_again(lock));
+        if let Some(Keep::Lock(lock)) = hierarchy.save(keep, batch.into_iter()) {
+            self.unlock(Some(lock));
+        }
+    }
+
+    /// Evicts ahead of need, as far as the policy wants pages free or on their way out.
+    pub(super) fn write_back(&mut self) {
+        let Some(hierarchy) = &self.hierarchy else { return };
+        if hierarchy.config().write != WritePolicy::WriteBack {
+            return;
+        }
+        let ahead = (hierarchy.config().write_back_ahead as usize).min(self.pool.total() / 2);
+        let there = self.pool.counts().free + hierarchy.evicted_pages();
+        self.evict_and_save(ahead.saturating_sub(there));
+    }
+
+    fn evict_and_save(&mut self, wanted: usize) {
+        let (Some(hierarchy), Some(tree)) = (&mut self.hierarchy, &mut self.cache) else { return };
+        if wanted == 0 {
+            return;
+        }
+        for (names, mut pages) in tree.evict_named(wanted, &mut self.cache_changes) {
+            let unsaved = pages.extract(|place| !hierarchy.has(&names[place]));
+            self.pool.release_cached(pages);
+            let names: Vec<PageHash> = names.into_iter().filter(|name| !hierarchy.has(name)).collect();
+            if unsaved.ids().is_empty() {
+                self.pool.release_cached(unsaved);
+                continue;
+            }
+            let ids = unsaved.ids().to_vec();
+            let keep = Keep::Evicted(self.pool.quarantine_cached(unsaved));
+            if let Some(Keep::Evicted(pages)) = hierarchy.save(keep, names.into_iter().zip(ids)) {
+                crate::quarantine::copied(&mut self.pool, pages);
+            }
+        }
+    }
+
+    /// Evicts for somebody who needs the pages now.
+    pub(super) fn evict_now(&mut self, missing: usize) {
+        let Some(tree) = &mut self.cache else { return };
+        match &mut self.hierarchy {
+            Some(hierarchy) if hierarchy.config().write == WritePolicy::WriteBack => {
+                let evicted = tree.evict_named(missing, &mut self.cache_changes);
+                for (names, pages) in evicted {
+                    let dropped = names.iter().filter(|name| !hierarchy.has(name)).count();
+                    hierarchy.stats_mut().dropped += dropped as u64;
+                    self.pool.release_cached(pages);
+                }
+            }
+            _ => {
+                let evicted: CachedPages = tree.evict(missing, &mut self.cache_changes);
+                self.pool.release_cached(evicted);
+            }
+        }
+    }
+}

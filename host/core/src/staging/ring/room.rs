@@ -1,0 +1,141 @@
+//! What a ring knows of one room.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::Opening;
+use crate::ids::Room;
+use crate::staging::message::Refusal;
+use crate::staging::{Key, Span};
+
+/// Most pieces of a room in one attempt; far more than prompts have.
+const MOST_PIECES: usize = 1 << 18;
+
+/// Names a piece within its room. Pieces of an earlier attempt come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PieceKey {
+    pub attempt: u32,
+    pub source: u8,
+    pub sequence: u32,
+    pub piece: u16,
+}
+
+impl PieceKey {
+    pub(super) fn of(source: u8, key: &Key) -> Self {
+        Self { attempt: key.attempt, source, sequence: key.sequence, piece: key.piece }
+    }
+
+    pub(super) fn key(&self, room: Room) -> Key {
+        Key { room, attempt: self.attempt, sequence: self.sequence, piece: self.piece }
+    }
+}
+
+/// Bytes of the ring that are somebody's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub offset: u64,
+    pub size: u64,
+    pub generation: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Waiting,
+    Granted(Slot),
+    Arrived(Slot),
+    Scattering(Slot),
+    Done,
+}
+
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub span: Span,
+    /// Of the last ask.
+    pub repeat: u8,
+    /// Grants of the ring when there was first no gap for it.
+    pub denied: Option<u64>,
+    pub state: State,
+}
+
+/// A slot and who may write it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub attempt: u32,
+    pub source: u8,
+    pub slot: Slot,
+}
+
+#[derive(Debug)]
+pub(super) struct OpenRoom {
+    pub opening: Opening,
+    pub closed: bool,
+    pub forgotten: bool,
+    pub pieces: BTreeMap<PieceKey, Piece>,
+    /// Those that wait for a slot, in order of asking.
+    pub waiting: VecDeque<PieceKey>,
+    /// Bytes of its slots.
+    pub held: u64,
+    /// Pieces being copied.
+    pub copying: u32,
+    /// Slots that may still be written, of pieces that nobody wants any more.
+    pub kept: Vec<Held>,
+    /// Blocks asked for in this attempt, by source rank.
+    pub asked: BTreeMap<u8, u64>,
+}
+
+impl OpenRoom {
+    pub(super) fn new(opening: Opening) -> Self {
+        Self {
+            opening,
+            closed: false,
+            forgotten: false,
+            pieces: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            held: 0,
+            copying: 0,
+            kept: Vec::new(),
+            asked: BTreeMap::new(),
+        }
+    }
+
+    /// Takes note that a source asked for so many blocks more; refuses more than its lane has.
+    pub(super) fn charge(&mut self, source: u8, blocks: u64, layers: u16, heads: u16) -> Result<(), Refusal> {
+        let most = self.opening.pages.len() as u64 * (u64::from(layers) * u64::from(heads));
+        let asked = self.asked.entry(source).or_default();
+        if *asked + blocks > most || self.pieces.len() >= MOST_PIECES {
+            return Err(Refusal::TooMany);
+        }
+        *asked += blocks;
+        Ok(())
+    }
+
+    /// Wants no piece any more; their slots stay taken. What is being copied stays until it is.
+    pub(super) fn stop(&mut self) {
+        for (key, piece) in &mut self.pieces {
+            if let State::Granted(slot) | State::Arrived(slot) = piece.state {
+                self.kept.push(Held { attempt: key.attempt, source: key.source, slot });
+                piece.state = State::Done;
+            }
+        }
+        self.pieces.retain(|_, piece| matches!(piece.state, State::Waiting | State::Scattering(_)));
+    }
+
+    /// Forgets pieces that wait; returns how many.
+    pub(super) fn drop_waiting(&mut self) -> u64 {
+        let waiting = std::mem::take(&mut self.waiting);
+        for key in &waiting {
+            self.pieces.remove(key);
+        }
+        waiting.len() as u64
+    }
+
+    /// All slots.
+    pub(super) fn slots(&self) -> impl Iterator<Item = Held> {
+        let pieces = self.pieces.iter().filter_map(|(key, piece)| match piece.state {
+            State::Granted(slot) | State::Arrived(slot) | State::Scattering(slot) => {
+                Some(Held { attempt: key.attempt, source: key.source, slot })
+            }
+            State::Waiting | State::Done => None,
+        });
+        pieces.chain(self.kept.iter().copied())
+    }
+}

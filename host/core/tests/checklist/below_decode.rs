@@ -1,0 +1,231 @@
+//! Pages from below the pool on decode workers: what is promised, and what happens when it does not come.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use host_core::hierarchy::{Direction, HierarchyConfig, PageEnd, PrefetchPolicy, TierEvent, TierTag};
+use host_core::message::Body;
+use host_core::{Event, Role, Room};
+
+use super::leg::{Leg, PAGE, PEER, tokens};
+use super::storage::{hierarchy, names, with_below};
+
+/// A decode worker whose storage has 8 of the 11 pages of a prompt, 2 of which it holds itself, and which was just told
+/// so. It has asked prefill for the rest, and storage for 6 pages. Returns the read.
+fn promised(below: HierarchyConfig) -> (Leg, TierTag) {
+    let mut leg = Leg::with(with_below(Role::Decode, 64, below));
+    leg.submit(0, &tokens(0..8), 1);
+    leg.answer_query(|_| false);
+    // A transfer takes so long that anything else is worth a try.
+    leg.now = leg.now.after(Duration::from_secs(10));
+    leg.answer_messages();
+    leg.deliver(0);
+    leg.serve(&mut BTreeSet::new());
+    leg.submit(1, &tokens(0..44), 2);
+    assert!(!leg.reserves.contains_key(&Room(1)), "what can be promised is not known yet");
+    let stored = names(&tokens(0..32));
+    leg.answer_query(|name| stored.contains(name));
+    let (tag, pages) = leg.take_read();
+    assert_eq!(pages.iter().map(|(name, _)| *name).collect::<Vec<_>>(), stored[2..]);
+    let (attempt, reserve) = &leg.reserves[&Room(1)];
+    assert_eq!((*attempt, reserve.decode_prefix_len, reserve.pages.len()), (1, 32, 3));
+    let stats = leg.stats().hierarchy;
+    assert_eq!((stats.promised_host, stats.promised_storage), (0, 6));
+    (leg, tag)
+}
+
+fn commits(leg: &Leg) -> usize {
+    leg.sent.iter().filter(|message| message.body == Body::Commit && message.room == Room(1)).count()
+}
+
+fn finish(mut leg: Leg) {
+    leg.compute_all();
+    assert!(leg.finished.contains(&Room(1)), "{:?}", leg.failed);
+    leg.answer_messages();
+    leg.serve(&mut BTreeSet::new());
+    // A tier that let a deadline pass rests, and what is to be written waits.
+    leg.wait(Duration::from_secs(61));
+    leg.serve(&mut BTreeSet::new());
+    leg.below_at_rest();
+}
+
+#[test]
+fn a_restore_runs_beside_the_transfer_of_what_lies_behind_it() {
+    for transfer_first in [true, false] {
+        let (mut leg, read) = promised(hierarchy(32, 1));
+        if transfer_first {
+            leg.deliver(1);
+            assert_eq!(commits(&leg), 0, "prefill keeps the pages until all is there");
+            assert!(leg.batch.is_none());
+        }
+        leg.all_end(read, 6, PageEnd::Done);
+        let (load, pages) = leg.take_copy(Direction::Load);
+        assert_eq!(pages.len(), 6);
+        leg.all_end(load, 6, PageEnd::Done);
+        if !transfer_first {
+            assert!(leg.batch.is_none());
+            leg.deliver(1);
+        }
+        assert_eq!(commits(&leg), 1);
+        let sequence = &leg.batch.as_ref().unwrap().sequences[0];
+        assert_eq!(sequence.start, 44);
+        assert_eq!(leg.stats().hierarchy.renegotiated, 0);
+        finish(leg);
+    }
+}
+
+#[test]
+fn while_nothing_has_arrived_another_attempt_asks_for_all_that_is_missing() {
+    let (mut leg, read) = promised(hierarchy(32, 1));
+    let ends = |end: PageEnd| (0..6).map(move |place| (place, if place < 2 { PageEnd::Done } else { end }));
+    leg.event(Event::Tier(TierEvent::Ended { tag: read, pages: ends(PageEnd::Missing).collect() }));
+    let (load, pages) = leg.take_copy(Direction::Load);
+    assert_eq!(pages.len(), 2, "what is there is used");
+    assert_eq!(leg.reserves[&Room(1)].0, 1, "nothing is asked for while something is being copied");
+    leg.all_end(load, 2, PageEnd::Done);
+    let (attempt, reserve) = &leg.reserves[&Room(1)];
+    assert_eq!((*attempt, reserve.decode_prefix_len as usize, reserve.pages.len()), (2, 4 * PAGE, 7));
+    leg.deliver(1);
+    assert_eq!(commits(&leg), 1);
+    assert_eq!(leg.stats().hierarchy.renegotiated_pages, 7);
+    finish(leg);
+}
+
+#[test]
+fn when_the_rest_is_there_only_the_missing_span_is_asked_for() {
+    let (mut leg, read) = promised(hierarchy(32, 1));
+    leg.deliver(1);
+    // In the middle: what lies around it is used.
+    let ends = (0..6).map(|place| (place, if place == 3 { PageEnd::Failed } else { PageEnd::Done }));
+    let mut ends: Vec<(u32, PageEnd)> = ends.collect();
+    ends.reverse();
+    leg.event(Event::Tier(TierEvent::Ended { tag: read, pages: ends }));
+    let (load, pages) = leg.take_copy(Direction::Load);
+    leg.all_end(load, pages.len(), PageEnd::Done);
+    let (attempt, reserve) = leg.reserves[&Room(1)].clone();
+    assert_eq!(attempt, 2);
+    assert_eq!((reserve.decode_prefix_len as usize, reserve.pages.len()), (5 * PAGE, 1));
+    assert_eq!(commits(&leg), 0);
+    // It arrives damaged, and is asked for again; that is no renegotiation.
+    leg.arrive(1);
+    leg.verified(1, false);
+    assert_eq!(leg.reserves[&Room(1)].0, 3);
+    assert_eq!(leg.reserves[&Room(1)].1, reserve);
+    leg.deliver(1);
+    assert_eq!(commits(&leg), 1);
+    assert_eq!(leg.stats().hierarchy.renegotiated, 1);
+    finish(leg);
+}
+
+#[test]
+fn a_restore_that_takes_too_long_is_renegotiated() {
+    let (mut leg, read) = promised(HierarchyConfig { wait_base: Duration::from_secs(5), ..hierarchy(32, 1) });
+    leg.deliver(1);
+    let patience = leg.scheduler.next_deadline().unwrap().since(leg.now);
+    assert!(patience < Duration::from_secs(1), "the deadline follows from how long reads take: {patience:?}");
+    leg.wait(patience);
+    let (attempt, reserve) = &leg.reserves[&Room(1)];
+    assert_eq!((*attempt, reserve.decode_prefix_len as usize, reserve.pages.len()), (2, 2 * PAGE, 6));
+    leg.deliver(1);
+    assert!(leg.batch.is_some());
+    // The read still owns its slots.
+    assert_eq!(leg.stats().hierarchy.host.abandoned, 6);
+    leg.all_end(read, 6, PageEnd::Done);
+    finish(leg);
+}
+
+#[test]
+fn when_prefill_has_gone_decode_computes_what_is_missing() {
+    let (mut leg, read) = promised(hierarchy(32, 1));
+    leg.deliver(1);
+    leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
+    assert!(leg.failed.is_empty(), "everything that prefill sends has arrived");
+    leg.all_end(read, 6, PageEnd::Missing);
+    assert!(leg.failed.is_empty());
+    let sequence = &leg.batch.as_ref().unwrap().sequences[0];
+    assert_eq!(sequence.start as usize, 2 * PAGE);
+    assert_eq!(leg.stats().hierarchy.computed_instead, 1);
+    leg.compute_all();
+    assert_eq!(leg.emitted[&Room(1)], 2, "each token once");
+    finish(leg);
+}
+
+#[test]
+fn without_patience_only_what_is_in_host_memory_is_promised() {
+    let below = HierarchyConfig { prefetch: PrefetchPolicy::BestEffort, ..hierarchy(32, 1) };
+    let mut leg = Leg::with(with_below(Role::Decode, 64, below));
+    leg.submit(1, &tokens(0..44), 1);
+    assert_eq!(leg.reserves[&Room(1)].1.decode_prefix_len, 0);
+    leg.deliver(1);
+    leg.serve(&mut BTreeSet::new());
+    leg.scheduler.flush_cache();
+    finish(leg);
+}
+
+#[test]
+fn giving_up_at_any_moment_gives_everything_back() {
+    for stop in 0..6 {
+        let (mut leg, read) = promised(hierarchy(32, 1));
+        let mut load = None;
+        if stop == 1 || stop == 3 || stop == 5 {
+            leg.arrive(1);
+        }
+        if stop == 3 || stop == 5 {
+            leg.verified(1, true);
+        }
+        if stop >= 2 {
+            leg.all_end(read, 6, PageEnd::Done);
+            load = Some(leg.take_copy(Direction::Load).0);
+        }
+        if stop >= 4
+            && let Some(load) = load.take()
+        {
+            leg.all_end(load, 6, PageEnd::Done);
+        }
+        leg.event(Event::Cancel(Room(1)));
+        if stop != 5 {
+            leg.drained(1);
+        }
+        if leg.verifying.contains_key(&Room(1)) {
+            leg.verified(1, true);
+        }
+        if stop < 2 {
+            leg.all_end(read, 6, PageEnd::Done);
+        }
+        if let Some(load) = load {
+            assert!(leg.stats().pool.quarantined > 0, "{stop}: pages that are written are set aside");
+            leg.all_end(load, 6, PageEnd::Done);
+        }
+        leg.compute_all();
+        leg.answer_messages();
+        leg.serve(&mut BTreeSet::new());
+        leg.below_at_rest();
+    }
+}
+
+#[test]
+fn prefill_sends_a_missing_span_alone() {
+    let mut leg = Leg::new(Role::Prefill, 64);
+    let prompt = tokens(0..44);
+    leg.submit(1, &prompt, 1);
+    leg.reserve(1, &prompt, 32);
+    leg.compute_all();
+    leg.settle();
+    let mut reserve = leg.span(&prompt, 12, 5);
+    leg.message(1, 2, Body::Reserve(reserve.clone()));
+    let write = leg.writes.last().unwrap().clone();
+    assert_eq!((write.source.len(), write.target.len(), write.notice.last), (5, 5, true));
+    assert_eq!(write.aux.as_ref().map(|(row, _, _)| (row.pages, row.attempt)), Some((5, 2)));
+    leg.settle();
+    leg.message(1, 2, Body::Commit);
+    leg.at_rest();
+    // Never more than there is, and never instead of the whole at the first time.
+    for (room, attempt, pages) in [(2, 2, 9), (3, 1, 5)] {
+        leg.submit(room, &prompt, 1);
+        reserve = leg.span(&prompt, 12, pages);
+        leg.message(room, attempt, Body::Reserve(reserve.clone()));
+        let answer = leg.sent.iter().rfind(|message| message.room == Room(room)).unwrap();
+        assert!(matches!(answer.body, Body::Refused { retryable: false, .. }), "{answer:?}");
+        leg.event(Event::Cancel(Room(room)));
+    }
+}

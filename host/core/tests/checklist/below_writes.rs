@@ -1,0 +1,155 @@
+//! When pages go below the pool, and what it costs those above.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use host_core::hierarchy::{Direction, HierarchyConfig, PageEnd, TierAction, WritePolicy};
+use host_core::{Event, Role, Room};
+
+use super::leg::{DRAWN, Leg, tokens};
+use super::storage::{hierarchy, names, with_below};
+
+fn answer(leg: &mut Leg, room: u64, prompt: &[u32], count: u32) {
+    leg.submit(room, prompt, count);
+    leg.serve(&mut BTreeSet::new());
+    leg.compute_all();
+}
+
+#[test]
+fn write_through_takes_what_enters_the_cache_and_takes_it_once() {
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, hierarchy(32, 2)));
+    let mut stored = BTreeSet::new();
+    leg.submit(0, &tokens(0..16), 1);
+    leg.serve(&mut stored);
+    leg.compute_all();
+    let (tag, pages) = leg.take_copy(Direction::Save);
+    assert_eq!(pages.len(), 4);
+    assert_eq!(leg.stats().locked_pages, 4, "what is copied stays");
+    leg.all_end(tag, 4, PageEnd::Done);
+    assert_eq!(leg.stats().locked_pages, 0);
+    assert_eq!(leg.asked(|action| matches!(action, TierAction::Write { .. })), 2, "both tiers");
+    leg.serve(&mut stored);
+    assert_eq!(stored, names(&tokens(0..16)).into_iter().collect());
+    // Four more, and nothing of the first four.
+    leg.submit(1, &tokens(0..32), 1);
+    leg.serve(&mut stored);
+    leg.compute_all();
+    assert_eq!(leg.take_copy(Direction::Save).1.len(), 4);
+}
+
+#[test]
+fn answers_are_written_so_that_the_next_turn_finds_them() {
+    for role in [Role::Aggregated, Role::Decode] {
+        let mut leg = Leg::with(with_below(role, 64, hierarchy(32, 1)));
+        let mut stored = BTreeSet::new();
+        leg.submit(0, &tokens(0..16), 9);
+        leg.serve(&mut stored);
+        if role == Role::Decode {
+            leg.deliver(0);
+        }
+        leg.compute_all();
+        leg.serve(&mut stored);
+        leg.answer_messages();
+        leg.below_at_rest();
+        let said = [&tokens(0..16)[..], &[DRAWN; 8]].concat();
+        assert_eq!(stored, names(&said).into_iter().collect(), "{role:?}");
+    }
+}
+
+#[test]
+fn selective_takes_what_was_used_often_enough() {
+    let below = HierarchyConfig { write: WritePolicy::WriteThroughSelective, ..hierarchy(32, 1) };
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, below));
+    let saves = |leg: &Leg| leg.asked(|action| matches!(action, TierAction::Copy { .. }));
+    answer(&mut leg, 0, &tokens(0..17), 1);
+    assert_eq!(saves(&leg), 0);
+    answer(&mut leg, 1, &tokens(0..17), 1);
+    assert_eq!(saves(&leg), 0, "one match");
+    answer(&mut leg, 2, &tokens(0..21), 1);
+    assert_eq!(leg.take_copy(Direction::Save).1.len(), 4, "two matches, and the rest has none");
+}
+
+#[test]
+fn write_back_takes_what_is_about_to_go_and_evicts_ahead_of_need() {
+    let below = HierarchyConfig { write: WritePolicy::WriteBack, write_back_ahead: 4, ..hierarchy(32, 0) };
+    let mut leg = Leg::with(with_below(Role::Aggregated, 16, below));
+    for room in 0..3 {
+        answer(&mut leg, room, &tokens(room as u32 * 100..room as u32 * 100 + 16), 1);
+    }
+    assert_eq!(leg.below, [], "four pages are free");
+    leg.submit(3, &tokens(300..308), 1);
+    leg.compute_all();
+    let (tag, pages) = leg.take_copy(Direction::Save);
+    assert_eq!(pages.len(), 2, "as many as were taken");
+    let stats = leg.stats();
+    assert_eq!((stats.pool.free, stats.pool.quarantined, stats.hierarchy.writing_back), (2, 2, 2));
+    leg.all_end(tag, 2, PageEnd::Done);
+    let stats = leg.stats();
+    assert_eq!((stats.pool.free, stats.hierarchy.saved, stats.hierarchy.dropped), (4, 2, 0));
+    leg.below_at_rest();
+    // Of the oldest prompt, from its end: its first half is still in the pool.
+    leg.submit(4, &tokens(0..17), 1);
+    assert_eq!(leg.take_copy(Direction::Load).1.len(), 2);
+}
+
+#[test]
+fn who_needs_pages_now_waits_for_no_copy() {
+    let below = HierarchyConfig { write: WritePolicy::WriteBack, write_back_ahead: 2, ..hierarchy(32, 0) };
+    let mut leg = Leg::with(with_below(Role::Aggregated, 16, below));
+    for room in 0..3 {
+        leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 20), 1);
+        leg.compute_all();
+    }
+    assert!(leg.stats().hierarchy.writing_back > 0, "a copy is under way, and never ends");
+    leg.submit(9, &tokens(900..948), 1);
+    assert!(leg.batch.is_some(), "it has its pages in the tick in which it came");
+    assert!(leg.stats().hierarchy.dropped > 0, "at the cost of what was not copied yet");
+    leg.compute_all();
+    leg.serve(&mut BTreeSet::new());
+    leg.below_at_rest();
+}
+
+#[test]
+fn a_tier_that_takes_nothing_keeps_a_share_of_host_memory_and_no_more() {
+    let below = HierarchyConfig { queued_writes: 6, write_bytes: 3_000, batch_pages: 2, ..hierarchy(16, 1) };
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, below));
+    for room in 0..8 {
+        leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 16), 1);
+        let queries = leg.below.iter().position(|action| matches!(action, TierAction::Query { .. }));
+        if queries.is_some() {
+            leg.answer_query(|_| false);
+        }
+        leg.compute_all();
+        while leg.asked(|action| matches!(action, TierAction::Copy { .. })) > 0 {
+            let (tag, pages) = leg.take_copy(Direction::Save);
+            leg.all_end(tag, pages.len(), PageEnd::Done);
+        }
+    }
+    let stats = leg.stats().hierarchy;
+    assert!(stats.host_pinned <= 3 + 6, "{stats:?}");
+    assert!(stats.saved > 16, "others come and go in the rest");
+    assert!(leg.scheduler.tier_stats()[0].write_dropped > 0);
+    leg.wait(Duration::from_secs(31));
+    assert_eq!(leg.asked(|action| matches!(action, TierAction::Cancel { .. })), 2, "it is told to give up");
+    leg.serve(&mut BTreeSet::new());
+    leg.wait(Duration::from_secs(120));
+    leg.serve(&mut BTreeSet::new());
+    leg.below_at_rest();
+}
+
+#[test]
+fn a_flush_forgets_host_memory_and_nothing_of_storage() {
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, hierarchy(32, 1)));
+    let mut stored = BTreeSet::new();
+    leg.submit(0, &tokens(0..16), 1);
+    leg.serve(&mut stored);
+    leg.compute_all();
+    // While it is being copied: the copy ends, and leaves nothing.
+    let (tag, _) = leg.take_copy(Direction::Save);
+    leg.scheduler.flush_cache();
+    leg.all_end(tag, 4, PageEnd::Done);
+    leg.serve(&mut stored);
+    leg.below_at_rest();
+    assert_eq!((stored.len(), leg.stats().hierarchy.host.free), (0, 32));
+    leg.event(Event::Cancel(Room(0)));
+}

@@ -1,0 +1,121 @@
+//! Tensor-parallel ranks: how many each worker has, and their executors.
+
+use std::path::Path;
+use std::thread;
+
+use super::super::Refused;
+use super::super::settings::{ExecutorName, RoleName, Settings};
+use super::{refused, synthetic};
+use crate::executor::Executor;
+use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
+use crate::executor::group::{Seat, seats};
+
+/// Most ranks of a worker.
+const MOST_RANKS: u32 = 64;
+
+/// The ranks of each worker that this command starts.
+pub(super) fn of_workers(settings: &Settings) -> Result<Vec<usize>, Refused> {
+    let Settings { tp, prefill_tp, decode_tp, .. } = *settings;
+    for (flag, ranks) in [("--tp", tp), ("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp)] {
+        if let Some(ranks) = ranks.filter(|ranks| !(1..=MOST_RANKS).contains(ranks)) {
+            return Err(refused(format!("{flag} is {ranks}: it must be 1 to {MOST_RANKS}")));
+        }
+    }
+    let (prefill, decode) = (("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp));
+    let workers = match settings.role {
+        None => vec![prefill, decode],
+        Some(RoleName::Prefill) => vec![prefill],
+        Some(RoleName::Decode) => vec![decode],
+        Some(RoleName::Aggregated | RoleName::Router) => vec![("--tp", None)],
+    };
+    if settings.role == Some(RoleName::Aggregated)
+        && let Some((flag, _)) = [prefill, decode].iter().find(|(_, ranks)| ranks.is_some())
+    {
+        return Err(refused(format!(
+            "{flag} is for prefill or decode workers: use --tp for an undivided one"
+        )));
+    }
+    let heads = match (settings.executor(), settings.model.as_deref()) {
+        (ExecutorName::Cpu, Some(directory)) => Some(query_heads(directory)?),
+        _ => None,
+    };
+    let ranks = |(flag, own): (&str, Option<u32>)| {
+        let flag = if own.is_some() { flag } else { "--tp" };
+        let ranks = own.or(tp).unwrap_or(1) as usize;
+        match heads {
+            Some(heads) if ranks > heads => Err(refused(format!(
+                "{flag} is {ranks}, and the model has {heads} query heads to share out: use at most {heads}"
+            ))),
+            _ => Ok(ranks),
+        }
+    };
+    workers.into_iter().map(ranks).collect()
+}
+
+fn query_heads(directory: &Path) -> Result<usize, Refused> {
+    cpu::read_query_heads(directory).map_err(|error| refused(format!("the model cannot be served: {error}")))
+}
+
+/// The executors of a worker, in order of the ranks, which load their parts of the model at the same time.
+pub(super) fn executors(settings: &Settings, ranks: usize) -> anyhow::Result<Vec<Box<dyn Executor>>> {
+    thread::scope(|scope| {
+        let load = |seat| scope.spawn(move || executor(settings, seat));
+        let threads: Vec<_> = seats(ranks).into_iter().map(load).collect();
+        let loaded = threads.into_iter().map(|thread| {
+            let loaded = thread.join().map_err(|_panic| anyhow::anyhow!("loading the model panicked"))?;
+            Ok(loaded?)
+        });
+        loaded.collect()
+    })
+}
+
+fn executor(settings: &Settings, seat: Seat) -> Result<Box<dyn Executor>, Refused> {
+    match (settings.executor(), &settings.model) {
+        (ExecutorName::Cpu, Some(directory)) => {
+            let threads = threads(settings.threads, seat.ranks(), seat.rank());
+            let options = CpuOptions { threads, ..CpuOptions::default() };
+            let executor = CpuExecutor::load_rank(directory, options, seat)
+                .map_err(|error| refused(format!("the model cannot be loaded: {error}")))?;
+            Ok(Box::new(executor))
+        }
+        _ => Ok(Box::new(synthetic(settings, seat).map_err(|error| refused(error.to_string()))?)),
+    }
+}
+
+/// A rank's share of a worker's threads, which are all cores unless said otherwise; at least one.
+fn threads(wanted: Option<usize>, ranks: usize, rank: usize) -> usize {
+    let all = wanted.unwrap_or_else(|| thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    (all * (rank + 1) / ranks - all * rank / ranks).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_shared_out_and_no_rank_is_left_without() {
+        let shares = |all, ranks| (0..ranks).map(|rank| threads(Some(all), ranks, rank)).collect::<Vec<_>>();
+        assert_eq!(shares(8, 1), [8]);
+        assert_eq!(shares(8, 3), [2, 3, 3]);
+        assert_eq!(shares(2, 4), [1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_workers_own_number_of_ranks_wins_over_the_common_one() {
+        let settings = |role, tp, prefill_tp, decode_tp| Settings {
+            executor: Some(ExecutorName::Synthetic),
+            role,
+            tp,
+            prefill_tp,
+            decode_tp,
+            ..Settings::default()
+        };
+        assert_eq!(of_workers(&settings(None, None, None, None)).unwrap(), [1, 1]);
+        assert_eq!(of_workers(&settings(None, Some(2), None, None)).unwrap(), [2, 2]);
+        assert_eq!(of_workers(&settings(None, Some(2), Some(4), None)).unwrap(), [4, 2]);
+        assert_eq!(of_workers(&settings(None, None, None, Some(3))).unwrap(), [1, 3]);
+        let own = |role| of_workers(&settings(Some(role), Some(2), Some(4), Some(8))).unwrap();
+        assert_eq!((own(RoleName::Prefill), own(RoleName::Decode)), (vec![4], vec![8]));
+        assert_eq!(of_workers(&settings(Some(RoleName::Aggregated), Some(3), None, None)).unwrap(), [3]);
+    }
+}

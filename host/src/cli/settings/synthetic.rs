@@ -1,0 +1,25 @@
+//! The synthetic executor's settings, which the file alone has.
+
+use serde::Deserialize;
+
+/// `[synthetic]` of the configuration file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct SyntheticSettings {
+    /// Transformer layers.
+    pub layers: Option<usize>,
+    /// KV heads.
+    pub kv_heads: Option<usize>,
+    /// Elements of one head.
+    pub head_dim: Option<usize>,
+    /// Token ids are below this.
+    pub vocabulary: Option<usize>,
+    /// Longest sequence.
+    pub max_positions: Option<usize>,
+    /// Microseconds per step.
+    pub step_us: u64,
+    /// Microseconds per prompt token.
+    pub prefill_token_us: u64,
+    /// Microseconds per sequence that decodes.
+    pub sequence_us: u64,
+}

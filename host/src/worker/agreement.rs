@@ -1,0 +1,271 @@
+//! Where the reports of a worker's transfer threads, one per rank, become events of the core, which knows no ranks.
+//!
+//! A write has settled when it has settled on every rank. A part of a room has arrived when every lane (one rank of
+//! prefill's to one of ours) has brought every fragment of its share; each is known by its name, so that one that is told
+//! of twice counts once, whatever comes in between. Pages are verified, and a room is closed, when every rank has said so.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::heads::HeadLane;
+use host_core::integrity::{Found, LaneSum};
+use host_core::notice::{LaneNotice, Notice};
+use host_core::scheduler::RoomOpening;
+use host_core::transfer::Tag;
+use host_core::{Event, Instance, Room};
+
+/// Most fragments of one lane's share of a part that are believed.
+const FRAGMENTS: u32 = 1 << 16;
+
+/// What a rank's transfer thread has to say.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Report {
+    /// Nothing of the rank's share of a write is in flight any more.
+    Settled { rank: usize, tag: Tag, error: Option<String> },
+    /// A fragment from a peer's rank is in the rank's pages.
+    Landed { rank: usize, peer: Instance, notice: LaneNotice },
+    /// What lies in the rank's pages, by the peer's rank that sent it, and on rank 0 in the aux row.
+    Checked { rank: usize, room: Room, attempt: u32, aux_row: Option<Box<[u8; AUX_ROW_BYTES]>>, found: Sums },
+    /// The rank copies nothing into a room's pages any more.
+    Closed { rank: usize, room: Room },
+}
+
+/// A sum for each of a peer's ranks; `None` when integrity is switched off.
+pub(crate) type Sums = Option<Vec<(usize, u64)>>;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Agreement {
+    ranks: usize,
+    writes: HashMap<Tag, Settling>,
+    rooms: HashMap<Room, OpenRoom>,
+}
+
+/// Ranks that have not settled a write.
+#[derive(Debug)]
+struct Settling {
+    waiting: BTreeSet<usize>,
+    error: Option<String>,
+}
+
+#[derive(Debug)]
+struct OpenRoom {
+    attempt: u32,
+    peer: Instance,
+    lanes: Vec<HeadLane>,
+    /// Most parts.
+    parts: u32,
+    arriving: BTreeMap<u32, Part>,
+    arrived: BTreeSet<u32>,
+    /// Sums of what arrived, by the ranks of sender and receiver.
+    sums: BTreeMap<(usize, usize), u64>,
+    check: Option<Check>,
+    /// Ranks that have not closed the room, once it is given up.
+    closing: Option<BTreeSet<usize>>,
+}
+
+/// A part of which something has arrived.
+#[derive(Debug)]
+struct Part {
+    notice: Notice,
+    alone: bool,
+    lanes: BTreeMap<(usize, usize), Share>,
+}
+
+/// One lane's share of a part.
+#[derive(Debug)]
+struct Share {
+    fragments: u32,
+    sum: u64,
+    landed: BTreeSet<u32>,
+}
+
+#[derive(Debug)]
+struct Check {
+    waiting: BTreeSet<usize>,
+    aux_row: [u8; AUX_ROW_BYTES],
+    /// By the ranks of sender and receiver; `None` when somebody was told not to look.
+    found: Option<BTreeMap<(usize, usize), u64>>,
+}
+
+impl Agreement {
+    /// Among so many ranks.
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { ranks, writes: HashMap::new(), rooms: HashMap::new() }
+    }
+
+    fn everyone(&self) -> BTreeSet<usize> {
+        (0..self.ranks).collect()
+    }
+
+    /// Every rank was told to write its share.
+    pub(super) fn write(&mut self, tag: Tag) {
+        let waiting = self.everyone();
+        self.writes.insert(tag, Settling { waiting, error: None });
+    }
+
+    /// Parts of a room may arrive, over these lanes; without a connection over none.
+    pub(super) fn open(&mut self, opening: &RoomOpening, lanes: Vec<HeadLane>) {
+        let room = OpenRoom {
+            attempt: opening.attempt,
+            peer: opening.peer,
+            lanes,
+            parts: opening.parts,
+            arriving: BTreeMap::new(),
+            arrived: BTreeSet::new(),
+            sums: BTreeMap::new(),
+            check: None,
+            closing: None,
+        };
+        self.rooms.insert(opening.room, room);
+    }
+
+    /// Every rank was told to look at a room's pages. Returns the lanes that brought them.
+    pub(super) fn verify(&mut self, room: Room) -> Vec<HeadLane> {
+        let waiting = self.everyone();
+        let Some(open) = self.rooms.get_mut(&room) else { return Vec::new() };
+        open.check = Some(Check { waiting, aux_row: [0; AUX_ROW_BYTES], found: Some(BTreeMap::new()) });
+        open.lanes.clone()
+    }
+
+    /// Every rank was told to close a room.
+    pub(super) fn close(&mut self, room: Room) {
+        let waiting = self.everyone();
+        if let Some(open) = self.rooms.get_mut(&room) {
+            open.closing = Some(waiting);
+        }
+    }
+
+    /// Nothing comes of a room any more.
+    pub(super) fn forget(&mut self, room: Room) {
+        self.rooms.remove(&room);
+    }
+
+    /// What follows from a report together with all before it.
+    pub(super) fn take(&mut self, report: Report) -> Option<Event> {
+        match report {
+            Report::Settled { rank, tag, error } => self.settled(rank, tag, error),
+            Report::Landed { rank, peer, notice } => self.landed(rank, peer, &notice),
+            Report::Checked { rank, room, attempt, aux_row, found } => {
+                let open = self.rooms.get_mut(&room).filter(|open| open.attempt == attempt)?;
+                let found = open.checked(rank, aux_row.as_deref(), found)?;
+                Some(Event::Verified { room, attempt, found: Box::new(found) })
+            }
+            Report::Closed { rank, room } => {
+                let closing = self.rooms.get_mut(&room)?.closing.as_mut()?;
+                (closing.remove(&rank) && closing.is_empty()).then_some(Event::RoomClosed { room })
+            }
+        }
+    }
+
+    fn settled(&mut self, rank: usize, tag: Tag, error: Option<String>) -> Option<Event> {
+        let settling = self.writes.get_mut(&tag)?;
+        if settling.waiting.remove(&rank) {
+            settling.error = settling.error.take().or(error);
+        }
+        let done = settling.waiting.is_empty();
+        let settled = if done { self.writes.remove(&tag) } else { None };
+        settled.map(|settled| Event::Written { tag, error: settled.error })
+    }
+
+    fn landed(&mut self, rank: usize, peer: Instance, notice: &LaneNotice) -> Option<Event> {
+        let room = notice.notice.room;
+        let open = self.rooms.get_mut(&room)?;
+        if open.peer != peer || open.attempt != notice.notice.attempt {
+            return None;
+        }
+        match open.landed(rank, notice) {
+            Ok(part) => part.map(Event::Arrived),
+            Err(contradiction) => {
+                tracing::warn!(%room, %peer, rank, ?notice, contradiction, "a part of a transfer cannot be");
+                // No transfer has so many parts, so this ends the request.
+                Some(Event::Arrived(Notice { sequence: u32::MAX, ..notice.notice }))
+            }
+        }
+    }
+}
+
+impl OpenRoom {
+    /// The part, when this is the last of it.
+    fn landed(&mut self, rank: usize, lane: &LaneNotice) -> Result<Option<Notice>, &'static str> {
+        let between = (usize::from(lane.source), usize::from(lane.target));
+        if self.lanes.is_empty() {
+            // The connection was gone before the room was opened.
+            return Ok(None);
+        }
+        if between.1 != rank || !self.lanes.iter().any(|lane| (lane.source, lane.target) == between) {
+            return Err("it came over a lane that does not exist");
+        }
+        let notice = lane.notice;
+        if notice.sequence >= self.parts {
+            return Err("it has more parts than pages could make");
+        }
+        if self.arrived.contains(&notice.sequence) {
+            return Ok(None);
+        }
+        let part = self.arriving.entry(notice.sequence);
+        let part = part.or_insert_with(|| Part { notice, alone: lane.alone, lanes: BTreeMap::new() });
+        if part.notice != notice || part.alone != lane.alone {
+            return Err("its ranks disagree about the part");
+        }
+        let share = part.lanes.entry(between);
+        let share = share.or_insert_with(|| Share {
+            fragments: lane.fragments,
+            sum: lane.sum,
+            landed: BTreeSet::new(),
+        });
+        if (share.fragments, share.sum) != (lane.fragments, lane.sum) || lane.fragments > FRAGMENTS {
+            return Err("its fragments disagree about the part");
+        }
+        share.landed.insert(lane.fragment);
+        // The aux row alone goes from rank 0 to rank 0.
+        let expected = self.lanes.iter().filter(|lane| !part.alone || (lane.source, lane.target) == (0, 0));
+        let whole = |share: &Share| share.landed.len() == share.fragments as usize;
+        if !expected.clone().all(|lane| part.lanes.get(&(lane.source, lane.target)).is_some_and(whole)) {
+            return Ok(None);
+        }
+        for (between, share) in &part.lanes {
+            let sum = self.sums.entry(*between).or_default();
+            *sum = sum.wrapping_add(share.sum);
+        }
+        self.arriving.remove(&notice.sequence);
+        self.arrived.insert(notice.sequence);
+        Ok(Some(notice))
+    }
+
+    /// What was found, when this rank was the last to look.
+    fn checked(&mut self, rank: usize, aux_row: Option<&[u8; AUX_ROW_BYTES]>, sums: Sums) -> Option<Found> {
+        let check = self.check.as_mut()?;
+        if !check.waiting.remove(&rank) {
+            return None;
+        }
+        if let Some(row) = aux_row {
+            check.aux_row = *row;
+        }
+        match (&mut check.found, sums) {
+            (Some(found), Some(sums)) => {
+                found.extend(sums.into_iter().map(|(source, sum)| ((source, rank), sum)));
+            }
+            (found, _) => *found = None,
+        }
+        if !check.waiting.is_empty() {
+            return None;
+        }
+        let Check { aux_row, found, .. } = self.check.take()?;
+        let lanes = found.map(|found| {
+            let lane = |lane: &HeadLane| {
+                let between = (lane.source, lane.target);
+                let sent = self.sums.get(&between).copied().unwrap_or(0);
+                // Nobody looked: as good as damaged.
+                let found = found.get(&between).copied().unwrap_or(!sent);
+                let rank = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
+                LaneSum { source: rank(lane.source), target: rank(lane.target), sent, found }
+            };
+            self.lanes.iter().map(lane).collect()
+        });
+        Some(Found { aux_row, lanes })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+use std::collections::VecDeque;
+
+use host_core::heads::head_lanes;
+
+use super::*;
+
+const PEER: Instance = Instance(9);
+const ROOM: Room = Room(7);
+
+fn opening(attempt: u32) -> RoomOpening {
+    RoomOpening { room: ROOM, attempt, peer: PEER, session: 1, pages: Vec::new(), parts: 10 }
+}
+
+/// Between a prefill worker of so many ranks and ours, with a room open.
+fn open(heads: usize, sources: usize, targets: usize) -> Agreement {
+    let mut agreement = Agreement::new(targets);
+    agreement.open(&opening(1), head_lanes(heads, sources, targets));
+    agreement
+}
+
+fn notice(sequence: u32) -> Notice {
+    Notice { room: ROOM, attempt: 1, sequence, pages: 2, last: false }
+}
+
+/// A fragment of a part; each lane's sum of a part is its own number.
+fn landed((source, target): (usize, usize), sequence: u32, (fragment, fragments): (u32, u32)) -> Report {
+    let notice = LaneNotice {
+        notice: notice(sequence),
+        fragment,
+        fragments,
+        sum: sum(source, target, sequence),
+        alone: false,
+        source: source as u8,
+        target: target as u8,
+    };
+    Report::Landed { rank: target, peer: PEER, notice }
+}
+
+fn sum(source: usize, target: usize, sequence: u32) -> u64 {
+    u64::MAX / (1 + 100 * source as u64 + 10 * target as u64 + u64::from(sequence))
+}
+
+fn checked(rank: usize, found: Sums) -> Report {
+    let aux_row = (rank == 0).then(|| Box::new([5; AUX_ROW_BYTES]));
+    Report::Checked { rank, room: ROOM, attempt: 1, aux_row, found }
+}
+
+#[test]
+fn a_write_has_settled_when_it_has_on_every_rank_however_often_one_says_so() {
+    let mut agreement = Agreement::new(3);
+    let (tag, other) = (Tag(1), Tag(2));
+    agreement.write(tag);
+    agreement.write(other);
+    let settled =
+        |rank, tag, error: Option<&str>| Report::Settled { rank, tag, error: error.map(str::to_owned) };
+    for report in [
+        settled(2, tag, Some("broken")),
+        settled(2, tag, None),
+        settled(0, other, None),
+        settled(0, tag, Some("later")),
+        settled(0, tag, None),
+        settled(2, Tag(3), None),
+    ] {
+        assert_eq!(agreement.take(report), None);
+    }
+    let error = Some("broken".to_owned());
+    assert_eq!(agreement.take(settled(1, tag, None)), Some(Event::Written { tag, error }));
+    assert_eq!(agreement.take(settled(1, tag, None)), None, "told already");
+    assert_eq!(agreement.take(settled(1, other, None)), None);
+    let intact = Event::Written { tag: other, error: None };
+    assert_eq!(agreement.take(settled(2, other, None)), Some(intact));
+    assert!(agreement.writes.is_empty());
+}
+
+/// All fragments of some parts over all lanes, in an order of the seed's, some of them twice.
+fn shuffled(lanes: &[HeadLane], seed: u64) -> Vec<Report> {
+    let mut state = seed;
+    let mut random = move |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let mut reports = Vec::new();
+    for (lane, sequence) in lanes.iter().flat_map(|lane| (0..3).map(move |sequence| (lane, sequence))) {
+        let fragments = 1 + random(3) as u32;
+        reports.extend(
+            (0..fragments)
+                .map(|fragment| landed((lane.source, lane.target), sequence, (fragment, fragments))),
+        );
+    }
+    for _ in 0..random(5) {
+        let again = reports[random(reports.len())].clone();
+        reports.push(again);
+    }
+    for at in (1..reports.len()).rev() {
+        reports.swap(at, random(at + 1));
+    }
+    reports
+}
+
+#[test]
+fn a_part_arrives_once_with_the_last_fragment_of_the_last_lane_in_any_order() {
+    for (sources, targets) in [(1, 1), (4, 2), (2, 4), (4, 1), (1, 4), (3, 2), (16, 3)] {
+        for seed in 0..50 {
+            let mut agreement = open(8, sources, targets);
+            let lanes = head_lanes(8, sources, targets);
+            let reports = shuffled(&lanes, seed);
+            let mut arrived = BTreeSet::new();
+            for (at, report) in reports.iter().enumerate() {
+                let Some(event) = agreement.take(report.clone()) else { continue };
+                let Event::Arrived(notice) = event else { panic!("seed {seed}: {event:?}") };
+                assert!(arrived.insert(notice.sequence), "seed {seed}: part {} twice", notice.sequence);
+                let of_part = |report: &&Report| matches!(report, Report::Landed { notice: lane, .. } if lane.notice == notice);
+                let missing =
+                    reports[at + 1..].iter().filter(of_part).find(|later| !reports[..=at].contains(later));
+                assert_eq!(missing, None, "seed {seed}: part {} too early", notice.sequence);
+            }
+            assert_eq!(arrived.len(), 3, "seed {seed}");
+            // The sums of all three parts, each lane's once.
+            agreement.verify(ROOM);
+            let mut found = None;
+            for rank in (0..targets).rev() {
+                let own = lanes.iter().filter(|lane| lane.target == rank);
+                let sums = own.map(|lane| {
+                    let parts = (0..3).map(|sequence| sum(lane.source, rank, sequence));
+                    (lane.source, parts.fold(0, u64::wrapping_add))
+                });
+                found = agreement.take(checked(rank, Some(sums.collect())));
+                assert_eq!(found.is_some(), rank == 0, "seed {seed}");
+            }
+            let Some(Event::Verified { found, .. }) = found else { panic!("seed {seed}: not verified") };
+            let sums = found.lanes.unwrap();
+            assert_eq!(sums.len(), lanes.len());
+            assert!(sums.iter().all(|lane| lane.sent == lane.found), "seed {seed}: {sums:?}");
+            assert_eq!(found.aux_row, [5; AUX_ROW_BYTES]);
+        }
+    }
+}
+
+#[test]
+fn one_lane_that_is_not_what_was_sent_or_that_nobody_looked_at_shows() {
+    for second in [vec![(1, 1)], Vec::new()] {
+        let mut agreement = open(2, 2, 2);
+        for lane in [(0, 0), (1, 1)] {
+            agreement.take(landed(lane, 0, (0, 1)));
+        }
+        agreement.verify(ROOM);
+        assert_eq!(agreement.take(checked(0, Some(vec![(0, sum(0, 0, 0))]))), None);
+        assert_eq!(agreement.take(checked(0, Some(vec![(0, 3)]))), None, "a rank that says it again");
+        let verified = agreement.take(checked(1, Some(second)));
+        let Some(Event::Verified { found, .. }) = verified else { panic!("{verified:?}") };
+        let intact: Vec<bool> = found.lanes.unwrap().iter().map(|lane| lane.sent == lane.found).collect();
+        assert_eq!(intact, [true, false]);
+    }
+}
+
+#[test]
+fn without_integrity_no_sum_is_made_up() {
+    let mut agreement = open(2, 1, 2);
+    agreement.verify(ROOM);
+    agreement.take(checked(0, None));
+    let Some(Event::Verified { found, .. }) = agreement.take(checked(1, Some(Vec::new()))) else {
+        panic!("not verified");
+    };
+    assert_eq!(found.lanes, None);
+}
+
+#[test]
+fn the_aux_row_alone_is_a_part_that_only_rank_0_gets() {
+    let mut agreement = open(8, 4, 4);
+    let Report::Landed { rank, peer, notice } = landed((0, 0), 0, (0, 1)) else { unreachable!() };
+    let alone = LaneNotice { alone: true, sum: 0, ..notice };
+    let event = agreement.take(Report::Landed { rank, peer, notice: alone });
+    assert_eq!(event, Some(Event::Arrived(alone.notice)));
+    let empty = agreement.verify(ROOM);
+    assert_eq!(empty.len(), 4);
+    let mut event = None;
+    for rank in 0..4 {
+        event = agreement.take(checked(rank, Some(vec![(rank, 0)])));
+    }
+    let Some(Event::Verified { found, .. }) = event else { panic!("not verified") };
+    assert!(found.lanes.unwrap().iter().all(|lane| (lane.sent, lane.found) == (0, 0)));
+}
+
+#[test]
+fn what_belongs_to_no_open_attempt_or_comes_from_somebody_else_changes_nothing() {
+    let mut agreement = Agreement::new(1);
+    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "before it was opened");
+    agreement.open(&opening(2), head_lanes(8, 1, 1));
+    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "an earlier attempt");
+    agreement.open(&RoomOpening { peer: Instance(8), ..opening(1) }, head_lanes(8, 1, 1));
+    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "another peer");
+    agreement.open(&opening(1), Vec::new());
+    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "no connection");
+    agreement.open(&opening(1), head_lanes(8, 1, 1));
+    agreement.forget(ROOM);
+    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "forgotten");
+    assert_eq!(agreement.take(Report::Closed { rank: 0, room: ROOM }), None);
+    assert!(agreement.rooms.is_empty());
+}
+
+#[test]
+fn parts_that_cannot_be_are_told_as_a_part_that_no_transfer_has() {
+    let change = |change: fn(&mut LaneNotice)| {
+        let Report::Landed { rank, peer, mut notice } = landed((1, 0), 0, (1, 2)) else { unreachable!() };
+        change(&mut notice);
+        Report::Landed { rank, peer, notice }
+    };
+    for impossible in [
+        change(|lane| lane.source = 0),
+        change(|lane| lane.source = 7),
+        change(|lane| lane.target = 1),
+        change(|lane| lane.notice.sequence = 10),
+        change(|lane| lane.notice.pages = 3),
+        change(|lane| lane.notice.last = true),
+        change(|lane| lane.alone = true),
+        change(|lane| lane.fragments = 3),
+        change(|lane| lane.sum ^= 1),
+        change(|lane| (lane.notice.sequence, lane.fragments) = (1, FRAGMENTS + 1)),
+    ] {
+        let mut agreement = Agreement::new(2);
+        let lane = |source, target, heads| HeadLane { source, target, heads };
+        agreement.open(&opening(1), vec![lane(1, 0, 0..1), lane(2, 1, 1..2)]);
+        assert_eq!(agreement.take(landed((1, 0), 0, (0, 2))), None);
+        let event = agreement.take(impossible.clone());
+        let Some(Event::Arrived(notice)) = event else { panic!("{impossible:?} was believed: {event:?}") };
+        assert_eq!(notice.sequence, u32::MAX);
+    }
+}
+
+#[test]
+fn a_room_is_closed_once_when_every_rank_has_closed_it_and_still_verifies() {
+    let mut agreement = open(8, 2, 2);
+    let closed = |rank| Report::Closed { rank, room: ROOM };
+    agreement.verify(ROOM);
+    assert_eq!(agreement.take(closed(0)), None, "nobody asked");
+    agreement.close(ROOM);
+    let mut events: VecDeque<_> = [1, 1, 0, 0, 1].map(|rank| agreement.take(closed(rank))).into();
+    assert_eq!(events.remove(2), Some(Some(Event::RoomClosed { room: ROOM })));
+    assert!(events.iter().all(Option::is_none), "{events:?}");
+    agreement.take(checked(1, None));
+    assert!(matches!(agreement.take(checked(0, None)), Some(Event::Verified { .. })));
+}

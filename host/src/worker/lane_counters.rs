@@ -1,0 +1,42 @@
+//! What went over lanes, by the way it went.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use host_plugin_api::transfer::Write;
+
+/// Counters of one way, over all ranks.
+#[derive(Debug, Default)]
+pub struct Way {
+    bytes: AtomicU64,
+    descriptors: AtomicU64,
+}
+
+impl Way {
+    /// Writes that a plugin accepted.
+    pub(super) fn count(&self, writes: &[Write]) {
+        let bytes = writes.iter().map(|write| u64::from(write.length)).sum();
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.descriptors.fetch_add(writes.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes, and writes that they took.
+    #[must_use]
+    pub fn read(&self) -> (u64, u64) {
+        (self.bytes.load(Ordering::Relaxed), self.descriptors.load(Ordering::Relaxed))
+    }
+}
+
+/// Counters of a worker.
+#[derive(Debug, Default)]
+pub struct LaneCounters {
+    /// From pool to pool.
+    pub direct: Way,
+}
+
+impl LaneCounters {
+    /// All ways, by name.
+    #[must_use]
+    pub fn ways(&self) -> [(&'static str, &Way); 1] {
+        [("direct", &self.direct)]
+    }
+}

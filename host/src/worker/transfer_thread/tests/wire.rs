@@ -1,0 +1,240 @@
+//! A transfer backend between instances in one process: bytes move when they are submitted, and news of them comes late,
+//! in another order, and twice.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use host_plugin_api::transfer::{
+    Completion, Memory, Notification, NotificationKind, PeerId, PreparedId, RegionId, Submission, Tag,
+    TransferBackend, TransferLimits, Write,
+};
+use host_plugin_api::{Error, ErrorCode, Result};
+
+/// What connects the instances.
+pub struct Wire {
+    nodes: Mutex<BTreeMap<String, Arc<Node>>>,
+    /// Whether completions and notifications are kept back.
+    hold: AtomicBool,
+}
+
+/// One instance.
+pub struct Node {
+    wire: Weak<Wire>,
+    name: String,
+    regions: Mutex<Vec<(usize, usize)>>,
+    peers: Mutex<HashMap<u32, String>>,
+    last_peer: AtomicU32,
+    /// Whom it takes writes from.
+    open_to: Mutex<BTreeSet<String>>,
+    completions: Mutex<VecDeque<Completion>>,
+    notifications: Mutex<VecDeque<Notification>>,
+    fails: AtomicBool,
+    fences_fail: AtomicU32,
+}
+
+impl Wire {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { nodes: Mutex::default(), hold: AtomicBool::new(false) })
+    }
+
+    pub fn node(self: &Arc<Self>, name: &str) -> Arc<Node> {
+        assert!(name.len() <= 64, "{name} is longer than a plugin takes");
+        let node = Arc::new(Node {
+            wire: Arc::downgrade(self),
+            name: name.into(),
+            regions: Mutex::default(),
+            peers: Mutex::default(),
+            last_peer: AtomicU32::new(0),
+            open_to: Mutex::default(),
+            completions: Mutex::default(),
+            notifications: Mutex::default(),
+            fails: AtomicBool::new(false),
+            fences_fail: AtomicU32::new(0),
+        });
+        self.nodes.lock().unwrap().insert(name.into(), node.clone());
+        node
+    }
+
+    fn find(&self, name: &str) -> Arc<Node> {
+        self.nodes.lock().unwrap()[name].clone()
+    }
+
+    /// Keeps all news back, or lets it go.
+    pub fn hold(&self, hold: bool) {
+        self.hold.store(hold, Ordering::SeqCst);
+    }
+
+    /// Everything that this instance submits from now on fails.
+    pub fn fail(&self, name: &str) {
+        self.find(name).fails.store(true, Ordering::SeqCst);
+    }
+
+    /// So many fences of this instance fail.
+    pub fn fences_fail(&self, name: &str, times: u32) {
+        self.find(name).fences_fail.store(times, Ordering::SeqCst);
+    }
+
+    /// Everybody who is connected to this instance hears that it is gone.
+    pub fn lose(&self, name: &str) {
+        for node in self.nodes.lock().unwrap().values() {
+            if node.peers.lock().unwrap().values().any(|peer| peer == name) {
+                node.notify(name, NotificationKind::PEER_LOST, &[]);
+            }
+        }
+    }
+}
+
+impl Node {
+    pub fn connections(&self) -> usize {
+        self.peers.lock().unwrap().len()
+    }
+
+    fn notify(&self, from: &str, kind: NotificationKind, bytes: &[u8]) {
+        let (mut payload, mut name) = ([0; 48], [0; 64]);
+        payload[..bytes.len()].copy_from_slice(bytes);
+        name[..from.len()].copy_from_slice(from.as_bytes());
+        let notification = Notification {
+            kind,
+            length: bytes.len() as u32,
+            peer_name_length: from.len() as u32,
+            reserved: 0,
+            payload,
+            peer_name: name,
+        };
+        let mut waiting = self.notifications.lock().unwrap();
+        // Out of order, and every third one twice.
+        if waiting.len().is_multiple_of(2) {
+            waiting.push_front(notification)
+        } else {
+            waiting.push_back(notification)
+        }
+        if waiting.len().is_multiple_of(3) {
+            waiting.push_front(notification);
+        }
+    }
+
+    fn held(&self) -> bool {
+        self.wire.upgrade().is_none_or(|wire| wire.hold.load(Ordering::SeqCst))
+    }
+}
+
+fn taken<T: Copy>(waiting: &Mutex<VecDeque<T>>, room: &mut [T]) -> i32 {
+    let mut waiting = waiting.lock().unwrap();
+    let count = waiting.len().min(room.len());
+    for (place, item) in room.iter_mut().zip(waiting.drain(..count)) {
+        *place = item;
+    }
+    count as i32
+}
+
+impl TransferBackend for Node {
+    fn limits(&self) -> TransferLimits {
+        TransferLimits { max_writes: 5, max_submissions: 1000, reserved: [0; 6] }
+    }
+
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        let mut regions = self.regions.lock().unwrap();
+        regions.push((memory.address as usize, memory.length as usize));
+        Ok(RegionId(regions.len() as u32 - 1))
+    }
+
+    fn deregister(&self, _: RegionId) -> Result<()> {
+        Ok(())
+    }
+
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        Ok(self.name.clone().into_bytes())
+    }
+
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        if endpoint != name.as_bytes() {
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, "the endpoint is another instance's"));
+        }
+        self.open_to.lock().unwrap().insert(name.into());
+        let id = self.last_peer.fetch_add(1, Ordering::SeqCst) + 1;
+        self.peers.lock().unwrap().insert(id, name.into());
+        Ok(PeerId(id))
+    }
+
+    fn disconnect(&self, peer: PeerId) -> Result<()> {
+        let failing =
+            self.fences_fail.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if failing.is_ok() {
+            return Err(Error::new(ErrorCode::TIMEOUT, "not proven"));
+        }
+        let name = self.peers.lock().unwrap().remove(&peer.0);
+        let name = name.ok_or_else(|| Error::new(ErrorCode::INVALID_ARGUMENT, "unknown peer"))?;
+        self.open_to.lock().unwrap().remove(&name);
+        Ok(())
+    }
+
+    fn prepare(&self, _: PeerId, _: &[Write]) -> Result<PreparedId> {
+        Err(Error::new(ErrorCode::UNSUPPORTED, "nothing is prepared"))
+    }
+
+    fn release(&self, _: PreparedId) -> Result<()> {
+        Ok(())
+    }
+
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        assert!(writes.len() <= 5);
+        let Some(wire) = self.wire.upgrade() else { return ErrorCode::CLOSED.0 };
+        let name = self.peers.lock().unwrap().get(&submission.peer.0).cloned();
+        let Some(name) = name else { return ErrorCode::INVALID_ARGUMENT.0 };
+        let peer = wire.find(&name);
+        let cut = !peer.open_to.lock().unwrap().contains(&self.name) || self.fails.load(Ordering::SeqCst);
+        let status = if cut { ErrorCode::PEER_LOST.0 } else { 0 };
+        if !cut {
+            let (from, to) = (self.regions.lock().unwrap(), peer.regions.lock().unwrap());
+            for write in writes {
+                let (source, source_bytes) = from[write.source_region as usize];
+                let (target, target_bytes) = to[write.target_region as usize];
+                let (length, at) = (write.length as usize, write.target_offset as usize);
+                assert!(write.source_offset as usize + length <= source_bytes && at + length <= target_bytes);
+                // SAFETY: both ranges were just checked to lie in memory that a test keeps mapped, of different pools,
+                // and nobody looks at the target before the notification.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        (source + write.source_offset as usize) as *const u8,
+                        (target + at) as *mut u8,
+                        length,
+                    );
+                }
+            }
+            let length = submission.notification_length as usize;
+            peer.notify(&self.name, NotificationKind::ARRIVED, &submission.notification[..length]);
+        }
+        let completion = Completion { tag: submission.tag, bytes: 0, status, reserved: 0 };
+        self.completions.lock().unwrap().push_back(completion);
+        0
+    }
+
+    fn post(&self, _: &Submission, _: PreparedId, _: &[u32]) -> i32 {
+        ErrorCode::UNSUPPORTED.0
+    }
+
+    fn poll(&self, completions: &mut [Completion]) -> i32 {
+        if self.held() { 0 } else { taken(&self.completions, completions) }
+    }
+
+    fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        if self.held() { 0 } else { taken(&self.notifications, notifications) }
+    }
+
+    fn cancel(&self, _: Tag) -> i32 {
+        ErrorCode::INVALID_ARGUMENT.0
+    }
+
+    fn settled(&self, _: Tag) -> i32 {
+        1
+    }
+
+    fn event_fd(&self) -> i32 {
+        -1
+    }
+
+    fn shutdown(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! Without NVIDIA's driver there is an error, and the program goes on.
+
+#![allow(clippy::expect_used, reason = "what fails here is the test")]
+
+#[path = "../../host/tests/plugin_support/skip.rs"]
+mod skip;
+
+use host_kernels::cuda::{CudaError, CudaKernels};
+
+#[test]
+fn a_machine_without_a_driver_says_so() {
+    match CudaKernels::load(0, None) {
+        Err(error @ CudaError::NoDriver) => {
+            assert!(error.to_string().starts_with("no CUDA driver: "), "{error}");
+        }
+        other => {
+            let found = other.err().map_or("it works".to_owned(), |error| error.to_string());
+            skip::skipped(&format!("the error without a CUDA driver: there is one here, and {found}"));
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! The directory of the segments: names, permissions, locks. All names are relative to one open descriptor, so that
+//! nothing that happens to the path later leads elsewhere.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{Error, ErrorCode, Level, Result, log};
+use rustix::fs::{
+    Advice, AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps,
+    UTIME_NOW, fadvise, fallocate, fchmod, fcntl_getfl, fcntl_setfl, flock, fstat, fstatvfs, ftruncate,
+    mkdirat, open, openat, statat, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+
+use crate::config::{Config, Direct, Permissions};
+use crate::format::Name;
+
+/// Where segments lie below the configured directory; another format gets another name.
+const FORMAT: &str = "tier-v1";
+const LOCK: &str = "lock";
+/// Most names of segments that are looked at, a bound on memory.
+const MOST_NAMES: usize = 1 << 17;
+/// How long another process may hold the directory's lock.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub struct Directory {
+    fd: OwnedFd,
+    path: PathBuf,
+    identity: (u64, u64),
+    file_mode: Mode,
+    group: bool,
+    direct: AtomicBool,
+    direct_required: bool,
+    pub read_only: bool,
+}
+
+/// Held while segments are made, sealed for others or evicted.
+pub struct DirectoryLock {
+    _file: OwnedFd,
+}
+
+/// One file of a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    pub name: Name,
+    pub is_index: bool,
+}
+
+fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+impl Directory {
+    pub fn open(config: &Config) -> Result<Self> {
+        let path = config.dir.clone();
+        let group = config.permissions == Permissions::Group;
+        let failed = |what: &str, path: &Path, e: Errno| {
+            let text = format!("cannot {what} {}: {e}", path.display());
+            Error::new(ErrorCode::IO, text)
+        };
+        let mode = Mode::from_raw_mode(if group { 0o770 } else { 0o700 });
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let above = match open(&path, flags, Mode::empty()) {
+            Err(Errno::NOENT) if !config.read_only => {
+                rustix::fs::mkdir(&path, mode).map_err(|e| failed("make the directory", &path, e))?;
+                open(&path, flags, Mode::empty())
+            }
+            other => other,
+        };
+        let above =
+            above.map_err(|e| failed("open the directory (a symbolic link is not followed)", &path, e))?;
+        let stat = fstat(&above).map_err(|e| failed("look at", &path, e))?;
+        if stat.st_mode & 0o1002 == 0o002 {
+            let text =
+                format!("anybody may write to {}: take the right away, or use another", path.display());
+            return Err(Error::new(ErrorCode::IO, text));
+        }
+        let path = path.join(FORMAT);
+        if !config.read_only {
+            match mkdirat(&above, FORMAT, mode) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(failed("make the directory", &path, e)),
+            }
+        }
+        let fd = openat(&above, FORMAT, flags, Mode::empty()).map_err(|e| failed("open", &path, e))?;
+        let stat = fstat(&fd).map_err(|e| failed("look at", &path, e))?;
+        let own = stat.st_uid == rustix::process::geteuid().as_raw();
+        if group && own && !config.read_only {
+            // Whatever the umask said.
+            fchmod(&fd, mode).map_err(|e| failed("give the group its rights on", &path, e))?;
+        }
+        let others = if group { 0o007 } else { 0o077 };
+        let stat = fstat(&fd).map_err(|e| failed("look at", &path, e))?;
+        if stat.st_mode & others != 0 || !(own || group) {
+            let text = format!(
+                "{} belongs to user {} and has mode {:o}: it must be this user's own and closed to others, or set \
+                 permissions = \"group\"",
+                path.display(),
+                stat.st_uid,
+                stat.st_mode & 0o7777
+            );
+            return Err(Error::new(ErrorCode::IO, text));
+        }
+        let directory = Self {
+            identity: identity(&stat),
+            fd,
+            file_mode: Mode::from_raw_mode(if group { 0o660 } else { 0o600 }),
+            group,
+            direct: AtomicBool::new(config.direct != Direct::Never),
+            direct_required: config.direct == Direct::Always,
+            read_only: config.read_only,
+            path,
+        };
+        if !config.read_only {
+            // Says at once what would otherwise be said at the first put.
+            drop(directory.lock().map_err(|e| {
+                let path = directory.path.join(LOCK);
+                let text = format!("cannot lock {}: {e} (read_only = true needs no lock)", path.display());
+                Error::new(ErrorCode::IO, text)
+            })?);
+            // Finds out whether there is O_DIRECT.
+            let probed = directory.opened_direct(LOCK, OFlags::RDONLY);
+            probed.map_err(|e| {
+                let text = format!("cannot open files in {} with O_DIRECT: {e}", directory.path.display());
+                Error::new(ErrorCode::IO, text)
+            })?;
+        }
+        Ok(directory)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the path still leads here.
+    pub fn is_there(&self) -> bool {
+        rustix::fs::stat(&self.path).is_ok_and(|stat| identity(&stat) == self.identity)
+    }
+
+    /// Changes whenever a name came or went.
+    pub fn changes(&self) -> io::Result<(i64, u64)> {
+        let stat = fstat(&self.fd)?;
+        Ok((stat.st_mtime, stat.st_mtime_nsec as u64))
+    }
+
+    /// The files of segments that are there, in no order.
+    pub fn list(&self) -> io::Result<Vec<Found>> {
+        let mut found = Vec::new();
+        let fd = openat(&self.fd, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        for entry in Dir::new(fd)? {
+            let entry = entry?;
+            if let Some((name, is_index)) = Name::parse(entry.file_name().to_bytes())
+                && found.len() < MOST_NAMES
+            {
+                found.push(Found { name, is_index });
+            }
+        }
+        Ok(found)
+    }
+
+    fn opened(&self, file: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        // Does not wait for the other end of a pipe that somebody put there.
+        let careful = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let fd = openat(&self.fd, file, careful, self.file_mode)?;
+        let stat = fstat(&fd)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 1 {
+            return Err(io::Error::other(format!("{file} is no plain file with one name")));
+        }
+        fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
+        if self.group && flags.contains(OFlags::CREATE) && stat.st_uid == rustix::process::geteuid().as_raw()
+        {
+            fchmod(&fd, self.file_mode)?;
+        }
+        Ok(fd)
+    }
+
+    /// Opens, with `O_DIRECT` where the file system has it.
+    fn opened_direct(&self, file: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        if self.direct.load(Ordering::Relaxed) {
+            match self.opened(file, flags | OFlags::DIRECT) {
+                Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) && !self.direct_required => {
+                    self.direct.store(false, Ordering::Relaxed);
+                    let path = self.path.display();
+                    log!(
+                        Level::WARN,
+                        "the file system of {path} has no O_DIRECT: pages go through its cache"
+                    );
+                }
+                other => return other,
+            }
+            // The refused open may have made the file.
+            let flags = flags - OFlags::EXCL;
+            return self.opened(file, flags);
+        }
+        self.opened(file, flags)
+    }
+
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    /// An index file, to read or also to write.
+    pub fn index(&self, name: Name, write: bool) -> io::Result<OwnedFd> {
+        self.opened(&name.index(), if write { OFlags::RDWR } else { OFlags::RDONLY })
+    }
+
+    /// Has the system read an index file into its cache; if it cannot, reading does.
+    pub fn prefetch(&self, name: Name) {
+        if let Ok(index) = self.index(name, false) {
+            let _only_advice = fadvise(&index, 0, None, Advice::WillNeed);
+        }
+    }
+
+    /// A data file, to read.
+    pub fn data(&self, name: Name) -> io::Result<OwnedFd> {
+        self.opened_direct(&name.data(), OFlags::RDONLY)
+    }
+
+    /// A data file, to be cut. Not for reading: without `O_DIRECT`.
+    pub fn data_to_cut(&self, name: Name) -> io::Result<OwnedFd> {
+        self.opened(&name.data(), OFlags::RDWR)
+    }
+
+    /// Makes both files of a segment, the index locked, the data `segment` bytes long. What was made of a failed
+    /// attempt is gone again.
+    pub fn make(&self, name: Name, segment: u64, _lock: &DirectoryLock) -> io::Result<(OwnedFd, OwnedFd)> {
+        let make = || {
+            let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+            let index = self.opened(&name.index(), new)?;
+            flock(&index, FlockOperation::NonBlockingLockExclusive)?;
+            write_at(&index, &name.header(segment), 0)?;
+            let data = self.opened_direct(&name.data(), new)?;
+            match fallocate(&data, FallocateFlags::empty(), 0, segment) {
+                // The file system cannot: a full disk is then met by the write.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => ftruncate(&data, segment)?,
+                other => other?,
+            }
+            Ok((index, data))
+        };
+        let made: io::Result<(OwnedFd, OwnedFd)> = make();
+        if made.is_err() {
+            self.remove(name);
+        }
+        made
+    }
+
+    /// Removes both files; what is not there is no error.
+    pub fn remove(&self, name: Name) -> bool {
+        let gone = |file: String| {
+            let result = unlinkat(&self.fd, file.as_str(), AtFlags::empty());
+            matches!(result, Ok(()) | Err(Errno::NOENT))
+        };
+        // The index first: without it the data is rubbish for everybody.
+        gone(name.index()) && gone(name.data())
+    }
+
+    /// Bytes, and when the segment was used last.
+    pub fn size(&self, found: Found) -> Option<(u64, (i64, u64))> {
+        let file = if found.is_index { found.name.index() } else { found.name.data() };
+        let stat = statat(&self.fd, file.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some((u64::try_from(stat.st_size).unwrap_or(0), (stat.st_mtime, stat.st_mtime_nsec as u64)))
+    }
+
+    /// Notes that the segment was used now.
+    pub fn touch(&self, name: Name) -> io::Result<()> {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        utimensat(&self.fd, name.data().as_str(), &times, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(())
+    }
+
+    /// Bytes that this user may still write to the file system.
+    pub fn free(&self) -> io::Result<u64> {
+        let stat = fstatvfs(&self.fd)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    /// Takes the directory's lock, waiting for others a little.
+    pub fn lock(&self) -> io::Result<DirectoryLock> {
+        let file = self.opened(LOCK, OFlags::RDWR | OFlags::CREATE)?;
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(DirectoryLock { _file: file }),
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    return Err(io::Error::other("another process holds it, for more than 2 s"));
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Makes names durable.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(self.fd.as_fd())?)
+    }
+}
+
+/// Whether nobody else has this index file locked; if so it is ours until `index` is closed.
+pub fn try_lock(index: &OwnedFd) -> bool {
+    flock(index, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+/// Length of an open file.
+pub fn length(file: &OwnedFd) -> io::Result<u64> {
+    Ok(u64::try_from(fstat(file)?.st_size).unwrap_or(0))
+}
+
+/// Writes all of it.
+pub fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(file, bytes, at) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => {
+                bytes = &bytes[n..];
+                at += n as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads as much of `most` bytes as there is.
+pub fn read_at(file: &OwnedFd, at: u64, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; most];
+    let mut filled = 0;
+    while filled < most {
+        match rustix::io::pread(file, &mut bytes[filled..], at + filled as u64) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}

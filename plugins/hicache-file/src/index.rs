@@ -1,0 +1,212 @@
+//! Which page lies where: the values of each segment in the order of their records, and a table from key to record.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+use host_plugin_api::Key;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::format::{BLOCK, Value};
+use crate::segment::Segment;
+
+/// Most pages that are known at once: a bound on memory, of about 8 GiB.
+const MOST_PAGES: usize = 1 << 27;
+
+/// A page that is there.
+pub struct Hit {
+    pub segment: Arc<Segment>,
+    pub number: u32,
+    pub value: Value,
+}
+
+struct Records {
+    segment: Arc<Segment>,
+    /// By number; what was removed, or is elsewhere too, has length 0.
+    values: Vec<Value>,
+    live: usize,
+}
+
+const NONE: Value = Value { key: Key([0; 32]), checksum: 0, block: 0, length: 0 };
+
+/// See the module. 48 bytes of a value and 9 to 18 of the table per page.
+pub struct Index {
+    table: HashTable<(u32, u32)>,
+    segments: BTreeMap<u32, Records>,
+    last: u32,
+    bytes: u64,
+    /// Not everything on disk is known yet, and who asks for an unknown key should wait.
+    pub loading: bool,
+}
+
+fn hash(key: &Key) -> u64 {
+    xxh3_64(&key.0)
+}
+
+/// The hash of the key whose record this is.
+fn hash_at(segments: &BTreeMap<u32, Records>, (segment, number): (u32, u32)) -> u64 {
+    let value = segments.get(&segment).and_then(|records| records.values.get(number as usize));
+    hash(&value.unwrap_or(&NONE).key)
+}
+
+impl Index {
+    pub fn new() -> Self {
+        Self { table: HashTable::new(), segments: BTreeMap::new(), last: 0, bytes: 0, loading: true }
+    }
+
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Room for so many pages more, so that the table does not grow again and again.
+    pub fn reserve(&mut self, pages: usize) {
+        let Self { table, segments, .. } = self;
+        table.reserve(pages.min(MOST_PAGES), |place| hash_at(segments, *place));
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn segments(&self) -> impl Iterator<Item = &Arc<Segment>> {
+        self.segments.values().map(|records| &records.segment)
+    }
+
+    /// A number for a new segment; numbers are not used twice.
+    pub fn add(&mut self, make: impl FnOnce(u32) -> Arc<Segment>) -> Arc<Segment> {
+        self.last += 1;
+        let segment = make(self.last);
+        let records = Records { segment: segment.clone(), values: Vec::new(), live: 0 };
+        self.segments.insert(self.last, records);
+        segment
+    }
+
+    fn place(&self, key: &Key) -> Option<(u32, u32)> {
+        let same = |&(segment, number): &(u32, u32)| self.value(segment, number).key == *key;
+        self.table.find(hash(key), same).copied()
+    }
+
+    fn value(&self, segment: u32, number: u32) -> &Value {
+        self.segments.get(&segment).and_then(|records| records.values.get(number as usize)).unwrap_or(&NONE)
+    }
+
+    pub fn find(&self, key: &Key) -> Option<Hit> {
+        let (segment, number) = self.place(key)?;
+        let records = self.segments.get(&segment)?;
+        let value = *records.values.get(number as usize)?;
+        Some(Hit { segment: records.segment.clone(), number, value })
+    }
+
+    /// Adds a record of a segment that was added. False when the key is known already, or there is no room.
+    pub fn insert(&mut self, segment: u32, number: u32, value: Value) -> bool {
+        let known = self.place(&value.key).is_some() || self.table.len() >= MOST_PAGES;
+        let Some(records) = self.segments.get_mut(&segment) else { return false };
+        if records.values.len() <= number as usize {
+            records.values.resize(number as usize + 1, NONE);
+        }
+        if known {
+            return false;
+        }
+        records.values[number as usize] = value;
+        records.live += 1;
+        self.bytes += u64::from(value.length);
+        let Self { table, segments, .. } = self;
+        let hasher = |place: &(u32, u32)| hash_at(segments, *place);
+        table.insert_unique(hash(&value.key), (segment, number), hasher);
+        true
+    }
+
+    /// Forgets a page if it still lies there.
+    pub fn remove(&mut self, key: &Key, segment: u32, number: u32) -> bool {
+        let Ok(entry) = self.table.find_entry(hash(key), |place| *place == (segment, number)) else {
+            return false;
+        };
+        entry.remove();
+        if let Some(records) = self.segments.get_mut(&segment)
+            && let Some(value) = records.values.get_mut(number as usize)
+        {
+            self.bytes -= u64::from(value.length);
+            records.live -= 1;
+            *value = NONE;
+        }
+        true
+    }
+
+    /// Forgets a segment; how many pages went with it.
+    pub fn drop_segment(&mut self, id: u32) -> usize {
+        let Some(records) = self.segments.remove(&id) else { return 0 };
+        for (number, value) in records.values.iter().enumerate().filter(|(_, value)| value.length > 0) {
+            let place = (id, number as u32);
+            if let Ok(entry) = self.table.find_entry(hash(&value.key), |found| *found == place) {
+                entry.remove();
+                self.bytes -= u64::from(value.length);
+            }
+        }
+        records.live
+    }
+
+    /// Keys from this place on, and the place behind the last; none when there are no more.
+    pub fn scan(&self, segment: u32, number: u32, keys: &mut [Key]) -> (usize, Option<(u32, u32)>) {
+        let mut count = 0;
+        for (id, records) in self.segments.range(segment..) {
+            let from = if *id == segment { number as usize } else { 0 };
+            for (at, value) in records.values.iter().enumerate().skip(from) {
+                if value.length == 0 {
+                    continue;
+                }
+                if count == keys.len() {
+                    return (count, Some((*id, at as u32)));
+                }
+                keys[count] = value.key;
+                count += 1;
+            }
+        }
+        (count, None)
+    }
+
+    /// Whether a scan may have stopped there.
+    pub fn knows_place(&self, segment: u32, number: u32) -> bool {
+        segment <= self.last && (number as usize) <= (4096 << 20) / BLOCK as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Name;
+
+    fn value(n: u32) -> Value {
+        let mut key = Key::default();
+        key.0[..4].copy_from_slice(&n.to_le_bytes());
+        Value { key, checksum: 0, block: n, length: 10 }
+    }
+
+    #[test]
+    fn the_table_and_the_segments_agree_whatever_is_added_and_removed() {
+        let mut index = Index::new();
+        let add = |index: &mut Index| index.add(|id| Segment::new(id, Name { birth: 1, random: 1 }, None)).id;
+        let (a, b) = (add(&mut index), add(&mut index));
+        for n in 0..1000 {
+            assert!(index.insert(a, n, value(n)));
+            assert!(!index.insert(b, n, value(n)), "known already");
+        }
+        for n in 1000..1500 {
+            assert!(index.insert(b, n, value(n)));
+        }
+        assert_eq!((index.len(), index.bytes()), (1500, 15_000));
+        assert!(index.remove(&value(3).key, a, 3) && !index.remove(&value(3).key, a, 3));
+        assert!(index.find(&value(3).key).is_none());
+        assert_eq!(index.find(&value(1200).key).unwrap().number, 1200);
+        assert_eq!(index.drop_segment(a), 999);
+        assert_eq!((index.len(), index.bytes()), (500, 5000));
+        assert!((0..1000).all(|n| index.find(&value(n).key).is_none()));
+        let (mut seen, mut place) = (Vec::new(), Some((0, 0)));
+        while let Some((segment, number)) = place {
+            let mut keys = [Key::default(); 7];
+            let (count, next) = index.scan(segment, number, &mut keys);
+            seen.extend_from_slice(&keys[..count]);
+            place = next;
+        }
+        assert_eq!(seen, (1000..1500).map(|n| value(n).key).collect::<Vec<_>>());
+    }
+}

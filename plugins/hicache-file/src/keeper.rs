@@ -1,0 +1,371 @@
+//! The thread that looks after the directory: it loads what is there, learns what others did, makes, seals and evicts
+//! segments.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use host_plugin_api::{Level, log};
+
+use crate::backing::{Found, length, try_lock, write_at};
+use crate::config::Fsync;
+use crate::format::{Name, RECORD, position, seal};
+use crate::queue::locked;
+use crate::segment::{Records, Segment, read_records};
+use crate::store::Store;
+use crate::writer::OpenSegment;
+
+/// How often pages that wait are looked at again, at least.
+const TICK: Duration = Duration::from_millis(100);
+/// How often the use of segments is written down.
+const TOUCH: Duration = Duration::from_secs(5);
+/// How often the directory is listed even if nothing says that it changed.
+const LIST: Duration = Duration::from_secs(5);
+/// A change of the directory's time that is younger may hide another: file systems count in ticks.
+const COARSE: Duration = Duration::from_secs(2);
+/// How many index files ahead the system is told to read.
+const AHEAD: usize = 4;
+/// Pages that are added to the index under one lock.
+const CHUNK: usize = 1024;
+
+/// What is known of a segment's files.
+pub(crate) struct Known {
+    pub segment: Option<Arc<Segment>>,
+    /// The record to read next; none when there will be no more.
+    next: Option<u32>,
+}
+
+/// See the module.
+pub struct Keeper<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) known: HashMap<Name, Known>,
+    listed: Option<((i64, u64), Instant)>,
+    refreshed: Instant,
+    touched: Instant,
+    /// What the gauges say of this instance: pages, bytes, segments.
+    shown: [u64; 3],
+    /// The last trouble that was logged, so that it is logged once.
+    trouble: Option<String>,
+    started: Instant,
+}
+
+/// Runs until `stop`, then seals what is open.
+pub fn run(store: &Store, stop: &AtomicBool) {
+    let now = Instant::now();
+    let mut keeper = Keeper {
+        store,
+        known: HashMap::new(),
+        listed: None,
+        refreshed: now,
+        touched: now,
+        shown: [0; 3],
+        trouble: None,
+        started: now,
+    };
+    keeper.refresh(true);
+    keeper.stop_waiting();
+    keeper.fit();
+    while !stop.load(Ordering::SeqCst) {
+        keeper.attend();
+        if keeper.refreshed.elapsed() >= store.config.refresh() {
+            keeper.refresh(false);
+        }
+        if keeper.touched.elapsed() >= TOUCH {
+            keeper.touch();
+        }
+        keeper.show();
+        store.wait_for_call(TICK.min(store.config.refresh()));
+    }
+    store.writer.retire();
+    keeper.seal();
+    keeper.touch();
+    keeper.shown_is([0; 3]);
+}
+
+impl Keeper<'_> {
+    /// What others wait for.
+    fn attend(&mut self) {
+        if self.store.writer.is_wanted() {
+            let made = self.make();
+            self.store.writer.supply(made);
+        }
+        self.store.queue.unpark();
+        // Waits for the device, so it comes last.
+        self.seal();
+    }
+
+    /// Logs trouble the first time, and again when it was gone in between.
+    pub(crate) fn report(&mut self, trouble: Option<String>) {
+        if trouble != self.trouble
+            && let Some(text) = &trouble
+        {
+            log!(Level::WARN, "{text}");
+        }
+        self.trouble = trouble;
+    }
+
+    fn show(&mut self) {
+        let index = locked(&self.store.index);
+        let now = [index.len() as u64, index.bytes(), index.segments().count() as u64];
+        drop(index);
+        self.shown_is(now);
+    }
+
+    fn shown_is(&mut self, now: [u64; 3]) {
+        let metrics = &self.store.metrics;
+        for ((gauge, shown), now) in
+            [metrics.pages, metrics.bytes, metrics.segments].into_iter().zip(&mut self.shown).zip(now)
+        {
+            if now >= *shown {
+                gauge.add(now - *shown)
+            } else {
+                gauge.sub(*shown - now)
+            }
+            *shown = now;
+        }
+    }
+
+    pub(crate) fn touch(&mut self) {
+        self.touched = Instant::now();
+        if self.store.directory.read_only {
+            return;
+        }
+        let used: Vec<_> = locked(&self.store.index).segments().filter(|s| s.take_used()).cloned().collect();
+        for segment in used {
+            // A segment that another process evicted just now cannot be touched, and need not be.
+            let _gone = self.store.directory.touch(segment.name);
+        }
+    }
+
+    /// Looks at what is in the directory.
+    fn refresh(&mut self, first: bool) {
+        self.refreshed = Instant::now();
+        let store = self.store;
+        if !store.directory.is_there() {
+            let text = format!(
+                "{} is gone or was replaced: nothing is stored any more, put it back and restart",
+                store.directory.path().display()
+            );
+            self.report(Some(text));
+            store.writer.retire();
+            self.listed = None;
+        }
+        let changes = store.directory.changes().ok();
+        let fresh = |(seen, at): &((i64, u64), Instant)| Some(*seen) == changes && at.elapsed() < LIST;
+        if !self.listed.as_ref().is_some_and(fresh) {
+            match store.directory.list() {
+                Ok(found) => {
+                    // Before, since what is half made asks for another look.
+                    let age = |(seconds, _): &(i64, u64)| {
+                        let changed = SystemTime::UNIX_EPOCH + Duration::from_secs((*seconds).max(0) as u64);
+                        SystemTime::now().duration_since(changed).unwrap_or_default()
+                    };
+                    let settled = changes.filter(|changes| age(changes) > COARSE);
+                    self.listed = settled.map(|changes| (changes, Instant::now()));
+                    self.compare(&found, first);
+                }
+                Err(e) => self.report(Some(format!("cannot list {}: {e}", store.directory.path().display()))),
+            }
+        }
+        let open = self.known.iter().filter(|(_, known)| known.next.is_some() && known.segment.is_some());
+        let open: Vec<Name> = open.map(|(name, _)| *name).collect();
+        for name in open {
+            if let Err(e) = self.follow(name) {
+                log!(Level::DEBUG, "cannot follow {}: {e}", name.index());
+            }
+        }
+    }
+
+    /// Loads what is new, forgets what is gone.
+    fn compare(&mut self, found: &[Found], first: bool) {
+        let mut names: Vec<Name> = found.iter().filter(|f| f.is_index).map(|f| f.name).collect();
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        let there: std::collections::HashSet<Name> = names.iter().copied().collect();
+        let gone: Vec<Name> = self.known.keys().filter(|name| !there.contains(name)).copied().collect();
+        for name in gone {
+            if let Some(Known { segment: Some(segment), .. }) = self.known.remove(&name) {
+                self.store.forget(&segment);
+            }
+        }
+        if first {
+            let size = |name: &Name| self.store.directory.size(Found { name: *name, is_index: true });
+            let records: u64 = names.iter().filter_map(size).map(|(bytes, _)| bytes / RECORD as u64).sum();
+            locked(&self.store.index).reserve(records as usize);
+        }
+        for (at, name) in names.iter().copied().enumerate() {
+            if first && let Some(soon) = names.get(at + AHEAD) {
+                self.store.directory.prefetch(*soon);
+            }
+            if first && self.started.elapsed() >= self.store.config.load_wait() {
+                self.stop_waiting();
+            }
+            if self.store.queue.is_closed() {
+                return;
+            }
+            self.attend();
+            if !self.known.contains_key(&name) && self.store.writer.knows(name).is_none() {
+                self.load(name);
+            }
+        }
+        let lonely: Vec<Name> =
+            found.iter().filter(|f| !f.is_index && !there.contains(&f.name)).map(|f| f.name).collect();
+        if !lonely.is_empty() && !self.store.directory.read_only {
+            self.remove_lonely(&lonely);
+        }
+    }
+
+    fn stop_waiting(&self) {
+        let mut index = locked(&self.store.index);
+        if std::mem::take(&mut index.loading) {
+            drop(index);
+            self.store.queue.unpark();
+        }
+    }
+
+    /// Data whose index is gone, if that is still so when nobody is making or removing segments.
+    fn remove_lonely(&self, names: &[Name]) {
+        let Ok(_lock) = self.store.directory.lock() else { return };
+        for name in names {
+            if self.store.directory.size(Found { name: *name, is_index: true }).is_none() {
+                self.store.directory.remove(*name);
+            }
+        }
+    }
+
+    /// A segment that was not there before.
+    fn load(&mut self, name: Name) {
+        let store = self.store;
+        let read = store.directory.index(name, false).and_then(|index| self.read(&index, name, 0));
+        match read {
+            Ok(records) => {
+                let segment = locked(&store.index).add(|id| Segment::new(id, name, None));
+                self.known.insert(name, Known { segment: Some(segment), next: Some(0) });
+                self.take(name, records);
+            }
+            // Being made or evicted by another process between the listing and now, or left by one that was killed then.
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {
+                self.listed = None;
+                self.remove_unfinished(name);
+            }
+            Err(e) => {
+                store.metrics.corrupt.add(1);
+                let path = store.directory.path().display();
+                log!(Level::WARN, "a segment in {path} is not served: {e}");
+                self.known.insert(name, Known { segment: None, next: None });
+            }
+        }
+    }
+
+    /// A segment without a header or without data, if nobody is making it now.
+    fn remove_unfinished(&self, name: Name) {
+        let directory = &self.store.directory;
+        if !directory.read_only
+            && let Ok(_lock) = directory.lock()
+            && let Ok(index) = directory.index(name, false)
+            && try_lock(&index)
+            && (length(&index).is_ok_and(|length| length < RECORD as u64)
+                || directory.size(Found { name, is_index: false }).is_none())
+        {
+            directory.remove(name);
+        }
+    }
+
+    fn read(&self, index: &OwnedFd, name: Name, first: u32) -> io::Result<Records> {
+        let data = self.store.directory.size(Found { name, is_index: false });
+        let (data, _) = data.ok_or(io::ErrorKind::NotFound)?;
+        read_records(index, name, first, data)
+    }
+
+    /// Adds what was read to the index.
+    fn take(&mut self, name: Name, records: Records) {
+        let Some(Known { segment: Some(segment), next }) = self.known.get_mut(&name) else { return };
+        for chunk in records.values.chunks(CHUNK) {
+            let mut index = locked(&self.store.index);
+            for (number, value) in chunk {
+                index.insert(segment.id, *number, *value);
+            }
+        }
+        if records.damaged > 0 {
+            self.store.metrics.corrupt.add(records.damaged as u64);
+            let path = self.store.directory.path().display();
+            log!(Level::WARN, "{} records of {path}/{} are damaged", records.damaged, name.index());
+        }
+        *next = Some(records.next);
+        if records.sealed {
+            *next = None;
+            segment.set_sealed();
+        }
+    }
+
+    /// Looks for more in a segment without a seal, and seals it if its writer is gone.
+    fn follow(&mut self, name: Name) -> io::Result<()> {
+        let Some(Known { next: Some(next), .. }) = self.known.get(&name) else { return Ok(()) };
+        let next = *next;
+        let index = self.store.directory.index(name, !self.store.directory.read_only)?;
+        if length(&index)? >= position(next) + RECORD as u64 {
+            let records = self.read(&index, name, next)?;
+            self.take(name, records);
+        }
+        if !self.store.directory.read_only && self.known.get(&name).is_some_and(|known| known.next.is_some())
+        {
+            self.adopt(name, &index)?;
+        }
+        Ok(())
+    }
+
+    /// Seals a segment whose writer is gone.
+    fn adopt(&mut self, name: Name, index: &OwnedFd) -> io::Result<()> {
+        if !try_lock(index) {
+            return Ok(());
+        }
+        // Nobody makes a segment now, so that what is not locked has no writer; and what was written before is read.
+        let _lock = self.store.directory.lock()?;
+        let records = self.read(index, name, 0)?;
+        if records.sealed {
+            return Ok(());
+        }
+        if records.values.is_empty() {
+            self.store.directory.remove(name);
+            if let Some(Known { segment: Some(segment), .. }) = self.known.remove(&name) {
+                self.store.forget(&segment);
+            }
+            return Ok(());
+        }
+        let data = self.store.directory.data_to_cut(name)?;
+        rustix::fs::ftruncate(&data, records.end)?;
+        write_at(index, &seal(name, records.next), position(records.next))?;
+        if self.store.config.fsync != Fsync::Never {
+            rustix::fs::fdatasync(&data)?;
+            rustix::fs::fdatasync(index)?;
+        }
+        log!(
+            Level::INFO,
+            "sealed {} for a process that is gone: {} pages",
+            name.index(),
+            records.values.len()
+        );
+        self.take(name, Records { sealed: true, damaged: 0, ..records });
+        Ok(())
+    }
+
+    fn seal(&mut self) {
+        let store = self.store;
+        store.writer.seal(store.config.fsync, |open: &OpenSegment, sealed| {
+            let name = open.segment.name;
+            match sealed {
+                Ok(true) => open.segment.set_sealed(),
+                Ok(false) => {
+                    store.directory.remove(name);
+                    store.forget(&open.segment);
+                    return;
+                }
+                // It is served as it is, and adopted by whoever comes next.
+                Err(e) => log!(Level::WARN, "cannot seal {}: {e}", name.index()),
+            }
+            self.known.insert(name, Known { segment: Some(open.segment.clone()), next: None });
+        });
+    }
+}

@@ -1,0 +1,114 @@
+//! Storage tier on a file system: pages keyed by 32 bytes, many to a file, checked on every read.
+//!
+//! # Layout
+//!
+//! Everything lies in `DIR/tier-v1/`; other names there are left alone. A *segment* is a pair of files whose common name
+//! is `TTTTTTTTTTTTTTTT-RRRRRRRRRRRRRRRR`: microseconds since 1970 at its birth and a random number, in hex. One
+//! instance of one process writes it, from front to back, and it never changes afterwards but for removals.
+//!
+//! - `NAME.dat`: values, one behind the other, each from a multiple of 4096 bytes on and filled up with zeros to the next.
+//!   Allocated in full when it is made, so that a full disk is met there and not in the middle, and cut to what is
+//!   used when it is sealed.
+//! - `NAME.idx`: 64 bytes of header, then records of 64 bytes, in the order in which values were published:
+//!
+//! | Bytes | Header | Record |
+//! | --- | --- | --- |
+//! | 0..32 | `HOSTTIER`, version u32, block size u32, birth u64, random u64 | key |
+//! | 32..40 | bytes of a full segment u64 | checksum of the value u64 |
+//! | 40..48 | zero | its first block u32, its bytes u32 |
+//! | 48..56 | zero | kind u32 (1 value, 2 seal), own number u32 |
+//! | 56..64 | XXH3-64 of the 56 bytes before | the same, seeded with the segment's random number |
+//!
+//! Integers are little-endian. The value's checksum is XXH3-64 of its bytes, seeded with XXH3-64 of key and length: it says
+//! that these are the bytes *of this key*, so that a read of the wrong place is found out like a flipped bit. It guards
+//! against accidents; whoever may write to the directory is trusted.
+//!
+//! # Publishing
+//!
+//! 1. The value is written to its place in `NAME.dat`, of which nobody else knows. 2. With `fsync = "always"` the data is
+//!    synced. 3. The record is appended to `NAME.idx` by one `pwrite`, and synced with `always`. 4. The index in memory
+//!    gets it, the put ends in `STORED`.
+//!
+//! A process killed before 3 leaves bytes that no record names; one killed within 3 a record whose checksum is wrong, which
+//! is no record. After a power cut a record may have come to disk before its value (`never`, `segment`), and then the
+//! value's checksum is wrong and the page is missing. No order of events makes wrong bytes right.
+//!
+//! # Reading
+//!
+//! The index in memory (60 bytes per page) says where a key lies; the value goes straight into the host's memory, then its
+//! checksum is computed. A wrong one, or less than the record promised, ends the get in `IO` (it has written to memory, so
+//! that `MISSING` would be a lie), is counted, and removes the page: from then on it is `MISSING` and can be put again.
+//!
+//! # Opening
+//!
+//! Opening reads the directory, nothing more. A thread then reads the `.idx` files, newest first, while requests are
+//! served; a key that is not known yet waits for that until `load_wait_ms` after opening, and is then `MISSING`. A put of a
+//! key that is not known yet is written, whether or not an older segment has it.
+//!
+//! # Several processes and machines
+//!
+//! Whoever writes a segment holds a lock (`flock`) on its `.idx`, from before anybody sees it until it is sealed or the
+//! process is gone. `DIR/tier-v1/lock` is locked by whoever makes, seals for another or evicts segments. So:
+//!
+//! | Segment is | recognised by | its writer | others |
+//! | --- | --- | --- | --- |
+//! | open | lock held | appends; removes records of its own | read what has records, look for more every `refresh_ms`; never write, cut or evict |
+//! | orphaned | no seal, lock free | is gone | under the directory's lock: cut the data behind the last record, append the seal; without records: unlink |
+//! | sealed | last record is the seal | nothing special | read; remove records (64 zeros in place); evict |
+//! | evicted | name is gone | | reads in flight end well, the file is open; within `refresh_ms` its keys are forgotten |
+//! | data without index | | | left by a crash between two unlinks: unlinked under the directory's lock |
+//! | unreadable | header wrong | | not served, counted as corrupt, evicted in its turn |
+//!
+//! Two processes that put one key store it twice, and each index keeps the first it learns of; both are right. A delete
+//! holds for this process at once and on disk unless another process's open segment has the key; others forget it when they
+//! load the segment the next time. On a file system whose locks do not reach other machines a living writer may be taken
+//! for dead, and what it publishes later is not seen by others until it is read again: pages are lost, none is wrong.
+//!
+//! # Eviction
+//!
+//! Who makes a segment first takes the directory's lock and adds up what is there. While a full segment more would pass
+//! `size_limit_mib` or 32768 segments, or leave less than `free_floor_mib` free, the segment goes that was used longest ago: by the
+//! modification time of its data file, which readers renew every 5 s for segments that had hits. So the order survives
+//! restarts and is the same for all. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again after a second.
+//! The limit holds at every moment, for all processes together.
+//!
+//! # Flow
+//!
+//! A batch takes a slot of memory that was allocated at opening, or is answered `WOULD_BLOCK`. Nothing is dropped: each page
+//! ends in one completion. Neighbouring pages of a batch go to disk as one write of up to 1 MiB, and come back as one read
+//! if they still lie together. Memory that is aligned to 4096 bytes, offset and length too, is read and written in place; anything else
+//! goes through a copy.
+
+mod backing;
+mod config;
+mod format;
+mod index;
+mod keeper;
+mod memory;
+mod metrics;
+mod queue;
+mod room;
+mod run;
+mod segment;
+mod store;
+mod tier;
+mod uring;
+mod waker;
+mod work;
+mod writer;
+
+pub use tier::FileTier;
+
+/// Opens an instance.
+///
+/// # Errors
+/// `CONFIG` for a wrong configuration, `IO` when the directory cannot be used or the system refuses threads.
+pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<FileTier> {
+    FileTier::open(opening)
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    tier: open,
+    check_config: config::check,
+}

@@ -1,0 +1,497 @@
+//! Batches between the host's threads and ours: slots, and room for every completion, allocated once.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{Error, ErrorCode, Key, Memory, RegionId, Result, Tag, TierCompletion, TierPage};
+
+use crate::memory::{Regions, Span};
+use crate::metrics::Metrics;
+use crate::waker::{Waker, clear, new_event, signal};
+
+/// Bytes that one claim takes at most, unless one page is longer; what goes to disk as one write.
+pub const CLAIM_BYTES: u64 = 1 << 20;
+/// Pages that one claim takes at most.
+const CLAIM_PAGES: usize = 256;
+/// How long a region's last pages may take to end.
+const DEREGISTER_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Locks, also after a thread panicked: what our locks guard is consistent between statements.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Exists,
+    Get,
+    Put,
+    Delete,
+}
+
+impl Kind {
+    /// Kinds that wait in one line: what needs no data, gets, puts.
+    fn line(self) -> usize {
+        match self {
+            Self::Exists | Self::Delete => 0,
+            Self::Get => 1,
+            Self::Put => 2,
+        }
+    }
+}
+
+/// One page that a thread of ours works on.
+#[derive(Clone, Copy, Debug)]
+pub struct Claimed {
+    pub kind: Kind,
+    pub slot: u32,
+    pub page: u32,
+    pub what: TierPage,
+    /// Its memory, of gets and puts.
+    pub span: Option<Span>,
+}
+
+/// How a page ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    pub page: Claimed,
+    pub status: i32,
+    pub bytes: u64,
+}
+
+impl Claimed {
+    pub fn ended(self, status: i32, bytes: u64) -> Ended {
+        Ended { page: self, status, bytes }
+    }
+
+    pub fn failed(self, code: ErrorCode) -> Ended {
+        self.ended(code.0, 0)
+    }
+}
+
+struct Slot {
+    kind: Kind,
+    tag: Tag,
+    pages: Vec<TierPage>,
+    /// The first page that nobody has claimed.
+    next: u32,
+    /// Pages without a completion.
+    unfinished: u32,
+    /// Pages whose completion the host has not fetched.
+    unpolled: u32,
+    cancelled: bool,
+}
+
+/// Pages in one line: batches not fully claimed, and pages that were given back.
+struct Line {
+    batches: VecDeque<u32>,
+    again: VecDeque<(u32, u32)>,
+}
+
+struct State {
+    slots: Box<[Slot]>,
+    free: Vec<u32>,
+    lines: [Line; 3],
+    parked: VecDeque<(u32, u32)>,
+    done: VecDeque<(u32, TierCompletion)>,
+    regions: Regions,
+    /// Counts gets since the last put was claimed, so that neither starves.
+    gets: u32,
+    closed: bool,
+}
+
+/// See the module. Its lock is held for microseconds, never across a read or write of a file.
+pub struct Queue {
+    state: Mutex<State>,
+    work: Condvar,
+    released: Condvar,
+    /// One per thread that waits for its own descriptor; none when threads wait here.
+    wakers: Vec<Waker>,
+    /// Readable while completions wait.
+    event: OwnedFd,
+    max_pages: usize,
+    max_value: u64,
+    metrics: Metrics,
+}
+
+impl State {
+    fn finish(&mut self, slot: u32, page: u32, status: i32, bytes: u64) {
+        let of = &mut self.slots[slot as usize];
+        of.unfinished -= 1;
+        let tag = of.tag.0;
+        self.done.push_back((slot, TierCompletion { tag, page, status, bytes }));
+    }
+}
+
+impl Queue {
+    pub fn new(
+        max_batches: u32,
+        max_pages: u32,
+        max_value: u64,
+        wakers: usize,
+        metrics: Metrics,
+    ) -> Result<Self> {
+        let batches = max_batches as usize;
+        let pages = batches * max_pages as usize;
+        let slot = |_| Slot {
+            kind: Kind::Exists,
+            tag: Tag(0),
+            pages: Vec::with_capacity(max_pages as usize),
+            next: 0,
+            unfinished: 0,
+            unpolled: 0,
+            cancelled: false,
+        };
+        let line =
+            || Line { batches: VecDeque::with_capacity(batches), again: VecDeque::with_capacity(pages) };
+        let state = State {
+            slots: (0..max_batches).map(slot).collect(),
+            free: (0..max_batches).rev().collect(),
+            lines: [line(), line(), line()],
+            parked: VecDeque::with_capacity(pages),
+            done: VecDeque::with_capacity(pages),
+            regions: Regions::default(),
+            gets: 0,
+            closed: false,
+        };
+        Ok(Self {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            released: Condvar::new(),
+            wakers: (0..wakers).map(|_| Waker::new()).collect::<Result<_>>()?,
+            event: new_event()?,
+            max_pages: max_pages as usize,
+            max_value,
+            metrics,
+        })
+    }
+
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    pub fn waker(&self, thread: usize) -> Option<&Waker> {
+        self.wakers.get(thread)
+    }
+
+    fn wake(&self, many: bool) {
+        match self.wakers.as_slice() {
+            [] if many => self.work.notify_all(),
+            [] => self.work.notify_one(),
+            wakers => wakers.iter().for_each(Waker::wake),
+        }
+    }
+
+    /// Takes a batch in. **Hot.**
+    pub fn push(&self, kind: Kind, tag: Tag, count: usize, pages: impl Iterator<Item = TierPage>) -> i32 {
+        let mut state = locked(&self.state);
+        if state.closed {
+            return ErrorCode::CLOSED.0;
+        }
+        if count == 0 || count > self.max_pages {
+            return ErrorCode::INVALID_ARGUMENT.0;
+        }
+        let Some(slot) = state.free.pop() else {
+            self.metrics.would_block.add(1);
+            return ErrorCode::WOULD_BLOCK.0;
+        };
+        let of = &mut state.slots[slot as usize];
+        of.pages.clear();
+        of.pages.extend(pages);
+        of.kind = kind;
+        of.tag = tag;
+        of.next = 0;
+        of.unfinished = count as u32;
+        of.unpolled = count as u32;
+        of.cancelled = false;
+        state.lines[kind.line()].batches.push_back(slot);
+        drop(state);
+        self.metrics.pages_waiting.add(count as u64);
+        self.wake(count > 1);
+        0
+    }
+
+    /// As [`push`](Self::push), of keys.
+    pub fn push_keys(&self, kind: Kind, tag: Tag, keys: &[Key]) -> i32 {
+        self.push(kind, tag, keys.len(), keys.iter().map(|key| TierPage { key: *key, ..TierPage::default() }))
+    }
+
+    /// Takes pages to work on into `claim`: either without data or all gets or all puts; false when there are none. `data` says whether gets and
+    /// puts are wanted.
+    pub fn claim(&self, data: bool, claim: &mut Vec<Claimed>) -> bool {
+        let mut state = locked(&self.state);
+        self.claim_locked(&mut state, data, claim)
+    }
+
+    /// As [`claim`](Self::claim), and waits for it; false when the queue was closed.
+    pub fn wait_claim(&self, claim: &mut Vec<Claimed>) -> bool {
+        let mut state = locked(&self.state);
+        loop {
+            if self.claim_locked(&mut state, true, claim) {
+                return true;
+            }
+            if state.closed {
+                return false;
+            }
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn claim_locked(&self, state: &mut State, data: bool, claim: &mut Vec<Claimed>) -> bool {
+        claim.clear();
+        if state.closed {
+            return false;
+        }
+        // Restores go before stores, but every fifth claim looks at the puts first.
+        let order: &[usize] = match (data, state.gets < 4) {
+            (false, _) => &[0],
+            (true, true) => &[0, 1, 2],
+            (true, false) => &[0, 2, 1],
+        };
+        let mut refused = false;
+        for &line in order {
+            let mut bytes = 0;
+            while claim.len() < CLAIM_PAGES
+                && let Some((slot, page)) = next_page(state, line, claim.is_empty(), CLAIM_BYTES - bytes)
+            {
+                let of = &state.slots[slot as usize];
+                let (kind, what) = (of.kind, of.pages[page as usize]);
+                let mut claimed = Claimed { kind, slot, page, what, span: None };
+                if line > 0 {
+                    claimed.span = state.regions.claim(&what, self.max_value);
+                    if claimed.span.is_none() {
+                        state.finish(slot, page, ErrorCode::INVALID_ARGUMENT.0, 0);
+                        self.metrics.pages_waiting.sub(1);
+                        if kind == Kind::Put {
+                            self.metrics.refused(ErrorCode::INVALID_ARGUMENT);
+                        }
+                        refused = true;
+                        continue;
+                    }
+                    bytes = CLAIM_BYTES.min(bytes + u64::from(what.length));
+                }
+                claim.push(claimed);
+            }
+            if !claim.is_empty() {
+                state.gets = if line == 1 { state.gets + 1 } else { 0 };
+                break;
+            }
+        }
+        if refused {
+            signal(&self.event);
+        }
+        !claim.is_empty()
+    }
+
+    /// Gives a page back for later: when [`unpark`](Self::unpark) is called.
+    pub fn park(&self, page: &Claimed) {
+        let mut state = locked(&self.state);
+        if page.span.is_some() {
+            state.regions.release(page.what.region);
+            self.released.notify_all();
+        }
+        if state.slots[page.slot as usize].cancelled || state.closed {
+            state.finish(page.slot, page.page, ErrorCode::CANCELLED.0, 0);
+            self.metrics.pages_waiting.sub(1);
+            if page.kind == Kind::Put {
+                self.metrics.refused(ErrorCode::CANCELLED);
+            }
+            signal(&self.event);
+        } else {
+            state.parked.push_back((page.slot, page.page));
+        }
+    }
+
+    /// Pages that were given back are claimed again.
+    pub fn unpark(&self) {
+        let mut state = locked(&self.state);
+        if state.parked.is_empty() {
+            return;
+        }
+        while let Some((slot, page)) = state.parked.pop_front() {
+            let line = state.slots[slot as usize].kind.line();
+            state.lines[line].again.push_back((slot, page));
+        }
+        drop(state);
+        self.wake(true);
+    }
+
+    /// These pages have ended; none of them touches memory any more.
+    pub fn finish(&self, ended: &[Ended]) {
+        if ended.is_empty() {
+            return;
+        }
+        self.metrics.pages_waiting.sub(ended.len() as u64);
+        let mut state = locked(&self.state);
+        let quiet = state.done.is_empty();
+        let mut released = false;
+        for Ended { page, status, bytes } in ended {
+            if page.span.is_some() {
+                state.regions.release(page.what.region);
+                released = true;
+            }
+            state.finish(page.slot, page.page, *status, *bytes);
+        }
+        if quiet {
+            signal(&self.event);
+        }
+        drop(state);
+        if released {
+            self.released.notify_all();
+        }
+    }
+
+    /// Moves completions out. **Hot.**
+    pub fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
+        let mut state = locked(&self.state);
+        if state.closed {
+            return ErrorCode::CLOSED.0;
+        }
+        let mut taken = 0;
+        while taken < completions.len()
+            && let Some((slot, completion)) = state.done.pop_front()
+        {
+            completions[taken] = completion;
+            taken += 1;
+            let of = &mut state.slots[slot as usize];
+            of.unpolled -= 1;
+            if of.unpolled == 0 {
+                state.free.push(slot);
+            }
+        }
+        if taken > 0 && state.done.is_empty() {
+            clear(&self.event);
+        }
+        taken as i32
+    }
+
+    /// What nobody works on of the batch ends now.
+    pub fn cancel(&self, tag: Tag) -> i32 {
+        let mut state = locked(&self.state);
+        if state.closed {
+            return ErrorCode::CLOSED.0;
+        }
+        let mut answer = ErrorCode::INVALID_ARGUMENT.0;
+        let State { slots, lines, parked, done, .. } = &mut *state;
+        for (number, slot) in slots.iter_mut().enumerate() {
+            if slot.unfinished == 0 || slot.tag != tag {
+                continue;
+            }
+            answer = 0;
+            slot.cancelled = true;
+            let (number, kind) = (number as u32, slot.kind);
+            let mut end = |page: u32| {
+                slot.unfinished -= 1;
+                let completion =
+                    TierCompletion { tag: tag.0, page, status: ErrorCode::CANCELLED.0, bytes: 0 };
+                done.push_back((number, completion));
+                self.metrics.pages_waiting.sub(1);
+                if kind == Kind::Put {
+                    self.metrics.refused(ErrorCode::CANCELLED);
+                }
+            };
+            (slot.next..slot.pages.len() as u32).for_each(&mut end);
+            slot.next = slot.pages.len() as u32;
+            let line = &mut lines[kind.line()];
+            line.batches.retain(|batch| *batch != number);
+            for waiting in [&mut line.again, &mut *parked] {
+                waiting.retain(|(of, page)| {
+                    let ends = *of == number;
+                    if ends {
+                        end(*page);
+                    }
+                    !ends
+                });
+            }
+        }
+        if !done.is_empty() {
+            signal(&self.event);
+        }
+        answer
+    }
+
+    /// Whether nothing of the batch touches memory. **Hot.**
+    pub fn settled(&self, tag: Tag) -> i32 {
+        let state = locked(&self.state);
+        if state.closed {
+            return ErrorCode::CLOSED.0;
+        }
+        i32::from(!state.slots.iter().any(|slot| slot.unfinished > 0 && slot.tag == tag))
+    }
+
+    pub fn register(&self, memory: &Memory) -> Result<RegionId> {
+        let mut state = self.open_state()?;
+        state.regions.register(memory)
+    }
+
+    pub fn deregister(&self, region: RegionId) -> Result<()> {
+        let mut state = self.open_state()?;
+        state.regions.close(region)?;
+        let deadline = Instant::now() + DEREGISTER_PATIENCE;
+        while !state.regions.remove(region) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let text = "reads or writes of the region have not ended in 30 s: the storage hangs";
+                return Err(Error::new(ErrorCode::TIMEOUT, text));
+            }
+            state = self.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    fn open_state(&self) -> Result<MutexGuard<'_, State>> {
+        let state = locked(&self.state);
+        if state.closed {
+            Err(Error::new(ErrorCode::CLOSED, "the instance was shut down"))
+        } else {
+            Ok(state)
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        locked(&self.state).closed
+    }
+
+    /// Answers every later call with `CLOSED`, and ends the threads after what they are at.
+    pub fn close(&self) {
+        let mut state = locked(&self.state);
+        state.closed = true;
+        let left: u32 = state.slots.iter().map(|slot| slot.pages.len() as u32 - slot.next).sum();
+        let waiting = left as usize + state.parked.len();
+        let waiting = waiting + state.lines.iter().map(|line| line.again.len()).sum::<usize>();
+        for slot in &mut state.slots {
+            slot.next = slot.pages.len() as u32;
+        }
+        state.parked.clear();
+        state.lines.iter_mut().for_each(|line| line.again.clear());
+        drop(state);
+        self.metrics.pages_waiting.sub(waiting as u64);
+        self.wakers.iter().for_each(|waker| signal(&waker.fd));
+        self.work.notify_all();
+    }
+}
+
+/// The next page of a line, if its bytes fit or it is the first of a claim.
+fn next_page(state: &mut State, line: usize, first: bool, room: u64) -> Option<(u32, u32)> {
+    let fits = |page: &TierPage| first || line == 0 || u64::from(page.length) <= room;
+    if let Some((slot, page)) = state.lines[line].again.front().copied() {
+        // Kinds differ in the first line only, and there a claim may mix them: each page says its own.
+        return fits(&state.slots[slot as usize].pages[page as usize]).then(|| {
+            state.lines[line].again.pop_front();
+            (slot, page)
+        });
+    }
+    let slot = *state.lines[line].batches.front()?;
+    let of = &mut state.slots[slot as usize];
+    let page = of.next;
+    if !fits(&of.pages[page as usize]) {
+        return None;
+    }
+    of.next += 1;
+    if of.next as usize == of.pages.len() {
+        state.lines[line].batches.pop_front();
+    }
+    Some((slot, page))
+}

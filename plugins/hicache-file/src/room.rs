@@ -1,0 +1,154 @@
+//! What the keeper does under the directory's lock so that there is room: it makes segments and evicts old ones.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use host_plugin_api::{ErrorCode, Level, log};
+
+use crate::backing::{DirectoryLock, try_lock};
+use crate::config::Fsync;
+use crate::format::{Name, RECORD};
+use crate::keeper::{Keeper, Known};
+use crate::queue::locked;
+use crate::segment::Segment;
+use crate::store::{code_of, is_full};
+use crate::writer::OpenSegment;
+
+/// How long puts are refused before a segment is asked for again.
+const REFUSAL: Duration = Duration::from_secs(1);
+/// Most segments of a directory, however small.
+const MOST_SEGMENTS: usize = 32_768;
+
+/// Bytes that a pair of files counts for: an index never grows beyond one record per block and two more.
+fn footprint(data: u64, index: u64) -> u64 {
+    data + index.max(data / 64 + 2 * RECORD as u64)
+}
+
+impl Keeper<'_> {
+    /// After opening with a smaller limit than before.
+    pub fn fit(&mut self) {
+        if !self.store.directory.read_only
+            && let Ok(lock) = self.store.directory.lock()
+            && let Err((_, text)) = self.make_room(0, &lock)
+        {
+            self.report(Some(text));
+        }
+    }
+
+    /// Makes a segment, and room for it.
+    pub fn make(&mut self) -> Result<Arc<OpenSegment>, (ErrorCode, Instant)> {
+        match self.try_make() {
+            Ok(open) => {
+                self.report(None);
+                Ok(open)
+            }
+            Err((code, text)) => {
+                let path = self.store.directory.path().display();
+                let text = format!("puts to {path} are refused, and tried again every second: {text}");
+                self.report(Some(text));
+                Err((code, Instant::now() + REFUSAL))
+            }
+        }
+    }
+
+    fn try_make(&mut self) -> Result<Arc<OpenSegment>, (ErrorCode, String)> {
+        let store = self.store;
+        if !store.directory.is_there() {
+            return Err((ErrorCode::IO, "the directory is gone or was replaced".to_owned()));
+        }
+        let failed = |e: &io::Error| (code_of(e), e.to_string());
+        let lock = store.directory.lock().map_err(|e| failed(&e))?;
+        let size = store.config.segment();
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| failed(&e.into()))?;
+        let birth = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let name = Name { birth: birth.as_micros() as u64, random: u64::from_ne_bytes(random) };
+        self.make_room(footprint(size, 0), &lock)?;
+        let made = loop {
+            match store.directory.make(name, size, &lock) {
+                // The file system says less than it keeps: what is old goes, one by one.
+                Err(e) if is_full(&e) && self.evict_oldest(&lock) => {}
+                made => break made,
+            }
+        };
+        let (index, data) = made.map_err(|e| failed(&e))?;
+        if store.config.fsync == Fsync::Always {
+            store.directory.sync().map_err(|e| failed(&e))?;
+        }
+        let data = Arc::new(data);
+        let segment = locked(&store.index).add(|id| Segment::new(id, name, Some(data.clone())));
+        Ok(OpenSegment::new(segment, data, index, size))
+    }
+
+    /// Sizes of all segments, the one first that was used longest ago, and their sum.
+    fn sizes(&self) -> io::Result<(Vec<(Name, u64)>, u64)> {
+        let mut all: HashMap<Name, (u64, u64, (i64, u64))> = HashMap::new();
+        for found in self.store.directory.list()? {
+            let Some((bytes, time)) = self.store.directory.size(found) else { continue };
+            let entry = all.entry(found.name).or_default();
+            if found.is_index { entry.0 = bytes } else { (entry.1, entry.2) = (bytes, time) }
+        }
+        let mut sizes: Vec<_> = all.into_iter().collect();
+        sizes.sort_unstable_by_key(|(name, (_, _, time))| (*time, *name));
+        let sizes: Vec<_> =
+            sizes.into_iter().map(|(name, (index, data, _))| (name, footprint(data, index))).collect();
+        let sum = sizes.iter().map(|(_, bytes)| bytes).sum();
+        Ok((sizes, sum))
+    }
+
+    /// Evicts until so many bytes more are within the limits.
+    fn make_room(&mut self, bytes: u64, lock: &DirectoryLock) -> Result<(), (ErrorCode, String)> {
+        // What was read since the last look counts.
+        self.touch();
+        let failed = |e: io::Error| (code_of(&e), e.to_string());
+        let (sizes, mut sum) = self.sizes().map_err(failed)?;
+        let mut sizes = sizes.into_iter();
+        let config = &self.store.config;
+        loop {
+            let free = self.store.directory.free().map_err(failed)?;
+            let short = if sum + bytes > config.size_limit() {
+                format!("size_limit_mib = {} is reached", config.size_limit_mib)
+            } else if sizes.len() >= MOST_SEGMENTS {
+                format!("{MOST_SEGMENTS} segments are there")
+            } else if free < config.free_floor() + bytes {
+                format!("{} MiB are free, free_floor_mib is {}", free >> 20, config.free_floor_mib)
+            } else {
+                return Ok(());
+            };
+            let Some((name, size)) = sizes.find(|(name, _)| self.evict(*name, lock)) else {
+                return Err((ErrorCode::NO_RESOURCE, format!("{short}, and nothing is left to evict")));
+            };
+            sum -= size;
+            log!(Level::DEBUG, "evicted {}: {short}", name.index());
+        }
+    }
+
+    fn evict_oldest(&mut self, lock: &DirectoryLock) -> bool {
+        self.sizes().is_ok_and(|(sizes, _)| sizes.into_iter().any(|(name, _)| self.evict(name, lock)))
+    }
+
+    /// Removes a segment, unless somebody writes it.
+    fn evict(&mut self, name: Name, _lock: &DirectoryLock) -> bool {
+        let store = self.store;
+        if store.writer.knows(name).is_some() {
+            return false;
+        }
+        match store.directory.index(name, false) {
+            Ok(index) if !try_lock(&index) => return false,
+            _ => {}
+        }
+        if !store.directory.remove(name) {
+            return false;
+        }
+        let pages = match self.known.remove(&name) {
+            Some(Known { segment: Some(segment), .. }) => store.forget(&segment),
+            _ => 0,
+        };
+        store.metrics.segments_evicted.add(1);
+        store.metrics.pages_evicted.add(pages as u64);
+        true
+    }
+}

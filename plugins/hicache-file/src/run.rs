@@ -1,0 +1,116 @@
+//! Pages that are read or written as one: neighbours in a data file, wherever they lie in memory.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::format::Value;
+use crate::memory::{Buffer, Vector};
+use crate::queue::Claimed;
+use crate::segment::Segment;
+use crate::writer::OpenSegment;
+
+/// A page of a run.
+pub struct Part {
+    pub page: Claimed,
+    pub value: Value,
+    /// Its record, of a read.
+    pub number: u32,
+    /// What stands for memory that is not aligned.
+    pub buffer: Option<Buffer>,
+}
+
+pub enum Place {
+    /// Read from this segment.
+    From(Arc<Segment>),
+    /// Written to this one.
+    To(Arc<OpenSegment>),
+}
+
+/// See the module. While the system works on it, it must neither move nor be dropped.
+pub struct Run {
+    pub place: Place,
+    pub parts: Vec<Part>,
+    pub file: Arc<OwnedFd>,
+    start: u64,
+    vectors: Vec<Vector>,
+    /// Vectors that are done.
+    behind: usize,
+    pub total: usize,
+    pub done: usize,
+}
+
+// SAFETY: the vectors point to the parts' memory, which may be used by one thread at a time.
+unsafe impl Send for Run {}
+
+impl Run {
+    /// Parts lie one behind the other in the file.
+    pub fn new(place: Place, file: Arc<OwnedFd>, mut parts: Vec<Part>) -> Self {
+        let vector = |part: &mut Part| match (&mut part.buffer, part.page.span) {
+            (Some(buffer), _) => buffer.vector(),
+            (None, Some(span)) => span.vector(),
+            (None, None) => Vector { base: std::ptr::null_mut(), length: 0 },
+        };
+        let vectors: Vec<Vector> = parts.iter_mut().map(vector).collect();
+        let total = vectors.iter().map(|vector| vector.length).sum();
+        let start = parts.first().map_or(0, |part| part.value.start());
+        Self { place, parts, file, start, vectors, behind: 0, total, done: 0 }
+    }
+
+    pub fn is_read(&self) -> bool {
+        matches!(self.place, Place::From(_))
+    }
+
+    /// What is left to do, and from which byte of the file on.
+    pub fn rest(&self) -> (&[Vector], u64) {
+        (&self.vectors[self.behind..], self.start + self.done as u64)
+    }
+
+    /// So many bytes more are done; whether that is all.
+    pub fn advance(&mut self, bytes: usize) -> bool {
+        self.done += bytes;
+        let mut left = bytes;
+        while let Some(vector) = self.vectors.get_mut(self.behind)
+            && left > 0
+        {
+            let step = left.min(vector.length);
+            vector.base = vector.base.wrapping_add(step);
+            vector.length -= step;
+            left -= step;
+            if vector.length == 0 {
+                self.behind += 1;
+            }
+        }
+        self.done >= self.total
+    }
+
+    /// Carries it out. A read that meets the end of the file ends early, without an error.
+    pub fn execute(&mut self) -> io::Result<()> {
+        while self.done < self.total {
+            let (vectors, at) = self.rest();
+            let moved = if self.is_read() {
+                // SAFETY: the parts' memory is ours until their completions, and nobody else writes it.
+                let slice =
+                    |v: &Vector| IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(v.base, v.length) });
+                rustix::io::preadv(&self.file, &mut vectors.iter().map(slice).collect::<Vec<_>>(), at)
+            } else {
+                // SAFETY: as above, and nobody writes it.
+                let slice =
+                    |v: &Vector| IoSlice::new(unsafe { std::slice::from_raw_parts(v.base, v.length) });
+                rustix::io::pwritev(&self.file, &vectors.iter().map(slice).collect::<Vec<_>>(), at)
+            };
+            match moved {
+                Ok(0) if self.is_read() => return Ok(()),
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => {
+                    self.advance(bytes);
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! What the threads of an instance share.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use host_plugin_api::{ErrorCode, Key, Level, Result, log};
+use rustix::io::Errno;
+
+use crate::backing::{Directory, write_at};
+use crate::config::Config;
+use crate::format::{RECORD, position};
+use crate::index::{Hit, Index};
+use crate::metrics::Metrics;
+use crate::queue::{Queue, locked};
+use crate::segment::{OpenFiles, Segment};
+use crate::writer::Writer;
+
+/// See the module.
+pub struct Store {
+    pub config: Config,
+    pub directory: Directory,
+    pub queue: Queue,
+    pub index: Mutex<Index>,
+    pub files: OpenFiles,
+    pub writer: Writer,
+    pub metrics: Metrics,
+    /// Whether the keeper has something to do before its time.
+    call: Mutex<bool>,
+    called: Condvar,
+    broken: AtomicBool,
+}
+
+impl Store {
+    pub fn new(config: Config, wakers: usize) -> Result<Self> {
+        let metrics = Metrics::new()?;
+        let (batches, pages) = (config.max_batches, config.max_pages);
+        let queue = Queue::new(batches, pages, config.max_value(), wakers, metrics)?;
+        let mut index = Index::new();
+        index.loading = true;
+        Ok(Self {
+            directory: Directory::open(&config)?,
+            queue,
+            index: Mutex::new(index),
+            files: OpenFiles::default(),
+            writer: Writer::new(),
+            metrics,
+            call: Mutex::new(false),
+            called: Condvar::new(),
+            broken: AtomicBool::new(false),
+            config,
+        })
+    }
+
+    /// Makes the keeper look around now.
+    pub fn call_keeper(&self) {
+        *locked(&self.call) = true;
+        self.called.notify_all();
+    }
+
+    /// The keeper's wait.
+    pub fn wait_for_call(&self, most: Duration) {
+        let call = locked(&self.call);
+        let waited = self.called.wait_timeout_while(call, most, |called| !*called);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+    }
+
+    /// A thread of ours panicked.
+    pub fn set_broken(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+        self.queue.close();
+        self.call_keeper();
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    /// Forgets a page, here and, where that is ours to do, on disk.
+    pub fn remove(&self, key: &Key, segment: &Segment, number: u32) -> io::Result<()> {
+        if !locked(&self.index).remove(key, segment.id, number) || self.directory.read_only {
+            return Ok(());
+        }
+        if let Some(open) = self.writer.open_segment(segment.id) {
+            return open.erase(number);
+        }
+        if segment.is_sealed() {
+            let index = self.directory.index(segment.name, true)?;
+            write_at(&index, &[0; RECORD], position(number))?;
+        }
+        Ok(())
+    }
+
+    /// What was read is not what was written.
+    pub fn corrupt(&self, key: &Key, segment: &Segment, number: u32) {
+        self.metrics.corrupt.add(1);
+        let (path, file) = (self.directory.path().display(), segment.name.data());
+        log!(Level::WARN, "a page in {path}/{file} is damaged: removed");
+        if let Err(e) = self.remove(key, segment, number) {
+            log!(Level::WARN, "the record of a damaged page in {path}/{file} stays: {e}");
+        }
+    }
+
+    /// Forgets a segment whose files are gone.
+    pub fn forget(&self, segment: &Arc<Segment>) -> usize {
+        let pages = locked(&self.index).drop_segment(segment.id);
+        self.files.close(segment);
+        self.writer.give_up(segment.id);
+        pages
+    }
+
+    pub fn find(&self, key: &Key) -> (Option<Hit>, bool) {
+        let index = locked(&self.index);
+        let hit = index.find(key);
+        (hit, index.loading)
+    }
+}
+
+/// Whether the error says that there is no room.
+pub fn is_full(error: &io::Error) -> bool {
+    let full = [Errno::NOSPC, Errno::DQUOT, Errno::FBIG];
+    full.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// The code that a put ends in.
+pub fn code_of(error: &io::Error) -> ErrorCode {
+    if is_full(error) { ErrorCode::NO_RESOURCE } else { ErrorCode::IO }
+}

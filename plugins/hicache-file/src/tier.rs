@@ -1,0 +1,257 @@
+//! The tier as the host sees it.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{
+    Error, ErrorCode, Key, Level, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag,
+    TierCompletion, TierLimits, TierPage, TierUsage, log,
+};
+
+use crate::config::{Config, Io};
+use crate::keeper;
+use crate::queue::{Kind, locked};
+use crate::store::Store;
+use crate::uring::{self, Ring};
+use crate::work;
+
+/// Threads, unless the configuration says how many: with a ring, and without.
+const THREADS: (usize, usize) = (2, 16);
+/// How long an instance that is dropped without a shutdown waits for its threads.
+const DROP_PATIENCE: u64 = 5000;
+/// How long a scan waits for the index.
+const SCAN_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Threads that have not ended.
+#[derive(Default)]
+struct Running {
+    count: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Running {
+    /// Waits until no more than `left` run; false at the deadline.
+    fn wait(&self, left: usize, deadline: Instant) -> bool {
+        let most = deadline.saturating_duration_since(Instant::now());
+        let count = locked(&self.count);
+        let (count, _) = self
+            .ended
+            .wait_timeout_while(count, most, |count| *count > left)
+            .unwrap_or_else(PoisonError::into_inner);
+        *count <= left
+    }
+}
+
+/// A storage tier in a directory. See the crate.
+pub struct FileTier {
+    store: Arc<Store>,
+    stop_keeper: Arc<AtomicBool>,
+    running: Arc<Running>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl FileTier {
+    pub(crate) fn open(opening: &Opening) -> Result<Self> {
+        let config = Config::parse(&opening.config)?;
+        let rings = rings(&config)?;
+        let threads = if config.threads == 0 { THREADS.1 } else { config.threads };
+        let store = Arc::new(Store::new(config, rings.len())?);
+        let tier = Self {
+            store: store.clone(),
+            stop_keeper: Arc::new(AtomicBool::new(false)),
+            running: Arc::new(Running::default()),
+            threads: Mutex::new(Vec::new()),
+        };
+        let how = if rings.is_empty() {
+            format!("{threads} threads")
+        } else {
+            format!("io_uring on {} threads", rings.len())
+        };
+        let direct = if store.directory.is_direct() { "past" } else { "through" };
+        log!(
+            Level::INFO,
+            "{}: pages in {}, with {how}, {direct} the page cache",
+            opening.name,
+            store.directory.path().display()
+        );
+        let stop = tier.stop_keeper.clone();
+        tier.spawn("tier-keeper", move |store| {
+            keeper::run(store, &stop);
+            Ok(())
+        })?;
+        if rings.is_empty() {
+            for _ in 0..threads {
+                tier.spawn("tier-io", |store| {
+                    work::thread(store);
+                    Ok(())
+                })?;
+            }
+        }
+        for (number, ring) in rings.into_iter().enumerate() {
+            tier.spawn("tier-ring", move |store| uring::thread(store, ring, number))?;
+        }
+        Ok(tier)
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce(&Store) -> io::Result<()> + Send + 'static) -> Result<()> {
+        let (store, running) = (self.store.clone(), self.running.clone());
+        *locked(&running.count) += 1;
+        let counted = running.clone();
+        let body = move || {
+            let ended = catch_unwind(AssertUnwindSafe(|| run(&store)));
+            if !matches!(ended, Ok(Ok(()))) {
+                if let Ok(Err(e)) = ended {
+                    log!(Level::ERROR, "a thread of the tier ended: {e}");
+                }
+                store.set_broken();
+            }
+            drop(store);
+            *locked(&running.count) -= 1;
+            running.ended.notify_all();
+        };
+        let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+        let handle = started.map_err(|e| {
+            *locked(&counted.count) -= 1;
+            Error::new(ErrorCode::IO, format!("cannot start a thread: {e}"))
+        })?;
+        locked(&self.threads).push(handle);
+        Ok(())
+    }
+
+    /// `CLOSED` of an instance that broke is `PANICKED`.
+    fn code(&self, code: i32) -> i32 {
+        let closed = code == ErrorCode::CLOSED.0 && self.store.is_broken();
+        if closed { ErrorCode::PANICKED.0 } else { code }
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.store.is_broken() {
+            return Err(Error::new(ErrorCode::PANICKED, "a thread of the tier ended, see the log"));
+        }
+        if self.store.queue.is_closed() {
+            return Err(Error::new(ErrorCode::CLOSED, "the instance was shut down"));
+        }
+        Ok(())
+    }
+
+    fn pages(&self, kind: Kind, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.code(self.store.queue.push(kind, tag, pages.len(), pages.iter().copied()))
+    }
+}
+
+/// Rings for the threads; none when threads are to do without.
+fn rings(config: &Config) -> Result<Vec<Ring>> {
+    if config.io == Io::Threads {
+        return Ok(Vec::new());
+    }
+    let count = if config.threads == 0 { THREADS.0 } else { config.threads };
+    let rings: io::Result<Vec<Ring>> = (0..count).map(|_| Ring::new(config.queue_depth)).collect();
+    rings.or_else(|e| {
+        if config.io == Io::Auto {
+            log!(Level::INFO, "no io_uring, threads read and write instead: {e}");
+            return Ok(Vec::new());
+        }
+        let text = format!("no io_uring here, set io = \"threads\" or \"auto\": {e}");
+        Err(Error::new(ErrorCode::IO, text))
+    })
+}
+
+impl StorageTier for FileTier {
+    fn limits(&self) -> TierLimits {
+        let config = &self.store.config;
+        TierLimits {
+            max_pages: config.max_pages,
+            max_batches: config.max_batches,
+            max_value: config.max_value(),
+            // Anything works; multiples of 4096 bytes need no copy.
+            alignment: 1,
+            reserved: [0; 4],
+        }
+    }
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        self.store.queue.register(memory)
+    }
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.store.queue.deregister(region)
+    }
+    fn exists(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.code(self.store.queue.push_keys(Kind::Exists, tag, keys))
+    }
+    fn get(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.pages(Kind::Get, tag, pages)
+    }
+    fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.pages(Kind::Put, tag, pages)
+    }
+    fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.code(self.store.queue.push_keys(Kind::Delete, tag, keys))
+    }
+    fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
+        self.code(self.store.queue.poll(completions))
+    }
+    fn cancel(&self, tag: Tag) -> i32 {
+        self.code(self.store.queue.cancel(tag))
+    }
+    fn settled(&self, tag: Tag) -> i32 {
+        self.code(self.store.queue.settled(tag))
+    }
+    fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
+        self.check_open()?;
+        let (segment, number) = ((cursor >> 32) as u32, cursor as u32);
+        let deadline = Instant::now() + SCAN_PATIENCE;
+        loop {
+            let index = locked(&self.store.index);
+            if index.loading && Instant::now() < deadline && !self.store.queue.is_closed() {
+                drop(index);
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            if !index.knows_place(segment, number) {
+                let text = "no scan gave out this cursor, 0 starts one";
+                return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
+            }
+            let (count, next) = index.scan(segment, number, keys);
+            let cursor = next.map_or(0, |(segment, number)| u64::from(segment) << 32 | u64::from(number));
+            return Ok(Scanned { keys: count as u32, reserved: 0, cursor });
+        }
+    }
+    fn usage(&self) -> Result<TierUsage> {
+        self.check_open()?;
+        let index = locked(&self.store.index);
+        let capacity = self.store.config.size_limit();
+        Ok(TierUsage { values: index.len() as u64, bytes: index.bytes(), capacity, reserved: [0; 5] })
+    }
+    fn event_fd(&self) -> i32 {
+        self.store.queue.event().as_raw_fd()
+    }
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_millis(deadline_ms.min(1 << 40));
+        self.store.queue.close();
+        let late = || Error::new(ErrorCode::TIMEOUT, "a read or write has not ended, the storage hangs");
+        // The keeper seals when nobody writes any more, so it ends last.
+        let quiet = self.running.wait(1, deadline);
+        self.stop_keeper.store(true, Ordering::SeqCst);
+        self.store.call_keeper();
+        if !quiet || !self.running.wait(0, deadline) {
+            return Err(late());
+        }
+        for thread in locked(&self.threads).drain(..) {
+            // Panics of threads are caught inside.
+            let _caught = thread.join();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for FileTier {
+    fn drop(&mut self) {
+        if let Err(e) = self.shutdown(DROP_PATIENCE) {
+            log!(Level::ERROR, "a tier was dropped, and its threads go on: {e}");
+        }
+    }
+}

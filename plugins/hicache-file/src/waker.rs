@@ -1,0 +1,55 @@
+//! Descriptors that wake: our threads, and the host's.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use host_plugin_api::{Error, ErrorCode, Result};
+use rustix::event::{EventfdFlags, eventfd};
+
+/// What wakes one thread that waits in the kernel.
+pub struct Waker {
+    pub fd: OwnedFd,
+    asleep: AtomicBool,
+}
+
+/// A descriptor that is quiet.
+pub fn new_event() -> Result<OwnedFd> {
+    let text = |e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}"));
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(text)
+}
+
+/// Makes it readable.
+pub fn signal(fd: &OwnedFd) {
+    // Fails only when it is readable already, up to 2^64 times.
+    let _readable_already = rustix::io::write(fd, &1u64.to_ne_bytes());
+}
+
+/// Makes it quiet.
+pub fn clear(fd: &OwnedFd) {
+    let mut count = [0; 8];
+    // Fails only when it is not readable.
+    let _clear_already = rustix::io::read(fd, &mut count);
+}
+
+impl Waker {
+    pub fn new() -> Result<Self> {
+        Ok(Self { fd: new_event()?, asleep: AtomicBool::new(false) })
+    }
+
+    /// From here on every push is told, until `clear`.
+    pub fn arm(&self) {
+        self.asleep.store(true, Ordering::SeqCst);
+    }
+
+    pub fn clear(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+        clear(&self.fd);
+    }
+
+    /// Wakes it, if it may be asleep.
+    pub fn wake(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            signal(&self.fd);
+        }
+    }
+}

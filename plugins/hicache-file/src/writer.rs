@@ -1,0 +1,223 @@
+//! The segments that this instance writes: room for values, records behind them, and what happens when one is full.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use host_plugin_api::ErrorCode;
+
+use crate::backing::write_at;
+use crate::config::Fsync;
+use crate::format::{BLOCK, Name, Value, position, record, seal};
+use crate::queue::locked;
+use crate::segment::Segment;
+
+struct Published {
+    /// The record that comes next.
+    next: u32,
+    /// The byte behind the last value that has a record.
+    end: u64,
+}
+
+/// A segment of ours that has no seal yet. Its index file is locked as long as this lives.
+pub struct OpenSegment {
+    pub segment: Arc<Segment>,
+    pub data: Arc<OwnedFd>,
+    index: OwnedFd,
+    size: u64,
+    published: Mutex<Published>,
+    /// Writes between their allocation and their record.
+    writing: AtomicU32,
+}
+
+impl OpenSegment {
+    pub fn new(segment: Arc<Segment>, data: Arc<OwnedFd>, index: OwnedFd, size: u64) -> Arc<Self> {
+        let published = Mutex::new(Published { next: 0, end: 0 });
+        Arc::new(Self { segment, data, index, size, published, writing: AtomicU32::new(0) })
+    }
+
+    /// Appends the records of values whose bytes are in the file; the first one's number.
+    pub fn publish(&self, values: &[Value], fsync: Fsync) -> io::Result<u32> {
+        if fsync == Fsync::Always {
+            rustix::fs::fdatasync(&self.data)?;
+        }
+        let first = {
+            let mut published = locked(&self.published);
+            let first = published.next;
+            let mut bytes = Vec::with_capacity(values.len() * crate::format::RECORD);
+            for (number, value) in (first..).zip(values) {
+                bytes.extend_from_slice(&record(self.segment.name, number, value));
+            }
+            // A record that was written by a call that failed is written over by the next.
+            write_at(&self.index, &bytes, position(first))?;
+            published.next += values.len() as u32;
+            published.end = values.iter().map(Value::end).fold(published.end, u64::max);
+            first
+        };
+        if fsync == Fsync::Always {
+            rustix::fs::fdatasync(&self.index)?;
+        }
+        Ok(first)
+    }
+
+    /// A write that was allocated has ended, well or not.
+    pub fn ended(&self) {
+        self.writing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Overwrites a record of ours with zeros.
+    pub fn erase(&self, number: u32) -> io::Result<()> {
+        write_at(&self.index, &[0; crate::format::RECORD], position(number))
+    }
+
+    /// Cuts the data and appends the seal; false when nothing was ever published.
+    fn seal(&self, fsync: Fsync) -> io::Result<bool> {
+        let published = locked(&self.published);
+        if published.next == 0 {
+            return Ok(false);
+        }
+        rustix::fs::ftruncate(&self.data, published.end)?;
+        if fsync != Fsync::Never {
+            rustix::fs::fdatasync(&self.data)?;
+        }
+        write_at(&self.index, &seal(self.segment.name, published.next), position(published.next))?;
+        if fsync != Fsync::Never {
+            rustix::fs::fdatasync(&self.index)?;
+        }
+        Ok(true)
+    }
+}
+
+/// Room for values of one write.
+pub struct Room {
+    pub open: Arc<OpenSegment>,
+    /// The first block.
+    pub block: u32,
+}
+
+/// Why there is no room.
+#[derive(Debug)]
+pub enum NoRoom {
+    /// The keeper is making a segment; come again.
+    Wait,
+    /// It could not.
+    Refused(ErrorCode),
+}
+
+struct State {
+    current: Option<Arc<OpenSegment>>,
+    /// Bytes of the current segment that are given away.
+    used: u64,
+    spare: Option<Arc<OpenSegment>>,
+    retired: Vec<Arc<OpenSegment>>,
+    refused: Option<(ErrorCode, Instant)>,
+    wanted: bool,
+}
+
+/// See the module.
+pub struct Writer {
+    state: Mutex<State>,
+}
+
+impl Writer {
+    pub fn new() -> Self {
+        let state =
+            State { current: None, used: 0, spare: None, retired: Vec::new(), refused: None, wanted: false };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// Room for a write of so many bytes, a multiple of blocks and no more than a segment. Whether the keeper is needed comes
+    /// with it. Room that was given has to be [`ended`](OpenSegment::ended).
+    pub fn room(&self, bytes: u64) -> (Result<Room, NoRoom>, bool) {
+        let mut state = locked(&self.state);
+        for _ in 0..2 {
+            if let Some(open) = &state.current {
+                if state.used + bytes <= open.size {
+                    let (open, block) = (open.clone(), (state.used / BLOCK) as u32);
+                    open.writing.fetch_add(1, Ordering::SeqCst);
+                    state.used += bytes;
+                    // The next one is made while there is room in this one.
+                    let soon = state.used > open.size / 2 && state.spare.is_none() && !state.wanted;
+                    let soon = soon && state.refused.is_none_or(|(_, until)| Instant::now() >= until);
+                    state.wanted |= soon;
+                    return (Ok(Room { open, block }), soon);
+                }
+                let full = state.current.take();
+                state.retired.extend(full);
+            }
+            state.current = state.spare.take();
+            state.used = 0;
+        }
+        match state.refused {
+            Some((code, until)) if Instant::now() < until => (Err(NoRoom::Refused(code)), false),
+            _ => {
+                state.wanted = true;
+                (Err(NoRoom::Wait), true)
+            }
+        }
+    }
+
+    /// Whether somebody asked for a segment.
+    pub fn is_wanted(&self) -> bool {
+        locked(&self.state).wanted
+    }
+
+    /// The answer to that.
+    pub fn supply(&self, made: Result<Arc<OpenSegment>, (ErrorCode, Instant)>) {
+        let mut state = locked(&self.state);
+        state.wanted = false;
+        match made {
+            Ok(open) => {
+                state.refused = None;
+                state.spare = Some(open);
+            }
+            Err(refused) => state.refused = Some(refused),
+        }
+    }
+
+    /// The open segment of this number.
+    pub fn open_segment(&self, id: u32) -> Option<Arc<OpenSegment>> {
+        let state = locked(&self.state);
+        let all = state.current.iter().chain(&state.spare).chain(&state.retired);
+        all.into_iter().find(|open| open.segment.id == id).cloned()
+    }
+
+    /// The open segment of this name.
+    pub fn knows(&self, name: Name) -> Option<u32> {
+        let state = locked(&self.state);
+        let mut all = state.current.iter().chain(&state.spare).chain(&state.retired);
+        all.find(|open| open.segment.name == name).map(|open| open.segment.id)
+    }
+
+    /// Nothing more goes into this segment: a write to it failed, or its name is gone.
+    pub fn give_up(&self, id: u32) {
+        let mut state = locked(&self.state);
+        let State { current, spare, retired, .. } = &mut *state;
+        for place in [current, spare] {
+            if place.as_ref().is_some_and(|open| open.segment.id == id) {
+                retired.extend(place.take());
+            }
+        }
+    }
+
+    /// All segments are as good as full.
+    pub fn retire(&self) {
+        let mut state = locked(&self.state);
+        let State { current, spare, retired, .. } = &mut *state;
+        retired.extend(current.take());
+        retired.extend(spare.take());
+    }
+
+    /// Seals what is full and has no writes in flight. Calls `done` with each segment and whether it has any page.
+    pub fn seal(&self, fsync: Fsync, mut done: impl FnMut(&OpenSegment, io::Result<bool>)) {
+        let idle = |open: &&Arc<OpenSegment>| open.writing.load(Ordering::SeqCst) == 0;
+        let ready: Vec<_> = locked(&self.state).retired.iter().filter(idle).cloned().collect();
+        for open in ready {
+            done(&open, open.seal(fsync));
+            // Only now: until it is known as sealed, its records are removed through its writer.
+            locked(&self.state).retired.retain(|other| !Arc::ptr_eq(other, &open));
+        }
+    }
+}

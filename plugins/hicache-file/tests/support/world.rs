@@ -1,0 +1,226 @@
+//! A tier in this process with registered memory, and batches that are watched to their end.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use host_plugin_api::tier::{FOUND, STORED};
+use host_plugin_api::{
+    ErrorCode, Key, Memory, MemoryKind, Opening, RegionId, StorageTier, Tag, TierCompletion, TierPage,
+};
+use host_plugin_hicache_file::FileTier;
+
+/// How long anything may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct World {
+    pub tier: FileTier,
+    pub region: RegionId,
+    memory: &'static mut [Block],
+    tag: std::cell::Cell<u64>,
+}
+
+#[repr(C, align(4096))]
+#[derive(Clone, Copy)]
+struct Block([u8; 4096]);
+
+/// Numbers that are the same for the same seed: splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// A seed of this run, printed so that the run can be repeated with `SEED`.
+    pub fn seeded() -> Self {
+        let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = seed.unwrap_or_else(|| {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+            now.as_nanos() as u64
+        });
+        println!("SEED={seed}");
+        Self(seed)
+    }
+}
+
+pub fn key(number: u64) -> Key {
+    let mut key = Key([0xA5; 32]);
+    key.0[..8].copy_from_slice(&number.to_le_bytes());
+    key
+}
+
+/// What the page of this number holds.
+pub fn value(number: u64, length: usize) -> Vec<u8> {
+    let mut random = Random(number ^ 0x5EED);
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        bytes.extend_from_slice(&random.next().to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+pub fn open(dir: &Path, more: &str) -> Result<FileTier, host_plugin_api::Error> {
+    let config = format!("dir = {:?}\nfree_floor_mib = 0\nrefresh_ms = 10\n{more}", dir.to_str().unwrap());
+    host_plugin_hicache_file::open(&Opening { name: "test".into(), config })
+}
+
+impl World {
+    /// A tier there, with so many bytes of memory.
+    pub fn new(dir: &Path, bytes: usize, more: &str) -> Self {
+        Self::around(open(dir, more).unwrap_or_else(|e| panic!("{e}")), bytes)
+    }
+
+    pub fn around(tier: FileTier, bytes: usize) -> Self {
+        let memory = vec![Block([0; 4096]); bytes.div_ceil(4096) + 1].leak();
+        let mut world = Self { tier, region: RegionId(0), memory, tag: std::cell::Cell::new(1) };
+        world.register_again();
+        world
+    }
+
+    pub fn register_again(&mut self) {
+        let memory = Memory {
+            address: self.memory.as_ptr() as u64,
+            length: self.memory.len() as u64 * 4096,
+            kind: MemoryKind::DRAM,
+            device: 0,
+            fd: -1,
+            generation: 0,
+            fd_offset: 0,
+        };
+        self.region = self.tier.register(&memory).unwrap();
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        let length = self.memory.len() * 4096;
+        // SAFETY: plain bytes, borrowed through `self`, and no batch is in flight between calls.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), length) }
+    }
+
+    pub fn page(&self, number: u64, offset: usize, length: usize) -> TierPage {
+        TierPage { key: key(number), region: self.region.0, length: length as u32, offset: offset as u64 }
+    }
+
+    /// Starts a batch, however often it has to, and waits for all of it: status and bytes of each page.
+    pub fn run(&self, count: usize, call: impl Fn(&FileTier, Tag) -> i32) -> Vec<(i32, u64)> {
+        let tag = Tag(self.tag.replace(self.tag.get() + 1));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match call(&self.tier, tag) {
+                0 => break,
+                code if code == ErrorCode::WOULD_BLOCK.0 && Instant::now() < deadline => {}
+                code => panic!("a batch was answered with {:?}", ErrorCode(code)),
+            }
+        }
+        let mut ended = vec![None; count];
+        while ended.iter().any(Option::is_none) {
+            let mut done = [TierCompletion::default(); 64];
+            let taken = self.tier.poll(&mut done);
+            for completion in &done[..usize::try_from(taken).unwrap()] {
+                assert_eq!(completion.tag, tag.0);
+                let before = ended[completion.page as usize].replace((completion.status, completion.bytes));
+                assert_eq!(before, None, "page {} ended twice", completion.page);
+            }
+            assert!(Instant::now() < deadline, "a batch does not end: {ended:?}");
+            std::thread::yield_now();
+        }
+        ended.into_iter().flatten().collect()
+    }
+
+    fn batches(&self, count: usize) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+        let most = self.tier.limits().max_pages as usize;
+        (0..count).step_by(most).map(move |first| first..count.min(first + most))
+    }
+
+    /// Stores pages of these numbers, one behind the other in memory from `shift` on; how each ended.
+    pub fn put(&mut self, numbers: &[u64], length: usize, shift: usize) -> Vec<i32> {
+        for (at, number) in numbers.iter().enumerate() {
+            let start = shift + at * length;
+            self.bytes()[start..start + length].copy_from_slice(&value(*number, length));
+        }
+        let pages: Vec<_> =
+            numbers.iter().enumerate().map(|(at, n)| self.page(*n, shift + at * length, length)).collect();
+        let run = |range: std::ops::Range<usize>| {
+            self.run(range.len(), |tier, tag| tier.put(tag, &pages[range.clone()]))
+        };
+        self.batches(pages.len()).flat_map(run).map(|(status, _)| status).collect()
+    }
+
+    pub fn put_all(&mut self, numbers: &[u64], length: usize) {
+        let ended = self.put(numbers, length, 0);
+        assert!(ended.iter().all(|status| *status == STORED), "{ended:?}");
+    }
+
+    /// Reads pages of these numbers, from `shift` on; how each ended. What was found is what was put, or this panics.
+    pub fn get(&mut self, numbers: &[u64], length: usize, shift: usize) -> Vec<i32> {
+        self.bytes().fill(0xEE);
+        let pages: Vec<_> =
+            numbers.iter().enumerate().map(|(at, n)| self.page(*n, shift + at * length, length)).collect();
+        let run = |range: std::ops::Range<usize>| {
+            self.run(range.len(), |tier, tag| tier.get(tag, &pages[range.clone()]))
+        };
+        let ended: Vec<i32> = self.batches(pages.len()).flat_map(run).map(|(status, _)| status).collect();
+        for (at, (number, status)) in numbers.iter().zip(&ended).enumerate() {
+            let bytes = &self.bytes()[shift + at * length..][..length];
+            match *status {
+                FOUND => assert!(bytes == value(*number, length), "WRONG BYTES of page {number}"),
+                0 => assert!(bytes.iter().all(|b| *b == 0xEE), "a miss wrote to the memory of page {number}"),
+                _ => {}
+            }
+        }
+        ended
+    }
+
+    /// How many of these pages are found with the right bytes.
+    pub fn found(&mut self, numbers: &[u64], length: usize) -> usize {
+        self.get(numbers, length, 0).into_iter().filter(|status| *status == FOUND).count()
+    }
+
+    pub fn exists(&self, numbers: &[u64]) -> Vec<i32> {
+        let keys: Vec<Key> = numbers.iter().map(|n| key(*n)).collect();
+        let run = |range: std::ops::Range<usize>| {
+            self.run(range.len(), |tier, tag| tier.exists(tag, &keys[range.clone()]))
+        };
+        self.batches(keys.len()).flat_map(run).map(|(status, _)| status).collect()
+    }
+
+    pub fn delete(&self, numbers: &[u64]) -> Vec<i32> {
+        let keys: Vec<Key> = numbers.iter().map(|n| key(*n)).collect();
+        let run = |range: std::ops::Range<usize>| {
+            self.run(range.len(), |tier, tag| tier.delete(tag, &keys[range.clone()]))
+        };
+        self.batches(keys.len()).flat_map(run).map(|(status, _)| status).collect()
+    }
+
+    pub fn close(self) {
+        self.tier.shutdown(10_000).unwrap();
+    }
+}
+
+/// Asks until the answer is yes.
+pub fn wait_until(what: &str, mut yes: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !yes() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Files of segments: those that end in this.
+pub fn files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(dir.join("tier-v1")).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.to_str().unwrap().ends_with(ending));
+    files.sort();
+    files
+}

@@ -1,0 +1,343 @@
+//! What the plugin leaves of NIXL's speed: the same writes between two processes through the plugin, and through NIXL's C API
+//! with nothing around it, in turns, so that the ratio holds on a busy machine.
+//!
+//! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench bare`
+//!
+//! Bare is: ranges looked up once, and for each submission a request made of them, posted and asked after until it is
+//! done, while the receiver asks for messages without a pause. The plugin's side is what the host does: `submit`, or `post` of
+//! a prepared list, and `poll` when the descriptor says so. Pieces do not touch each other, so that nothing is joined;
+//! up to 1024 of them or 4 MiB in a submission, or one piece if it is larger, eight submissions in flight, each with a
+//! notification. Figures are medians of the rounds in GB/s of 10^9 bytes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../src"]
+mod plugin {
+    #[allow(dead_code, unused_imports, reason = "the plugin uses all of it")]
+    pub mod capi;
+}
+
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::io::{BufRead, BufReader};
+use std::os::fd::BorrowedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use host::executor::memory::SharedMemory;
+use host_plugin_api::*;
+use plugin::capi::{Agent, Library, Place, Prepared, Progress, Ranges, Segment};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Larger than any cache, on both sides.
+const BYTES: usize = 256 << 20;
+const ROUNDS: usize = 31;
+const FLIGHTS: usize = 8;
+const PIECES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
+const END: &[u8] = b"end";
+
+fn main() {
+    match std::env::var("RECEIVER").as_deref() {
+        Ok("bare") => return bare_receiver(),
+        Ok(_) => return plugin_receiver(),
+        Err(_) => {}
+    }
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    let mut bare = Bare::start();
+    let mut plugin = Plugin::start();
+    println!(
+        "{:>9} {:>7} {:>7} {:>7} {:>12} {:>10}",
+        "piece", "bare", "submit", "post", "submit/bare", "post/bare"
+    );
+    for piece in PIECES {
+        bare.prepare(piece);
+        plugin.prepare(piece);
+        let mut figures = [Vec::new(), Vec::new(), Vec::new()];
+        for _ in 0..ROUNDS {
+            figures[0].push(rate(|| bare.round(piece)));
+            figures[1].push(rate(|| plugin.round(piece, false)));
+            figures[2].push(rate(|| plugin.round(piece, true)));
+        }
+        let [bare, submit, post] = figures.map(median);
+        println!(
+            "{:>5} KiB {bare:>7.3} {submit:>7.3} {post:>7.3} {:>12.3} {:>10.3}",
+            piece >> 10,
+            submit / bare,
+            post / bare
+        );
+    }
+    bare.end();
+    plugin.end();
+}
+
+/// Bytes per second of a round, in GB.
+fn rate(round: impl FnOnce() -> usize) -> f64 {
+    let start = Instant::now();
+    let bytes = round();
+    bytes as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// Starts of the pieces: every other one of its size.
+fn offsets(piece: usize) -> Vec<u64> {
+    (0..BYTES as u64).step_by(2 * piece).collect()
+}
+
+/// Pieces of one submission.
+fn batch(piece: usize) -> usize {
+    ((4 << 20) / piece).clamp(1, 1024)
+}
+
+fn memory() -> SharedMemory {
+    let memory = SharedMemory::new("bench", BYTES).unwrap();
+    // SAFETY: the whole mapping, before anybody else knows of it. Touched, so that page faults are not measured.
+    unsafe { memory.address().as_ptr().write_bytes(1, BYTES) };
+    memory
+}
+
+/// The other process, and the line in which it says how to reach it.
+fn receiver(kind: &str) -> (Child, String, Vec<u8>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .env("RECEIVER", kind)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let (place, endpoint) = line.trim().split_once(' ').unwrap();
+    let byte = |at| u8::from_str_radix(&endpoint[at..at + 2], 16).unwrap();
+    let endpoint_bytes = (0..endpoint.len()).step_by(2).map(byte).collect();
+    (child, place.to_owned(), endpoint_bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bare_agent(name: &str, memory: &SharedMemory) -> (Arc<Library>, Agent) {
+    let path = std::env::var_os("NIXL_LIBRARY").expect("NIXL_LIBRARY names libnixl_capi.so");
+    let library = Arc::new(Library::load(path.as_ref(), None).unwrap());
+    let name = CString::new(name).unwrap();
+    let parameters = [(c"engine_config".to_owned(), c"TLS=^sm,NET_DEVICES=lo".to_owned())];
+    let mut agent = Agent::new(&library, &name, c"UCX", &parameters, None).unwrap();
+    let address = memory.address().as_ptr() as u64;
+    let place = Place { segment: Segment::Dram, address, length: BYTES as u64, device: 0 };
+    agent.register(1, place).unwrap();
+    (library, agent)
+}
+
+fn bare_receiver() {
+    let memory = memory();
+    let (_library, mut agent) = bare_agent("receiver", &memory);
+    println!("{} {}", memory.address().as_ptr() as u64, hex(&agent.metadata().unwrap()));
+    let mut ended = false;
+    while !ended {
+        agent.received(|message| ended |= message == END).unwrap();
+        std::thread::yield_now();
+    }
+}
+
+struct Bare {
+    receiver: Child,
+    library: Arc<Library>,
+    agent: Agent,
+    peer: CString,
+    addresses: (u64, u64),
+    lists: Option<(Prepared, Prepared)>,
+    _memory: SharedMemory,
+}
+
+impl Bare {
+    fn start() -> Self {
+        let (receiver, target, metadata) = receiver("bare");
+        let memory = memory();
+        let (library, mut agent) = bare_agent("sender", &memory);
+        let peer = agent.learn(&metadata).unwrap();
+        let addresses = (memory.address().as_ptr() as u64, target.parse().unwrap());
+        let new = Self { receiver, library, agent, peer, addresses, lists: None, _memory: memory };
+        new.signal(Signal::STOP);
+        new
+    }
+
+    /// Its receiver never rests, so it is stopped while others are measured.
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.receiver), signal).unwrap();
+    }
+
+    fn prepare(&mut self, piece: usize) {
+        self.signal(Signal::CONT);
+        let new = || Ranges::new(&self.library, Segment::Dram).unwrap();
+        let mut ranges = [new(), new()];
+        for offset in offsets(piece) {
+            ranges[0].add(self.addresses.0 + offset, piece, 0).unwrap();
+            ranges[1].add(self.addresses.1 + offset, piece, 0).unwrap();
+        }
+        let local = self.agent.prepare(None, &ranges[0]).unwrap();
+        let remote = self.agent.prepare(Some(&self.peer), &ranges[1]).unwrap();
+        if let Some((local, remote)) = self.lists.replace((local, remote)) {
+            self.agent.release_prepared(local);
+            self.agent.release_prepared(remote);
+        }
+        self.signal(Signal::STOP);
+    }
+
+    fn round(&mut self, piece: usize) -> usize {
+        self.signal(Signal::CONT);
+        let (local, remote) = self.lists.as_ref().unwrap();
+        let count = offsets(piece).len();
+        let indices: Vec<i32> = (0..count as i32).collect();
+        let mut left = indices.chunks(batch(piece));
+        let mut flights = VecDeque::new();
+        loop {
+            if flights.len() < FLIGHTS
+                && let Some(chunk) = left.next()
+            {
+                let started = self.agent.write_prepared(local, remote, chunk, b"12345678");
+                flights.push_back(started.unwrap().0);
+                continue;
+            }
+            let Some(oldest) = flights.front() else { break };
+            match self.agent.progress(oldest) {
+                Progress::Running => std::thread::yield_now(),
+                Progress::Done => self.agent.release(flights.pop_front().unwrap()),
+                Progress::Failed => panic!("a bare write failed"),
+            }
+        }
+        self.signal(Signal::STOP);
+        count * piece
+    }
+
+    fn end(mut self) {
+        self.signal(Signal::CONT);
+        self.agent.notify(&self.peer, END).unwrap();
+        while self.receiver.try_wait().unwrap().is_none() {
+            // The message may still be on its way out; a receiver that is gone is what is waited for.
+            let _gone = self.agent.received(|_| {}).is_err();
+        }
+    }
+}
+
+fn open(name: &str, memory: &SharedMemory) -> (Box<dyn TransferBackend>, RegionId) {
+    let backend = host_plugin_nixl::open(&Opening { name: name.into(), config: String::new() }).unwrap();
+    let region = backend.register(&Memory {
+        address: memory.address().as_ptr() as u64,
+        length: BYTES as u64,
+        kind: MemoryKind::DRAM,
+        device: 0,
+        fd: -1,
+        generation: 1,
+        fd_offset: 0,
+    });
+    (Box::new(backend), region.unwrap())
+}
+
+/// Waits until the instance has something for its host.
+fn rest(backend: &dyn TransferBackend) {
+    // SAFETY: the descriptor is the instance's, which lives longer than this call.
+    let event = unsafe { BorrowedFd::borrow_raw(backend.event_fd()) };
+    poll(&mut [PollFd::new(&event, PollFlags::IN)], None).unwrap();
+}
+
+fn plugin_receiver() {
+    let memory = memory();
+    let (backend, region) = open("decode", &memory);
+    println!("{} {}", region.0, hex(&backend.endpoint().unwrap()));
+    let empty = Notification {
+        kind: NotificationKind(0),
+        length: 0,
+        peer_name_length: 0,
+        reserved: 0,
+        payload: [0; NOTIFICATION_BYTES],
+        peer_name: [0; 64],
+    };
+    let mut notifications = [empty; 16];
+    loop {
+        rest(&*backend);
+        let count = backend.notifications(&mut notifications) as usize;
+        if notifications[..count].iter().any(|n| n.kind == NotificationKind::PEER_LOST) {
+            return;
+        }
+    }
+}
+
+struct Plugin {
+    receiver: Child,
+    backend: Box<dyn TransferBackend>,
+    peer: PeerId,
+    regions: (RegionId, u32),
+    writes: Vec<Write>,
+    list: Option<PreparedId>,
+    _memory: SharedMemory,
+}
+
+impl Plugin {
+    fn start() -> Self {
+        let (receiver, target, endpoint) = receiver("plugin");
+        let memory = memory();
+        let (backend, region) = open("prefill", &memory);
+        let peer = backend.connect("decode", &endpoint).unwrap();
+        let regions = (region, target.parse().unwrap());
+        Self { receiver, backend, peer, regions, writes: Vec::new(), list: None, _memory: memory }
+    }
+
+    fn prepare(&mut self, piece: usize) {
+        let write = |offset| Write {
+            source_region: self.regions.0.0,
+            target_region: self.regions.1,
+            source_offset: offset,
+            target_offset: offset,
+            length: piece as u32,
+            target_generation: 1,
+        };
+        self.writes = offsets(piece).into_iter().map(write).collect();
+        let list = self.backend.prepare(self.peer, &self.writes).unwrap();
+        if let Some(list) = self.list.replace(list) {
+            self.backend.release(list).unwrap();
+        }
+    }
+
+    fn round(&self, piece: usize, prepared: bool) -> usize {
+        let indices: Vec<u32> = (0..self.writes.len() as u32).collect();
+        let mut batches = self.writes.chunks(batch(piece)).zip(indices.chunks(batch(piece)));
+        let (mut flights, mut tag) = (0, 0);
+        let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }; 64];
+        let mut bytes = 0;
+        loop {
+            if flights < FLIGHTS
+                && let Some((writes, indices)) = batches.next()
+            {
+                let notification = [0; NOTIFICATION_BYTES];
+                let submission =
+                    Submission { peer: self.peer, notification_length: 8, tag: Tag(tag), notification };
+                let code = match self.list.filter(|_| prepared) {
+                    Some(list) => self.backend.post(&submission, list, indices),
+                    None => self.backend.submit(&submission, writes),
+                };
+                assert_eq!(code, 0);
+                (flights, tag) = (flights + 1, tag + 1);
+                continue;
+            }
+            if flights == 0 {
+                return bytes as usize;
+            }
+            rest(&*self.backend);
+            let count = self.backend.poll(&mut done) as usize;
+            assert!(done[..count].iter().all(|c| c.status == 0));
+            bytes += done[..count].iter().map(|c| c.bytes).sum::<u64>();
+            flights -= count;
+        }
+    }
+
+    fn end(mut self) {
+        self.backend.shutdown(5000).unwrap();
+        assert!(self.receiver.wait().unwrap().success());
+    }
+}

@@ -1,0 +1,188 @@
+//! Requests: lists of ranges on both sides, posted and asked after.
+
+use std::ffi::{CStr, c_int};
+
+use super::{Agent, Handle, Ranges, Refusal, check, made};
+
+/// In progress; 0 is success, and errors are negative.
+const IN_PROGRESS: c_int = 1;
+
+/// What a request does, with NIXL's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the remote ranges into ours.
+    Read = 0,
+    Write = 1,
+}
+
+/// A posted request. To be given back to its agent.
+pub struct Request {
+    handle: Handle,
+}
+
+/// Ranges that NIXL has looked up once, on one side. To be given back to its agent.
+pub struct Prepared {
+    handle: Handle,
+}
+
+/// How a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Done,
+    Running,
+    Failed,
+}
+
+impl Agent {
+    /// Looks ranges up for many requests: those of the agent named, or our own.
+    ///
+    /// # Errors
+    /// When one is of no registered memory.
+    pub fn prepare(&mut self, of: Option<&CStr>, ranges: &Ranges) -> Result<Prepared, Refusal> {
+        let (agent, name) = (self.agent, of.unwrap_or(c"").as_ptr());
+        let null = std::ptr::null_mut();
+        let prepare = self.library.api.prep_xfer_dlist;
+        // SAFETY: agent and list are alive, the name outlives the call; NIXL keeps copies.
+        let handle = made("prep_xfer_dlist", |at| unsafe { prepare(agent, name, ranges.handle, at, null) })?;
+        Ok(Prepared { handle })
+    }
+
+    /// Gives a prepared list back. Requests made of it keep what they need.
+    pub fn release_prepared(&mut self, prepared: Prepared) {
+        // SAFETY: the agent is alive, and the list is its own and not used after this.
+        let _released = unsafe { (self.library.api.release_xfer_dlist_handle)(self.agent, prepared.handle) };
+    }
+
+    /// Starts writes of the prepared ranges at `indices`, in that order, with a message that follows when all are there.
+    ///
+    /// # Errors
+    /// When the request cannot be made; then nothing was started.
+    pub fn write_prepared(
+        &mut self,
+        local: &Prepared,
+        remote: &Prepared,
+        indices: &[i32],
+        message: &[u8],
+    ) -> Result<(Request, Progress), Refusal> {
+        self.announce(message)?;
+        // Of a prepared list only NIXL knows which ranges touch.
+        self.join(true)?;
+        let api = &self.library.api;
+        let (agent, at, count) = (self.agent, indices.as_ptr(), indices.len());
+        // SAFETY: agent, lists and options are alive, the indices outlive the call, which checks them.
+        let create = |to| unsafe {
+            let (local, remote) = (local.handle, remote.handle);
+            (api.make_xfer_req)(
+                agent,
+                Direction::Write as c_int,
+                local,
+                at,
+                count,
+                remote,
+                at,
+                count,
+                to,
+                self.making,
+            )
+        };
+        let request = Request { handle: made("make_xfer_req", create)? };
+        let progress = self.post(&request);
+        Ok((request, progress))
+    }
+
+    /// Starts a request again that has ended, with another message.
+    ///
+    /// # Errors
+    /// When the message cannot be set; then nothing was started.
+    pub fn write_again(&mut self, request: &Request, message: &[u8]) -> Result<Progress, Refusal> {
+        self.announce(message)?;
+        Ok(self.post(request))
+    }
+
+    fn join(&mut self, join: bool) -> Result<(), Refusal> {
+        let skip = self.library.api.opt_args_set_skip_desc_merge;
+        // SAFETY: the options are alive until our drop.
+        check("opt_args_set_skip_desc_merge", unsafe { skip(self.making, !join) })
+    }
+
+    fn announce(&mut self, message: &[u8]) -> Result<(), Refusal> {
+        let api = &self.library.api;
+        let (data, length) = (message.as_ptr().cast(), message.len());
+        // SAFETY: the options are alive, the message is copied.
+        check("opt_args_set_notif_msg", unsafe { (api.opt_args_set_notif_msg)(self.posting, data, length) })?;
+        // SAFETY: the options are alive.
+        let code = unsafe { (api.opt_args_set_has_notif)(self.posting, length > 0) };
+        check("opt_args_set_has_notif", code)
+    }
+
+    fn post(&mut self, request: &Request) -> Progress {
+        // SAFETY: agent, request and options are alive.
+        progress(unsafe { (self.library.api.post_xfer_req)(self.agent, request.handle, self.posting) })
+    }
+
+    /// Starts writes of `local` into `remote`, range by range, with a message that follows when all are there.
+    ///
+    /// # Errors
+    /// When the request cannot be made; then nothing was started.
+    pub fn write(
+        &mut self,
+        local: &Ranges,
+        remote: &Ranges,
+        to: &CStr,
+        message: &[u8],
+    ) -> Result<(Request, Progress), Refusal> {
+        self.announce(message)?;
+        self.start(Direction::Write, local, remote, to)
+    }
+
+    /// Starts a request without a message.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn start(
+        &mut self,
+        direction: Direction,
+        local: &Ranges,
+        remote: &Ranges,
+        with: &CStr,
+    ) -> Result<(Request, Progress), Refusal> {
+        // Ranges that touch were joined before NIXL sees them.
+        self.join(false)?;
+        let api = &self.library.api;
+        let (agent, name) = (self.agent, with.as_ptr());
+        // SAFETY: agent, lists and options are alive, the name outlives the call; NIXL checks the local ranges against
+        // what this agent registered and the remote ones against the peer's metadata, and keeps copies.
+        let create = |at| unsafe {
+            let (local, remote) = (local.handle, remote.handle);
+            (api.create_xfer_req)(agent, direction as c_int, local, remote, name, at, self.making)
+        };
+        let request = Request { handle: made("create_xfer_req", create)? };
+        let progress = self.post(&request);
+        Ok((request, progress))
+    }
+
+    /// Drives progress, and says how a request stands.
+    pub fn progress(&mut self, request: &Request) -> Progress {
+        // SAFETY: the agent is alive, and the request until it is released.
+        progress(unsafe { (self.library.api.get_xfer_status)(self.agent, request.handle) })
+    }
+
+    /// Gives a request back. One that still runs may go on: only dropping the agent ends it.
+    pub fn release(&mut self, request: Request) {
+        let api = &self.library.api;
+        // SAFETY: agent and request are alive; the request is not used after this.
+        let released = unsafe { (api.release_xfer_req)(self.agent, request.handle) };
+        if released == 0 {
+            // SAFETY: as above. What could not be released keeps its few bytes.
+            let _destroyed = unsafe { (api.destroy_xfer_req)(request.handle) };
+        }
+    }
+}
+
+fn progress(code: c_int) -> Progress {
+    match code {
+        0 => Progress::Done,
+        IN_PROGRESS => Progress::Running,
+        _ => Progress::Failed,
+    }
+}

@@ -1,0 +1,117 @@
+//! What becomes of writes on their way to NIXL: neighbours are joined, and long lists are cut into requests.
+
+use std::sync::Arc;
+
+use host_plugin_api::Write;
+
+use crate::capi::{Agent, Library, Ranges, Refusal, Segment};
+use crate::regions::{Card, source, target};
+
+/// Ranges in one request, so that a long submission does not keep the driver from everything else while it is posted.
+/// Over TCP a range takes NIXL about 5 µs.
+pub const RANGES: usize = 256;
+
+/// The ranges of one request, on both sides, of either kind of memory. Filled over and over.
+pub struct Scratch {
+    local: [Ranges; 2],
+    remote: [Ranges; 2],
+}
+
+/// What one request takes of a submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Whether the memory is a device's: ours, theirs.
+    kinds: (bool, bool),
+    /// Writes from the start of what was offered.
+    pub writes: usize,
+    pub bytes: u64,
+}
+
+/// A run of bytes: where from, where to, how many.
+struct Run {
+    from: u64,
+    to: u64,
+    length: usize,
+    devices: (u64, u64),
+}
+
+impl Scratch {
+    pub fn new(library: &Arc<Library>) -> Result<Self, Refusal> {
+        let ranges = || Ok([Ranges::new(library, Segment::Dram)?, Ranges::new(library, Segment::Vram)?]);
+        Ok(Self { local: ranges()?, remote: ranges()? })
+    }
+
+    /// Our ranges, and the peer's.
+    pub fn of(&self, piece: &Piece) -> (&Ranges, &Ranges) {
+        (&self.local[usize::from(piece.kinds.0)], &self.remote[usize::from(piece.kinds.1)])
+    }
+
+    fn clear(&mut self) -> Result<(), Refusal> {
+        self.local.iter_mut().chain(&mut self.remote).try_for_each(Ranges::clear)
+    }
+
+    fn add(&mut self, piece: &Piece, run: &Run) -> Result<(), Refusal> {
+        self.local[usize::from(piece.kinds.0)].add(run.from, run.length, run.devices.0)?;
+        self.remote[usize::from(piece.kinds.1)].add(run.to, run.length, run.devices.1)
+    }
+
+    /// Takes writes until there are `most` ranges, or the next is of another kind of memory; neighbours are one range if
+    /// `join` says so. Nothing when a write leaves its region.
+    ///
+    /// # Errors
+    /// When NIXL does not take one of our regions.
+    pub fn describe(
+        &mut self,
+        agent: &mut Agent,
+        (ours, theirs): (&[Card], &[Card]),
+        writes: impl Iterator<Item = Write>,
+        (most, join): (usize, bool),
+    ) -> Result<Option<Piece>, Refusal> {
+        self.clear()?;
+        let mut piece = Piece { kinds: (false, false), writes: 0, bytes: 0 };
+        let mut open: Option<Run> = None;
+        let mut regions = (0, 0);
+        let mut ranges = 0;
+        for write in writes {
+            let (Some((our, from)), Some((their, to))) = (source(ours, &write), target(theirs, &write))
+            else {
+                return Ok(None);
+            };
+            let kinds = (our.device.is_some(), their.device.is_some());
+            if piece.writes == 0 {
+                piece.kinds = kinds;
+            } else if piece.kinds != kinds {
+                break;
+            }
+            if our.id != regions.0 && !agent.has_registered(our.id) {
+                // An agent learns of a region when it first sends from it.
+                agent.register(our.id, our.place())?;
+            }
+            let length = write.length as usize;
+            // Regions that touch by accident are two to NIXL.
+            let same = join && regions == (our.id, their.id);
+            regions = (our.id, their.id);
+            match &mut open {
+                Some(run)
+                    if same && run.from + run.length as u64 == from && run.to + run.length as u64 == to =>
+                {
+                    run.length += length;
+                }
+                _ if ranges == most => break,
+                _ => {
+                    let devices = (our.place().device, their.place().device);
+                    if let Some(run) = open.replace(Run { from, to, length, devices }) {
+                        self.add(&piece, &run)?;
+                    }
+                    ranges += 1;
+                }
+            }
+            piece.writes += 1;
+            piece.bytes += u64::from(write.length);
+        }
+        if let Some(run) = open {
+            self.add(&piece, &run)?;
+        }
+        Ok(Some(piece))
+    }
+}

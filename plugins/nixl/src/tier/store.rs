@@ -1,0 +1,221 @@
+//! Pages as files: one for each, named by its key, with a trailer that says what it holds.
+//!
+//! `DIR/nixl-v1/AB/ABCD….page` holds the value, then 32 bytes: the mark `HOSTNIXL`, the value's length, its checksum
+//! (XXH3-64, seeded with that of the key), and the checksum of these 24 bytes. A file is written under another name in
+//! `DIR/nixl-v1/tmp`, and gets its own when all of it is there, so that a reader finds all of a value or nothing; one that a
+//! power cut left behind with holes in it does not pass its checksum. One file for each page, because then publishing is
+//! a rename, a removed page frees its room at once, and several processes share a directory without a word to each
+//! other; an `open` and a `rename` for each page are little beside pages of a megabyte.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use host_plugin_api::Key;
+use rustix::fs::OFlags;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+const MARK: [u8; 8] = *b"HOSTNIXL";
+const TRAILER: u64 = 32;
+const SUFFIX: &str = ".page";
+/// Unfinished files of this age are nobody's.
+const STALE: Duration = Duration::from_secs(3600);
+
+/// A directory of pages.
+pub struct Store {
+    root: PathBuf,
+    direct: bool,
+    /// Starts the names of unfinished files; no other instance's do.
+    unique: String,
+    written: AtomicU64,
+}
+
+/// A file that has no name of its own yet.
+pub struct Unfinished {
+    pub file: File,
+    path: PathBuf,
+}
+
+/// A value that is there.
+pub struct Found {
+    pub file: File,
+    checksum: u64,
+}
+
+/// Checksum of a value: that these are the bytes of this key.
+pub fn checksum(key: &Key, value: &[u8]) -> u64 {
+    xxh3_64_with_seed(value, xxh3_64(&key.0))
+}
+
+fn missing<T>(error: io::Error) -> io::Result<Option<T>> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(None) } else { Err(error) }
+}
+
+fn hex(byte: &u8) -> String {
+    format!("{byte:02x}")
+}
+
+/// The key that a file is named by.
+fn key_of(name: &str) -> Option<Key> {
+    let digits = name.strip_suffix(SUFFIX).filter(|digits| digits.len() == 64 && digits.is_ascii())?;
+    let mut key = Key::default();
+    for (at, byte) in key.0.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(key)
+}
+
+impl Store {
+    /// # Errors
+    /// When the directory cannot be made or written to.
+    pub fn open(directory: &Path, direct: bool, unique: String) -> io::Result<Self> {
+        let root = directory.join("nixl-v1");
+        let mut folders = std::fs::DirBuilder::new();
+        folders.recursive(true).mode(0o700);
+        folders.create(root.join("tmp"))?;
+        for byte in 0..=u8::MAX {
+            folders.create(root.join(hex(&byte)))?;
+        }
+        for entry in std::fs::read_dir(root.join("tmp"))?.filter_map(Result::ok) {
+            let age = |made: SystemTime| SystemTime::now().duration_since(made).unwrap_or_default();
+            if entry.metadata().and_then(|meta| meta.modified()).is_ok_and(|made| age(made) > STALE) {
+                // Another instance may be quicker.
+                let _gone = std::fs::remove_file(entry.path()).is_err();
+            }
+        }
+        Ok(Self { root, direct, unique, written: AtomicU64::new(0) })
+    }
+
+    fn path(&self, key: &Key) -> PathBuf {
+        let name: String = key.0.iter().map(hex).collect();
+        self.root.join(&name[..2]).join(name + SUFFIX)
+    }
+
+    fn flags(&self) -> i32 {
+        if self.direct { OFlags::DIRECT.bits() as i32 } else { 0 }
+    }
+
+    /// Bytes of a key's value, by the size of its file.
+    pub fn length(&self, key: &Key) -> io::Result<Option<u64>> {
+        match std::fs::metadata(self.path(key)) {
+            Ok(meta) => Ok(meta.len().checked_sub(TRAILER).filter(|length| *length > 0)),
+            Err(error) => missing(error),
+        }
+    }
+
+    /// Starts a value.
+    pub fn create(&self) -> io::Result<Unfinished> {
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let path = self.root.join("tmp").join(format!("{}-{number}", self.unique));
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).custom_flags(self.flags()).open(&path)?;
+        Ok(Unfinished { file, path })
+    }
+
+    /// Gives a value that was written its name. It is only there when this returns well.
+    pub fn publish(&self, key: &Key, unfinished: Unfinished, length: u64, checksum: u64) -> io::Result<()> {
+        let published = self.finish(key, &unfinished, length, checksum);
+        if published.is_err() {
+            self.discard(unfinished);
+        }
+        published
+    }
+
+    fn finish(&self, key: &Key, unfinished: &Unfinished, length: u64, checksum: u64) -> io::Result<()> {
+        let written = unfinished.file.metadata()?.len();
+        if written != length {
+            let text = format!("{written} bytes of a value of {length} were written");
+            return Err(io::Error::new(io::ErrorKind::WriteZero, text));
+        }
+        let mut trailer = [0; TRAILER as usize];
+        trailer[..8].copy_from_slice(&MARK);
+        trailer[8..16].copy_from_slice(&length.to_le_bytes());
+        trailer[16..24].copy_from_slice(&checksum.to_le_bytes());
+        let own = xxh3_64(&trailer[..24]);
+        trailer[24..].copy_from_slice(&own.to_le_bytes());
+        // Not through a descriptor that takes whole blocks only.
+        let plain = OpenOptions::new().write(true).open(&unfinished.path)?;
+        plain.write_all_at(&trailer, length)?;
+        std::fs::rename(&unfinished.path, self.path(key))
+    }
+
+    /// Forgets a value that was started.
+    pub fn discard(&self, unfinished: Unfinished) {
+        // What stays behind is removed when it is old.
+        let _stays = std::fs::remove_file(unfinished.path).is_err();
+    }
+
+    /// A value of this many bytes. One of another length, or whose file is damaged, is not there; the latter is removed, so
+    /// that it can be put again.
+    pub fn find(&self, key: &Key, length: u64) -> io::Result<Option<Found>> {
+        let path = self.path(key);
+        let plain = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) => return missing(error),
+        };
+        let size = plain.metadata()?.len();
+        let mut trailer = [0; TRAILER as usize];
+        let read = size.checked_sub(TRAILER).map(|at| plain.read_exact_at(&mut trailer, at));
+        let number = |at: usize| trailer[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let whole =
+            matches!(read, Some(Ok(()))) && trailer[..8] == MARK && number(24) == xxh3_64(&trailer[..24]);
+        if !whole || number(8).checked_add(TRAILER) != Some(size) {
+            self.remove(key)?;
+            return Ok(None);
+        }
+        if number(8) != length {
+            return Ok(None);
+        }
+        let file = match self.direct {
+            true => match OpenOptions::new().read(true).custom_flags(self.flags()).open(&path) {
+                Ok(file) => file,
+                Err(error) => return missing(error),
+            },
+            false => plain,
+        };
+        Ok(Some(Found { file, checksum: number(16) }))
+    }
+
+    /// Removes a value; its bytes if it was there.
+    pub fn remove(&self, key: &Key) -> io::Result<Option<u64>> {
+        let path = self.path(key);
+        let size = match std::fs::metadata(&path) {
+            Ok(meta) => meta.len(),
+            Err(error) => return missing(error),
+        };
+        match std::fs::remove_file(path) {
+            Ok(()) => Ok(Some(size.saturating_sub(TRAILER))),
+            Err(error) => missing(error),
+        }
+    }
+
+    /// Keys in one of the 256 folders.
+    pub fn keys(&self, folder: u8) -> io::Result<Vec<Key>> {
+        let entries = std::fs::read_dir(self.root.join(hex(&folder)))?;
+        Ok(entries.filter_map(|entry| key_of(entry.ok()?.file_name().to_str()?)).collect())
+    }
+
+    /// Values, and their bytes.
+    pub fn usage(&self) -> io::Result<(u64, u64)> {
+        let (mut values, mut bytes) = (0, 0);
+        for folder in 0..=u8::MAX {
+            for entry in std::fs::read_dir(self.root.join(hex(&folder)))?.filter_map(Result::ok) {
+                if let Ok(meta) = entry.metadata() {
+                    values += 1;
+                    bytes += meta.size().saturating_sub(TRAILER);
+                }
+            }
+        }
+        Ok((values, bytes))
+    }
+}
+
+impl Found {
+    /// Whether these are the bytes that were put.
+    pub fn is(&self, key: &Key, value: &[u8]) -> bool {
+        checksum(key, value) == self.checksum
+    }
+}
