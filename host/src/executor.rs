@@ -9,7 +9,7 @@ pub mod synthetic;
 
 use host_core::{Batch, Dtype, SequenceOutput};
 
-pub use memory::KvMemory;
+pub use memory::{KvMemory, SharedMemory};
 
 /// What the host must know of a model before it can size pools and compare workers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,12 +17,14 @@ mod lane_sums;
 pub mod link;
 mod rank_thread;
 mod scheduler_thread;
+mod tier_thread;
 mod transfer_thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use host_core::hierarchy::TierStats;
 use host_core::request::{Failure, FinishReason, Request, Usage};
 use host_core::scheduler::{Flushed, Stats};
 use host_core::{Config, Event, Instance, Room, Sampled};
@@ -34,6 +36,7 @@ use crate::net::proto::{KvIdentity, WorkerInfo};
 pub use cache_thread::CacheLog;
 use clock::Clock;
 use link::Links;
+pub use tier_thread::Below;
 
 /// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
 /// repeat).
@@ -140,6 +143,8 @@ pub struct Parts {
     pub ranks: Vec<RankParts>,
     /// Random, new at every start.
     pub instance: Instance,
+    /// What lies below the pool; there when [`Config::hierarchy`] is.
+    pub below: Option<Below>,
     /// Whether pages are digested on both ends of a transfer.
     pub page_integrity: bool,
 }
@@ -163,11 +168,19 @@ pub struct Worker {
     died: watch::Receiver<Option<&'static str>>,
 }
 
+/// The storage tiers' names, and their counters as of the scheduler's last turn.
+#[derive(Debug, Default)]
+pub(crate) struct Tiers {
+    names: Vec<String>,
+    stats: Mutex<Vec<TierStats>>,
+}
+
 /// The way in to a running worker, for any thread or task.
 #[derive(Clone)]
 pub struct Handle {
     inputs: mpsc::Sender<Input>,
     stats: Arc<Mutex<Stats>>,
+    tiers: Arc<Tiers>,
     links: Arc<Links>,
     cache: Option<Arc<CacheLog>>,
     info: Arc<WorkerInfo>,
@@ -184,11 +197,12 @@ impl Worker {
         parts: Parts,
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
-        let Parts { name, config, identity, transfer, ranks, instance, page_integrity } = parts;
+        let Parts { name, config, identity, transfer, ranks, instance, below, page_integrity } = parts;
         anyhow::ensure!(!ranks.is_empty(), "a worker has at least one rank");
         let memories =
             ranks.iter().filter_map(|rank| Some((rank.kv.clone(), rank.transfer.clone()?))).collect();
         let kv_heads = identity.kv_heads as usize;
+        let pools: Vec<KvMemory> = ranks.iter().map(|rank| rank.kv.clone()).collect();
         // A page lies on all ranks, with the heads of each.
         let page_bytes = ranks.iter().map(|rank| rank.kv.layout().shape.page_bytes() as u64).sum();
         let clock = Clock::start();
@@ -226,6 +240,21 @@ impl Worker {
             to_transfer.push(inbox);
             threads.push(thread);
         }
+        let mut to_tiers = None;
+        let mut tiers = Tiers::default();
+        if let (Some(below), Some(hierarchy)) = (below, &config.hierarchy) {
+            tiers.names = below.tiers.iter().map(|(name, _)| name.clone()).collect();
+            let (inbox, thread) = tier_thread::start(tier_thread::Start {
+                below,
+                slots: hierarchy.host_slots,
+                pools,
+                kv_heads,
+                inputs: inputs.clone(),
+                alive: alive("tiers"),
+            })?;
+            to_tiers = Some(inbox);
+            threads.push(thread);
+        }
         let mut cache = None;
         let mut cache_feed = None;
         if config.cache_events {
@@ -233,6 +262,7 @@ impl Worker {
             (cache, cache_feed) = (Some(log), Some(feed));
             threads.push(thread);
         }
+        let tiers = Arc::new(tiers);
         let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
             config,
             page_bytes,
@@ -242,13 +272,16 @@ impl Worker {
             outgoing,
             to_ranks,
             to_transfer,
+            to_tiers,
+            tiers: tiers.clone(),
             links: links.clone(),
             cache_feed,
             stats: stats.clone(),
             alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
-        let handle = Handle { inputs, stats, links, cache, info: Arc::new(info), instance, page_bytes };
+        let handle =
+            Handle { inputs, stats, tiers, links, cache, info: Arc::new(info), instance, page_bytes };
         Ok((Worker { handle, threads, stop, stopping, died: receive_died }, receive_outgoing))
     }
 
@@ -316,6 +349,13 @@ impl Handle {
     #[must_use]
     pub fn stats(&self) -> Stats {
         *self.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The storage tiers' names and counters, as of the scheduler's last turn.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<(String, TierStats)> {
+        let stats = self.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.tiers.names.iter().cloned().zip(stats.iter().copied()).collect()
     }
 
     /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]; a channel that just closes

@@ -237,13 +237,32 @@ fn what_cannot_be_written_is_an_error_and_leaves_nothing() {
     let Some(place) = place("") else { return };
     let tier = place.open();
     tier.fill();
-    // The folder that page 2 belongs into is a file.
-    let folder = place.pages.path().join("nixl-v1/02");
-    std::fs::remove_dir(&folder).unwrap();
-    std::fs::write(&folder, "").unwrap();
+    // Where page 2 belongs is a folder, which shows when the page gets its name.
+    let name: String = key(2).0.iter().map(|byte| format!("{byte:02x}")).collect();
+    std::fs::create_dir(place.pages.path().join(format!("nixl-v1/02/{name}.page"))).unwrap();
     let ends = tier.put(0..6);
     assert!(ends[2] < 0 && ends.iter().filter(|status| **status == STORED).count() == 5, "{ends:?}");
     assert_eq!(place.unfinished(), 0);
+}
+
+#[test]
+fn a_page_that_the_kernel_refuses_fails_alone_and_the_others_of_its_request_are_found() {
+    let Some(place) = place("") else { return };
+    let tier = place.open();
+    tier.fill();
+    assert_eq!(tier.put(0..5), [STORED; 5]);
+    tier.bytes().fill(0);
+    let protect = |flags| {
+        let at = tier.memory.address().as_ptr().wrapping_add(2 * PAGE);
+        // SAFETY: whole pages of the mapping, which nobody but the kernel touches while they cannot be written.
+        unsafe { rustix::mm::mprotect(at.cast(), PAGE, flags) }.unwrap();
+    };
+    protect(rustix::mm::MprotectFlags::READ);
+    let ends = tier.get(0..5);
+    protect(rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE);
+    assert_eq!(ends, [FOUND, FOUND, ErrorCode::IO.0, FOUND, FOUND]);
+    assert!([0, 1, 3, 4].into_iter().all(|page| tier.is_right(page)));
+    assert_eq!(tier.get(0..5), [FOUND; 5]);
 }
 
 #[test]
@@ -256,6 +275,28 @@ fn check_says_what_is_missing_for_the_tier() {
         open_tier(catalog.find("nixl").unwrap(), &opening).err().unwrap().to_string()
     };
     let library = format!("library = {:?}\n", library.display().to_string());
+    // Who wants no tier is asked for none.
+    let check = |plugin_dir: Option<&Path>, config: &str| {
+        let file = plugins.path().join("host.toml");
+        std::fs::write(&file, config).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
+        command.args(["plugins", "check", "--executor", "synthetic", "--plugins", "nixl", "--plugins-dir"]);
+        command.arg(plugins.path()).arg("--config").arg(file).env_remove("NIXL_PLUGIN_DIR");
+        let output = command.envs(plugin_dir.map(|dir| ("NIXL_PLUGIN_DIR", dir))).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        (output.status.code().unwrap(), said.concat())
+    };
+    let table = format!("[plugin.nixl]\n{library}");
+    let (code, said) = check(None, &table);
+    assert_eq!(code, 0, "{said}");
+    // A NIXL whose storage plugin was left out.
+    let lacking = plugins.path().join("lacking");
+    std::fs::create_dir(&lacking).unwrap();
+    std::fs::write(lacking.join("libplugin_UCX.so"), "").unwrap();
+    let (code, said) =
+        check(Some(&lacking), &format!("{table}[plugin.nixl.storage]\ndirectory = \"/tmp\"\n"));
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("has no libplugin_POSIX.so, but UCX"), "{said}");
     let said = open(&library);
     assert!(said.contains("directory") && said.contains("[plugin.nixl.storage]"), "{said}");
     let said = open(&format!("{library}[storage]\ndirectory = \"/tmp\"\nbackend = \"OBJ\""));

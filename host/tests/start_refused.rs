@@ -105,7 +105,23 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     let config = directory.path().join("host.toml");
     std::fs::write(&config, "page-sise = 16\n").unwrap();
     let config = config.display().to_string();
-    let cases: [(&[&str], &[&str]); 12] = [
+    let below = ["--executor", "synthetic", "--hierarchical-cache", "--decode-radix-cache"];
+    let with = |more: &[&'static str]| [&below[..], more].concat();
+    let [policy, patience, small, large, store] = [
+        with(&["--hicache-write-policy", "sometimes"]),
+        with(&["--hicache-prefetch-policy", "never"]),
+        with(&["--hicache-memory", "1KiB"]),
+        with(&["--hicache-memory", "100000GiB"]),
+        with(&["--hicache-storage", "shm"]),
+    ];
+    let cases: [(&[&str], &[&str]); 19] = [
+        (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
+        (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
+        (&small, &["--hicache-memory 1024", "32768"]),
+        (&large, &["--hicache-memory", "214748364800000 bytes"]),
+        (&store, &["no tier plugin is loaded"]),
+        (&["--executor", "synthetic", "--hierarchical-cache"], &["HierarchicalCache", "NoPrefixCache"]),
+        (&["--executor", "synthetic", "--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
         (&["--executor", "synthetic", "--threads", "0"], &["--threads"]),
         (&["--executor", "synthetic", "--threads", "1000000"], &["--threads", "1024"]),
         (&[], &["--model", "--executor synthetic"]),

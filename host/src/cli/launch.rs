@@ -12,7 +12,7 @@ use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, memory};
+use super::{Refused, below, memory};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
@@ -104,6 +104,7 @@ pub fn check_numbers(settings: &Settings) -> Result<(), Refused> {
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
+    below::check(settings)?;
     router_policy(settings)?;
     check_numbers(settings)?;
     let shape = shape(settings)?;
@@ -178,6 +179,7 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
     let layer_groups = layer_groups(settings, &layouts[0])?;
+    below::hierarchy(settings, &layouts, true)?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
@@ -318,7 +320,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
-        hierarchy: None,
+        hierarchy: below::hierarchy(settings, &layouts, radix_cache(settings, core_role)?.is_some())?,
         cache_events: radix_cache(settings, core_role)?.is_some(),
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
@@ -332,6 +334,10 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         bootstrap_timeout: Duration::from_secs(30),
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
+    };
+    let below = match config.hierarchy {
+        Some(_) => Some(below::open(settings, instance)?),
+        None => None,
     };
     let (name, backends) = transfer.unzip();
     let mut backends = backends.unwrap_or_default().into_iter();
@@ -349,6 +355,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         transfer: name,
         ranks: parts,
         instance,
+        below,
         page_integrity: !settings.no_page_integrity,
     })
 }

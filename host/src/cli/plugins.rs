@@ -15,6 +15,7 @@ pub use command::Command;
 use std::sync::Arc;
 
 use host_core::Instance;
+use host_plugin_api::StorageTier;
 use host_plugin_api::transfer::{Opening, TransferBackend};
 
 use super::settings::{RoleName, Settings};
@@ -24,7 +25,7 @@ use crate::plugins::Catalog;
 use crate::plugins::requirements::{self, Feature};
 use crate::worker::link::rank_name;
 
-/// Roles that the conformance kit knows and the server does not use yet.
+/// Roles that a plugin has no use for beside that of moving pages, unless it is named for it.
 const PLAYED_LATER: [&str; 2] = ["tier", "allocator"];
 
 /// Checks that the plugins are there and can do what the configuration needs, without running any of their code.
@@ -34,7 +35,9 @@ const PLAYED_LATER: [&str; 2] = ["tier", "allocator"];
 pub fn check(settings: &Settings) -> Result<(), Refused> {
     let features = features::of(settings);
     // A process that opens no plugin needs none; what was named is looked for all the same.
-    let needs_none = !features.contains(&Feature::PdTransfer) && settings.plugins.is_none();
+    let needs_none = !features.contains(&Feature::PdTransfer)
+        && settings.plugins.is_none()
+        && settings.hicache_storage.is_none();
     let (directories, names) = match needs_none {
         true => (Vec::new(), Vec::new()),
         false => (settings.plugins_dirs(), settings.plugins()),
@@ -59,11 +62,14 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     }
     for entry in found.iter().filter(|entry| entry.manifest.role("transfer").is_none()) {
         let name = &entry.manifest.plugin.name;
+        if settings.hicache_storage.as_ref() == Some(name) && entry.manifest.role("tier").is_some() {
+            continue;
+        }
         let roles: Vec<&str> =
             PLAYED_LATER.into_iter().filter(|role| entry.manifest.role(role).is_some()).collect();
         wrong.push(format!(
-            "plugin {name:?} would never be called: this version of the server uses transfer plugins only, and its role is \
-             {}; leave it out of --plugins",
+            "plugin {name:?} would never be called: its role is {}, and the server uses transfer plugins and the storage tier \
+             that --hicache-storage names; leave it out of --plugins",
             roles.join(" and ")
         ));
     }
@@ -107,7 +113,8 @@ pub fn check_all(settings: &Settings) -> Result<(), Refused> {
 /// # Errors
 /// With everything that they refuse.
 pub fn ask(settings: &Settings) -> Result<(), Refused> {
-    if !features::of(settings).contains(&Feature::PdTransfer) && settings.plugins.is_none() {
+    let none_named = settings.plugins.is_none() && settings.hicache_storage.is_none();
+    if !features::of(settings).contains(&Feature::PdTransfer) && none_named {
         return Ok(());
     }
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
@@ -155,4 +162,19 @@ pub fn open_transfer(
     };
     let backends: Result<Vec<_>, Refused> = (0..ranks).map(open).collect();
     Ok((name, backends?))
+}
+
+/// Loads a storage tier and opens an instance for this worker.
+///
+/// # Errors
+/// When it is not there, does not fit, or does not open.
+pub fn open_tier(
+    settings: &Settings,
+    name: &str,
+    instance: Instance,
+) -> anyhow::Result<Arc<dyn StorageTier>> {
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    let entry = catalog.find(name).map_err(|error| Refused(error.to_string()))?;
+    let opening = Opening { name: instance.to_string(), config: config_of(settings, name)? };
+    Ok(plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
 }

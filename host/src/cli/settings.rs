@@ -166,6 +166,29 @@ pub struct Settings {
     #[serde(default)]
     pub prefill_radix_cache: bool,
 
+    /// Pages that leave a radix cache are kept in host memory, and on the storage tier if there is one
+    #[arg(long)]
+    #[serde(default)]
+    pub hierarchical_cache: bool,
+
+    /// Host memory for pages, per worker, for example 2GiB [default: twice the KV pool]
+    #[arg(long, value_name = "BYTES")]
+    pub hicache_memory: Option<String>,
+
+    /// Storage tier for pages, by the name of its plugin [default: none]
+    #[arg(long, value_name = "PLUGIN")]
+    pub hicache_storage: Option<String>,
+
+    /// When pages are written down: write_through (when they enter a radix cache), write_through_selective (once they were
+    /// used twice) or write_back (when they are about to leave it) [default: write_through]
+    #[arg(long, value_name = "POLICY")]
+    pub hicache_write_policy: Option<String>,
+
+    /// How long a request waits for pages from storage: best_effort (not at all), timeout (1 s and 0.25 s per 1024 tokens) or
+    /// wait_complete [default: timeout]
+    #[arg(long, value_name = "POLICY")]
+    pub hicache_prefetch_policy: Option<String>,
+
     /// What leaves a radix cache first: lru, lfu, slru or priority [default: lru]; requests carry no priority yet, so that
     /// the last one is lru
     #[arg(long, value_name = "POLICY")]
@@ -285,6 +308,7 @@ impl Settings {
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
+            hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
             tp prefill_tp decode_tp log_format log_level
             synthetic
         );
@@ -292,6 +316,7 @@ impl Settings {
         self.insecure_plugin_permissions |= file.insecure_plugin_permissions;
         self.plugins_may_abort |= file.plugins_may_abort;
         self.decode_radix_cache |= file.decode_radix_cache;
+        self.hierarchical_cache |= file.hierarchical_cache;
         self.prefill_radix_cache |= file.prefill_radix_cache;
         self.plugin = file.plugin;
         Ok(self)
@@ -306,7 +331,12 @@ impl Settings {
     /// Plugins to load.
     #[must_use]
     pub fn plugins(&self) -> Vec<String> {
-        self.plugins.clone().unwrap_or_else(|| vec!["shm".to_owned()])
+        // An undivided worker moves no pages.
+        let moved = self.role != Some(RoleName::Aggregated);
+        let mover = || moved.then(|| "shm".to_owned()).into_iter().collect();
+        let mut plugins: Vec<String> = self.plugins.clone().unwrap_or_else(mover);
+        plugins.extend(self.hicache_storage.clone().filter(|name| !plugins.contains(name)));
+        plugins
     }
 
     /// Directories with plugins.

@@ -1,5 +1,6 @@
 //! A worker's own `/metrics` and `/health`, on its control port.
 
+mod below;
 mod pace;
 
 use std::sync::Arc;
@@ -115,6 +116,7 @@ impl Collector for WorkerCollector {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
+        below::encode(&stats.hierarchy, &self.0.tiers(), &mut encoder)?;
         encode_lanes(&self.0, &mut encoder)?;
         cache_metrics::encode(&mut encoder, &stats, self.0.page_bytes())?;
         encode_plugins(&mut encoder)

@@ -15,7 +15,7 @@ use super::clock::Clock;
 use super::link::Links;
 use super::rank_thread::Ranks;
 use super::transfer_thread::{Command as TransferCommand, Inbox, Verification};
-use super::{Alive, Answer, Input, Outgoing};
+use super::{Alive, Answer, Input, Outgoing, Tiers, tier_thread};
 
 /// Longest sleep without an event: keeps the published counters fresh.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -35,6 +35,9 @@ pub(super) struct Start {
     pub to_ranks: Ranks,
     /// One per rank; none on aggregated workers.
     pub to_transfer: Vec<Inbox>,
+    /// With a hierarchy.
+    pub to_tiers: Option<tier_thread::Inbox>,
+    pub tiers: Arc<Tiers>,
     pub links: Arc<Links>,
     pub cache_feed: Option<CacheFeed>,
     pub stats: Arc<Mutex<Stats>>,
@@ -111,6 +114,8 @@ impl Turn {
             }
             let stats = self.scheduler.stats();
             self.warn_of_pace(&stats);
+            let tiers = self.scheduler.tier_stats();
+            *self.start.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tiers;
             *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stats;
         }
     }
@@ -165,8 +170,10 @@ impl Turn {
 
     fn act(&mut self, action: Action) {
         match action {
-            // Comes with a hierarchy, and no worker is started with one.
-            Action::Tier(action) => tracing::error!(?action, "nothing lies below the pool"),
+            Action::Tier(action) => match &self.start.to_tiers {
+                Some(tiers) => tiers.push(action),
+                None => tracing::error!(?action, "nothing lies below the pool"),
+            },
             Action::Run(batch) => self.start.to_ranks.run(batch),
             Action::Cache(events) => {
                 if let Some(feed) = &mut self.start.cache_feed {

@@ -113,8 +113,7 @@ mod wide {
         rows.each(|source, target| unsafe { body(source, target, N) });
     }
 
-    /// Rows of 64 bytes or more. Not by `memcpy`, which chooses for such lengths an instruction that is slow for some
-    /// distances between source and target.
+    /// Rows of 64 bytes or more, without a call for each; about as fast as `memcpy` for long ones.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn any(rows: Rows) {
         let copy = |source: *const u8, target: *mut u8| {

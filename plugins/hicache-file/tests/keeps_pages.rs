@@ -7,7 +7,7 @@ mod world;
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{ErrorCode, Key, StorageTier, TierPage};
-use world::{World, files, open, wait_until};
+use world::{World, can, files, wait_until};
 
 const WAYS: [&str; 4] = [
     "io = 'uring'\ndirect = 'always'",
@@ -15,17 +15,6 @@ const WAYS: [&str; 4] = [
     "io = 'uring'\ndirect = 'never'",
     "io = 'threads'\ndirect = 'never'",
 ];
-
-/// Whether the kernel and the file system of the tests have what the way asks for.
-fn can(dir: &std::path::Path, way: &str) -> bool {
-    match open(dir, way) {
-        Ok(_) => true,
-        Err(e) => {
-            println!("SKIPPED {way:?}: {e}");
-            false
-        }
-    }
-}
 
 #[test]
 fn pages_come_back_whatever_their_size_and_place_in_memory() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use host_core::hierarchy::{Direction, HierarchyConfig, PageEnd, PrefetchPolicy, TierEvent, TierTag};
 use host_core::message::Body;
+use host_core::notice::Notice;
 use host_core::{Event, Role, Room};
 
 use super::leg::{Leg, PAGE, PEER, tokens};
@@ -88,6 +89,21 @@ fn while_nothing_has_arrived_another_attempt_asks_for_all_that_is_missing() {
     leg.deliver(1);
     assert_eq!(commits(&leg), 1);
     assert_eq!(leg.stats().hierarchy.renegotiated_pages, 7);
+    finish(leg);
+}
+
+#[test]
+fn what_has_arrived_in_part_is_not_asked_for_again() {
+    let (mut leg, read) = promised(hierarchy(32, 1));
+    let part = |sequence, pages, last| Notice { room: Room(1), attempt: 1, sequence, pages, last };
+    leg.event(Event::Arrived(part(0, 2, false)));
+    leg.all_end(read, 6, PageEnd::Missing);
+    assert_eq!(leg.reserves[&Room(1)].0, 1, "the rest of it is on its way");
+    leg.event(Event::Arrived(part(1, 1, true)));
+    leg.verified(1, true);
+    let (attempt, reserve) = &leg.reserves[&Room(1)];
+    assert_eq!((*attempt, reserve.decode_prefix_len as usize, reserve.pages.len()), (2, 2 * PAGE, 6));
+    leg.deliver(1);
     finish(leg);
 }
 

@@ -16,6 +16,11 @@ const TURNED_ON: &[(Feature, On)] = &[
         divided(settings) && (settings.decode_radix_cache || settings.prefill_radix_cache)
     }),
     (Feature::EvictionPolicy, |settings| computes(settings) && settings.radix_eviction.is_some()),
+    (Feature::HierarchicalCache, |settings| computes(settings) && settings.hierarchical_cache),
+    (Feature::NoPrefixCache, |settings| {
+        computes(settings) && !settings.decode_radix_cache && !settings.prefill_radix_cache
+    }),
+    (Feature::StorageCache, |settings| computes(settings) && settings.hicache_storage.is_some()),
     // A decode worker that has no room gives a request's pages to others, whatever is set.
     (Feature::Retraction, divided),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),

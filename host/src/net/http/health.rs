@@ -1,5 +1,7 @@
 //! What operators ask: `/health`, `/metrics`, `/v1/models`.
 
+use std::collections::BTreeSet;
+
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -21,7 +23,9 @@ pub(super) async fn health(State(app): Shared) -> Response {
                 WorkerState::Live => ("live", None),
                 WorkerState::Suspected(why) => ("suspected", Some(why)),
             };
-            let plugins: Vec<&str> = worker.info.transfer.iter().map(|way| way.plugin.as_str()).collect();
+            // Each of a worker's ranks has its own way in.
+            let plugins: BTreeSet<&str> =
+                worker.info.transfer.iter().map(|way| way.plugin.as_str()).collect();
             json!({
                 "name": worker.info.name,
                 "role": worker.role.name(),

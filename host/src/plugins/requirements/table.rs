@@ -94,12 +94,6 @@ pub const RULES: &[Rule] = &[
         can::SETTLED,
         "a retracted request's pages go to others while its transfer may still run",
     ),
-    transfer(
-        "tiers-settled",
-        Feature::HierarchicalCache,
-        can::SETTLED,
-        "pages move between tiers after the request that received them",
-    ),
     without(
         "tiers-need-cache",
         Feature::HierarchicalCache,

@@ -75,6 +75,17 @@ pub fn open(dir: &Path, more: &str) -> Result<FileTier, host_plugin_api::Error> 
     host_plugin_hicache_file::open(&Opening { name: "test".into(), config })
 }
 
+/// Whether the kernel and the file system of the tests have what the way asks for.
+pub fn can(dir: &Path, way: &str) -> bool {
+    match open(dir, way) {
+        Ok(_) => true,
+        Err(e) => {
+            println!("SKIPPED {way:?}: {e}");
+            false
+        }
+    }
+}
+
 impl World {
     /// A tier there, with so many bytes of memory.
     pub fn new(dir: &Path, bytes: usize, more: &str) -> Self {

@@ -23,11 +23,12 @@ const MAX_FLIPS: u64 = 64;
 struct Config {
     flip_write: u64,
     flips: u64,
+    only: String,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { flip_write: 1, flips: 1 }
+        Self { flip_write: 1, flips: 1, only: String::new() }
     }
 }
 
@@ -55,9 +56,12 @@ pub struct CorruptingBackend {
 /// `CONFIG`, or what the shared-memory backend says.
 pub fn open(opening: &Opening) -> Result<CorruptingBackend> {
     let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
-    let config: Config = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
+    let mut config: Config = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
     if config.flips > MAX_FLIPS {
         return Err(wrong(format!("flips is {}, at most {MAX_FLIPS} are allowed", config.flips)));
+    }
+    if !opening.name.ends_with(&config.only) {
+        config.flip_write = 0;
     }
     let inner = ShmBackend::open(&Opening { name: opening.name.clone(), config: String::new() })?;
     Ok(CorruptingBackend { inner, config, state: Mutex::default() })

@@ -1,0 +1,212 @@
+//! Host memory: slots for pages, a piece of memory for each rank.
+
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use anyhow::Context;
+use host_core::PageId;
+use host_core::heads::counted_heads;
+use host_core::hierarchy::HostSlot;
+use host_core::transfer::{Lane, Share, copy_lane};
+use host_kernels::copy::{Copier, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
+use host_plugin_api::MemoryKind;
+
+use crate::executor::{KvMemory, SharedMemory};
+
+/// Threads of a large copy.
+const COPY_THREADS: usize = 2;
+
+/// What one rank has.
+struct Rank {
+    kv: KvMemory,
+    pool: Share,
+    slots: Share,
+    memory: SharedMemory,
+    /// Of its heads, those that it stores, so that each is stored once.
+    stored: Range<usize>,
+}
+
+/// The slots of all ranks.
+pub(super) struct HostMemory {
+    ranks: Vec<Rank>,
+    copier: Copier,
+}
+
+/// One head of a page in one rank's slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    /// Counted over the whole model.
+    pub head: usize,
+    pub rank: usize,
+    /// From the start of the rank's memory.
+    pub offset: usize,
+}
+
+impl HostMemory {
+    /// Takes the memory.
+    ///
+    /// # Errors
+    /// When the system has none to give.
+    pub(super) fn new(pools: &[KvMemory], slots: usize, kv_heads: usize) -> anyhow::Result<Self> {
+        let of_rank = |(rank, kv): (usize, &KvMemory)| {
+            let shape = kv.layout().shape;
+            let share = Share::dense(shape, slots, kv.heads(), 0..shape.layers);
+            let bytes = share.layout.bytes();
+            let memory = SharedMemory::new("host-cache", bytes).with_context(|| {
+                format!("no memory for {bytes} bytes of host cache: lower --hicache-memory")
+            })?;
+            let stored = counted_heads(kv_heads, pools.len(), rank);
+            let pool = Share::pool(*kv.layout(), kv.heads().start);
+            Ok(Rank { kv: kv.clone(), pool, slots: share, memory, stored })
+        };
+        let ranks: anyhow::Result<Vec<Rank>> = pools.iter().enumerate().map(of_rank).collect();
+        Ok(Self { ranks: ranks?, copier: Copier::new(COPY_THREADS)? })
+    }
+
+    /// Bytes of one head of a page.
+    pub(super) fn block_bytes(&self) -> usize {
+        self.ranks
+            .first()
+            .map_or(0, |rank| rank.slots.layout.shape.block_bytes() * rank.slots.layout.shape.layers)
+    }
+
+    /// Every head of a slot on every rank; those that are stored only, if so.
+    pub(super) fn blocks(&self, slot: HostSlot, stored: bool) -> impl Iterator<Item = Block> {
+        let bytes = self.block_bytes();
+        self.ranks.iter().enumerate().flat_map(move |(rank, own)| {
+            let held = own.kv.heads();
+            let heads = if stored { own.stored.clone() } else { held.clone() };
+            let page = slot.0 as usize * own.slots.layout.shape.page_bytes();
+            heads.map(move |head| Block { head, rank, offset: page + (head - held.start) * bytes })
+        })
+    }
+
+    /// Every rank's memory, as it is registered with a plugin.
+    pub(super) fn regions(&self) -> impl Iterator<Item = host_plugin_api::Memory> {
+        self.ranks.iter().map(|rank| host_plugin_api::Memory {
+            address: rank.memory.address().as_ptr() as u64,
+            length: rank.memory.bytes() as u64,
+            kind: MemoryKind::DRAM,
+            device: 0,
+            fd: rank.memory.fd().as_raw_fd(),
+            generation: 1,
+            fd_offset: 0,
+        })
+    }
+
+    /// Copies pages between the ranks' pools and their slots.
+    ///
+    /// # Errors
+    /// When a page or slot is not there; nothing was copied then on that rank.
+    pub(super) fn copy(&self, load: bool, pages: &[(PageId, HostSlot)]) -> anyhow::Result<()> {
+        let (pool, slots): (Vec<PageId>, Vec<PageId>) =
+            pages.iter().map(|(page, slot)| (*page, PageId(slot.0))).unzip();
+        for rank in &self.ranks {
+            let heads = rank.kv.heads();
+            let layers = rank.slots.layers();
+            let (source, target, from, to) = match load {
+                true => (rank.slots, rank.pool, &slots, &pool),
+                false => (rank.pool, rank.slots, &pool, &slots),
+            };
+            let plan = copy_lane(&Lane { source, target, heads }, from, to, layers)?;
+            let blocks: Vec<PageBlock> = plan.blocks().iter().map(block).collect();
+            let copy = PagesCopy { pages: plan.pages(), blocks: &blocks };
+            let kv = rank.kv.memory();
+            let pool = Memory::new(kv.address().as_ptr(), kv.bytes());
+            let host = Memory::new(rank.memory.address().as_ptr(), rank.memory.bytes());
+            let (source, target) = if load { (host, pool) } else { (pool, host) };
+            // SAFETY: both mappings live as long as `rank` does, and the copy stays inside them, which it checks. The core
+            // keeps pages and slots of a copy under way from everybody else who would write them, and targets from readers.
+            unsafe { self.copier.copy_memory(&copy, source, target) }?;
+        }
+        Ok(())
+    }
+}
+
+fn block(planned: &host_core::transfer::PageBlock) -> PageBlock {
+    let dim = |dim: host_core::transfer::Dimension| Dimension {
+        extent: dim.extent,
+        source: dim.source,
+        target: dim.target,
+    };
+    PageBlock {
+        run: planned.run,
+        source: planned.source,
+        target: planned.target,
+        source_page: planned.source_page,
+        target_page: planned.target_page,
+        dims: planned.dims.map(dim),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use host_core::layout::{KvOrder, KvShape};
+    use host_core::{Dtype, KvLayout};
+
+    use super::*;
+
+    fn shape(heads: usize) -> KvShape {
+        KvShape { pages: 4, heads, layers: 3, page_tokens: 2, head_dim: 4, value_dim: 4, dtype: Dtype::Bf16 }
+    }
+
+    /// A pool whose every row tells where in the model it belongs.
+    fn pool(order: KvOrder, first_head: usize, heads: usize) -> KvMemory {
+        let mut kv = KvMemory::for_heads(KvLayout::new(shape(heads), order), first_head).unwrap();
+        for page in 0..4 {
+            for (head, layer) in (0..heads).flat_map(|head| (0..3).map(move |layer| (head, layer))) {
+                for (side, token) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let value = [page, first_head + head, layer, side * 2 + token].map(|part| part as u8);
+                    kv.write_row(PageId(page as u32), head, layer, side, token)
+                        .copy_from_slice(&[value; 2].concat());
+                }
+            }
+        }
+        kv
+    }
+
+    fn object(memory: &HostMemory, block: Block) -> Vec<u8> {
+        let mut bytes = vec![0; memory.block_bytes()];
+        memory.ranks[block.rank].memory.read(block.offset, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn a_head_of_a_page_is_the_same_object_for_every_layout_and_number_of_ranks() {
+        let pages = [(PageId(1), HostSlot(5)), (PageId(3), HostSlot(0))];
+        let mut expected: Option<Vec<Vec<u8>>> = None;
+        for order in KvOrder::ALL {
+            for ranks in [vec![(0, 4)], vec![(0, 2), (2, 2)], vec![(0, 1), (0, 1), (1, 1), (2, 1), (3, 1)]] {
+                if ranks.len() == 5 {
+                    // Not a division that workers use; heads of more ranks are replicated evenly.
+                    continue;
+                }
+                let pools: Vec<KvMemory> =
+                    ranks.iter().map(|(first, heads)| pool(order, *first, *heads)).collect();
+                let memory = HostMemory::new(&pools, 6, 4).unwrap();
+                memory.copy(false, &pages).unwrap();
+                let objects =
+                    pages.iter().flat_map(|(_, slot)| memory.blocks(*slot, true).collect::<Vec<_>>());
+                let objects: Vec<Vec<u8>> = objects.map(|block| object(&memory, block)).collect();
+                assert_eq!(objects.len(), 8);
+                let before = expected.get_or_insert_with(|| objects.clone());
+                assert_eq!(*before, objects, "{order} over {} ranks", ranks.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_saved_and_loaded_elsewhere_is_what_it_was() {
+        let saved = pool(KvOrder::LayerKvPageTokenHeadDim, 0, 2);
+        let memory = HostMemory::new(std::slice::from_ref(&saved), 3, 2).unwrap();
+        memory.copy(false, &[(PageId(1), HostSlot(2)), (PageId(2), HostSlot(0))]).unwrap();
+        memory.copy(true, &[(PageId(3), HostSlot(2))]).unwrap();
+        for (head, layer) in [(0, 0), (1, 2)] {
+            for (side, token) in [(0, 0), (1, 1)] {
+                let row = saved.read_row(PageId(3), head, layer, side, token).to_vec();
+                assert_eq!(row, saved.read_row(PageId(1), head, layer, side, token));
+            }
+        }
+        assert!(memory.copy(true, &[(PageId(9), HostSlot(0))]).is_err(), "a page that is not there");
+    }
+}
