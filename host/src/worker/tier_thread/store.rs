@@ -278,3 +278,6 @@ impl Store {
         stopped.is_ok()
     }
 }
+
+#[cfg(test)]
+mod tests;
