@@ -59,6 +59,7 @@ pub use transfer::{
 /// - 0.1.0: the transfer role.
 /// - 0.1.1: appended the tier and allocator roles.
 /// - 0.1.2: appended the host's services ([`services`]) and `check_config`.
+/// - 0.1.3: a transfer backend may say which writes are short ([`TransferLimits::short_writes`]).
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// For the export macro only.

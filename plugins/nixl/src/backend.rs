@@ -238,8 +238,8 @@ fn spawn(
 
 impl TransferBackend for NixlBackend {
     fn limits(&self) -> TransferLimits {
-        let Config { max_writes, max_submissions, .. } = self.shared.config;
-        TransferLimits { max_writes, max_submissions, reserved: [0; 6] }
+        let Config { max_writes, max_submissions, short_writes, .. } = self.shared.config;
+        TransferLimits { max_writes, max_submissions, reserved: [0; 6] }.with_short_writes(short_writes)
     }
 
     fn register(&self, memory: &Memory) -> Result<RegionId> {

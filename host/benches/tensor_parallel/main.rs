@@ -1,0 +1,103 @@
+//! What it costs to move KV pages between workers of different tensor-parallel sizes, against equal ones.
+//!
+//! `cargo build --release --workspace && cargo bench -p host --bench tensor_parallel -- MODE [PLUGIN]`
+//!
+//! - `hand-over`: one prompt at a time. An undivided server, which hands nothing over, and split ones of several sizes run at
+//!   once and are asked in turn; a hand-over is what a split server takes beyond the undivided one, to the first token.
+//! - `at-once`: 1 to 256 prompts sent at the same moment; the best of four mean times to the first token, as in the table of
+//!   SGLang's pull request 22536.
+//!
+//! Each does so in the layout in which a head range of a page is one piece, and in the layer-first one that engines fix, where
+//! it is one piece per token: there with and without staging. PLUGIN is `shm` unless said otherwise.
+
+#![allow(clippy::disallowed_methods, reason = "measures real time")]
+
+mod at_once;
+mod client;
+mod hand_over;
+
+use std::path::Path;
+
+use host_tests::cluster::{Cluster, Start};
+
+/// One way to divide the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arm {
+    /// Tensor-parallel ranks of the prefill and of the decode worker.
+    pub ranks: (u32, u32),
+    /// Layer-first pools, as engines have them.
+    pub layer_first: bool,
+    /// `--staging`.
+    pub staging: &'static str,
+}
+
+impl Arm {
+    /// For a table's row.
+    pub fn name(&self) -> String {
+        let (prefill, decode) = self.ranks;
+        let layout = if self.layer_first { "layer-first" } else { "page-head-first" };
+        format!("p{prefill}d{decode}, {layout}, staging {}", self.staging)
+    }
+
+    /// The flags that make it.
+    fn flags(&self) -> Vec<String> {
+        let layout =
+            if self.layer_first { "layer-kv-page-token-head-dim" } else { "page-head-layer-kv-token-dim" };
+        let (prefill, decode) = (self.ranks.0.to_string(), self.ranks.1.to_string());
+        let flags = [
+            "--prefill-tp",
+            &prefill,
+            "--decode-tp",
+            &decode,
+            "--staging",
+            self.staging,
+            "--kv-layout",
+            layout,
+        ];
+        flags.map(str::to_owned).to_vec()
+    }
+}
+
+const fn arm(prefill: u32, decode: u32, layer_first: bool, staging: &'static str) -> Arm {
+    Arm { ranks: (prefill, decode), layer_first, staging }
+}
+
+/// What both modes compare; the first of each layout is the equal one.
+pub const ARMS: [Arm; 9] = [
+    arm(4, 4, false, "auto"),
+    arm(2, 4, false, "auto"),
+    arm(4, 2, false, "auto"),
+    arm(3, 4, false, "auto"),
+    arm(4, 4, true, "auto"),
+    arm(2, 4, true, "never"),
+    arm(2, 4, true, "auto"),
+    arm(4, 2, true, "never"),
+    arm(4, 2, true, "auto"),
+];
+
+/// Starts a server: one arm, or without one an undivided worker.
+pub fn start(arm: Option<&Arm>, plugin: &str, synthetic: &str, flags: &[&str]) -> Cluster {
+    let program = Path::new(env!("CARGO_BIN_EXE_host"));
+    let directory = program.parent().unwrap_or(program).display().to_string();
+    let common = ["--executor", "synthetic", "--kv-dtype", "bf16", "--plugins-dir", &directory];
+    let mut all: Vec<String> = common.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+    match arm {
+        Some(arm) => {
+            all.extend(["--plugins".to_owned(), plugin.to_owned()]);
+            all.extend(arm.flags());
+        }
+        None => all.extend(["--role", "aggregated", "--tp", "4"].map(str::to_owned)),
+    }
+    let workers = if arm.is_some() { 2 } else { 1 };
+    Cluster::start(&Start { program, flags: all, config: format!("[synthetic]\n{synthetic}"), workers })
+}
+
+fn main() -> anyhow::Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let plugin = words.get(1).map_or("shm", String::as_str);
+    match words.first().map(String::as_str) {
+        Some("hand-over") => hand_over::run(plugin),
+        Some("at-once") => at_once::run(plugin),
+        _ => anyhow::bail!("say what to measure: hand-over or at-once"),
+    }
+}
