@@ -247,7 +247,7 @@ impl Worker {
                 links: links.clone(),
                 inputs: inputs.clone(),
                 page_integrity,
-                policy: staging.policy,
+                policy: staging.policy(&links.ranks()[rank].backend.limits()),
                 copier: copier.clone(),
                 alive: alive("transfer"),
             })?;

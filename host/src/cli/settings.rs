@@ -164,7 +164,7 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES")]
     pub staging_bytes: Option<String>,
 
-    /// Pieces of at least this size are written directly [default: 16KiB]
+    /// Pieces of at least this size are written directly [default: what the transfer plugin says, or 16KiB]
     #[arg(long, value_name = "BYTES")]
     pub staging_knee: Option<String>,
 

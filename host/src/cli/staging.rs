@@ -1,6 +1,6 @@
 //! When a worker packs small pieces of KV, and in how much memory.
 
-use host_core::transfer::{StagingMode, StagingPolicy};
+use host_core::transfer::StagingMode;
 
 use super::Refused;
 use super::settings::{Settings, parse_bytes};
@@ -20,11 +20,14 @@ const KNEE: u64 = 1 << 30;
 pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
     let default = Staging::default();
     let mode: StagingMode = match settings.staging.as_deref() {
-        None => default.policy.mode,
+        None => default.mode,
         Some(word) => word.parse().map_err(|error| Refused(format!("--staging: {error}")))?,
     };
-    let bytes = bytes("--staging-bytes", settings.staging_bytes.as_deref(), default.bytes)?;
-    let knee = bytes_of_knee(settings, default.policy.knee)?;
+    let bytes = match settings.staging_bytes.as_deref() {
+        None => default.bytes as u64,
+        Some(text) => parsed("--staging-bytes", text)?,
+    };
+    let knee = settings.staging_knee.as_deref().map(knee).transpose()?;
     if bytes != 0 && !(LEAST..=MOST).contains(&bytes) {
         return Err(Refused(format!("--staging-bytes: {bytes} bytes: give 64KiB to 1024GiB, or 0 for none")));
     }
@@ -34,18 +37,15 @@ pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
     let too_large =
         |error| Refused(format!("--staging-bytes: {bytes} bytes are too many for this machine: {error}"));
     let bytes = usize::try_from(bytes).map_err(too_large)?;
-    Ok(Staging { policy: StagingPolicy { mode, knee, ..default.policy }, bytes })
+    Ok(Staging { mode, knee, bytes })
 }
 
-fn bytes(flag: &str, text: Option<&str>, default: usize) -> Result<u64, Refused> {
-    match text {
-        None => Ok(default as u64),
-        Some(text) => parse_bytes(text).map_err(|error| Refused(format!("{flag}: {error}"))),
-    }
+fn parsed(flag: &str, text: &str) -> Result<u64, Refused> {
+    parse_bytes(text).map_err(|error| Refused(format!("{flag}: {error}")))
 }
 
-fn bytes_of_knee(settings: &Settings, default: usize) -> Result<usize, Refused> {
-    let knee = bytes("--staging-knee", settings.staging_knee.as_deref(), default)?;
+fn knee(text: &str) -> Result<usize, Refused> {
+    let knee = parsed("--staging-knee", text)?;
     match usize::try_from(knee) {
         Ok(bytes) if (1..=KNEE).contains(&knee) => Ok(bytes),
         _ => Err(Refused(format!("--staging-knee: {knee} bytes: give 1 to 1GiB"))),

@@ -42,9 +42,8 @@ impl<N> Ring<N> {
         if open.opening.peer != from.peer || open.opening.attempt < ask.key.attempt {
             return Err(Refusal::Gone);
         }
-        if open.opening.attempt > ask.key.attempt {
-            // All of it is asked for again. A refusal would fail the part, and with it the request, before its sender has
-            // heard of that.
+        if ask.key.attempt < open.opening.attempt {
+            // Its sender has not heard yet that decode asked again. The part is not wanted, which is no failure.
             return Ok(Some(Verdict::Done));
         }
         let lane = open.opening.lanes.iter().find(|lane| lane.0 == from.rank).ok_or(Refusal::Malformed)?;

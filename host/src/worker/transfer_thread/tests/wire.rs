@@ -101,6 +101,11 @@ impl Wire {
 }
 
 impl Node {
+    /// Whether something was said that it has not heard yet.
+    pub fn is_told(&self) -> bool {
+        !self.notifications.lock().unwrap().is_empty()
+    }
+
     pub fn connections(&self) -> usize {
         self.peers.lock().unwrap().len()
     }
