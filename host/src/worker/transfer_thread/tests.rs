@@ -1,3 +1,4 @@
+mod lost;
 mod staged;
 mod wire;
 
@@ -324,22 +325,6 @@ fn a_write_over_a_connection_that_was_replaced_goes_nowhere() {
     }
     assert!(written.unwrap().contains("was replaced"));
     assert!(decode.inputs.try_recv().is_err(), "something arrived");
-}
-
-#[test]
-fn one_rank_that_is_gone_loses_the_link_and_all_of_it_is_fenced() {
-    let (mut prefill, mut decode, wire) = pair((4, ORDERS[0]), (2, ORDERS[0]));
-    let session = decode.links.get(PREFILL).unwrap().session;
-    wire.lose(&rank_name(PREFILL, 3));
-    let event = decode.event();
-    assert_eq!(event, Event::PeerLost { peer: PREFILL, session, fenced: false });
-    decode.links.fence(PREFILL, session).unwrap();
-    assert!(decode.links.get(PREFILL).is_none());
-    assert_eq!(decode.nodes.iter().map(|node| node.connections()).sum::<usize>(), 0);
-    let session = prefill.links.get(DECODE).unwrap().session;
-    prefill.write(parts(session).swap_remove(2));
-    let Event::Written { error, .. } = prefill.event() else { panic!("not written") };
-    assert!(error.is_some(), "a write went through a fence");
 }
 
 #[test]
