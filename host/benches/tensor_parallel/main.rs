@@ -63,12 +63,14 @@ const fn arm(prefill: u32, decode: u32, layer_first: bool, staging: &'static str
 }
 
 /// What both modes compare; the first of each layout is the equal one.
-pub const ARMS: [Arm; 9] = [
+pub const ARMS: [Arm; 11] = [
     arm(4, 4, false, "auto"),
+    arm(2, 2, false, "auto"),
     arm(2, 4, false, "auto"),
     arm(4, 2, false, "auto"),
     arm(3, 4, false, "auto"),
     arm(4, 4, true, "never"),
+    arm(2, 2, true, "never"),
     arm(2, 4, true, "never"),
     arm(2, 4, true, "always"),
     arm(4, 2, true, "never"),
