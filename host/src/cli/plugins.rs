@@ -10,7 +10,7 @@ mod new;
 mod rules;
 mod test;
 
-pub use command::Command;
+pub use command::{Command, Directories};
 
 use std::sync::Arc;
 
