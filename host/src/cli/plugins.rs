@@ -12,8 +12,10 @@ mod test;
 
 pub use command::{Command, Directories};
 
+use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use host_core::Instance;
 use host_plugin_api::StorageTier;
 use host_plugin_api::transfer::{Opening, TransferBackend};
@@ -128,6 +130,12 @@ pub fn ask(settings: &Settings) -> Result<(), Refused> {
         wrong.extend(refused.map(|error| error.to_string()).next());
     }
     if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
+}
+
+/// The plugin's own table in a file of its own, as text; empty without a file.
+fn plugin_config(file: Option<&Path>) -> anyhow::Result<String> {
+    let text = file.map(std::fs::read_to_string).transpose();
+    Ok(text.context("the plugin's configuration cannot be read")?.unwrap_or_default())
 }
 
 /// The plugin's own table, as text; empty when there is none.
