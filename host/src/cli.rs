@@ -10,6 +10,7 @@ pub mod serve;
 pub mod settings;
 pub mod staging;
 pub mod supervise;
+pub mod tier;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -42,6 +43,9 @@ enum Command {
     /// Lists, checks, tests and installs plugins
     #[command(subcommand)]
     Plugins(plugins::Command),
+    /// Looks at what a storage tier holds, checks it, and removes from it
+    #[command(subcommand)]
+    Tier(tier::Command),
 }
 
 /// Runs the program.
@@ -51,6 +55,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         None => cli.settings.with_file().and_then(serve::run),
         Some(Command::Plugins(command)) => command.run(),
+        Some(Command::Tier(command)) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

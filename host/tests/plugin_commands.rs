@@ -299,3 +299,37 @@ fn bench_says_what_reading_loading_and_calling_cost() {
     let (code, _, said) = host(&["plugins", "bench", path(&text)]);
     assert!(code == 2 && said.contains("text.so is not an ELF shared object"), "{said}");
 }
+
+#[test]
+fn bench_takes_the_plugins_configuration_and_says_loudly_what_it_skips_without() {
+    let directory = fixture::directory(&["hicache-file"]);
+    let file = directory.path().join("hicache-file.so");
+    let (code, said, error) = host(&["plugins", "bench", path(&file)]);
+    assert_eq!(code, 0, "{said}{error}");
+    assert!(said.contains("load ") && !said.contains("this plugin, ns per call"), "{said}");
+    assert!(
+        said.contains("NOT MEASURED: the role tier, because") && said.contains("dir is not set"),
+        "{said}"
+    );
+    assert!(said.contains("--plugin-config FILE"), "{said}");
+
+    let config = directory.path().join("config.toml");
+    std::fs::write(&config, format!("dir = {:?}", directory.path().join("pages"))).unwrap();
+    let (code, said, error) =
+        host(&["plugins", "bench", "--json", "--plugin-config", path(&config), path(&file)]);
+    let all: serde_json::Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}{error}"));
+    let calls = all["measured"]["calls"].as_array().unwrap();
+    assert!(code == 0 && calls.len() == 2 && calls.iter().all(|call| call["role"] == "tier"), "{said}");
+    assert_eq!(all["measured"]["skipped"], serde_json::json!([]));
+
+    // What is given has to be right.
+    for (wrong, says) in [
+        ("dir = \"here\"", "absolute path"),
+        ("dri = \"/here\"", "unknown key"),
+        ("threads = 2", "dir is not set"),
+    ] {
+        std::fs::write(&config, wrong).unwrap();
+        let (code, _, said) = host(&["plugins", "bench", "--plugin-config", path(&config), path(&file)]);
+        assert!(code == 2 && said.contains(says), "{wrong}: {said}");
+    }
+}

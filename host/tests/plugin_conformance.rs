@@ -4,6 +4,10 @@
 
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
+#[path = "plugin_support/nixl.rs"]
+mod nixl;
+#[path = "plugin_support/skip.rs"]
+mod skip;
 
 use std::path::Path;
 use std::process::Command;
@@ -69,6 +73,76 @@ fn the_file_tier_keeps_its_contract_with_each_of_its_ways_to_read_and_write() {
         assert_eq!(skipped, ["tier-persistent", "tier-shared"], "{way}");
         assert!(reports.len() > 12, "{reports:?}");
     }
+}
+
+#[test]
+fn a_role_that_needs_a_configuration_is_skipped_without_one_and_that_is_said() {
+    let file = fixture::plugin("hicache-file");
+    let (code, reports) = test(&file, &[]);
+    assert_eq!((code, broken(&reports)), (0, vec![]));
+    let passed: Vec<&str> =
+        reports.iter().filter(|(_, status, _)| status == "pass").map(|(case, ..)| case.as_str()).collect();
+    assert_eq!(passed, ["manifest", "load", "config-unknown-key", "config-garbage"]);
+    let (_, _, text) = reports.iter().find(|(case, ..)| case == "tier-data").unwrap();
+    assert!(
+        text.starts_with("not tested without a configuration: role tier: ")
+            && text.contains("dir is not set"),
+        "{text}"
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--case", "tier-"])
+        .arg(&file)
+        .output();
+    let said = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert!(said.contains("\nNOT TESTED: ") && said.contains("--plugin-config FILE"), "{said}");
+    // One that was given has to work.
+    let config = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(config.path(), "threads = 2").unwrap();
+    let arguments = ["--case", "tier-data", "--plugin-config", config.path().to_str().unwrap()];
+    let (code, reports) = test(&file, &arguments);
+    assert!(code == 2 && reports[0].1 == "fail" && reports[0].2.contains("dir is not set"), "{reports:?}");
+}
+
+#[test]
+fn of_a_plugin_with_several_roles_those_that_open_are_tested_and_measured() {
+    let Some(config) = nixl::config() else { return };
+    let (directory, file) = (tempfile::tempdir().unwrap(), fixture::plugin("nixl"));
+    let path = directory.path().join("config.toml");
+    // Where the library is found without being named, nothing else is needed either.
+    std::fs::write(&path, &config).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "bench", "--json", "--plugin-config"])
+        .args([&path, &file])
+        .output()
+        .unwrap();
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let calls = all["measured"]["calls"].as_array().unwrap();
+    assert!(calls.len() == 3 && calls.iter().all(|call| call["role"] == "transfer"), "{all}");
+    assert_eq!(all["measured"]["skipped"][0]["role"], "tier", "{all}");
+    assert!(
+        all["measured"]["skipped"][0]["reason"].as_str().unwrap().contains("[plugin.nixl.storage]"),
+        "{all}"
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args([
+            "plugins",
+            "test",
+            "--json",
+            "--case",
+            "config-defaults",
+            "--case",
+            "tier-data",
+            "--case",
+            "manifest-matches",
+        ])
+        .arg(&file)
+        .env("NIXL_LIBRARY", nixl::library().unwrap())
+        .output()
+        .unwrap();
+    let reports: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let statuses: Vec<&str> =
+        reports.as_array().unwrap().iter().map(|r| r["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["pass", "skip", "skip"], "{reports}");
 }
 
 #[test]

@@ -10,10 +10,12 @@ mod new;
 mod rules;
 mod test;
 
-pub use command::Command;
+pub use command::{Command, Directories};
 
+use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use host_core::Instance;
 use host_plugin_api::StorageTier;
 use host_plugin_api::transfer::{Opening, TransferBackend};
@@ -139,6 +141,12 @@ pub fn ask(settings: &Settings) -> Result<(), Refused> {
         wrong.extend(refused.map(|error| error.to_string()).next());
     }
     if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
+}
+
+/// The plugin's own table in a file of its own, as text; empty without a file.
+fn plugin_config(file: Option<&Path>) -> anyhow::Result<String> {
+    let text = file.map(std::fs::read_to_string).transpose();
+    Ok(text.context("the plugin's configuration cannot be read")?.unwrap_or_default())
 }
 
 /// The plugin's own table, as text; empty when there is none.

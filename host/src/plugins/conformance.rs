@@ -63,6 +63,8 @@ pub(super) struct Subject {
     entry: Entry,
     /// TOML for the plugin's instances.
     config: String,
+    /// Whether whoever runs the test gave one.
+    configured: bool,
 }
 
 impl Subject {
@@ -75,6 +77,9 @@ impl Subject {
         self.manifest().role(role).is_some_and(|role| role.capabilities.iter().any(|c| c == capability))
     }
 }
+
+/// How the text of a case begins that was skipped because the plugin does not open without a configuration.
+pub const UNCONFIGURED: &str = "not tested without a configuration";
 
 /// Why a case did not pass.
 #[derive(Debug)]
@@ -135,5 +140,5 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
 
 fn subject(file: &Path, config: &str) -> Result<Subject, Stop> {
     let entry = Entry::of_file(file).map_err(|error| Stop::Fail(format!("the file {error}")))?;
-    Ok(Subject { entry, config: config.to_owned() })
+    Ok(Subject { entry, config: config.to_owned(), configured: !config.trim().is_empty() })
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use host_plugin_api::ErrorCode;
 use host_plugin_api::abi::HeaderError;
 
 /// Why a file is no plugin this host can load. Found by reading it, before any of its code runs.
@@ -323,6 +324,16 @@ impl PluginError {
             Self::ConfigRefused { .. } => "config_refused",
             Self::NotReady { .. } => "not_ready",
             Self::Factory { .. } => "factory",
+        }
+    }
+
+    /// Whether the plugin itself says that it is the configuration with which it cannot work.
+    #[must_use]
+    pub fn is_about_configuration(&self) -> bool {
+        match self {
+            Self::ConfigRefused { .. } => true,
+            Self::Factory { source, .. } => source.code == ErrorCode::CONFIG,
+            _ => false,
         }
     }
 }

@@ -51,6 +51,8 @@ impl Batch {
 /// One call of the plugin.
 #[derive(Clone, Debug, Serialize)]
 pub struct Call {
+    /// The role that it is a call of.
+    pub role: &'static str,
     /// Which.
     pub name: String,
     /// Nanoseconds.
@@ -68,6 +70,17 @@ pub struct Measured {
     pub boundary: Vec<Batch>,
     /// Calls of the plugin itself.
     pub calls: Vec<Call>,
+    /// Roles whose calls were not measured, because they do not open with this configuration.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A role that was not measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Skipped {
+    /// Which.
+    pub role: &'static str,
+    /// What the plugin says.
+    pub reason: String,
 }
 
 impl Measured {
@@ -92,11 +105,12 @@ impl Measured {
     }
 }
 
-/// Measures a plugin file. `program` is this program, which loads the file in processes of its own.
+/// Measures a plugin file. `program` is this program, which loads the file in processes of its own; `config` is the
+/// plugin's own table. Roles that the plugin does not open with it are skipped, unless a table was given and none opens.
 ///
 /// # Errors
 /// A sentence, when the file is no usable plugin or cannot be loaded.
-pub fn file(program: &Path, file: &Path) -> Result<Measured, String> {
+pub fn file(program: &Path, file: &Path, config: &str) -> Result<Measured, String> {
     let mut inspect_ms = f64::MAX;
     let mut entry = read(file)?;
     for _ in 0..INSPECTIONS {
@@ -108,7 +122,8 @@ pub fn file(program: &Path, file: &Path) -> Result<Measured, String> {
         (0..LOADS).map(|_| load_elsewhere(program, file)).collect::<Result<Vec<f64>, String>>()?;
     loads.sort_by(f64::total_cmp);
     let boundary = boundary::measure()?;
-    Ok(Measured { inspect_ms, load_ms: loads[LOADS / 2] / 1e6, boundary, calls: calls::measure(&entry)? })
+    let (calls, skipped) = calls::measure(&entry, config)?;
+    Ok(Measured { inspect_ms, load_ms: loads[LOADS / 2] / 1e6, boundary, calls, skipped })
 }
 
 fn read(file: &Path) -> Result<Entry, String> {
@@ -162,10 +177,16 @@ mod tests {
             // Small batches may cost what they cost.
             boundary: vec![batch(1, 300.0), batch(64, 105.0), batch(512, 100.0)],
             calls: Vec::new(),
+            skipped: Vec::new(),
         };
         assert_eq!(fine.too_slow(), [] as [String; 0]);
-        let slow =
-            Measured { inspect_ms: 1.0, load_ms: 5.0, boundary: vec![batch(64, 106.0)], calls: Vec::new() };
+        let slow = Measured {
+            inspect_ms: 1.0,
+            load_ms: 5.0,
+            boundary: vec![batch(64, 106.0)],
+            calls: Vec::new(),
+            skipped: Vec::new(),
+        };
         let said = slow.too_slow().join("; ");
         for part in ["reading takes 1.000 ms", "loading takes 5.000 ms", "64 writes costs 1.060"] {
             assert!(said.contains(part), "{part:?} is not in {said}");

@@ -37,6 +37,8 @@ pub struct Index {
     bytes: u64,
     /// Not everything on disk is known yet, and who asks for an unknown key should wait.
     pub loading: bool,
+    /// Everything that was on disk at opening is known.
+    pub complete: bool,
 }
 
 fn hash(key: &Key) -> u64 {
@@ -51,7 +53,14 @@ fn hash_at(segments: &BTreeMap<u32, Records>, (segment, number): (u32, u32)) -> 
 
 impl Index {
     pub fn new() -> Self {
-        Self { table: HashTable::new(), segments: BTreeMap::new(), last: 0, bytes: 0, loading: true }
+        Self {
+            table: HashTable::new(),
+            segments: BTreeMap::new(),
+            last: 0,
+            bytes: 0,
+            loading: true,
+            complete: false,
+        }
     }
 
     pub fn len(&self) -> usize {

@@ -67,6 +67,7 @@ pub fn run(store: &Store, stop: &AtomicBool) {
     };
     keeper.refresh(true);
     keeper.stop_waiting();
+    locked(&store.index).complete = true;
     keeper.fit();
     while !stop.load(Ordering::SeqCst) {
         keeper.attend();

@@ -96,7 +96,8 @@ impl Store {
     pub fn corrupt(&self, key: &Key, segment: &Segment, number: u32) {
         self.metrics.corrupt.add(1);
         let (path, file) = (self.directory.path().display(), segment.name.data());
-        log!(Level::WARN, "a page in {path}/{file} is damaged: removed");
+        let then = if self.directory.read_only { "not served any more" } else { "removed" };
+        log!(Level::WARN, "a page in {path}/{file} is damaged: {then}");
         if let Err(e) = self.remove(key, segment, number) {
             log!(Level::WARN, "the record of a damaged page in {path}/{file} stays: {e}");
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use host_plugin_api::{
 };
 
 use crate::config::{Config, Io};
+use crate::index::Index;
 use crate::keeper;
 use crate::queue::{Kind, locked};
 use crate::store::Store;
@@ -24,8 +25,8 @@ use crate::work;
 const THREADS: (usize, usize) = (2, 16);
 /// How long an instance that is dropped without a shutdown waits for its threads.
 const DROP_PATIENCE: u64 = 5000;
-/// How long a scan waits for the index.
-const SCAN_PATIENCE: Duration = Duration::from_secs(60);
+/// How long who asks for all that is stored waits for the index.
+const LOAD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Threads that have not ended.
 #[derive(Default)]
@@ -139,6 +140,25 @@ impl FileTier {
         Ok(())
     }
 
+    /// The index, once it has everything that was there at opening: a part of it is no answer to what is stored.
+    fn whole_index(&self) -> Result<MutexGuard<'_, Index>> {
+        let deadline = Instant::now() + LOAD_PATIENCE;
+        loop {
+            self.check_open()?;
+            let index = locked(&self.store.index);
+            if index.complete {
+                return Ok(index);
+            }
+            let known = index.len();
+            drop(index);
+            if Instant::now() >= deadline {
+                let text = format!("the index is still being read, {known} pages are known: ask again later");
+                return Err(Error::new(ErrorCode::TIMEOUT, text));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn pages(&self, kind: Kind, tag: Tag, pages: &[TierPage]) -> i32 {
         self.code(self.store.queue.push(kind, tag, pages.len(), pages.iter().copied()))
     }
@@ -201,28 +221,18 @@ impl StorageTier for FileTier {
         self.code(self.store.queue.settled(tag))
     }
     fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
-        self.check_open()?;
         let (segment, number) = ((cursor >> 32) as u32, cursor as u32);
-        let deadline = Instant::now() + SCAN_PATIENCE;
-        loop {
-            let index = locked(&self.store.index);
-            if index.loading && Instant::now() < deadline && !self.store.queue.is_closed() {
-                drop(index);
-                std::thread::sleep(Duration::from_millis(1));
-                continue;
-            }
-            if !index.knows_place(segment, number) {
-                let text = "no scan gave out this cursor, 0 starts one";
-                return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
-            }
-            let (count, next) = index.scan(segment, number, keys);
-            let cursor = next.map_or(0, |(segment, number)| u64::from(segment) << 32 | u64::from(number));
-            return Ok(Scanned { keys: count as u32, reserved: 0, cursor });
+        let index = self.whole_index()?;
+        if !index.knows_place(segment, number) {
+            let text = "no scan gave out this cursor, 0 starts one";
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }
+        let (count, next) = index.scan(segment, number, keys);
+        let cursor = next.map_or(0, |(segment, number)| u64::from(segment) << 32 | u64::from(number));
+        Ok(Scanned { keys: count as u32, reserved: 0, cursor })
     }
     fn usage(&self) -> Result<TierUsage> {
-        self.check_open()?;
-        let index = locked(&self.store.index);
+        let index = self.whole_index()?;
         let capacity = self.store.config.size_limit();
         Ok(TierUsage { values: index.len() as u64, bytes: index.bytes(), capacity, reserved: [0; 5] })
     }

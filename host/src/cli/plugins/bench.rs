@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
+use super::plugin_config;
 use crate::cli::Refused;
 use crate::cli::output::say;
 use crate::plugins::measure::{self, Measured};
@@ -21,6 +22,9 @@ pub struct Bench {
     /// Exit code 2 when reading takes 1 ms, loading 5 ms, or the boundary 5 % from 64 descriptors up
     #[arg(long)]
     gate: bool,
+    /// TOML file with the plugin's own configuration table; roles that need one are skipped without
+    #[arg(long, value_name = "FILE")]
+    plugin_config: Option<PathBuf>,
 }
 
 /// One load, in this process.
@@ -33,7 +37,8 @@ impl Bench {
     /// Measures and prints. With `gate`, refused when something is too slow.
     pub fn run(self) -> anyhow::Result<()> {
         let program = std::env::current_exe().context("this program cannot be found")?;
-        let measured = measure::file(&program, &self.file).map_err(Refused)?;
+        let config = plugin_config(self.plugin_config.as_deref())?;
+        let measured = measure::file(&program, &self.file, &config).map_err(Refused)?;
         let slow = measured.too_slow();
         if self.json {
             say!("{}", serde_json::to_string_pretty(&json!({"measured": measured, "too_slow": slow}))?);
@@ -71,8 +76,12 @@ fn print(measured: &Measured) -> anyhow::Result<()> {
     if !measured.calls.is_empty() {
         say!("\nthis plugin, ns per call");
         for call in &measured.calls {
-            say!("{:<34} {:>12.1}", call.name, call.ns);
+            say!("{:<10} {:<34} {:>12.1}", call.role, call.name, call.ns);
         }
+    }
+    for skipped in &measured.skipped {
+        say!("\nNOT MEASURED: the role {}, because {}", skipped.role, skipped.reason);
+        say!("    give the plugin its configuration with --plugin-config FILE");
     }
     Ok(())
 }

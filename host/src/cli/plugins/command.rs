@@ -90,7 +90,17 @@ pub struct Directories {
 impl Directories {
     /// In the order of the search.
     pub fn list(&self) -> Vec<PathBuf> {
-        Settings { plugins_dir: self.plugins_dir.clone(), ..Settings::default() }.plugins_dirs()
+        self.settings().plugins_dirs()
+    }
+
+    /// As settings, in which a file may say more.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            plugins_dir: self.plugins_dir.clone(),
+            insecure_plugin_permissions: self.insecure_plugin_permissions,
+            plugins_may_abort: self.plugins_may_abort,
+            ..Settings::default()
+        }
     }
 
     /// What is accepted of the files there.

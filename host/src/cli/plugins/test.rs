@@ -6,9 +6,12 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 
+use super::plugin_config;
 use crate::cli::Refused;
 use crate::cli::output::{NobodyReads, line, say};
-use crate::plugins::conformance::{Limits, Report, Status, cases, limit_this_process, run_case, test_file};
+use crate::plugins::conformance::{
+    Limits, Report, Status, UNCONFIGURED, cases, limit_this_process, run_case, test_file,
+};
 
 /// What to test, and how.
 #[derive(Args, Debug)]
@@ -70,8 +73,7 @@ impl Test {
         }
         let chosen =
             |name: &str| self.cases.is_empty() || self.cases.iter().any(|c| name.starts_with(c.as_str()));
-        let config = self.plugin_config.as_deref().map(std::fs::read_to_string).transpose();
-        let config = config.context("the plugin's configuration cannot be read")?.unwrap_or_default();
+        let config = plugin_config(self.plugin_config.as_deref())?;
         let program = std::env::current_exe().context("this program cannot be found")?;
         let limits = Limits { time: Duration::from_secs(self.time_limit), memory: self.memory_limit << 30 };
         let file = self.file.as_deref().unwrap_or(Path::new(""));
@@ -91,6 +93,12 @@ impl Test {
         } else {
             line(format_args!("{passed} passed, {broken} did not, {skipped} skipped"))
         })?;
+        let unconfigured = reports.iter().filter(|report| report.text.starts_with(UNCONFIGURED)).count();
+        if unconfigured > 0 && !self.json {
+            heard(line(format_args!(
+                "NOT TESTED: {unconfigured} cases need a configuration; give the plugin one with --plugin-config FILE"
+            )))?;
+        }
         if broken > 0 {
             return Err(Refused(format!("{} does not keep its contract", file.display())).into());
         }

@@ -10,9 +10,9 @@ use host_plugin_api::{
 };
 
 use super::observe::{descriptors, threads, wait_for};
-use super::{Case, Outcome, Stop, Subject, ensure};
+use super::{Case, Outcome, Stop, Subject, UNCONFIGURED, ensure};
 use crate::executor::memory::SharedMemory;
-use crate::plugins::{load_root, open_allocator, open_tier, open_transfer};
+use crate::plugins::{PluginError, load_root, open_allocator, open_tier, open_transfer};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -107,31 +107,53 @@ impl Subject {
         Opening { name: name.to_owned(), config: self.config.clone() }
     }
 
-    pub fn transfer(&self, name: &str) -> Result<Arc<dyn TransferBackend>, String> {
-        open_transfer(&self.entry, &self.opening(name)).map_err(|e| e.to_string())
+    pub fn transfer(&self, name: &str) -> Result<Arc<dyn TransferBackend>, Stop> {
+        open_transfer(&self.entry, &self.opening(name)).map_err(|error| self.closed("transfer", &error))
     }
 
-    pub fn tier(&self, name: &str) -> Result<Arc<dyn StorageTier>, String> {
-        open_tier(&self.entry, &self.opening(name)).map_err(|e| e.to_string())
+    pub fn tier(&self, name: &str) -> Result<Arc<dyn StorageTier>, Stop> {
+        open_tier(&self.entry, &self.opening(name)).map_err(|error| self.closed("tier", &error))
     }
 
-    pub fn allocator(&self, opening: &PoolOpening) -> Result<Arc<dyn PoolAllocator>, String> {
+    pub fn allocator(&self, opening: &PoolOpening) -> Result<Arc<dyn PoolAllocator>, Stop> {
         let opening = PoolOpening { config: self.config.clone(), ..opening.clone() };
-        open_allocator(&self.entry, &opening).map_err(|e| e.to_string())
+        open_allocator(&self.entry, &opening).map_err(|error| self.closed("allocator", &error))
     }
 
-    /// One instance of each role that this host knows.
-    pub(super) fn instances(&self, name: &str) -> Result<Vec<Instance>, String> {
-        let mut all = Vec::new();
+    /// A role that does not open: for want of a configuration that only whoever runs the test can give, or it should have.
+    fn closed(&self, role: &str, error: &PluginError) -> Stop {
+        match !self.configured && error.is_about_configuration() {
+            true => Stop::Skip(format!("{UNCONFIGURED}: role {role}: {error}")),
+            false => Stop::Fail(error.to_string()),
+        }
+    }
+
+    /// One instance of each role that this host knows, and why others need a configuration.
+    pub(super) fn opened(&self, name: &str) -> Result<(Vec<Instance>, Vec<String>), Stop> {
+        let (mut all, mut unconfigured) = (Vec::new(), Vec::new());
         for role in &self.manifest().roles {
-            match role.kind.as_str() {
-                "transfer" => all.push(Instance::Transfer(self.transfer(name)?)),
-                "tier" => all.push(Instance::Tier(self.tier(name)?)),
-                "allocator" => all.push(Instance::Allocator(self.allocator(&pools(64, 64))?)),
-                _ => {}
+            let opened = match role.kind.as_str() {
+                "transfer" => self.transfer(name).map(Instance::Transfer),
+                "tier" => self.tier(name).map(Instance::Tier),
+                "allocator" => self.allocator(&pools(64, 64)).map(Instance::Allocator),
+                _ => continue,
+            };
+            match opened {
+                Ok(instance) => all.push(instance),
+                Err(Stop::Skip(why)) => unconfigured.push(why),
+                Err(stop) => return Err(stop),
             }
         }
-        Ok(all)
+        Ok((all, unconfigured))
+    }
+
+    /// One instance of each role that this host knows and that opens without a configuration, if none was given.
+    pub(super) fn instances(&self, name: &str) -> Result<Vec<Instance>, Stop> {
+        let (all, unconfigured) = self.opened(name)?;
+        match unconfigured.is_empty() || !all.is_empty() {
+            true => Ok(all),
+            false => Err(Stop::Skip(unconfigured.join("; "))),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use host_plugin_api::{ErrorCode, Opening, PoolOpening};
 
 use super::common::{Instance, pools};
 use super::observe::threads;
-use super::{Case, Outcome, Subject, ensure};
+use super::{Case, Outcome, Stop, Subject, ensure};
 use crate::plugins::{PluginError, load_root, open_allocator, open_tier, open_transfer};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
@@ -54,23 +54,30 @@ fn matches(subject: &Subject) -> Outcome {
     Ok(())
 }
 
-/// Opens and ends an instance of each role with this configuration.
-fn with(subject: &Subject, config: String) -> Result<(), String> {
-    let subject = Subject { entry: subject.entry.clone(), config };
-    subject.instances("config")?.into_iter().try_for_each(Instance::end)
+/// Opens and ends an instance of each role with this configuration; why others need one of their own.
+fn with(subject: &Subject, config: String) -> Result<Vec<String>, Stop> {
+    let subject = Subject { entry: subject.entry.clone(), config, configured: subject.configured };
+    let (instances, unconfigured) = subject.opened("config")?;
+    instances.into_iter().try_for_each(Instance::end)?;
+    Ok(unconfigured)
 }
 
 fn defaults(subject: &Subject) -> Outcome {
-    with(subject, subject.config.clone())?;
+    let unconfigured = with(subject, subject.config.clone())?;
     let keys = subject.manifest().config.iter();
     let written: toml::Table =
         keys.filter_map(|(key, of)| Some((key.clone(), of.default.clone()?))).collect();
-    if written.is_empty() || !subject.config.is_empty() {
-        return Ok(());
+    if !written.is_empty() && !subject.configured {
+        let refused = |why: &str| Stop::Fail(format!("its own defaults, written out, are refused: {why}"));
+        let still = with(subject, written.to_string()).map_err(|stop| match stop {
+            Stop::Fail(why) | Stop::Skip(why) => refused(&why),
+        })?;
+        // A role that opens with nothing opens with what that means.
+        if still.len() > unconfigured.len() {
+            return Err(refused(&still.join("; ")));
+        }
     }
-    with(subject, written.to_string())
-        .map_err(|error| format!("its own defaults, written out, are refused: {error}"))?;
-    Ok(())
+    if unconfigured.is_empty() { Ok(()) } else { Err(Stop::Skip(unconfigured.join("; "))) }
 }
 
 fn unknown_key(subject: &Subject) -> Outcome {

@@ -1,0 +1,82 @@
+//! `host tier ..`: what a storage tier holds, and whether it is whole, asked of the plugin that stores it.
+
+mod list;
+mod open;
+mod prune;
+mod selected;
+mod session;
+mod stat;
+mod verify;
+
+use std::io::IsTerminal;
+
+use clap::Subcommand;
+use tracing_subscriber::EnvFilter;
+
+/// What to do with a storage tier.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Lists keys (hex) and the bytes of their values ("-" where the plugin does not tell)
+    #[command(after_help = open::READS)]
+    Ls(list::List),
+    /// Says how many values and bytes there are, and how many fit
+    #[command(after_help = open::READS)]
+    Stat(stat::Stat),
+    /// Reads every value and counts good, missing and damaged ones; exit code 1 when one was damaged or could not be read
+    #[command(after_help = open::READS)]
+    Verify(verify::Verify),
+    /// Removes all values, or those whose keys start alike
+    #[command(after_help = prune::ABOUT)]
+    Prune(prune::Prune),
+}
+
+impl Command {
+    /// Does it.
+    ///
+    /// # Errors
+    /// [`Refused`](crate::cli::Refused) for what cannot work, anything else for what failed.
+    pub fn run(self) -> anyhow::Result<()> {
+        // What the plugin warns of is for whoever looks at its directory.
+        let lines = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("warn")).without_time();
+        lines
+            .with_target(false)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_writer(std::io::stderr)
+            .init();
+        match self {
+            Command::Ls(list) => list.run(),
+            Command::Stat(stat) => stat.run(),
+            Command::Verify(verify) => verify.run(),
+            Command::Prune(prune) => prune.run(),
+        }
+    }
+}
+
+/// Bytes for people.
+fn shown(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let steps = (bytes.max(1).ilog2() / 10).min(5);
+    match steps {
+        0 => format!("{bytes} B"),
+        _ => format!("{:.1} {}", bytes as f64 / (1_u64 << (10 * steps)) as f64, units[steps as usize]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_shown_in_the_largest_unit_that_fits() {
+        let all = [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.5 KiB"),
+            (10 << 30, "10.0 GiB"),
+            (u64::MAX, "16384.0 PiB"),
+        ];
+        for (bytes, text) in all {
+            assert_eq!(shown(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! `host tier ls`.
+
+use clap::Args;
+use host_plugin_api::Key;
+use host_plugin_api::tier::FOUND;
+use serde_json::json;
+
+use super::open::Tier;
+use super::selected::{Prefix, hex};
+use crate::cli::output::say;
+
+/// What to list.
+#[derive(Args, Debug)]
+pub struct List {
+    #[command(flatten)]
+    tier: Tier,
+    /// Only keys that start with these hex digits
+    #[arg(long, value_name = "HEX")]
+    prefix: Option<Prefix>,
+    /// So many keys at most [default: all]
+    #[arg(long, value_name = "KEYS")]
+    limit: Option<u64>,
+    /// One JSON object per line
+    #[arg(long)]
+    json: bool,
+}
+
+impl List {
+    /// Prints one line per key.
+    pub fn run(self) -> anyhow::Result<()> {
+        let prefix = self.prefix.unwrap_or_default();
+        let mut left = self.limit.unwrap_or(u64::MAX);
+        let mut session = self.tier.find()?.open_to_read()?;
+        session.scan(|session, keys| {
+            let keys: Vec<Key> = keys.iter().copied().filter(|key| prefix.has(key)).collect();
+            // One that is gone meanwhile makes room for another.
+            for keys in keys.chunks(session.limits().max_pages as usize) {
+                for (key, end) in
+                    keys.iter().zip(session.exists(keys)?).filter(|(_, end)| end.status == FOUND)
+                {
+                    if left == 0 {
+                        return Ok(false);
+                    }
+                    left -= 1;
+                    let bytes = Some(end.bytes).filter(|bytes| *bytes > 0);
+                    match (self.json, bytes) {
+                        (true, bytes) => say!("{}", json!({"key": hex(key), "bytes": bytes})),
+                        (false, Some(bytes)) => say!("{} {bytes:>12}", hex(key)),
+                        (false, None) => say!("{} {:>12}", hex(key), "-"),
+                    }
+                }
+                if left == 0 {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+    }
+}

@@ -1,0 +1,184 @@
+//! Which tier, and how it is opened: by the plugin's name and with its configuration, as workers open it.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use host_plugin_api::{Opening, capability};
+use toml::{Table, Value};
+
+use super::session::Session;
+use crate::cli::Refused;
+use crate::cli::plugins::Directories;
+use crate::plugins::{Catalog, Entry, Manifest, open_tier};
+
+/// What a plugin calls the setting with which it changes nothing.
+const READ_ONLY: &str = "read_only";
+
+/// About the commands that only look.
+pub const READS: &str = "It may run beside workers. A plugin that has a setting read_only is opened with it and changes nothing; \
+    another one does what it does for a worker, and may remove values that it finds damaged.";
+
+/// The tier that is meant.
+#[derive(Args, Debug)]
+pub struct Tier {
+    /// Plugin that stores the pages, by name [default: hicache-storage of --config]
+    #[arg(long, value_name = "NAME")]
+    plugin: Option<String>,
+
+    /// The workers' configuration file, whose [plugin.NAME] table is the plugin's configuration
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// TOML file with the plugin's own configuration table
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    plugin_config: Option<PathBuf>,
+
+    /// A key of the plugin's configuration, for example dir=/var/cache/host/pages or storage.directory=/pages; wins over
+    /// files, and may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    /// Where plugins are
+    #[command(flatten)]
+    directories: Directories,
+}
+
+/// A plugin with the configuration that was asked for.
+pub struct Found {
+    entry: Entry,
+    config: Table,
+}
+
+impl Tier {
+    /// Finds the plugin and puts its configuration together. None of its code runs.
+    ///
+    /// # Errors
+    /// When it is not there, is no tier that can list its keys, or the configuration cannot be read.
+    pub fn find(&self) -> anyhow::Result<Found> {
+        let mut settings = self.directories.settings();
+        settings.config.clone_from(&self.config);
+        settings.hicache_storage.clone_from(&self.plugin);
+        let settings = settings.with_file()?;
+        let name = settings.hicache_storage.clone().ok_or_else(|| {
+            Refused("which tier? name its plugin with --plugin, for example hicache-file, or a --config with hicache-storage".into())
+        })?;
+        let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+        let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?.clone();
+        let role = entry.manifest.role("tier");
+        let role =
+            role.ok_or_else(|| Refused(format!("plugin {name:?} is no storage tier, it has no role tier")))?;
+        if !role.capabilities.iter().any(|can| can == capability::SCAN) {
+            let text = format!(
+                "plugin {name:?} cannot list what it stores: it does not declare the capability scan"
+            );
+            return Err(Refused(text).into());
+        }
+        let mut config = match &self.plugin_config {
+            None => match settings.plugin.get(&name) {
+                None => Table::new(),
+                Some(Value::Table(table)) => table.clone(),
+                Some(_) => return Err(Refused(format!("[plugin.{name}] is not a table")).into()),
+            },
+            Some(path) => {
+                let shown = path.display();
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    Refused(format!("the plugin's configuration {shown} cannot be read: {error}"))
+                })?;
+                text.parse().map_err(|error| {
+                    Refused(format!("the plugin's configuration {shown} is no TOML: {error}"))
+                })?
+            }
+        };
+        for pair in &self.set {
+            set(&mut config, &entry.manifest, pair)?;
+        }
+        Ok(Found { entry, config })
+    }
+}
+
+impl Found {
+    /// Opens it to look: with `read_only` where the plugin has such a setting and the operator said nothing of it.
+    ///
+    /// # Errors
+    /// When the plugin does not open.
+    pub fn open_to_read(&self) -> anyhow::Result<Session> {
+        let mut config = self.config.clone();
+        if self.entry.manifest.config.get(READ_ONLY).is_some_and(|key| key.kind == "boolean") {
+            config.entry(READ_ONLY).or_insert(Value::Boolean(true));
+        }
+        self.open(&config)
+    }
+
+    /// Opens it as it is configured.
+    ///
+    /// # Errors
+    /// When the plugin does not open.
+    pub fn open_to_write(&self) -> anyhow::Result<Session> {
+        self.open(&self.config)
+    }
+
+    fn open(&self, config: &Table) -> anyhow::Result<Session> {
+        let opening = Opening { name: "host tier".to_owned(), config: config.to_string() };
+        let tier = open_tier(&self.entry, &opening).map_err(|error| Refused(error.to_string()))?;
+        Ok(Session::new(tier, &self.entry.manifest))
+    }
+
+    /// The plugin, for people.
+    pub fn plugin(&self) -> &Manifest {
+        &self.entry.manifest
+    }
+}
+
+/// Sets one key; dots lead into tables. What the manifest calls a string is taken as it stands, anything else is read as
+/// TOML, and is a string if it is none.
+fn set(config: &mut Table, manifest: &Manifest, pair: &str) -> Result<(), Refused> {
+    let wrong = |why: &str| Refused(format!("--set {pair:?} {why}"));
+    let (key, text) = pair.split_once('=').ok_or_else(|| wrong("is not of the form KEY=VALUE"))?;
+    let mut parts: Vec<&str> = key.trim().split('.').collect();
+    let last = parts.pop().filter(|last| !last.is_empty() && !parts.contains(&""));
+    let last = last.ok_or_else(|| wrong("names no key before the ="))?;
+    let is_string = parts.is_empty() && manifest.config.get(last).is_some_and(|known| known.kind == "string");
+    let read = || format!("value = {text}").parse::<Table>().ok()?.remove("value");
+    let value = if is_string { None } else { read() };
+    let mut table = config;
+    for part in parts {
+        let inner = table.entry(part).or_insert_with(|| Value::Table(Table::new()));
+        table =
+            inner.as_table_mut().ok_or_else(|| wrong(&format!("leads into {part}, which is no table")))?;
+    }
+    table.insert(last.to_owned(), value.unwrap_or_else(|| Value::String(text.to_owned())));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_value_has_the_type_that_it_looks_like_unless_the_manifest_wants_a_string() {
+        let manifest = Manifest::parse(
+            "manifest_version = 1\n[plugin]\nid = \"a.b\"\nname = \"b\"\nversion = \"1.0.0\"\n[api]\nversion = \"1.0.0\"\n\
+             [build]\npanic = \"unwind\"\ntarget = \"t\"\nrustc = \"r\"\nsymbol = \"s\"\n\
+             [config.dir]\ntype = \"string\"\n[config.threads]\ntype = \"integer\"",
+        )
+        .unwrap();
+        let mut config = Table::new();
+        for pair in ["dir=5", "threads=5", "storage.direct=true", "storage.directory=/a=b", "library=/x y"] {
+            set(&mut config, &manifest, pair).unwrap();
+        }
+        let expected: Table =
+            "dir = \"5\"\nthreads = 5\nlibrary = \"/x y\"\n[storage]\ndirect = true\ndirectory = \"/a=b\""
+                .parse()
+                .unwrap();
+        assert_eq!(config, expected);
+        for (pair, why) in [
+            ("dir", "KEY=VALUE"),
+            ("=3", "names no key"),
+            ("a..b=3", "names no key"),
+            ("dir.x=1", "no table"),
+        ] {
+            let said = set(&mut config, &manifest, pair).unwrap_err().to_string();
+            assert!(said.contains(why), "{pair}: {said}");
+        }
+    }
+}
