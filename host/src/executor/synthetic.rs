@@ -50,6 +50,11 @@ pub struct Synthetic {
     seat: Seat,
 }
 
+/// Most layers, heads, and elements of a head: a page's bytes, and those of a pool of many, can still be counted.
+const MOST_SIZE: usize = 1 << 14;
+/// Most token ids and positions.
+const MOST_COUNT: usize = 1 << 31;
+
 /// Name and version of how KV and tokens are derived.
 const MATH: &str = "synthetic-2";
 /// First token id that is drawn, if the vocabulary reaches that far: printable ASCII of the byte tokenizer.
@@ -61,7 +66,7 @@ impl Synthetic {
     /// An executor for KV of this size, for a worker of one rank.
     ///
     /// # Errors
-    /// When a row is shorter than the 8 bytes that carry the prefix.
+    /// When a size is out of bounds, or a row is shorter than the 8 bytes that carry the prefix.
     pub fn new(shape: SyntheticShape, cost: Cost) -> Result<Self, ExecutorError> {
         Self::for_rank(shape, cost, Seat::alone())
     }
@@ -72,6 +77,17 @@ impl Synthetic {
     /// As [`new`](Synthetic::new).
     pub fn for_rank(shape: SyntheticShape, cost: Cost, seat: Seat) -> Result<Self, ExecutorError> {
         let SyntheticShape { layers, kv_heads, head_dim, vocabulary, max_positions, kv_dtype } = shape;
+        let sizes = [("layers", layers), ("kv-heads", kv_heads), ("head-dim", head_dim)];
+        let counts = [("vocabulary", vocabulary), ("max-positions", max_positions)];
+        for ((name, value), most) in
+            sizes.map(|size| (size, MOST_SIZE)).into_iter().chain(counts.map(|count| (count, MOST_COUNT)))
+        {
+            if !(1..=most).contains(&value) {
+                return Err(ExecutorError::Failed(format!(
+                    "[synthetic] {name} is {value}: it must be 1 to {most}"
+                )));
+            }
+        }
         let row = head_dim * kv_dtype.bytes();
         if row < 8 || row % 8 != 0 {
             return Err(ExecutorError::Failed(format!(
@@ -323,6 +339,22 @@ mod tests {
             }
         }
         assert_eq!(answers.len(), 1);
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused_by_name() {
+        let standard = SyntheticShape::default();
+        for (shape, sentence) in [
+            (SyntheticShape { layers: 0, ..standard }, "layers is 0"),
+            (SyntheticShape { kv_heads: 0, ..standard }, "kv-heads is 0"),
+            (SyntheticShape { kv_heads: usize::MAX, ..standard }, "kv-heads is 18446744073709551615"),
+            (SyntheticShape { head_dim: usize::MAX, ..standard }, "head-dim is 18446744073709551615"),
+            (SyntheticShape { vocabulary: 0, ..standard }, "vocabulary is 0"),
+            (SyntheticShape { max_positions: 0, ..standard }, "max-positions is 0"),
+        ] {
+            let refused = Synthetic::new(shape, Cost::default()).unwrap_err().to_string();
+            assert!(refused.contains(sentence), "{refused}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Stops what was opened: in reverse order, each within a deadline, and unloads nothing.
+//! Stops what was opened: in reverse order or together, each within a deadline, and unloads nothing.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -33,6 +33,23 @@ impl Running {
                 failed.push((plugin, error));
             }
         }
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    }
+
+    /// As [`stop`](Self::stop) for instances that have nothing to do with each other: all at the same time, so that many
+    /// that hang take no longer than one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn stop_together(self, deadline: Duration) -> std::result::Result<(), Vec<(String, Error)>> {
+        let alone = |one| Running(vec![one]).stop(deadline);
+        let ends: Vec<_> = std::thread::scope(|scope| {
+            let stops: Vec<_> = self.0.into_iter().map(|one| scope.spawn(move || alone(one))).collect();
+            stops.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+        });
+        // Plugins' panics end in their own threads; ours only wait.
+        let failed: Vec<_> =
+            ends.into_iter().flatten().filter_map(std::result::Result::err).flatten().collect();
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 }
@@ -77,6 +94,22 @@ mod tests {
         assert_eq!(*order.lock().unwrap(), [("third", 1500), ("second", 1500), ("first", 1500)]);
         assert_eq!(failed.len(), 1);
         assert_eq!((failed[0].0.as_str(), failed[0].1.message.as_str()), ("second", "cannot"));
+    }
+
+    #[test]
+    fn those_that_stop_together_do_not_wait_for_each_other() {
+        let all = Arc::new(std::sync::Barrier::new(3));
+        let mut running = Running::default();
+        for rank in 0..3 {
+            let all = all.clone();
+            running.opened(&format!("rank {rank}"), move |_| {
+                all.wait();
+                if rank == 1 { Err(Error::new(ErrorCode::IO, "cannot")) } else { Ok(()) }
+            });
+        }
+        let failed = running.stop_together(Duration::from_secs(60)).unwrap_err();
+        assert_eq!(failed.len(), 1);
+        assert_eq!((failed[0].0.as_str(), failed[0].1.message.as_str()), ("rank 1", "cannot"));
     }
 
     #[test]

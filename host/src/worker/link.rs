@@ -318,7 +318,7 @@ impl Links {
                 if self.ranks.len() == 1 { self.plugin.clone() } else { format!("{}.{rank}", self.plugin) };
             running.opened(&name, move |deadline| backend.shutdown(deadline));
         }
-        running.stop(SHUTDOWN).map_err(|failed| {
+        running.stop_together(SHUTDOWN).map_err(|failed| {
             let said: Vec<_> =
                 failed.iter().map(|(name, error)| format!("plugin {name:?}: {error}")).collect();
             anyhow::anyhow!("not everything stopped: {}", said.join("; "))
