@@ -39,7 +39,7 @@ pub use cache_thread::CacheLog;
 use clock::Clock;
 use link::Links;
 pub use staging::Staging;
-pub use tier_thread::Below;
+pub use tier_thread::{Below, slot_bytes};
 
 /// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
 /// repeat).

@@ -81,6 +81,7 @@ use crate::radix::{PageHash, PrefixLock};
 use cost::Line;
 use fetch::Fetch;
 pub(crate) use fetch::Progress;
+use worth::Trial;
 
 /// What keeps the pages of a save from being used for something else.
 #[derive(Debug)]
@@ -169,6 +170,8 @@ pub(crate) struct Hierarchy {
     loading_bytes: u64,
     saving_bytes: u64,
     copying: Line,
+    read_trial: Trial,
+    load_trial: Trial,
     /// Seconds of computing, by tokens.
     computing: Line,
     /// Seconds of a transfer from asking to arrival, by pages.
@@ -216,6 +219,8 @@ impl Hierarchy {
             loading_bytes: 0,
             saving_bytes: 0,
             copying: Line::default(),
+            read_trial: Trial::default(),
+            load_trial: Trial::default(),
             computing: Line::default(),
             transferring: Line::default(),
             stats: HierarchyStats::default(),

@@ -5,7 +5,7 @@ use host_core::{Instance, KvLayout};
 
 use super::settings::{Settings, parse_bytes};
 use super::{Refused, plugins};
-use crate::worker::Below;
+use crate::worker::{Below, slot_bytes};
 
 /// Bytes of host memory for each of the pool's when nothing is said.
 const RATIO: u64 = 2;
@@ -65,7 +65,8 @@ pub fn hierarchy(
         return Ok(None);
     }
     // A page lies on all ranks, with the heads of each.
-    let page_bytes: u64 = layouts.iter().map(|layout| layout.shape.page_bytes() as u64).sum();
+    let stored = settings.hicache_storage.is_some();
+    let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, stored) as u64).sum();
     let pool: u64 = layouts.iter().map(|layout| layout.bytes() as u64).sum();
     let given = settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
     let bytes = given.unwrap_or(RATIO * pool);

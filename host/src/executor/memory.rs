@@ -78,6 +78,18 @@ impl SharedMemory {
         }
     }
 
+    /// Bytes from `offset` on, to read in place.
+    ///
+    /// # Panics
+    /// When the range lies outside the memory.
+    #[must_use]
+    pub fn bytes_at(&self, offset: usize, length: usize) -> &[u8] {
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.bytes), "outside the memory");
+        // SAFETY: the range was just checked; whoever writes it has announced that it is done, and does not begin again
+        // before the caller has let go.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }
+    }
+
     /// The file behind the memory.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {

@@ -9,6 +9,7 @@
 
 mod host_memory;
 mod objects;
+mod seal;
 mod store;
 
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use host_core::Event;
 use host_core::hierarchy::{Direction, PageEnd, TierAction, TierEvent};
+use host_core::layout::KvShape;
 use host_plugin_api::StorageTier;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,6 +41,12 @@ const SHUTDOWN_MS: u64 = 3_000;
 pub struct Below {
     /// The storage plugins' names and instances, in the order in which the core numbers them.
     pub tiers: Vec<(String, Arc<dyn StorageTier>)>,
+}
+
+/// Bytes that one page takes in the host memory of a rank with this shape, with storage below it or without.
+#[must_use]
+pub fn slot_bytes(shape: &KvShape, stored: bool) -> usize {
+    shape.heads * host_memory::head_bytes(shape, stored.then_some(1))
 }
 
 /// Actions on their way. Holds at most what the core's limits let be under way.
@@ -84,7 +92,9 @@ pub(super) struct Start {
 pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let inbox = Arc::new(InboxState { commands: Mutex::new(VecDeque::new()), wake });
-    let memory = HostMemory::new(&start.pools, start.slots as usize, start.kv_heads)?;
+    let alignment = start.below.tiers.iter().map(|(_, tier)| tier.limits().alignment).max();
+    let alignment = alignment.map(usize::try_from).transpose()?;
+    let memory = HostMemory::new(&start.pools, start.slots as usize, start.kv_heads, alignment)?;
     let stores: anyhow::Result<Vec<Store>> =
         start.below.tiers.iter().map(|(name, tier)| Store::open(name, tier.clone(), &memory)).collect();
     let stores = stores?;

@@ -68,7 +68,7 @@ pub enum TierAction {
 /// How one page of a batch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageEnd {
-    /// All of it was read, written or copied, and verified where the tier verifies.
+    /// All of it was read, written or copied; what was read was verified.
     Done,
     /// The tier does not have it, or not whole.
     Missing,
@@ -76,6 +76,8 @@ pub enum PageEnd {
     Refused,
     /// Anything else.
     Failed,
+    /// The tier said that it has it, and it was not what was written.
+    Damaged,
 }
 
 /// Something that happened below the pool.

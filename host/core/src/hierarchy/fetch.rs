@@ -138,7 +138,7 @@ impl Hierarchy {
         if far.is_empty() || far.len() < self.config.fewest_pages as usize {
             return;
         }
-        if !self.worth_reading(room, &far, near..end) {
+        if !self.worth_reading(room, &far, near..end) && !self.read_trial.is_due(now) {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }
@@ -250,7 +250,8 @@ impl Hierarchy {
             }
             end += 1;
         }
-        if end > near && self.load_seconds(end - near) > self.seconds_without(fetch, near..end) {
+        let slow = end > near && self.load_seconds(end - near) > self.seconds_without(fetch, near..end);
+        if slow && !self.load_trial.is_due(now) {
             self.stats.skipped_by_cost += (end - near) as u64;
             end = near;
         }

@@ -11,11 +11,16 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 impl Hierarchy {
     /// A tier let a deadline pass.
     pub(super) fn strike(&mut self, now: Time, tier: usize) {
+        let rests = self.rests(now, tier);
         let tier = &mut self.tiers[tier];
+        tier.stats.deadlines_missed += 1;
+        // What was under way together is late together, and says so once.
+        if rests {
+            return;
+        }
         let rest = Duration::from_secs(1).saturating_mul(1 << tier.strikes.min(6));
         tier.strikes += 1;
         tier.rests_until = Some(now.after(rest.min(LONGEST_REST)));
-        tier.stats.deadlines_missed += 1;
     }
 
     pub(super) fn rests(&self, now: Time, tier: usize) -> bool {

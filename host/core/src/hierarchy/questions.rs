@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{GRACE, Hierarchy, PATIENCE, TierAction, TierTag};
+use super::{GRACE, Hierarchy, PATIENCE, PrefetchPolicy, TierAction, TierTag};
 use crate::ids::{Room, Time};
 
 /// A batch of questions under way.
@@ -37,7 +37,12 @@ impl Hierarchy {
             }
             let expected = self.tiers[tier].answering.predict(1.0).unwrap_or_default();
             let wait = Duration::try_from_secs_f64(PATIENCE * expected).unwrap_or(self.config.longest_wait);
-            let until = now.after((wait + GRACE).min(self.config.longest_wait));
+            // Answers that were slow once must not make requests wait for longer than they were told to.
+            let most = match self.config.prefetch {
+                PrefetchPolicy::WaitComplete => self.config.longest_wait,
+                _ => self.config.wait_base.min(self.config.longest_wait),
+            };
+            let until = now.after((wait + GRACE).min(most));
             self.tiers[tier].stats.asked += names.len() as u64;
             self.tiers[tier].asked.insert(tag, Asked { pages, since: now, until: Some(until) });
             actions.push(TierAction::Query { tag, tier, names });

@@ -68,7 +68,11 @@ impl Hierarchy {
 
     pub(super) fn page_read(&mut self, tier: usize, slot: HostSlot, end: PageEnd) {
         let stats = &mut self.tiers[tier].stats;
-        *(if end == PageEnd::Done { &mut stats.read } else { &mut stats.read_failed }) += 1;
+        *(match end {
+            PageEnd::Done => &mut stats.read,
+            PageEnd::Damaged => &mut stats.damaged,
+            PageEnd::Missing | PageEnd::Refused | PageEnd::Failed => &mut stats.read_failed,
+        }) += 1;
         let here = self.host.ended(slot, end == PageEnd::Done);
         self.tell_waiters(slot, here);
     }

@@ -112,7 +112,7 @@ impl Hierarchy {
         *(match end {
             PageEnd::Done => &mut stats.written,
             PageEnd::Refused => &mut stats.write_refused,
-            PageEnd::Missing | PageEnd::Failed => &mut stats.write_failed,
+            PageEnd::Missing | PageEnd::Failed | PageEnd::Damaged => &mut stats.write_failed,
         }) += 1;
     }
 }

@@ -51,6 +51,8 @@ pub struct TierStats {
     pub read: u64,
     /// Not read although they were there before.
     pub read_failed: u64,
+    /// Read, and not what was written.
+    pub damaged: u64,
     /// Written, or there already.
     pub written: u64,
     /// Not taken: no space, or read only.

@@ -6,7 +6,25 @@ use std::time::Duration;
 
 use super::fetch::Fetch;
 use super::{Hierarchy, PrefetchPolicy};
-use crate::ids::Room;
+use crate::ids::{Room, Time};
+
+/// What was too slow is tried again after so long; otherwise one slow moment would be believed for ever.
+const TRIED_AGAIN: Duration = Duration::from_secs(30);
+
+/// When something that is not worth it by all that is known is done nevertheless, to know better.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trial(Option<Time>);
+
+impl Trial {
+    /// Whether it is time. The first time starts the clock.
+    pub(super) fn is_due(&mut self, now: Time) -> bool {
+        let due = self.0.is_some_and(|at| at <= now);
+        if due || self.0.is_none() {
+            self.0 = Some(now.after(TRIED_AGAIN));
+        }
+        due
+    }
+}
 
 impl Hierarchy {
     /// Whether reading takes no longer than doing without what could be had.

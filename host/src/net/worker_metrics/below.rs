@@ -101,6 +101,7 @@ fn encode_tiers(tiers: &[(String, TierStats)], encoder: &mut DescriptorEncoder<'
             ("found", stats.found),
             ("read", stats.read),
             ("read_failed", stats.read_failed),
+            ("damaged", stats.damaged),
             ("written", stats.written),
             ("write_refused", stats.write_refused),
             ("write_failed", stats.write_failed),

@@ -7,10 +7,12 @@ use anyhow::Context;
 use host_core::PageId;
 use host_core::heads::counted_heads;
 use host_core::hierarchy::HostSlot;
+use host_core::layout::KvShape;
 use host_core::transfer::{Lane, Share, copy_lane};
 use host_kernels::copy::{Copier, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
-use host_plugin_api::MemoryKind;
+use host_plugin_api::{Key, MemoryKind};
 
+use super::seal::{SEAL_BYTES, object_bytes, seal};
 use crate::executor::{KvMemory, SharedMemory};
 
 /// Threads of a large copy.
@@ -30,6 +32,15 @@ struct Rank {
 pub(super) struct HostMemory {
     ranks: Vec<Rank>,
     copier: Copier,
+    /// Bytes of one head of a page, and with what lies behind it.
+    kv_bytes: usize,
+    object_bytes: usize,
+}
+
+/// Bytes from one head of a slot to the next; `alignment` is that of storage, if there is any.
+pub(super) fn head_bytes(shape: &KvShape, alignment: Option<usize>) -> usize {
+    let kv = shape.block_bytes() * shape.layers;
+    alignment.map_or(kv, |alignment| object_bytes(kv, alignment))
 }
 
 /// One head of a page in one rank's slot.
@@ -43,15 +54,26 @@ pub(super) struct Block {
 }
 
 impl HostMemory {
-    /// Takes the memory.
+    /// Takes the memory. With storage, whose `alignment` is given then, there is room behind each head for its seal.
     ///
     /// # Errors
     /// When the system has none to give.
-    pub(super) fn new(pools: &[KvMemory], slots: usize, kv_heads: usize) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        pools: &[KvMemory],
+        slots: usize,
+        kv_heads: usize,
+        alignment: Option<usize>,
+    ) -> anyhow::Result<Self> {
+        let first = pools.first().map(|kv| kv.layout().shape);
+        let object_bytes = first.map_or(0, |shape| head_bytes(&shape, alignment));
         let of_rank = |(rank, kv): (usize, &KvMemory)| {
             let shape = kv.layout().shape;
-            let share = Share::dense(shape, slots, kv.heads(), 0..shape.layers);
-            let bytes = share.layout.bytes();
+            let mut share = Share::dense(shape, slots, kv.heads(), 0..shape.layers);
+            for side in &mut share.layout.sides {
+                side.head = object_bytes;
+                side.page = object_bytes * shape.heads;
+            }
+            let bytes = object_bytes * shape.heads * slots;
             let memory = SharedMemory::new("host-cache", bytes).with_context(|| {
                 format!("no memory for {bytes} bytes of host cache: lower --hicache-memory")
             })?;
@@ -60,23 +82,35 @@ impl HostMemory {
             Ok(Rank { kv: kv.clone(), pool, slots: share, memory, stored })
         };
         let ranks: anyhow::Result<Vec<Rank>> = pools.iter().enumerate().map(of_rank).collect();
-        Ok(Self { ranks: ranks?, copier: Copier::new(COPY_THREADS)? })
+        let kv_bytes = first.map_or(0, |shape| head_bytes(&shape, None));
+        Ok(Self { ranks: ranks?, copier: Copier::new(COPY_THREADS)?, kv_bytes, object_bytes })
     }
 
-    /// Bytes of one head of a page.
-    pub(super) fn block_bytes(&self) -> usize {
-        self.ranks
-            .first()
-            .map_or(0, |rank| rank.slots.layout.shape.block_bytes() * rank.slots.layout.shape.layers)
+    /// Bytes of one head of a page with its seal, as storage takes it.
+    pub(super) fn object_bytes(&self) -> usize {
+        self.object_bytes
+    }
+
+    /// Seals one head of a page as the object of this key.
+    pub(super) fn seal(&self, key: &Key, rank: usize, offset: usize) {
+        let memory = &self.ranks[rank].memory;
+        memory.write(offset + self.kv_bytes, &seal(key, memory.bytes_at(offset, self.kv_bytes)));
+    }
+
+    /// Whether what lies there is the object of this key, whole.
+    pub(super) fn is_sealed(&self, key: &Key, rank: usize, offset: usize) -> bool {
+        let memory = &self.ranks[rank].memory;
+        let found = memory.bytes_at(offset + self.kv_bytes, SEAL_BYTES);
+        found == seal(key, memory.bytes_at(offset, self.kv_bytes))
     }
 
     /// Every head of a slot on every rank; those that are stored only, if so.
     pub(super) fn blocks(&self, slot: HostSlot, stored: bool) -> impl Iterator<Item = Block> {
-        let bytes = self.block_bytes();
+        let bytes = self.object_bytes;
         self.ranks.iter().enumerate().flat_map(move |(rank, own)| {
             let held = own.kv.heads();
             let heads = if stored { own.stored.clone() } else { held.clone() };
-            let page = slot.0 as usize * own.slots.layout.shape.page_bytes();
+            let page = slot.0 as usize * held.len() * bytes;
             heads.map(move |head| Block { head, rank, offset: page + (head - held.start) * bytes })
         })
     }
@@ -142,7 +176,7 @@ fn block(planned: &host_core::transfer::PageBlock) -> PageBlock {
 #[cfg(test)]
 mod tests {
     use host_core::heads::rank_heads;
-    use host_core::layout::{KvOrder, KvShape};
+    use host_core::layout::KvOrder;
     use host_core::{Dtype, KvLayout};
 
     use super::*;
@@ -167,7 +201,7 @@ mod tests {
     }
 
     fn object(memory: &HostMemory, block: Block) -> Vec<u8> {
-        let mut bytes = vec![0; memory.block_bytes()];
+        let mut bytes = vec![0; memory.kv_bytes];
         memory.ranks[block.rank].memory.read(block.offset, &mut bytes);
         bytes
     }
@@ -183,7 +217,7 @@ mod tests {
                     pool(order, heads.start, heads.len())
                 };
                 let pools: Vec<KvMemory> = (0..ranks).map(of_rank).collect();
-                let memory = HostMemory::new(&pools, 6, 4).unwrap();
+                let memory = HostMemory::new(&pools, 6, 4, Some(1)).unwrap();
                 memory.copy(false, &pages).unwrap();
                 let objects =
                     pages.iter().flat_map(|(_, slot)| memory.blocks(*slot, true).collect::<Vec<_>>());
@@ -198,7 +232,7 @@ mod tests {
     #[test]
     fn what_is_saved_and_loaded_elsewhere_is_what_it_was() {
         let saved = pool(KvOrder::LayerKvPageTokenHeadDim, 0, 2);
-        let memory = HostMemory::new(std::slice::from_ref(&saved), 3, 2).unwrap();
+        let memory = HostMemory::new(std::slice::from_ref(&saved), 3, 2, None).unwrap();
         memory.copy(false, &[(PageId(1), HostSlot(2)), (PageId(2), HostSlot(0))]).unwrap();
         memory.copy(true, &[(PageId(3), HostSlot(2))]).unwrap();
         for (head, layer) in [(0, 0), (1, 2)] {

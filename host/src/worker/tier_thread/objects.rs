@@ -32,6 +32,8 @@ pub(super) struct Object {
     pub page: u32,
     pub rank: usize,
     pub offset: u64,
+    /// Whether its seal lies behind it; for what is to be written.
+    pub sealed: bool,
 }
 
 /// One of the core's batches.
@@ -51,6 +53,7 @@ fn worse(one: PageEnd, other: PageEnd) -> PageEnd {
         PageEnd::Missing => 1,
         PageEnd::Refused => 2,
         PageEnd::Failed => 3,
+        PageEnd::Damaged => 4,
     };
     if rank(other) > rank(one) { other } else { one }
 }
@@ -93,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_page_has_ended_when_all_its_heads_have_and_is_as_good_as_the_worst() {
-        let object = |page| Object { key: Key::default(), page, rank: 0, offset: 0 };
+        let object = |page| Object { key: Key::default(), page, rank: 0, offset: 0, sealed: false };
         let objects = [object(0), object(0), object(1), object(1)].into();
         let mut request = Request::new(Kind::Read, 2, objects);
         assert_eq!(request.ended(1, PageEnd::Missing), None);

@@ -15,12 +15,15 @@ use super::objects::{Kind, Object, Request, key};
 
 /// Completions taken per call.
 const COMPLETIONS: usize = 256;
+/// Damaged objects that wait to be removed at most; others stay until they are read again.
+const DAMAGED: usize = 4096;
 
 /// Objects that the plugin has.
 struct Batch {
-    of: TierTag,
-    /// The page of each; `None` once it has ended.
-    pages: Vec<Option<u32>>,
+    /// Whose they are; nobody's when damaged ones are removed.
+    of: Option<TierTag>,
+    /// `None` once it has ended.
+    objects: Vec<Option<Object>>,
     left: usize,
 }
 
@@ -35,6 +38,8 @@ pub(super) struct Store {
     /// Requests with objects that the plugin has not been given, oldest first.
     waiting: VecDeque<TierTag>,
     batches: BTreeMap<u64, Batch>,
+    /// Objects to remove, so that good ones can take their place.
+    damaged: VecDeque<Object>,
     last_tag: u64,
     /// It took nothing more the last time.
     full: bool,
@@ -49,7 +54,7 @@ impl Store {
     /// When the plugin cannot reach it, or cannot take objects of this size.
     pub(super) fn open(name: &str, tier: Arc<dyn StorageTier>, memory: &HostMemory) -> anyhow::Result<Self> {
         let limits = tier.limits();
-        let bytes = memory.block_bytes() as u64;
+        let bytes = memory.object_bytes() as u64;
         let length = u32::try_from(bytes).ok().filter(|_| bytes <= limits.max_value);
         let length = length.with_context(|| {
             format!(
@@ -59,7 +64,7 @@ impl Store {
         })?;
         anyhow::ensure!(
             limits.alignment > 0 && bytes.is_multiple_of(limits.alignment),
-            "plugin {name:?} stores multiples of {} bytes, and one head of a page has {bytes}: choose another --page-size",
+            "plugin {name:?} stores multiples of {} bytes, and one head of a page with its seal has {bytes}",
             limits.alignment
         );
         anyhow::ensure!(
@@ -78,6 +83,7 @@ impl Store {
             requests: BTreeMap::new(),
             waiting: VecDeque::new(),
             batches: BTreeMap::new(),
+            damaged: VecDeque::new(),
             last_tag: 0,
             full: false,
             dead: false,
@@ -106,6 +112,7 @@ impl Store {
                 page,
                 rank: block.rank,
                 offset: block.offset as u64,
+                sealed: false,
             }));
         }
         self.requests.insert(tag, Request::new(kind, pages.len(), objects));
@@ -118,23 +125,24 @@ impl Store {
         for object in queue.into_iter().flatten() {
             self.ended(tag, object.page, PageEnd::Failed, events);
         }
-        for (plugin_tag, _) in self.batches.iter().filter(|(_, batch)| batch.of == tag) {
+        for (plugin_tag, _) in self.batches.iter().filter(|(_, batch)| batch.of == Some(tag)) {
             // One that has just ended is not known any more.
             let _unknown = self.tier.cancel(Tag(*plugin_tag)) != 0;
         }
     }
 
     /// Gives the plugin what it takes, and takes what has ended. True when there may be more at once.
-    pub(super) fn turn(&mut self, _memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
+    pub(super) fn turn(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
         if self.dead {
             self.fail_queued(events);
             return false;
         }
-        self.submit(events);
-        self.collect(events)
+        self.submit(memory, events);
+        self.remove_damaged();
+        self.collect(memory, events)
     }
 
-    fn submit(&mut self, events: &mut Vec<TierEvent>) {
+    fn submit(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) {
         self.full = false;
         while let Some(tag) = self.waiting.front().copied() {
             if self.batches.len() >= self.limits.max_batches as usize {
@@ -146,8 +154,12 @@ impl Store {
                 continue;
             };
             let count = request.queue.len().min(self.limits.max_pages as usize);
-            let objects: Vec<Object> = request.queue.drain(..count).collect();
+            let mut objects: Vec<Object> = request.queue.drain(..count).collect();
             let kind = request.kind;
+            for object in objects.iter_mut().filter(|object| kind == Kind::Write && !object.sealed) {
+                memory.seal(&object.key, object.rank, object.offset as usize);
+                object.sealed = true;
+            }
             self.last_tag += 1;
             let plugin_tag = Tag(self.last_tag);
             let answer = match kind {
@@ -159,9 +171,7 @@ impl Store {
                 Kind::Write => self.tier.put(plugin_tag, &self.pages(&objects)),
             };
             if answer == 0 {
-                let pages: Vec<Option<u32>> = objects.iter().map(|object| Some(object.page)).collect();
-                let left = pages.len();
-                self.batches.insert(plugin_tag.0, Batch { of: tag, pages, left });
+                self.accepted(plugin_tag, Some(tag), objects);
             } else if answer == ErrorCode::WOULD_BLOCK.0 {
                 if let Some(request) = self.requests.get_mut(&tag) {
                     objects.into_iter().rev().for_each(|object| request.queue.push_front(object));
@@ -177,6 +187,34 @@ impl Store {
         }
     }
 
+    fn accepted(&mut self, plugin_tag: Tag, of: Option<TierTag>, objects: Vec<Object>) {
+        let left = objects.len();
+        let objects = objects.into_iter().map(Some).collect();
+        self.batches.insert(plugin_tag.0, Batch { of, objects, left });
+    }
+
+    /// A plugin that has a key need not take another value for it, so what is damaged would stay.
+    fn remove_damaged(&mut self) {
+        let count = self.damaged.len().min(self.limits.max_pages as usize);
+        if count == 0 || self.full || self.batches.len() >= self.limits.max_batches as usize {
+            return;
+        }
+        let objects: Vec<Object> = self.damaged.drain(..count).collect();
+        let keys: Vec<Key> = objects.iter().map(|object| object.key).collect();
+        self.last_tag += 1;
+        let plugin_tag = Tag(self.last_tag);
+        match self.tier.delete(plugin_tag, &keys) {
+            0 => self.accepted(plugin_tag, None, objects),
+            code if code == ErrorCode::WOULD_BLOCK.0 => {
+                self.damaged.extend(objects);
+                self.full = true;
+            }
+            answer => {
+                tracing::warn!(plugin = self.name, answer, "a storage tier does not remove damaged objects");
+            }
+        }
+    }
+
     fn pages(&self, objects: &[Object]) -> Vec<TierPage> {
         let page = |object: &Object| TierPage {
             key: object.key,
@@ -187,7 +225,7 @@ impl Store {
         objects.iter().map(page).collect()
     }
 
-    fn collect(&mut self, events: &mut Vec<TierEvent>) -> bool {
+    fn collect(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
         let mut completions = [TierCompletion::default(); COMPLETIONS];
         let answer = self.tier.poll(&mut completions);
         let Ok(count) = usize::try_from(answer) else {
@@ -200,17 +238,17 @@ impl Store {
             return false;
         };
         for done in &completions[..count.min(COMPLETIONS)] {
-            self.completed(done, events);
+            self.completed(done, memory, events);
         }
         count == COMPLETIONS
     }
 
-    fn completed(&mut self, done: &TierCompletion, events: &mut Vec<TierEvent>) {
+    fn completed(&mut self, done: &TierCompletion, memory: &HostMemory, events: &mut Vec<TierEvent>) {
         let Some(batch) = self.batches.get_mut(&done.tag) else {
             tracing::warn!(plugin = self.name, tag = done.tag, "a storage tier ended what nobody began");
             return;
         };
-        let Some(page) = batch.pages.get_mut(done.page as usize).and_then(Option::take) else {
+        let Some(object) = batch.objects.get_mut(done.page as usize).and_then(Option::take) else {
             tracing::warn!(plugin = self.name, tag = done.tag, "a storage tier ended an object twice");
             return;
         };
@@ -219,14 +257,27 @@ impl Store {
         if batch.left == 0 {
             self.batches.remove(&done.tag);
         }
-        let writes = self.requests.get(&of).is_some_and(|request| request.kind == Kind::Write);
-        let end = match done.status {
+        let Some(of) = of else { return };
+        let kind = self.requests.get(&of).map(|request| request.kind);
+        let mut end = match done.status {
             FOUND => PageEnd::Done,
             0 => PageEnd::Missing,
-            code if writes && code == ErrorCode::NO_RESOURCE.0 => PageEnd::Refused,
+            code if kind == Some(Kind::Write) && code == ErrorCode::NO_RESOURCE.0 => PageEnd::Refused,
             _ => PageEnd::Failed,
         };
-        self.ended(of, page, end, events);
+        if end == PageEnd::Done
+            && kind == Some(Kind::Read)
+            && !memory.is_sealed(&object.key, object.rank, object.offset as usize)
+        {
+            end = PageEnd::Damaged;
+            if self.damaged.is_empty() {
+                tracing::warn!(plugin = self.name, key = ?object.key, "what a storage tier found is not what was written");
+            }
+            if self.damaged.len() < DAMAGED {
+                self.damaged.push_back(object);
+            }
+        }
+        self.ended(of, object.page, end, events);
     }
 
     /// One object has ended.

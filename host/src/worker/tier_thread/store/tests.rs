@@ -106,13 +106,22 @@ fn store() -> (Store, Arc<Fake>, HostMemory) {
         dtype: Dtype::Bf16,
     };
     let pool = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
-    let memory = HostMemory::new(&[pool], 8, 2).unwrap();
+    let memory = HostMemory::new(&[pool], 8, 2, Some(1)).unwrap();
     let fake = Arc::new(Fake::default());
     (Store::open("fake", fake.clone(), &memory).unwrap(), fake, memory)
 }
 
 fn pages(count: u8) -> Vec<(PageHash, HostSlot)> {
     (0..count).map(|page| (PageHash([page; 32]), HostSlot(page.into()))).collect()
+}
+
+/// What the plugin would have read.
+fn seal_all(memory: &HostMemory, pages: &[(PageHash, HostSlot)]) {
+    for (name, slot) in pages {
+        for block in memory.blocks(*slot, false) {
+            memory.seal(&key(name, block.head), block.rank, block.offset);
+        }
+    }
 }
 
 fn turn(store: &mut Store, memory: &HostMemory) -> Vec<TierEvent> {
@@ -130,6 +139,7 @@ fn what_a_full_plugin_does_not_take_waits_and_goes_later_in_order() {
     assert_eq!(fake.taken(), [(1, 4)]);
     assert!(store.wants_polling());
     turn(&mut store, &memory);
+    seal_all(&memory, &pages(5));
     assert_eq!(fake.taken().len(), 2, "two batches are the most that it has said it takes");
     for (tag, count) in fake.taken() {
         (0..count as u32).for_each(|page| fake.end(tag, page, FOUND));
@@ -208,4 +218,25 @@ fn a_page_is_found_when_all_its_heads_are() {
         fake.end(1, object as u32, status);
     }
     assert_eq!(turn(&mut store, &memory), [TierEvent::Answered { tag: READ, found: vec![true, false] }]);
+}
+
+#[test]
+fn what_a_plugin_found_is_used_only_if_it_is_what_was_written_and_is_removed_if_not() {
+    let (mut store, fake, memory) = store();
+    let pages = pages(2);
+    store.write(TierTag(6), &pages, &memory);
+    turn(&mut store, &memory);
+    (0..4).for_each(|page| fake.end(1, page, FOUND));
+    turn(&mut store, &memory);
+    // The second page is read into the slot of the first, as if the plugin had taken one for the other.
+    store.read(READ, &[pages[0], (pages[1].0, pages[0].1)], &memory);
+    turn(&mut store, &memory);
+    (0..4).for_each(|page| fake.end(2, page, FOUND));
+    let ended = TierEvent::Ended { tag: READ, pages: vec![(0, PageEnd::Done), (1, PageEnd::Damaged)] };
+    assert_eq!(turn(&mut store, &memory), [ended]);
+    turn(&mut store, &memory);
+    assert_eq!(fake.taken()[2..], [(3, 2)], "both heads of it are deleted");
+    (0..2).for_each(|page| fake.end(3, page, FOUND));
+    assert_eq!(turn(&mut store, &memory), []);
+    assert!(store.requests.is_empty() && store.batches.is_empty() && store.damaged.is_empty());
 }

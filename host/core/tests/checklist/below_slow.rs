@@ -1,0 +1,107 @@
+//! Storage that was slow or silent once: for how long that is held against it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use host_core::hierarchy::{HierarchyConfig, PageEnd, TierAction, TierEvent, TierTag};
+use host_core::radix::PageHash;
+use host_core::{Event, Role};
+
+use super::leg::{Leg, tokens};
+use super::storage::{hierarchy, with_below};
+
+fn queries(leg: &Leg) -> usize {
+    leg.asked(|action| matches!(action, TierAction::Query { .. }))
+}
+
+/// The only query there is, without an answer.
+fn take_query(leg: &mut Leg) -> (TierTag, Vec<PageHash>) {
+    let at = leg.below.iter().position(|action| matches!(action, TierAction::Query { .. })).unwrap();
+    let TierAction::Query { tag, names, .. } = leg.below.remove(at) else { unreachable!() };
+    (tag, names)
+}
+
+/// A worker that has answered a prompt of 40 tokens, which took 10 s, and forgotten it but for storage.
+fn forgotten(below: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, below));
+    let mut stored = BTreeSet::new();
+    leg.submit(0, &tokens(0..40), 1);
+    leg.serve(&mut stored);
+    leg.now = leg.now.after(Duration::from_secs(10));
+    end(&mut leg, &mut stored);
+    (leg, stored)
+}
+
+/// Lets everything end, and forgets it but for storage.
+fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
+    leg.serve(stored);
+    leg.compute_all();
+    leg.serve(stored);
+    leg.scheduler.flush_cache();
+}
+
+#[test]
+fn what_took_too_long_is_tried_again_after_a_while() {
+    let (mut leg, mut stored) = forgotten(hierarchy(32, 1));
+    leg.submit(1, &tokens(0..40), 1);
+    leg.answer_query(|_| true);
+    let (tag, pages) = leg.take_read();
+    leg.now = leg.now.after(Duration::from_secs(400));
+    leg.all_end(tag, pages.len(), PageEnd::Done);
+    end(&mut leg, &mut stored);
+    leg.wait(Duration::from_secs(61));
+    let mut tried = Vec::new();
+    for room in 2..6 {
+        leg.submit(room, &tokens(0..40), 1);
+        leg.answer_query(|_| true);
+        tried.push(leg.asked(|action| matches!(action, TierAction::Read { .. })));
+        end(&mut leg, &mut stored);
+        leg.wait(Duration::from_secs(16));
+    }
+    assert_eq!(tried, [0, 0, 1, 0]);
+    leg.below_at_rest();
+}
+
+#[test]
+fn nobody_waits_longer_than_told_for_an_answer_that_was_slow_once() {
+    let (mut leg, mut stored) =
+        forgotten(HierarchyConfig { wait_base: Duration::from_millis(200), ..hierarchy(32, 1) });
+    leg.submit(1, &tokens(0..40), 1);
+    let (tag, names) = take_query(&mut leg);
+    leg.wait(Duration::from_secs(100));
+    leg.event(Event::Tier(TierEvent::Answered { tag, found: vec![true; names.len()] }));
+    end(&mut leg, &mut stored);
+    leg.wait(Duration::from_secs(61));
+    leg.submit(2, &tokens(0..40), 1);
+    let (tag, names) = take_query(&mut leg);
+    assert!(leg.batch.is_none());
+    leg.wait(Duration::from_millis(200));
+    assert!(leg.batch.is_some(), "it goes on without");
+    leg.event(Event::Tier(TierEvent::Answered { tag, found: vec![true; names.len()] }));
+    end(&mut leg, &mut stored);
+    leg.wait(Duration::from_secs(61));
+    leg.serve(&mut stored);
+    leg.below_at_rest();
+}
+
+#[test]
+fn what_is_late_together_is_held_against_a_tier_once() {
+    let (mut leg, mut stored) = forgotten(hierarchy(32, 1));
+    let mut asked = Vec::new();
+    for room in 1..4 {
+        leg.submit(room, &tokens(0..40), 1);
+        asked.push(take_query(&mut leg));
+    }
+    leg.wait(Duration::from_millis(500));
+    assert!(leg.batch.is_some(), "they go on without");
+    leg.compute_all();
+    leg.wait(Duration::from_secs(1));
+    leg.scheduler.flush_cache();
+    leg.submit(4, &tokens(0..40), 1);
+    assert_eq!(queries(&leg), 1, "it rested for a second");
+    for (tag, names) in asked {
+        leg.event(Event::Tier(TierEvent::Answered { tag, found: vec![false; names.len()] }));
+    }
+    end(&mut leg, &mut stored);
+    leg.below_at_rest();
+}

@@ -1,0 +1,71 @@
+//! The seal behind each object in storage: what a plugin says that it found is used only if the seal fits.
+//!
+//! An object is one KV head of a page, then its seal, XXH3-128 over the object's key and the head's bytes, then zeros up
+//! to a whole step. So a flipped bit, a value cut off, and another key's value show, whatever the plugin says and whether
+//! or not it has checksums of its own.
+
+use host_plugin_api::Key;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Bytes of a seal.
+pub(super) const SEAL_BYTES: usize = 16;
+
+/// Steps are at most a page of a disk, and at most so small a part of what is sealed.
+const LARGEST_STEP: usize = 4096;
+const LEAST_PARTS: usize = 16;
+
+/// Bytes of an object with so many bytes of KV, for a plugin that takes multiples of `alignment`.
+///
+/// KV that is a multiple of a large power of two stays one, so that plugins can move it without a copy of their own.
+pub(super) fn object_bytes(kv: usize, alignment: usize) -> usize {
+    let even = 1 << kv.trailing_zeros().min(LARGEST_STEP.trailing_zeros());
+    let small = (kv / LEAST_PARTS).checked_ilog2().map_or(1, |bits| 1 << bits);
+    let step = even.min(small).max(SEAL_BYTES);
+    (kv + SEAL_BYTES).next_multiple_of(step).next_multiple_of(alignment.max(1))
+}
+
+/// The seal of the KV in the object of this key.
+pub(super) fn seal(key: &Key, kv: &[u8]) -> [u8; SEAL_BYTES] {
+    let mut hash = Xxh3::new();
+    hash.update(&key.0);
+    hash.update(kv);
+    hash.digest128().to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_has_room_for_its_seal_and_stays_as_even_as_that_costs_little() {
+        for (kv, alignment, bytes) in [
+            (112 << 10, 1, 116 << 10),
+            (640 << 10, 512, 644 << 10),
+            (4096, 1, 4096 + 256),
+            (4096, 4096, 8192),
+            (48, 1, 64),
+            (1000, 1, 1024),
+        ] {
+            assert_eq!(object_bytes(kv, alignment), bytes, "{kv} {alignment}");
+        }
+        for kv in 1..3000 {
+            let bytes = object_bytes(kv, 1);
+            assert!(bytes >= kv + SEAL_BYTES && bytes < kv + 2 * SEAL_BYTES + kv / 16, "{kv}: {bytes}");
+        }
+    }
+
+    #[test]
+    fn a_seal_fits_one_value_of_one_key() {
+        let (key, other) = (Key([1; 32]), Key([2; 32]));
+        let kv: Vec<u8> = (0..=255).collect();
+        let sealed = seal(&key, &kv);
+        assert_eq!(sealed, seal(&key, &kv));
+        assert_ne!(sealed, seal(&other, &kv));
+        for place in 0..kv.len() {
+            let mut flipped = kv.clone();
+            flipped[place] ^= 1;
+            assert_ne!(sealed, seal(&key, &flipped));
+        }
+        assert_ne!(seal(&key, &[0; 64]), [0; SEAL_BYTES], "a value of zeros is not sealed by zeros");
+    }
+}

@@ -1,0 +1,300 @@
+//! A fake for tests: the tier in memory, except that it does to some pages what is configured.
+//!
+//! A batch waits until its time has come and is carried out inside `poll`, so a late get writes late. What is done to a
+//! value is done to the host's memory only: the store itself stays good. A batch with a victim of one of the `hang`
+//! faults never ends, not even when it is cancelled.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use host_plugin_api::tier::{FOUND, MISSING};
+use host_plugin_api::{
+    Error, ErrorCode, Key, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag, TierCompletion,
+    TierLimits, TierPage, TierUsage,
+};
+use host_plugin_memory::MemoryTier;
+use serde::Deserialize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Fault {
+    /// One bit of a value that is said to be found is another.
+    Flip,
+    /// The second half of a value that is said to be found is not written.
+    Truncate,
+    /// A value that is said to be found is another page's of the same batch, or all zeros.
+    Foreign,
+    /// An error, after damage.
+    Fail,
+    /// Never there.
+    Forget,
+    /// There when it is asked for, not there when it is read.
+    Lie,
+    /// Not stored, for lack of space.
+    Refuse,
+    HangExists,
+    HangGet,
+    HangPut,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Text {
+    faults: String,
+    every: u64,
+    seed: u64,
+    delay_ms: u64,
+    spare: u64,
+}
+
+impl Default for Text {
+    fn default() -> Self {
+        Self { faults: String::new(), every: 1, seed: 1, delay_ms: 0, spare: 0 }
+    }
+}
+
+enum Work {
+    Exists(Vec<Key>),
+    Get(Vec<TierPage>),
+    Put(Vec<TierPage>),
+    Delete(Vec<Key>),
+}
+
+struct Batch {
+    due: Instant,
+    tag: Tag,
+    work: Work,
+    faults: Vec<Option<Fault>>,
+}
+
+#[derive(Default)]
+struct State {
+    regions: BTreeMap<u32, Memory>,
+    waiting: VecDeque<Batch>,
+    hanging: Vec<Batch>,
+    completions: VecDeque<TierCompletion>,
+    drawn: u64,
+}
+
+/// See the crate.
+pub struct FaultyTier {
+    inner: MemoryTier,
+    faults: Vec<Fault>,
+    text: Text,
+    state: Mutex<State>,
+}
+
+/// Opens an instance.
+///
+/// # Errors
+/// `CONFIG` for a fault that there is not, or what the tier in memory says.
+pub fn open(opening: &Opening) -> Result<FaultyTier> {
+    let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
+    let text: Text = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
+    let fault = |word: &str| {
+        let named: std::result::Result<Fault, serde::de::value::Error> =
+            Fault::deserialize(serde::de::value::StrDeserializer::new(word));
+        named.map_err(|e| wrong(e.to_string()))
+    };
+    let faults: Result<Vec<Fault>> = text.faults.split_whitespace().map(fault).collect();
+    let inner = host_plugin_memory::open(&Opening { name: opening.name.clone(), config: String::new() })?;
+    Ok(FaultyTier { inner, faults: faults?, text, state: Mutex::default() })
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    tier: open,
+}
+
+/// A number that follows from two others and looks like none (SplitMix64's finalizer).
+fn mixed(seed: u64, number: u64) -> u64 {
+    let mut value = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
+        value = (value ^ (value >> shift)).wrapping_mul(factor);
+    }
+    value ^ (value >> 31)
+}
+
+fn applies(work: &Work, fault: Fault) -> bool {
+    match work {
+        Work::Exists(_) => matches!(fault, Fault::Forget | Fault::Lie | Fault::HangExists),
+        Work::Get(_) => !matches!(fault, Fault::Refuse | Fault::HangExists | Fault::HangPut),
+        Work::Put(_) => matches!(fault, Fault::Refuse | Fault::HangPut),
+        Work::Delete(_) => false,
+    }
+}
+
+impl FaultyTier {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue(&self, tag: Tag, work: Work) -> i32 {
+        let count = match &work {
+            Work::Exists(keys) | Work::Delete(keys) => keys.len(),
+            Work::Get(pages) | Work::Put(pages) => pages.len(),
+        };
+        let limits = self.inner.limits();
+        let mut state = self.state();
+        if state.waiting.len() + state.hanging.len() >= limits.max_batches as usize {
+            return ErrorCode::WOULD_BLOCK.0;
+        }
+        let able: Vec<Fault> = self.faults.iter().copied().filter(|fault| applies(&work, *fault)).collect();
+        let mut draw = || {
+            state.drawn += 1;
+            let number = mixed(self.text.seed, state.drawn);
+            let hit = state.drawn > self.text.spare && number.is_multiple_of(self.text.every.max(1));
+            let which = able.get((number >> 32) as usize % able.len().max(1));
+            which.copied().filter(|_| hit)
+        };
+        let faults: Vec<Option<Fault>> = (0..count).map(|_| draw()).collect();
+        let hangs = |fault: &Option<Fault>| {
+            matches!(fault, Some(Fault::HangExists | Fault::HangGet | Fault::HangPut))
+        };
+        let due = Instant::now() + Duration::from_millis(self.text.delay_ms);
+        let hung = faults.iter().any(hangs);
+        let batch = Batch { due, tag, work, faults };
+        if hung {
+            state.hanging.push(batch);
+        } else {
+            state.waiting.push_back(batch);
+        }
+        0
+    }
+
+    /// Carries out what is due.
+    fn carry_out(&self, state: &mut State) {
+        let now = Instant::now();
+        while state.waiting.front().is_some_and(|batch| batch.due <= now) {
+            let Some(batch) = state.waiting.pop_front() else { return };
+            let answer = match &batch.work {
+                Work::Exists(keys) => self.inner.exists(batch.tag, keys),
+                Work::Get(pages) => self.inner.get(batch.tag, pages),
+                Work::Put(pages) => {
+                    // The others of the batch are stored.
+                    let kept: Vec<TierPage> = pages
+                        .iter()
+                        .zip(&batch.faults)
+                        .filter_map(|(page, fault)| fault.is_none().then_some(*page))
+                        .collect();
+                    if kept.is_empty() { 0 } else { self.inner.put(batch.tag, &kept) }
+                }
+                Work::Delete(keys) => self.inner.delete(batch.tag, keys),
+            };
+            let mut ended = [TierCompletion::default(); 256];
+            let count = if answer == 0 { self.inner.poll(&mut ended) } else { 0 };
+            let mut ended = ended.into_iter().take(usize::try_from(count).unwrap_or(0));
+            for (page, fault) in (0..).zip(&batch.faults) {
+                let failed =
+                    |code: ErrorCode| TierCompletion { tag: batch.tag.0, page, status: code.0, bytes: 0 };
+                let done = match (&batch.work, fault) {
+                    (Work::Put(_), Some(_)) => failed(ErrorCode::NO_RESOURCE),
+                    _ => ended
+                        .next()
+                        .map_or(failed(ErrorCode::INTERNAL), |done| TierCompletion { page, ..done }),
+                };
+                state.completions.push_back(match fault {
+                    Some(fault) => damaged(&state.regions, &batch, done, *fault),
+                    None => done,
+                });
+            }
+        }
+    }
+}
+
+/// What is said of a victim, after what is done to it.
+fn damaged(
+    regions: &BTreeMap<u32, Memory>,
+    batch: &Batch,
+    done: TierCompletion,
+    fault: Fault,
+) -> TierCompletion {
+    match (&batch.work, fault) {
+        (Work::Exists(_), Fault::Lie) => return TierCompletion { status: FOUND, ..done },
+        (_, Fault::Forget | Fault::Lie) => return TierCompletion { status: MISSING, bytes: 0, ..done },
+        (Work::Get(_), _) if done.status == FOUND => {}
+        _ => return done,
+    }
+    let Work::Get(pages) = &batch.work else { return done };
+    let page = pages[done.page as usize];
+    let Some(region) = regions.get(&page.region) else { return done };
+    let length = page.length as usize;
+    // SAFETY: the tier in memory has found the range inside the region; the host leaves it alone until it is told.
+    let value = unsafe { std::slice::from_raw_parts_mut((region.address + page.offset) as *mut u8, length) };
+    match fault {
+        Fault::Flip => value[length / 2] ^= 1,
+        Fault::Truncate => value[length / 2..].fill(0),
+        Fault::Foreign => {
+            let other = pages.iter().find(|other| other.key != page.key && other.region == page.region);
+            match other {
+                // SAFETY: as above; another page of the batch is another range.
+                Some(other) => value.copy_from_slice(unsafe {
+                    std::slice::from_raw_parts((region.address + other.offset) as *const u8, length)
+                }),
+                None => value.fill(0),
+            }
+        }
+        Fault::Fail => {
+            value.fill(0xee);
+            return TierCompletion { status: ErrorCode::IO.0, bytes: 0, ..done };
+        }
+        _ => {}
+    }
+    done
+}
+
+impl StorageTier for FaultyTier {
+    fn limits(&self) -> TierLimits {
+        self.inner.limits()
+    }
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        let region = self.inner.register(memory)?;
+        self.state().regions.insert(region.0, *memory);
+        Ok(region)
+    }
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.inner.deregister(region)?;
+        self.state().regions.remove(&region.0);
+        Ok(())
+    }
+    fn exists(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.queue(tag, Work::Exists(keys.to_vec()))
+    }
+    fn get(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.queue(tag, Work::Get(pages.to_vec()))
+    }
+    fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.queue(tag, Work::Put(pages.to_vec()))
+    }
+    fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.queue(tag, Work::Delete(keys.to_vec()))
+    }
+    fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
+        let mut state = self.state();
+        self.carry_out(&mut state);
+        let count = completions.len().min(state.completions.len());
+        completions.iter_mut().zip(state.completions.drain(..count)).for_each(|(slot, done)| *slot = done);
+        i32::try_from(count).unwrap_or(i32::MAX)
+    }
+    fn cancel(&self, _tag: Tag) -> i32 {
+        0
+    }
+    fn settled(&self, tag: Tag) -> i32 {
+        let state = self.state();
+        let of = |batch: &Batch| batch.tag == tag;
+        i32::from(!state.waiting.iter().any(of) && !state.hanging.iter().any(of))
+    }
+    fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
+        self.inner.scan(cursor, keys)
+    }
+    fn usage(&self) -> Result<TierUsage> {
+        self.inner.usage()
+    }
+    fn event_fd(&self) -> i32 {
+        -1
+    }
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.inner.shutdown(deadline_ms)
+    }
+}
