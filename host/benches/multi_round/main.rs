@@ -14,7 +14,8 @@
 //!   so answers take as many times longer than their prompts as there, and all times are divided by 4.1 x `SCALE`.
 //! - memory: 1 KiB of KV a token, there 256 KiB (Qwen 32B: 64 layers, 8 heads of 128, bf16). The synthetic executor reads
 //!   all KV of a sequence in every step, so that more would be slower than the modelled steps. KV moves through memory here
-//!   and not over a network; how long it takes beside computing is printed, so that it can be judged.
+//!   and not over a network: beside computing it costs next to nothing here, so that what decode's own hits save of the
+//!   transfer, which there is much of the gain, hardly shows in times. The bytes are counted.
 //! - eight conversations at once of sixteen; the next round begins when the last one has ended. Decode's pool holds eight
 //!   whole sequences and an eighth more, host memory one and a half times that: the working set exceeds the pool from round
 //!   3 on and host memory in round 5. The prefill worker's are as large. The pools are the sizes, not the load, that the

@@ -141,7 +141,7 @@ fn quantile(values: &[f64], share: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * share).round() as usize]
 }
 
-/// Prints the tables, as they go into the documentation. Changes are relative to the first arm and to L1.
+/// Prints a row for each round and arm. Changes are relative to the arms "off" and L1.
 pub fn print(arms: &[(&str, Vec<Round>)], sizes: Sizes) {
     println!(
         "| round | prompt | arm | TTFT mean | to off | to L1 | p99 | to off | to L1 | TPOT | to off | prefill hits L1 / L2 / L3 | \
