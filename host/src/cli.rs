@@ -8,6 +8,7 @@ pub mod output;
 pub mod plugins;
 pub mod serve;
 pub mod settings;
+pub mod staging;
 pub mod supervise;
 
 use std::io::Write as _;

@@ -13,6 +13,7 @@ pub mod registration;
 pub mod registry;
 pub mod router;
 mod routing_metrics;
+mod staging_metrics;
 pub mod wire;
 pub mod worker_metrics;
 pub mod worker_service;

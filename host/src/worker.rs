@@ -17,6 +17,7 @@ mod lane_sums;
 pub mod link;
 mod rank_thread;
 mod scheduler_thread;
+mod staging;
 mod tier_thread;
 mod transfer_thread;
 
@@ -28,6 +29,7 @@ use host_core::hierarchy::TierStats;
 use host_core::request::{Failure, FinishReason, Request, Usage};
 use host_core::scheduler::{Flushed, Stats};
 use host_core::{Config, Event, Instance, Room, Sampled};
+use host_kernels::copy::Copier;
 use host_plugin_api::transfer::TransferBackend;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -36,11 +38,15 @@ use crate::net::proto::{KvIdentity, WorkerInfo};
 pub use cache_thread::CacheLog;
 use clock::Clock;
 use link::Links;
+pub use staging::Staging;
 pub use tier_thread::Below;
 
 /// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
 /// repeat).
 const INPUTS: usize = 4096;
+
+/// Threads that copy a large piece into or out of staging memory: two keep up with a link of 100 Gb/s.
+const COPY_THREADS: usize = 2;
 
 /// What happens to a request, as its client is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,6 +153,8 @@ pub struct Parts {
     pub below: Option<Below>,
     /// Whether pages are digested on both ends of a transfer.
     pub page_integrity: bool,
+    /// When pages go through staging memory, and how much there is.
+    pub staging: Staging,
 }
 
 /// What one tensor-parallel rank is made of.
@@ -197,8 +205,10 @@ impl Worker {
         parts: Parts,
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
-        let Parts { name, config, identity, transfer, ranks, instance, below, page_integrity } = parts;
+        let Parts { name, config, identity, transfer, ranks, instance, below, page_integrity, staging } =
+            parts;
         anyhow::ensure!(!ranks.is_empty(), "a worker has at least one rank");
+        let staging_bytes = staging.bytes_of_rank(ranks.len());
         let memories =
             ranks.iter().filter_map(|rank| Some((rank.kv.clone(), rank.transfer.clone()?))).collect();
         let kv_heads = identity.kv_heads as usize;
@@ -209,7 +219,7 @@ impl Worker {
         let (inputs, receive_inputs) = mpsc::channel(INPUTS);
         let (outgoing, receive_outgoing) = mpsc::channel(INPUTS);
         let stats = Arc::new(Mutex::new(Stats::default()));
-        let links = Arc::new(Links::open(transfer, memories, kv_heads, config.max_running)?);
+        let links = Arc::new(Links::open(transfer, memories, kv_heads, config.max_running, staging_bytes)?);
         let info = WorkerInfo {
             instance: instance.0,
             name,
@@ -229,12 +239,16 @@ impl Worker {
         let (to_ranks, rank_threads) = rank_thread::start(ranks, &inputs, || alive("rank"))?;
         threads.extend(rank_threads);
         let mut to_transfer = Vec::new();
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let copier = Arc::new(Copier::new(COPY_THREADS.min(cores))?);
         for rank in 0..links.ranks().len() {
             let (inbox, thread) = transfer_thread::start(transfer_thread::Start {
                 rank,
                 links: links.clone(),
                 inputs: inputs.clone(),
                 page_integrity,
+                policy: staging.policy(&links.ranks()[rank].backend.limits()),
+                copier: copier.clone(),
                 alive: alive("transfer"),
             })?;
             to_transfer.push(inbox);

@@ -142,10 +142,16 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
 
 #[test]
 fn numbers_that_cannot_work_are_refused_with_their_bounds() {
-    let cases: [(&[&str], &[&str]); 14] = [
+    let cases: [(&[&str], &[&str]); 20] = [
         (&["--layer-groups", "0"], &["--layer-groups", "\"0\"", "auto, off or 2 to 32"]),
         (&["--layer-groups", "some"], &["--layer-groups", "\"some\"", "auto, off or 2 to 32"]),
         (&["--layer-groups", "5"], &["--layer-groups", "5 layer groups of a model of 4 layers"]),
+        (&["--staging", "some"], &["--staging", "\"some\"", "auto, always or never"]),
+        (&["--staging-bytes", "1KiB"], &["--staging-bytes", "1024 bytes", "64KiB to"]),
+        (&["--staging-bytes", "x"], &["--staging-bytes", "is not a size"]),
+        (&["--staging", "always", "--staging-bytes", "0"], &["--staging always needs memory"]),
+        (&["--staging-knee", "0"], &["--staging-knee", "1 to 1GiB"]),
+        (&["--staging-knee", "2GiB"], &["--staging-knee", "1 to 1GiB"]),
         (&["--default-max-tokens", "0"], &["--default-max-tokens", "1 to"]),
         (&["--max-running", "4294967295"], &["--max-running", "4294967295", "1 to 32768"]),
         (&["--max-batch", "0"], &["--max-batch", "1 to 16384"]),

@@ -209,6 +209,28 @@ fn ranks_exchange_pages_over_nixl() {
 }
 
 #[test]
+fn two_prefill_workers_of_different_ranks_fill_one_decode_worker_over_nixl() {
+    let Some(library) = nixl::config() else { return };
+    let setting = Setting::new("nixl", &format!("[plugin.nixl]\n{library}"), false);
+    let prompts: Vec<Vec<u32>> =
+        (0..24).map(|i| (0..30 + i).map(|token| (token * 7 + i * 3) % 250).collect()).collect();
+    let right = setting.right(&prompts);
+    let mut servers = ByHand::new(&setting);
+    servers.worker("prefill", 4, PAGE_FIRST);
+    servers.worker("prefill", 3, LAYER_FIRST);
+    servers.worker("decode", 2, PAGE_FIRST);
+    servers.ready();
+    let cluster = &servers.cluster;
+    for _ in 0..2 {
+        assert_eq!(tokens(cluster, &prompts), right);
+    }
+    for worker in cluster.workers() {
+        assert!(count(cluster, &worker, "host_requests_finished_total") > 0.0, "{} was idle", worker.name);
+    }
+    cluster.wait("all pages to be free", || cluster.all_free());
+}
+
+#[test]
 fn one_prefill_worker_serves_decode_workers_of_different_ranks_and_layouts() {
     let setting = Setting::synthetic("");
     let prompts: Vec<Vec<u32>> =

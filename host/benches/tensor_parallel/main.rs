@@ -68,11 +68,11 @@ pub const ARMS: [Arm; 9] = [
     arm(2, 4, false, "auto"),
     arm(4, 2, false, "auto"),
     arm(3, 4, false, "auto"),
-    arm(4, 4, true, "auto"),
+    arm(4, 4, true, "never"),
     arm(2, 4, true, "never"),
-    arm(2, 4, true, "auto"),
+    arm(2, 4, true, "always"),
     arm(4, 2, true, "never"),
-    arm(4, 2, true, "auto"),
+    arm(4, 2, true, "always"),
 ];
 
 /// Starts a server: one arm, or without one an undivided worker.

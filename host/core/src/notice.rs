@@ -6,6 +6,8 @@
 //! | Kind | | Bytes |
 //! | --- | --- | --- |
 //! | 1 | [`LaneNotice`] | notice 0..24, fragment 24..28, fragments 28..32, sum 32..40, kind 40, alone 41, source 42, target 43 |
+//! | 2 | [`PieceNotice`] | as a [`LaneNotice`], and the slot's generation 44..48 |
+//! | 3, 4 | questions and answers about slots | [`staging::message`](crate::staging::message) |
 //!
 //! What is not named is 0, and not looked at.
 
@@ -17,6 +19,8 @@ pub const MESSAGE_BYTES: usize = 48;
 pub const KIND: usize = 40;
 /// Kind of a [`LaneNotice`].
 pub const KIND_LANE: u8 = 1;
+/// Kind of a [`PieceNotice`].
+pub const KIND_PIECE: u8 = 2;
 
 /// Most ranks of a worker: a rank is one byte on the wire.
 pub const MAX_RANKS: usize = 256;
@@ -56,6 +60,15 @@ pub struct LaneNotice {
     pub source: u8,
     /// The receiver's rank.
     pub target: u8,
+}
+
+/// "This fragment is in a slot of your staging memory."
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PieceNotice {
+    /// The fragment; its number is that of the piece.
+    pub lane: LaneNotice,
+    /// The slot's, as it was granted.
+    pub generation: u32,
 }
 
 impl Notice {
@@ -115,6 +128,28 @@ impl LaneNotice {
     }
 }
 
+impl PieceNotice {
+    /// The message.
+    #[must_use]
+    pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = self.lane.encode();
+        bytes[KIND] = KIND_PIECE;
+        bytes[44..].copy_from_slice(&self.generation.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a message; `None` when it is none of this kind, or says what cannot be.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut bytes: [u8; MESSAGE_BYTES] = bytes.try_into().ok()?;
+        if bytes[KIND] != KIND_PIECE {
+            return None;
+        }
+        bytes[KIND] = KIND_LANE;
+        Some(Self { lane: LaneNotice::decode(&bytes)?, generation: word(&bytes, 44) })
+    }
+}
+
 fn word(bytes: &[u8; MESSAGE_BYTES], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
@@ -170,6 +205,15 @@ mod tests {
             other[at] ^= 1;
             assert_ne!(LaneNotice::decode(&other), Some(lane()), "byte {at}");
         }
+    }
+
+    #[test]
+    fn a_piece_is_told_from_a_fragment_and_names_its_slot() {
+        let piece = PieceNotice { lane: lane(), generation: 0x3132_3334 };
+        assert_eq!(PieceNotice::decode(&piece.encode()), Some(piece));
+        assert_eq!(LaneNotice::decode(&piece.encode()), None);
+        assert_eq!(PieceNotice::decode(&lane().encode()), None);
+        assert_eq!(PieceNotice::decode(&piece.encode()[..47]), None);
     }
 
     #[test]

@@ -42,6 +42,7 @@
 //! A room that is *closed* grants nothing and scatters nothing more, but keeps its slots: somebody may still write them. Only when
 //! it is *forgotten* (committed, drained, or its peer fenced) are they anybody else's. The same holds for the slots of an
 //! earlier attempt, until their sender asks within the next one: it does so only once its own writes have settled.
+//! What a sender still asks of an earlier attempt is answered `Done`, so that its parts end well.
 //!
 //! # Why nothing waits for ever
 //!

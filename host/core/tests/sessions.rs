@@ -76,6 +76,27 @@ fn reconnected() -> Scheduler {
 }
 
 #[test]
+fn a_peer_that_many_ranks_miss_is_cut_off_once() {
+    let mut scheduler = decode_worker();
+    after(&mut scheduler, 0, request(1));
+    after(&mut scheduler, 1, Event::PeerReady { peer: PREFILL, floor: 0, session: 1 });
+    let fences = |actions: &[Action]| {
+        actions.iter().filter(|action| matches!(action, Action::Fence { session: 1, .. })).count()
+    };
+    let gone = || Event::PeerLost { peer: PREFILL, session: 1, fenced: false };
+    let of_each_rank: Vec<usize> = (0..4).map(|_| fences(&after(&mut scheduler, 2, gone()))).collect();
+    assert_eq!(of_each_rank, [1, 0, 0, 0]);
+    // Tried again when it is time, whoever else says so meanwhile.
+    after(&mut scheduler, 3, Event::FenceFailed { peer: PREFILL, session: 1 });
+    assert_eq!(fences(&after(&mut scheduler, 4, gone())), 0);
+    assert_eq!(fences(&after(&mut scheduler, 1_100, Event::RoomClosed { room: Room(1) })), 1);
+    after(&mut scheduler, 1_200, Event::PeerLost { peer: PREFILL, session: 1, fenced: true });
+    assert_eq!((scheduler.stats().pool.free, scheduler.stats().unfenced_peers), (8, 0));
+    assert_eq!(fences(&after(&mut scheduler, 1_300, gone())), 0, "it is cut off already");
+    assert_eq!(scheduler.stats().unfenced_peers, 0);
+}
+
+#[test]
 fn a_late_report_of_an_earlier_fence_frees_nothing() {
     let mut scheduler = reconnected();
     after(&mut scheduler, 5, Event::PeerLost { peer: PREFILL, session: 1, fenced: true });

@@ -12,7 +12,7 @@ use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, below, memory};
+use super::{Refused, below, memory, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
@@ -106,6 +106,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
     router_policy(settings)?;
+    staging::staging(settings)?;
     check_numbers(settings)?;
     let shape = shape(settings)?;
     let workers = ranks::of_workers(settings)?;
@@ -357,5 +358,6 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         instance,
         below,
         page_integrity: !settings.no_page_integrity,
+        staging: staging::staging(settings)?,
     })
 }

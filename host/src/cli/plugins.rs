@@ -22,6 +22,7 @@ use super::settings::{RoleName, Settings};
 use super::{Refused, addresses, launch};
 use crate::plugins;
 use crate::plugins::Catalog;
+use crate::plugins::Manifest;
 use crate::plugins::requirements::{self, Feature};
 use crate::worker::link::rank_name;
 
@@ -51,7 +52,8 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         }
     }
     let all_found = wrong.is_empty();
-    let manifests: Vec<_> = found.iter().map(|entry| &entry.manifest).collect();
+    let played: Vec<Manifest> = found.iter().map(|entry| roles_played(settings, &entry.manifest)).collect();
+    let manifests: Vec<&Manifest> = played.iter().collect();
     if let Err(mut violations) = requirements::check(&features, &manifests, &catalog) {
         // That a role is not played may be for want of the plugin that was not found.
         violations.retain(|violation| all_found || !violation.is_for_want_of_a_plugin());
@@ -88,6 +90,15 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
+}
+
+/// A plugin with the roles that it will be opened for: a transfer plugin that could also store does not where another one is
+/// named for that.
+fn roles_played(settings: &Settings, manifest: &Manifest) -> Manifest {
+    let mut played = manifest.clone();
+    let stores = settings.hicache_storage.as_ref() == Some(&manifest.plugin.name);
+    played.roles.retain(|role| role.kind != "tier" || stores);
+    played
 }
 
 /// Checks what a worker needs, plugins and all else. Each part says what it finds wrong; a second kind of mistake is worth

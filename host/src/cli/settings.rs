@@ -156,6 +156,18 @@ pub struct Settings {
     #[serde(deserialize_with = "word_or_number", default)]
     pub layer_groups: Option<String>,
 
+    /// Small pieces of KV are packed into large writes: auto (where it pays), always or never [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub staging: Option<String>,
+
+    /// Memory for that, per worker; 0 for none [default: 128MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub staging_bytes: Option<String>,
+
+    /// Pieces of at least this size are written directly [default: what the transfer plugin says, or 16KiB]
+    #[arg(long, value_name = "BYTES")]
+    pub staging_knee: Option<String>,
+
     /// Decode workers keep the KV of ended requests, and only what they lack of a prompt is sent to them
     #[arg(long)]
     #[serde(default)]
@@ -309,7 +321,7 @@ impl Settings {
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
             hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
-            tp prefill_tp decode_tp log_format log_level
+            tp prefill_tp decode_tp log_format log_level staging staging_bytes staging_knee
             synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;

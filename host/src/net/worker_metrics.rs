@@ -14,8 +14,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::cache_metrics;
 use super::proto::WorkerInfo;
+use super::{cache_metrics, staging_metrics};
 use crate::plugins::{Kind, Services};
 use crate::worker::Handle;
 
@@ -119,6 +119,7 @@ impl Collector for WorkerCollector {
         below::encode(&stats.hierarchy, &self.0.tiers(), &mut encoder)?;
         encode_lanes(&self.0, &mut encoder)?;
         cache_metrics::encode(&mut encoder, &stats, self.0.page_bytes())?;
+        staging_metrics::encode(&mut encoder, &self.0.links().staging_stats())?;
         encode_plugins(&mut encoder)
     }
 }

@@ -31,12 +31,14 @@ impl Way {
 pub struct LaneCounters {
     /// From pool to pool.
     pub direct: Way,
+    /// From staging memory to staging memory.
+    pub staged: Way,
 }
 
 impl LaneCounters {
     /// All ways, by name.
     #[must_use]
-    pub fn ways(&self) -> [(&'static str, &Way); 1] {
-        [("direct", &self.direct)]
+    pub fn ways(&self) -> [(&'static str, &Way); 2] {
+        [("direct", &self.direct), ("staged", &self.staged)]
     }
 }

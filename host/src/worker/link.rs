@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use host_core::Instance;
 use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::staging::{RingStats, SenderStats};
 use host_core::transfer::Share;
 use host_plugin_api::transfer::{Memory, MemoryKind, RegionId, TransferBackend};
 use rustix::fd::AsRawFd;
@@ -49,12 +50,31 @@ pub(super) struct Rank {
     pub kv_region: RegionId,
     /// On rank 0.
     pub aux_region: Option<RegionId>,
+    /// Where pieces of KV are gathered before they are sent, or lie when they have arrived; unless there is none.
+    pub staging: Option<Staging>,
+    /// What the transfer thread last said of staging.
+    stats: Mutex<(SenderStats, RingStats)>,
+}
+
+/// A rank's staging memory.
+pub(super) struct Staging {
+    pub memory: SharedMemory,
+    pub region: RegionId,
 }
 
 impl Rank {
     /// What the pool holds of the model's KV.
     pub(super) fn share(&self) -> Share {
         Share::pool(*self.kv.layout(), self.kv.heads().start)
+    }
+
+    pub(super) fn set_staging_stats(&self, stats: (SenderStats, RingStats)) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    /// Bytes of the staging memory.
+    pub(super) fn staging_bytes(&self) -> u64 {
+        self.staging.as_ref().map_or(0, |staging| staging.memory.bytes() as u64)
     }
 }
 
@@ -76,8 +96,9 @@ pub struct Links {
 const GENERATION: u32 = 1;
 
 impl Links {
-    /// Registers each rank's pool with its instance of the plugin, and `aux_rows` aux rows with that of rank 0. Without a
-    /// plugin's name there are no links. A model has `kv_heads` heads over all ranks.
+    /// Registers each rank's pool and `staging_bytes` of staging memory (none if 0) with its instance of the plugin, and
+    /// `aux_rows` aux rows with that of rank 0. Without a plugin's name there are no links. A model has `kv_heads` heads over
+    /// all ranks.
     ///
     /// # Errors
     /// When memory cannot be had, or the plugin does not take it.
@@ -86,6 +107,7 @@ impl Links {
         ranks: Vec<(KvMemory, Arc<dyn TransferBackend>)>,
         kv_heads: usize,
         aux_rows: u32,
+        staging_bytes: usize,
     ) -> anyhow::Result<Self> {
         let aux = Arc::new(SharedMemory::new("host-aux", aux_rows as usize * AUX_ROW_BYTES)?);
         let plugin = plugin.unwrap_or_default();
@@ -105,7 +127,15 @@ impl Links {
         let ranks = ranks.into_iter().enumerate().map(|(rank, (kv, backend))| {
             let kv_region = register(&backend, kv.memory(), "KV pool")?;
             let aux_region = (rank == 0).then(|| register(&backend, &aux, "aux rows")).transpose()?;
-            Ok(Rank { backend, kv, kv_region, aux_region })
+            let staging = match staging_bytes {
+                0 => None,
+                bytes => {
+                    let memory = SharedMemory::new("host-staging", bytes)?;
+                    let region = register(&backend, &memory, "staging memory")?;
+                    Some(Staging { memory, region })
+                }
+            };
+            Ok(Rank { backend, kv, kv_region, aux_region, staging, stats: Mutex::default() })
         });
         Ok(Self {
             ranks: ranks.collect::<anyhow::Result<_>>()?,
@@ -128,6 +158,13 @@ impl Links {
     /// The ranks that can exchange pages.
     pub(super) fn ranks(&self) -> &[Rank] {
         &self.ranks
+    }
+
+    /// What the ranks send and receive through staging memory.
+    #[must_use]
+    pub fn staging_stats(&self) -> Vec<(SenderStats, RingStats)> {
+        let stats = |rank: &Rank| *rank.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ranks.iter().map(stats).collect()
     }
 
     /// What went over the lanes.
@@ -158,6 +195,9 @@ impl Links {
                 kv_bytes: own.kv.layout().bytes() as u64,
                 aux_bytes,
                 rank: u32::try_from(rank)?,
+                staging_region: own.staging.as_ref().map_or(0, |staging| staging.region.0),
+                staging_generation: GENERATION,
+                staging_bytes: own.staging_bytes(),
             })
         };
         self.ranks.iter().enumerate().map(endpoint).collect()

@@ -4,8 +4,10 @@
 //! reports what has settled; [`super::agreement`] makes one report out of those of all ranks. It waits on two
 //! descriptors: its own inbox and the plugin's events.
 
+mod copying;
 mod receiving;
 mod sending;
+mod staging;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +16,9 @@ use std::time::Duration;
 
 use host_core::heads::HeadLane;
 use host_core::scheduler::{PageWrite, RoomOpening};
-use host_core::transfer::Tag;
+use host_core::transfer::{StagingPolicy, Tag};
 use host_core::{Event, PageId, Room};
+use host_kernels::copy::Copier;
 use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::TransferBackend;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -23,9 +26,11 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
 use super::agreement::Report;
+use super::clock::Clock;
 use super::link::{Links, Rank};
 use super::{Alive, Input};
 use sending::Sending;
+use staging::Staging;
 
 /// Sleep while the plugin has no descriptor to wait on, is full, or has something unsettled.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
@@ -93,6 +98,10 @@ pub(super) struct Start {
     pub links: Arc<Links>,
     pub inputs: mpsc::Sender<Input>,
     pub page_integrity: bool,
+    /// When pages go through staging memory.
+    pub policy: StagingPolicy,
+    /// Copies between pool and staging memory; one for all ranks.
+    pub copier: Arc<Copier>,
 }
 
 pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
@@ -104,9 +113,11 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     };
     let backend = own.backend.clone();
     let state = inbox.clone();
+    let clock = Clock::start();
     let thread = std::thread::Builder::new().name(format!("transfer-{rank}")).spawn(move || {
         let sending = Sending::new(start.links.clone(), rank);
-        Thread { start, backend, sending }.run(&state);
+        let staging = Staging::new(&start.links.ranks()[rank], clock, start.copier.clone());
+        Thread { start, backend, sending, staging }.run(&state);
     })?;
     Ok((Inbox(inbox), thread))
 }
@@ -120,6 +131,7 @@ struct Thread {
     start: Start,
     backend: Arc<dyn TransferBackend>,
     sending: Sending,
+    staging: Staging,
 }
 
 impl Thread {
@@ -136,19 +148,16 @@ impl Thread {
                     Command::Cancel(tag) => {
                         let settled = self.sending.cancel(tag);
                         self.settled(settled);
+                        self.cancel_staged(tag);
                     }
-                    // What arrives lies where it belongs: nothing is copied, so there is nothing to wait for.
-                    Command::OpenRoom(opening) => tracing::trace!(room = %opening.room, "opened"),
-                    Command::ForgetRoom(room) => tracing::trace!(%room, "forgotten"),
-                    Command::CloseRoom(room) => {
-                        self.report(Report::Closed { rank: self.start.rank, room });
-                    }
+                    Command::OpenRoom(opening) => self.open_room(&opening),
+                    Command::ForgetRoom(room) => self.forget_room(room),
+                    Command::CloseRoom(room) => self.close_room(room),
                     Command::Verify(asked) => self.verify(&asked),
                     Command::Stop => return,
                 }
             }
-            let (submitted, settled) = self.sending.submit();
-            self.settled(settled);
+            let submitted = self.sending_hand_over();
             match (self.sending.poll(), notifications) {
                 (Ok((completed, settled)), Ok(notifications)) => {
                     self.settled(settled);
@@ -161,10 +170,18 @@ impl Thread {
                     return;
                 }
             }
+            busy |= self.turn_staging();
             if !busy {
                 self.wait(inbox);
             }
         }
+    }
+
+    /// Gives the plugin what it has room for; whether that was anything.
+    fn sending_hand_over(&mut self) -> bool {
+        let (submitted, settled) = self.sending.submit();
+        self.settled(settled);
+        submitted
     }
 
     fn own(&self) -> &Rank {
@@ -188,7 +205,7 @@ impl Thread {
     }
 
     /// Queues the rank's share of a write.
-    fn write(&mut self, write: &PageWrite) {
+    fn write(&mut self, write: &Arc<PageWrite>) {
         let (rank, links) = (self.start.rank, self.start.links.clone());
         let Some(link) = links.get(write.to) else {
             let error = format!("worker {} is not connected", write.to);
@@ -200,10 +217,14 @@ impl Thread {
             let error = format!("the connection to worker {} was replaced", write.to);
             return self.settled(vec![(write.tag, Some(error))]);
         }
-        let shares = sending::shares(&links, &link, rank, write, self.start.page_integrity);
+        let policy = &self.start.policy;
+        let shares = sending::shares(&links, &link, rank, write, policy, self.start.page_integrity);
         match shares {
             Ok(shares) if shares.is_empty() => self.settled(vec![(write.tag, None)]),
-            Ok(shares) => self.sending.begin(write, rank, shares),
+            Ok(shares) => {
+                self.sending.begin(write, rank, &shares);
+                self.stage(write, &link, &shares);
+            }
             Err(error) => self.settled(vec![(write.tag, Some(error))]),
         }
     }
@@ -211,6 +232,7 @@ impl Thread {
     fn wait(&self, inbox: &InboxState) {
         let fd = self.backend.event_fd();
         let wait = if fd < 0 || self.sending.hurries() { SHORT_WAIT } else { LONG_WAIT };
+        let wait = self.staging.patience().map_or(wait, |patience| patience.min(wait));
         let timeout = rustix::event::Timespec {
             tv_sec: wait.as_secs().try_into().unwrap_or(0),
             tv_nsec: wait.subsec_nanos().into(),

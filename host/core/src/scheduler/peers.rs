@@ -241,18 +241,23 @@ impl Scheduler {
             Ordering::Equal => {}
             Ordering::Greater => return self.peers.remember_early_loss(peer, session, fenced),
         }
-        if self.peers.state(peer) == Some(&PeerState::Connecting) {
+        match self.peers.state(peer) {
             // The old connection's end, while the next is being made: its rooms ended before.
-            if fenced {
-                self.writer_gone(peer, actions);
+            Some(PeerState::Connecting) => {
+                if fenced {
+                    self.writer_gone(peer, actions);
+                }
+                return;
             }
-            return;
+            // Every rank of ours that the peer was connected to says so; one fence is enough.
+            Some(PeerState::Unfenced | PeerState::Fenced) if !fenced => return,
+            _ => {}
         }
         self.lose(now, peer, actions);
         if fenced {
             self.peers.set(peer, PeerState::Fenced);
             self.writer_gone(peer, actions);
-        } else if self.peers.state(peer) != Some(&PeerState::Fenced) {
+        } else {
             self.cut_off(peer, actions);
         }
     }

@@ -1,15 +1,12 @@
-//! What a sender and a ring say to each other, as the payload of notifications.
+//! What a sender and a ring say to each other, as the payload of notifications; see [`notice`](crate::notice).
 
 use super::{Key, Span};
 use crate::ids::Room;
+use crate::notice::{KIND, MESSAGE_BYTES};
 
-/// Bytes of an encoded message.
-pub const MESSAGE_BYTES: usize = 48;
-/// Which byte of a notification's payload says what it is.
-pub const KIND_AT: usize = 40;
-/// That byte of an [`Ask`].
+/// Kind of an [`Ask`].
 pub const KIND_ASK: u8 = 3;
-/// That byte of an [`Answer`].
+/// Kind of an [`Answer`].
 pub const KIND_ANSWER: u8 = 4;
 
 /// "I have this piece; where may I write it?"
@@ -46,7 +43,7 @@ pub enum Verdict {
     },
     /// There is no room for it yet. A grant follows by itself; ask again now and then, in case it is lost.
     Wait,
-    /// It is here already.
+    /// It is here already, or its attempt was replaced by another: it need not be sent.
     Done,
     /// There will be no slot for it.
     Refused(Refusal),
@@ -55,7 +52,7 @@ pub enum Verdict {
 /// Why a ring refuses a piece for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The room is unknown, closed, somebody else's, or at another attempt.
+    /// The room is unknown, closed, somebody else's, or at an earlier attempt.
     #[error("the other worker has given up the room")]
     Gone,
     /// The span is not what both sides agreed on: pages, layers, heads, or the bytes of a block.
@@ -118,7 +115,7 @@ impl Message {
         let mut bytes = Bytes([0; MESSAGE_BYTES]);
         match self {
             Message::Ask(Ask { key, repeat, span }) => {
-                bytes.put(KIND_AT, [KIND_ASK, *repeat]);
+                bytes.put(KIND, [KIND_ASK, *repeat]);
                 bytes.put_key(key);
                 bytes.put(18, span.layers.start.to_le_bytes());
                 bytes.put(20, span.layers.end.to_le_bytes());
@@ -129,7 +126,7 @@ impl Message {
                 bytes.put(34, span.bytes.to_le_bytes());
             }
             Message::Answer(Answer { key, repeat, verdict }) => {
-                bytes.put(KIND_AT, [KIND_ANSWER, *repeat]);
+                bytes.put(KIND, [KIND_ANSWER, *repeat]);
                 bytes.put_key(key);
                 let code = match verdict {
                     Verdict::Grant { offset, generation } => {
@@ -155,7 +152,7 @@ impl Message {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = Bytes(bytes.try_into().ok()?);
         let (key, [repeat]) = (bytes.key(), bytes.get(REPEAT_AT));
-        let [kind] = bytes.get(KIND_AT);
+        let [kind] = bytes.get(KIND);
         match kind {
             KIND_ASK => {
                 let word = |at| u16::from_le_bytes(bytes.get(at));
@@ -220,7 +217,7 @@ mod tests {
         assert_eq!(Message::decode(&[0; MESSAGE_BYTES]), None, "kind 0 is a notice");
         assert_eq!(Message::decode(&[KIND_ASK; MESSAGE_BYTES - 1]), None);
         let mut answer = [0; MESSAGE_BYTES];
-        (answer[KIND_AT], answer[VERDICT_AT]) = (KIND_ANSWER, 7);
+        (answer[KIND], answer[VERDICT_AT]) = (KIND_ANSWER, 7);
         assert_eq!(Message::decode(&answer), None);
     }
 }

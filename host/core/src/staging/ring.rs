@@ -61,6 +61,8 @@ pub struct Scatter<N> {
     pub id: u32,
     /// The room.
     pub room: Room,
+    /// Who sent it.
+    pub from: PeerRank,
     /// Bytes from the start of the staging region.
     pub offset: u64,
     /// What it carries.
@@ -230,7 +232,8 @@ impl<N> Ring<N> {
         let span = piece.span.clone();
         let pages = open.opening.pages.get(span.pages.start as usize..span.pages.end as usize)?.to_vec();
         self.scattering.insert(slot.generation, (room, key));
-        Some(Scatter { id: slot.generation, room, offset: slot.offset, span, pages, notice })
+        let from = PeerRank { peer: open.opening.peer, rank: key.source };
+        Some(Scatter { id: slot.generation, room, from, offset: slot.offset, span, pages, notice })
     }
 
     /// A piece is in its pages (or they are of no use any more): its slot is free. False when its room was closed or asked for

@@ -52,6 +52,23 @@ fn a_room_is_closed_only_when_its_last_copy_has_ended() {
 }
 
 #[test]
+fn a_part_that_is_asked_for_again_while_it_is_sent_ends_well() {
+    let mut ring = ring(&[(1, 100)]);
+    let mut sender = Sender::new(BYTES);
+    let asks = add(&mut sender, lane(1, 1, 0, target(0), 2)).asks;
+    // Decode gives the attempt up before its questions come, and before prefill hears of the next.
+    ring.open(opening(1, 2, 100));
+    let mut ended = Vec::new();
+    for (_, asked) in asks {
+        let verdict = verdict(&mut ring, asked.key, asked.span);
+        ended.extend(hear(&mut sender, 0, asked.key, verdict).ended);
+    }
+    assert_eq!(ended, [(Tag(1), target(0), None)]);
+    assert!(sender.idle());
+    assert_eq!((ring.slots().count(), ring.stats().refused), (0, 0));
+}
+
+#[test]
 fn nothing_to_send_is_sent_at_once_and_what_cannot_be_staged_is_said() {
     let mut sender = Sender::new(BYTES);
     assert_eq!(add(&mut sender, lane(1, 1, 0, target(0), 0)).ended, [(Tag(1), target(0), None)]);

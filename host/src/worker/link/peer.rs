@@ -40,6 +40,12 @@ pub struct PeerRank {
     pub share: Share,
     /// Aux rows.
     pub aux_rows: u32,
+    /// Region of the staging memory.
+    pub staging_region: u32,
+    /// Generation of that region.
+    pub staging_generation: u32,
+    /// Bytes of the staging memory; 0 where there is none.
+    pub staging_bytes: u64,
 }
 
 impl Link {
@@ -99,6 +105,9 @@ pub(super) fn read(
             aux_generation: endpoint.aux_generation,
             share: Share::pool(layout, heads.start),
             aux_rows: u32::try_from(endpoint.aux_bytes / AUX_ROW_BYTES as u64).unwrap_or(u32::MAX),
+            staging_region: endpoint.staging_region,
+            staging_generation: endpoint.staging_generation,
+            staging_bytes: endpoint.staging_bytes,
         })
     };
     let read: Result<Vec<PeerRank>, String> = offered.iter().enumerate().map(read).collect();

@@ -11,8 +11,15 @@ use crate::worker::Input;
 use crate::worker::lane_sums;
 use crate::worker::link::rank_of;
 
+/// A notification, and the link that was in use when it was taken: when it is looked at, that may have been replaced.
+pub(super) struct Taken {
+    notification: Notification,
+    /// Of news that a peer is gone.
+    session: Option<u64>,
+}
+
 impl Thread {
-    pub(super) fn take_notifications(&self) -> Result<Vec<Notification>, ErrorCode> {
+    pub(super) fn take_notifications(&self) -> Result<Vec<Taken>, ErrorCode> {
         let blank = Notification {
             kind: NotificationKind(0),
             length: 0,
@@ -23,18 +30,24 @@ impl Thread {
         };
         let mut notifications = [blank; BATCH];
         let count = counted(self.backend.notifications(&mut notifications))?;
-        Ok(notifications[..count].to_vec())
+        let taken = |notification: &Notification| {
+            let lost = notification.kind == NotificationKind::PEER_LOST;
+            let peer = rank_of(name(notification)).filter(|_| lost);
+            let link = peer.and_then(|(peer, _)| self.start.links.get(peer));
+            Taken { notification: *notification, session: link.map(|link| link.session) }
+        };
+        Ok(notifications[..count].iter().map(taken).collect())
     }
 
-    pub(super) fn notified(&self, notification: &Notification) {
+    pub(super) fn notified(&mut self, Taken { notification, session }: &Taken) {
         match notification.kind {
             NotificationKind::ARRIVED => self.arrived(notification),
-            NotificationKind::PEER_LOST => self.peer_lost(notification),
+            NotificationKind::PEER_LOST => self.peer_lost(notification, *session),
             _ => {}
         }
     }
 
-    fn arrived(&self, notification: &Notification) {
+    fn arrived(&mut self, notification: &Notification) {
         let length = (notification.length as usize).min(NOTIFICATION_BYTES);
         let (payload, name) = (&notification.payload[..length], name(notification));
         let message = payload.get(KIND).filter(|kind| **kind == KIND_LANE);
@@ -46,17 +59,19 @@ impl Thread {
             {
                 self.report(Report::Landed { rank, peer, notice: lane });
             }
+            (None, Some(sender)) if self.heard(sender, payload) => {}
             _ => tracing::warn!(name, length, rank, "a peer sent a notification that is not for this rank"),
         }
     }
 
     /// One of a peer's ranks is gone, and with it the whole link. It is fenced off this thread, because the peer's other
     /// ranks may still write.
-    fn peer_lost(&self, notification: &Notification) {
+    fn peer_lost(&mut self, notification: &Notification, session: Option<u64>) {
         let Some((peer, rank)) = rank_of(name(notification)) else { return };
         tracing::warn!(%peer, rank, "the transfer plugin says that a peer is gone");
         // Without a link, whoever took it away has told the scheduler.
-        let Some(session) = self.start.links.get(peer).map(|link| link.session) else { return };
+        let Some(session) = session else { return };
+        self.staging_lost(peer, session);
         self.tell(Input::Event(Event::PeerLost { peer, session, fenced: false }));
     }
 

@@ -4,15 +4,16 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use host_core::aux_row::AUX_ROW_BYTES;
-use host_core::notice::LaneNotice;
+use host_core::notice::{LaneNotice, MESSAGE_BYTES};
 use host_core::scheduler::PageWrite;
-use host_core::transfer::{Lane, Tag, plan_lane};
+use host_core::staging::{Span, piece_limit};
+use host_core::transfer::{Lane, Path, StagingPolicy, Tag, choose, copy_lane};
 use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{
     self as api, Completion, NOTIFICATION_BYTES, PeerId, Submission, TransferBackend, Write,
 };
 
-use super::{BATCH, counted};
+use super::{BATCH, counted, staging};
 use crate::worker::lane_sums;
 use crate::worker::link::{Link, Links};
 
@@ -20,7 +21,10 @@ use crate::worker::link::{Link, Links};
 pub(super) struct Share {
     pub peer: PeerId,
     pub target: usize,
+    /// What is written to its place.
     pub writes: Vec<Write>,
+    /// What goes through staging memory, and is numbered before what does not.
+    pub staged: Vec<Span>,
     /// Digest of the pages in it.
     pub sum: u64,
 }
@@ -35,6 +39,7 @@ pub(super) fn shares(
     link: &Link,
     rank: usize,
     write: &PageWrite,
+    policy: &StagingPolicy,
     page_integrity: bool,
 ) -> Result<Vec<Share>, String> {
     let own = &links.ranks()[rank];
@@ -48,8 +53,14 @@ pub(super) fn shares(
         let peer = peer.ok_or_else(|| format!("the connection to worker {} is being cut off", write.to))?;
         let theirs = &link.ranks[lane.target];
         let planned = Lane { source: own.share(), target: theirs.share, heads: lane.heads.clone() };
-        let pieces = plan_lane(&planned, &write.source, &write.target, layers.clone())
+        let copy = copy_lane(&planned, &write.source, &write.target, layers.clone())
             .map_err(|error| error.to_string())?;
+        let limit = piece_limit(own.staging_bytes(), theirs.staging_bytes);
+        let staged = match choose(&copy.size(), policy) {
+            Path::Staged => staging::pieces(&planned.source, &lane.heads, write, limit),
+            Path::Direct => None,
+        };
+        let pieces = if staged.is_some() { Vec::new() } else { copy.pieces() };
         let pages = (write.first_page as usize..).zip(write.source.iter().copied());
         let sum = match page_integrity {
             true => lane_sums::of(&own.kv, pages, layers.clone(), lane.heads.clone()),
@@ -81,7 +92,7 @@ pub(super) fn shares(
                 target_generation: theirs.aux_generation,
             });
         }
-        shares.push(Share { peer, target: lane.target, writes, sum });
+        shares.push(Share { peer, target: lane.target, writes, staged: staged.unwrap_or_default(), sum });
     }
     Ok(shares)
 }
@@ -95,19 +106,35 @@ struct Part {
 /// Page writes that have settled, and how.
 pub(super) type Settled = Vec<(Tag, Option<String>)>;
 
+/// What a submission is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// A fragment of a page write.
+    Part(Tag),
+    /// A staged piece, by the name that the staging sender gave it.
+    Piece(u64),
+    /// A message without data. Nobody waits for its end: who misses it asks again.
+    Message,
+}
+
+/// Messages that may wait for a plugin that is full. More are dropped: their senders repeat them.
+const MESSAGES: usize = 4096;
+
 /// See the module.
 pub(super) struct Sending {
     links: Arc<Links>,
     backend: Arc<dyn TransferBackend>,
     max_writes: usize,
     /// Submissions that the plugin has no room for yet.
-    waiting: VecDeque<(Tag, Submission, Vec<Write>)>,
+    waiting: VecDeque<(Purpose, Submission, Vec<Write>)>,
     parts: HashMap<Tag, Part>,
     last_submission: u64,
-    /// Which page write a submission belongs to.
-    by_submission: HashMap<api::Tag, Tag>,
+    /// What a submission is for.
+    by_submission: HashMap<api::Tag, Purpose>,
+    /// Staged pieces whose writes have settled.
+    pieces: Vec<(u64, Option<String>)>,
     /// Submissions that ended in an error and may still be in flight.
-    unsettled: Vec<api::Tag>,
+    unsettled: Vec<(api::Tag, &'static str)>,
 }
 
 impl Sending {
@@ -122,8 +149,14 @@ impl Sending {
             parts: HashMap::new(),
             last_submission: 0,
             by_submission: HashMap::new(),
+            pieces: Vec::new(),
             unsettled: Vec::new(),
         }
+    }
+
+    /// Most writes of one submission.
+    pub(super) fn max_writes(&self) -> usize {
+        self.max_writes
     }
 
     /// Whether the plugin is full, or has something unsettled.
@@ -131,47 +164,100 @@ impl Sending {
         !self.waiting.is_empty() || !self.unsettled.is_empty()
     }
 
-    /// Queues shares of a write, at least one.
-    pub(super) fn begin(&mut self, write: &PageWrite, rank: usize, shares: Vec<Share>) {
-        let byte = |rank: usize| u8::try_from(rank).unwrap_or(u8::MAX);
-        let before = self.waiting.len();
-        for Share { peer, target, writes, sum } in shares {
-            let fragments = writes.len().div_ceil(self.max_writes).max(1);
-            for fragment in 0..fragments {
-                let from = fragment * self.max_writes;
-                let piece = writes[from..writes.len().min(from + self.max_writes)].to_vec();
-                let lane = LaneNotice {
-                    notice: write.notice,
-                    fragment: u32::try_from(fragment).unwrap_or(u32::MAX),
-                    fragments: u32::try_from(fragments).unwrap_or(u32::MAX),
-                    sum,
-                    alone: write.source.is_empty(),
-                    source: byte(rank),
-                    target: byte(target),
-                };
-                self.last_submission += 1;
-                let tag = api::Tag(self.last_submission);
-                let notification = lane.encode();
-                let submission =
-                    Submission { peer, notification_length: NOTIFICATION_BYTES as u32, tag, notification };
-                self.by_submission.insert(tag, write.tag);
-                self.waiting.push_back((write.tag, submission, piece));
+    /// Queues what shares of a write, at least one, write to its place. For each of those that are staged,
+    /// [`lane_ended`](Self::lane_ended) is to follow.
+    pub(super) fn begin(&mut self, write: &PageWrite, rank: usize, shares: &[Share]) {
+        let mut left = 0;
+        for share in shares {
+            let fragments = share.fragments(self.max_writes);
+            let direct = fragments - share.staged.len();
+            for index in 0..direct {
+                let from = index * self.max_writes;
+                let piece = share.writes[from..share.writes.len().min(from + self.max_writes)].to_vec();
+                let fragment = u32::try_from(share.staged.len() + index).unwrap_or(u32::MAX);
+                let lane = LaneNotice { fragment, ..share.notice(write, rank, fragments) };
+                let purpose = Purpose::Part(write.tag);
+                self.queue(purpose, share.peer, lane.encode(), piece);
             }
+            left += direct + usize::from(!share.staged.is_empty());
         }
-        self.parts.insert(write.tag, Part { left: self.waiting.len() - before, error: None });
+        self.parts.insert(write.tag, Part { left, error: None });
+    }
+
+    fn queue(
+        &mut self,
+        purpose: Purpose,
+        peer: PeerId,
+        notification: [u8; MESSAGE_BYTES],
+        writes: Vec<Write>,
+    ) {
+        self.last_submission += 1;
+        let tag = api::Tag(self.last_submission);
+        let submission =
+            Submission { peer, notification_length: NOTIFICATION_BYTES as u32, tag, notification };
+        self.by_submission.insert(tag, purpose);
+        match purpose {
+            // Somebody waits for it, and it is small.
+            Purpose::Message => self.waiting.push_front((purpose, submission, writes)),
+            Purpose::Part(_) | Purpose::Piece(_) => self.waiting.push_back((purpose, submission, writes)),
+        }
+    }
+
+    /// Sends a message without data, unless too many wait already.
+    pub(super) fn say(&mut self, peer: PeerId, message: [u8; MESSAGE_BYTES]) {
+        if self.waiting.len() < MESSAGES {
+            self.queue(Purpose::Message, peer, message, Vec::new());
+        }
+    }
+
+    /// Queues the write of a staged piece; [`settled_pieces`](Self::settled_pieces) says when it has settled.
+    pub(super) fn piece(&mut self, id: u64, peer: PeerId, notice: [u8; MESSAGE_BYTES], write: Write) {
+        self.queue(Purpose::Piece(id), peer, notice, vec![write]);
+    }
+
+    /// A piece that could not be queued.
+    pub(super) fn piece_failed(&mut self, id: u64, error: String) {
+        self.pieces.push((id, Some(error)));
+    }
+
+    /// Does not start the write of a piece that has not begun.
+    pub(super) fn cancel_piece(&mut self, id: u64) {
+        let settled = self.drop_all(Purpose::Piece(id));
+        debug_assert!(settled.is_empty());
+    }
+
+    /// Staged pieces whose writes have settled, and how.
+    pub(super) fn settled_pieces(&mut self) -> Vec<(u64, Option<String>)> {
+        std::mem::take(&mut self.pieces)
+    }
+
+    /// Nothing of a staged share is in flight any more.
+    pub(super) fn lane_ended(&mut self, tag: Tag, error: Option<String>) -> Option<(Tag, Option<String>)> {
+        let part = self.parts.get_mut(&tag)?;
+        part.left -= 1;
+        part.error = part.error.take().or(error);
+        if part.left > 0 {
+            return None;
+        }
+        self.parts.remove(&tag).map(|part| (tag, part.error))
     }
 
     /// Hands to the plugin what it has room for; whether that was anything.
     pub(super) fn submit(&mut self) -> (bool, Settled) {
         let (mut busy, mut settled) = (false, Vec::new());
-        while let Some((_, submission, writes)) = self.waiting.front() {
+        while let Some((purpose, submission, writes)) = self.waiting.front() {
             let status = self.backend.submit(submission, writes);
             if status == ErrorCode::WOULD_BLOCK.0 {
                 break;
             }
             busy = true;
             if status == 0 {
-                self.links.counters().direct.count(writes);
+                let counters = self.links.counters();
+                let way = match purpose {
+                    Purpose::Piece(_) => &counters.staged,
+                    Purpose::Part(_) | Purpose::Message => &counters.direct,
+                };
+                way.count(writes);
                 self.waiting.pop_front();
             } else if let Some((_, submission, _)) = self.waiting.pop_front() {
                 let error = format!("the plugin refused the writes: {}", ErrorCode(status).name());
@@ -181,18 +267,22 @@ impl Sending {
         (busy, settled)
     }
 
-    /// Starts nothing more of a page write.
+    /// Starts nothing more of what is written of a page write to its place.
     pub(super) fn cancel(&mut self, tag: Tag) -> Settled {
+        self.drop_all(Purpose::Part(tag))
+    }
+
+    fn drop_all(&mut self, purpose: Purpose) -> Settled {
         // What was sent of the room so far is of no use to a later attempt.
         let (dropped, kept): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(|(part, _, _)| *part == tag);
+            std::mem::take(&mut self.waiting).into_iter().partition(|(other, _, _)| *other == purpose);
         self.waiting = kept;
         let mut settled = Vec::new();
         for (_, submission, _) in dropped {
             settled.extend(self.ended(submission.tag, Some("cancelled".into())));
         }
-        for (submission, part) in &self.by_submission {
-            if *part == tag {
+        for (submission, other) in &self.by_submission {
+            if *other == purpose {
                 // A submission that has just completed cannot be cancelled any more, which is as good.
                 let _late = self.backend.cancel(*submission);
             }
@@ -212,31 +302,49 @@ impl Sending {
         for completion in &completions[..count] {
             if completion.status == 0 {
                 settled.extend(self.ended(completion.tag, None));
-            } else if let Some(tag) = self.by_submission.get(&completion.tag) {
-                if let Some(part) = self.parts.get_mut(tag) {
-                    part.error = Some(ErrorCode(completion.status).name().to_owned());
-                }
-                self.unsettled.push(completion.tag);
+            } else if self.by_submission.contains_key(&completion.tag) {
+                self.unsettled.push((completion.tag, ErrorCode(completion.status).name()));
             }
         }
         // A failed submission counts as ended only when the plugin says that nothing of it is in flight.
-        for submission in std::mem::take(&mut self.unsettled) {
+        for (submission, error) in std::mem::take(&mut self.unsettled) {
             match self.backend.settled(submission) {
-                1 => settled.extend(self.ended(submission, None)),
-                _ => self.unsettled.push(submission),
+                1 => settled.extend(self.ended(submission, Some(error.to_owned()))),
+                _ => self.unsettled.push((submission, error)),
             }
         }
         Ok((count > 0, settled))
     }
 
     fn ended(&mut self, submission: api::Tag, error: Option<String>) -> Option<(Tag, Option<String>)> {
-        let tag = self.by_submission.remove(&submission)?;
-        let part = self.parts.get_mut(&tag)?;
-        part.left -= 1;
-        part.error = part.error.take().or(error);
-        if part.left > 0 {
-            return None;
+        match self.by_submission.remove(&submission)? {
+            Purpose::Part(tag) => self.lane_ended(tag, error),
+            Purpose::Piece(id) => {
+                self.pieces.push((id, error));
+                None
+            }
+            Purpose::Message => None,
         }
-        self.parts.remove(&tag).map(|part| (tag, part.error))
+    }
+}
+
+impl Share {
+    /// The notice of fragment 0 of `fragments`.
+    pub(super) fn notice(&self, write: &PageWrite, rank: usize, fragments: usize) -> LaneNotice {
+        let byte = |rank: usize| u8::try_from(rank).unwrap_or(u8::MAX);
+        LaneNotice {
+            notice: write.notice,
+            fragment: 0,
+            fragments: u32::try_from(fragments).unwrap_or(u32::MAX),
+            sum: self.sum,
+            alone: write.source.is_empty(),
+            source: byte(rank),
+            target: byte(self.target),
+        }
+    }
+
+    /// How many fragments there are.
+    pub(super) fn fragments(&self, max_writes: usize) -> usize {
+        (self.staged.len() + self.writes.len().div_ceil(max_writes)).max(1)
     }
 }

@@ -1,3 +1,5 @@
+mod lost;
+mod staged;
 mod wire;
 
 use host_core::Event;
@@ -6,6 +8,7 @@ use host_core::heads::rank_heads;
 use host_core::integrity::Found;
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 use host_core::notice::Notice;
+use host_core::transfer::StagingMode;
 use host_core::{Instance, Sampled};
 use tokio::sync::watch;
 
@@ -40,6 +43,20 @@ struct Side {
 
 impl Side {
     fn new(wire: &Arc<Wire>, role: &'static str, ranks: usize, order: KvOrder, pages: u32) -> Self {
+        Self::staging(wire, role, ranks, order, pages, StagingMode::Never, 0)
+    }
+
+    /// With so much staging memory for each rank.
+    fn staging(
+        wire: &Arc<Wire>,
+        role: &'static str,
+        ranks: usize,
+        order: KvOrder,
+        pages: u32,
+        mode: StagingMode,
+        staging_bytes: usize,
+    ) -> Self {
+        let policy = StagingPolicy { mode, ..StagingPolicy::default() };
         let instance = if role == "prefill" { PREFILL } else { DECODE };
         let mut nodes = Vec::new();
         let mut pools = Vec::new();
@@ -58,13 +75,14 @@ impl Side {
             nodes.push(wire.node(&rank_name(instance, rank)));
         }
         let memories = pools.iter().cloned().zip(nodes.iter().map(|node| node.clone() as Arc<_>)).collect();
-        let links = Arc::new(Links::open(Some("wire".into()), memories, HEADS, 4).unwrap());
+        let links = Arc::new(Links::open(Some("wire".into()), memories, HEADS, 4, staging_bytes).unwrap());
         let (sender, inputs) = mpsc::channel(4096);
         let (died, _) = watch::channel(None);
         let inbox = |rank| {
             let alive = Alive { thread: "transfer", stopping: Arc::default(), died: died.clone() };
             let (links, inputs) = (links.clone(), sender.clone());
-            start(Start { alive, rank, links, inputs, page_integrity: true }).unwrap().0
+            let copier = Arc::new(Copier::new(1).unwrap());
+            start(Start { alive, rank, links, inputs, page_integrity: true, policy, copier }).unwrap().0
         };
         let inboxes = (0..ranks).map(inbox).collect();
         let agreement = Agreement::new(ranks);
@@ -307,22 +325,6 @@ fn a_write_over_a_connection_that_was_replaced_goes_nowhere() {
     }
     assert!(written.unwrap().contains("was replaced"));
     assert!(decode.inputs.try_recv().is_err(), "something arrived");
-}
-
-#[test]
-fn one_rank_that_is_gone_loses_the_link_and_all_of_it_is_fenced() {
-    let (mut prefill, mut decode, wire) = pair((4, ORDERS[0]), (2, ORDERS[0]));
-    let session = decode.links.get(PREFILL).unwrap().session;
-    wire.lose(&rank_name(PREFILL, 3));
-    let event = decode.event();
-    assert_eq!(event, Event::PeerLost { peer: PREFILL, session, fenced: false });
-    decode.links.fence(PREFILL, session).unwrap();
-    assert!(decode.links.get(PREFILL).is_none());
-    assert_eq!(decode.nodes.iter().map(|node| node.connections()).sum::<usize>(), 0);
-    let session = prefill.links.get(DECODE).unwrap().session;
-    prefill.write(parts(session).swap_remove(2));
-    let Event::Written { error, .. } = prefill.event() else { panic!("not written") };
-    assert!(error.is_some(), "a write went through a fence");
 }
 
 #[test]

@@ -39,8 +39,12 @@ impl<N> Ring<N> {
     fn judge(&mut self, from: PeerRank, ask: &Ask) -> Result<Option<Verdict>, Refusal> {
         let (geometry, capacity) = (self.geometry, self.slots.capacity());
         let open = self.rooms.get_mut(&ask.key.room).filter(|open| !open.closed).ok_or(Refusal::Gone)?;
-        if open.opening.peer != from.peer || open.opening.attempt != ask.key.attempt {
+        if open.opening.peer != from.peer || open.opening.attempt < ask.key.attempt {
             return Err(Refusal::Gone);
+        }
+        if ask.key.attempt < open.opening.attempt {
+            // Its sender has not heard yet that decode asked again. The part is not wanted, which is no failure.
+            return Ok(Some(Verdict::Done));
         }
         let lane = open.opening.lanes.iter().find(|lane| lane.0 == from.rank).ok_or(Refusal::Malformed)?;
         let heads = lane.1.clone();

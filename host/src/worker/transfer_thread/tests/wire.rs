@@ -31,7 +31,13 @@ pub struct Node {
     notifications: Mutex<VecDeque<Notification>>,
     fails: AtomicBool,
     fences_fail: AtomicU32,
+    /// What happens once, when it was told that somebody is gone and before its host does anything about that.
+    meanwhile: Mutex<Option<Meanwhile>>,
+    /// Whether it was told that somebody is gone.
+    told: AtomicBool,
 }
+
+type Meanwhile = Box<dyn FnOnce() + Send>;
 
 impl Wire {
     pub fn new() -> Arc<Self> {
@@ -51,6 +57,8 @@ impl Wire {
             notifications: Mutex::default(),
             fails: AtomicBool::new(false),
             fences_fail: AtomicU32::new(0),
+            meanwhile: Mutex::default(),
+            told: AtomicBool::new(false),
         });
         self.nodes.lock().unwrap().insert(name.into(), node.clone());
         node
@@ -75,6 +83,13 @@ impl Wire {
         self.find(name).fences_fail.store(times, Ordering::SeqCst);
     }
 
+    /// One instance is told that another is gone, and before its host does anything about that, `meanwhile` happens.
+    pub fn lose_to(&self, name: &str, lost: &str, meanwhile: impl FnOnce() + Send + 'static) {
+        let node = self.find(name);
+        *node.meanwhile.lock().unwrap() = Some(Box::new(meanwhile));
+        node.notify(lost, NotificationKind::PEER_LOST, &[]);
+    }
+
     /// Everybody who is connected to this instance hears that it is gone.
     pub fn lose(&self, name: &str) {
         for node in self.nodes.lock().unwrap().values() {
@@ -86,6 +101,11 @@ impl Wire {
 }
 
 impl Node {
+    /// Whether something was said that it has not heard yet.
+    pub fn is_told(&self) -> bool {
+        !self.notifications.lock().unwrap().is_empty()
+    }
+
     pub fn connections(&self) -> usize {
         self.peers.lock().unwrap().len()
     }
@@ -186,7 +206,9 @@ impl TransferBackend for Node {
         let cut = !peer.open_to.lock().unwrap().contains(&self.name) || self.fails.load(Ordering::SeqCst);
         let status = if cut { ErrorCode::PEER_LOST.0 } else { 0 };
         if !cut {
-            let (from, to) = (self.regions.lock().unwrap(), peer.regions.lock().unwrap());
+            // One lock after the other: the peer may be submitting to us.
+            let from = self.regions.lock().unwrap().clone();
+            let to = peer.regions.lock().unwrap().clone();
             for write in writes {
                 let (source, source_bytes) = from[write.source_region as usize];
                 let (target, target_bytes) = to[write.target_region as usize];
@@ -215,11 +237,19 @@ impl TransferBackend for Node {
     }
 
     fn poll(&self, completions: &mut [Completion]) -> i32 {
+        if self.told.load(Ordering::SeqCst)
+            && let Some(meanwhile) = self.meanwhile.lock().unwrap().take()
+        {
+            meanwhile();
+        }
         if self.held() { 0 } else { taken(&self.completions, completions) }
     }
 
     fn notifications(&self, notifications: &mut [Notification]) -> i32 {
-        if self.held() { 0 } else { taken(&self.notifications, notifications) }
+        let count = if self.held() { 0 } else { taken(&self.notifications, notifications) };
+        let lost = |notification: &Notification| notification.kind == NotificationKind::PEER_LOST;
+        self.told.fetch_or(notifications[..count as usize].iter().any(lost), Ordering::SeqCst);
+        count
     }
 
     fn cancel(&self, _: Tag) -> i32 {

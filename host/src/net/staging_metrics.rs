@@ -1,0 +1,50 @@
+//! What a worker's `/metrics` says about pieces of KV that go through staging memory.
+
+use host_core::staging::{RingStats, SenderStats};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+/// Writes all series; `ranks` is what each rank sends and receives.
+pub(super) fn encode(
+    encoder: &mut DescriptorEncoder<'_>,
+    ranks: &[(SenderStats, RingStats)],
+) -> Result<(), std::fmt::Error> {
+    let sent = |of: fn(&SenderStats) -> u64| ranks.iter().map(|(sender, _)| of(sender)).sum::<u64>();
+    let received = |of: fn(&RingStats) -> u64| ranks.iter().map(|(_, ring)| of(ring)).sum::<u64>();
+    let counters = [
+        (
+            "host_staged_received_bytes",
+            "Bytes of KV copied out of staging memory",
+            received(|ring| ring.bytes),
+        ),
+        ("host_staged_received_pieces", "Pieces that they came in", received(|ring| ring.pieces)),
+        (
+            "host_staging_repeats",
+            "Questions for a slot repeated for want of an answer",
+            sent(|sender| sender.repeats),
+        ),
+        ("host_staging_refused", "Questions for a slot that were refused", received(|ring| ring.refused)),
+    ];
+    for (name, help, value) in counters {
+        let counter = ConstCounter::new(value);
+        counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+    }
+    let gauges = [
+        (
+            "host_staging_waiting",
+            "Pieces that wait for a slot, on the side that asks or the side that is asked",
+            sent(|sender| sender.waiting) + received(|ring| ring.waiting),
+        ),
+        (
+            "host_staging_bytes_in_use",
+            "Bytes of staging memory that hold a piece or are kept for one",
+            sent(|sender| sender.bytes_in_use) + received(|ring| ring.bytes_in_use),
+        ),
+    ];
+    for (name, help, value) in gauges {
+        let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+        gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+    }
+    Ok(())
+}

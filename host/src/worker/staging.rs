@@ -1,0 +1,54 @@
+//! How much memory a worker stages in, and when.
+
+use host_core::transfer::{StagingMode, StagingPolicy};
+use host_plugin_api::TransferLimits;
+
+/// Memory in which small pieces of KV are packed for a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staging {
+    /// When it is used.
+    pub mode: StagingMode,
+    /// Bytes from which on a piece is written directly; `None` leaves that to the transfer plugin, which knows what a
+    /// short write costs it.
+    pub knee: Option<usize>,
+    /// Bytes of all ranks; 0 for none.
+    pub bytes: usize,
+}
+
+impl Default for Staging {
+    /// Where it pays, 128 MiB.
+    fn default() -> Self {
+        Self { mode: StagingMode::default(), knee: None, bytes: 128 << 20 }
+    }
+}
+
+impl Staging {
+    /// How a rank chooses whose plugin has these limits: the operator's knee, else the plugin's, else what suits most links.
+    pub(super) fn policy(&self, limits: &TransferLimits) -> StagingPolicy {
+        let default = StagingPolicy::default();
+        let of_plugin = limits.short_writes().and_then(|bytes| usize::try_from(bytes).ok());
+        StagingPolicy { mode: self.mode, knee: self.knee.or(of_plugin).unwrap_or(default.knee), ..default }
+    }
+
+    /// What each of so many ranks has.
+    pub(super) fn bytes_of_rank(&self, ranks: usize) -> usize {
+        match self.mode {
+            StagingMode::Never => 0,
+            StagingMode::Auto | StagingMode::Always => self.bytes / ranks.max(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operator_knows_better_than_the_plugin_and_the_plugin_better_than_we() {
+        let silent = TransferLimits { max_writes: 1, max_submissions: 1, reserved: [0; 6] };
+        let knee = |knee, limits: TransferLimits| Staging { knee, ..Staging::default() }.policy(&limits).knee;
+        assert_eq!(knee(None, silent), StagingPolicy::default().knee);
+        assert_eq!(knee(None, silent.with_short_writes(256)), 256);
+        assert_eq!(knee(Some(4096), silent.with_short_writes(256)), 4096);
+    }
+}
