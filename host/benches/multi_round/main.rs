@@ -68,8 +68,11 @@ const ARMS: [Arm; 4] = [
 /// Sizes of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
+    /// Tokens of a question.
     pub question: usize,
+    /// Tokens of an answer.
     pub answer: usize,
+    /// How many there are.
     pub conversations: usize,
 }
 

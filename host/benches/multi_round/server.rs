@@ -8,7 +8,9 @@ use host_tests::cluster::{Cluster, Start, signal};
 
 /// A worker's own flags and its configuration file.
 pub struct Worker {
+    /// Beside those that every worker has.
     pub flags: Vec<String>,
+    /// As TOML.
     pub config: String,
 }
 
