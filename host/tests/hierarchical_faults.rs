@@ -2,6 +2,7 @@
 //! was without a cache, and nothing is held afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+#![allow(clippy::disallowed_methods, reason = "how late a request is, is what is to be shown")]
 
 mod plugin_support {
     pub mod fixture;
