@@ -1,0 +1,191 @@
+//! What the answers come to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use host_tests::streaming::Streamed;
+
+use super::{PAGE_TOKENS, Sizes};
+
+type Series = BTreeMap<String, f64>;
+
+/// Tokens of prompts that a worker had, by where it had them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hits {
+    pool: f64,
+    host: f64,
+    storage: f64,
+}
+
+/// One round of one arm.
+pub struct Round {
+    /// Milliseconds to the first token.
+    first: Vec<f64>,
+    /// Milliseconds for each token after it.
+    later: Vec<f64>,
+    /// Tokens of all prompts.
+    prompts: f64,
+    /// Of these, computed by prefill.
+    computed: f64,
+    prefill: Hits,
+    decode: Hits,
+    /// From prefill to decode.
+    bytes: u64,
+    /// Pages that decode was promised from below and did not get, and pages that were there and not worth it.
+    missing: f64,
+    skipped: f64,
+}
+
+impl Hits {
+    fn of(before: &Series, after: &Series) -> Self {
+        let pages = PAGE_TOKENS as f64;
+        let below = |tier: &str| {
+            pages * grown(before, after, &format!("host_hicache_promised_pages_total{{tier=\"{tier}\"}}"))
+        };
+        let (host, storage) = (below("host"), below("storage"));
+        // What was delivered counts what came from below, too.
+        let all = grown(before, after, "host_prefix_delivered_tokens_total{tier=\"device\"}");
+        Self { pool: all - host - storage, host, storage }
+    }
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            pool: self.pool + other.pool,
+            host: self.host + other.host,
+            storage: self.storage + other.storage,
+        }
+    }
+
+    fn shares(self, prompts: f64) -> String {
+        let percent = |tokens: f64| 100.0 * tokens / prompts;
+        format!("{:.0} / {:.0} / {:.0}", percent(self.pool), percent(self.host), percent(self.storage))
+    }
+}
+
+fn grown(before: &Series, after: &Series, name: &str) -> f64 {
+    let at = |series: &Series| series.get(name).copied().unwrap_or(0.0);
+    at(after) - at(before)
+}
+
+impl Round {
+    /// Figures of a round; the workers' series before and after it, prefill's first.
+    pub fn of(answers: Vec<Streamed>, prompt: usize, before: &[Series; 2], after: &[Series; 2]) -> Self {
+        let ms = |answer: &Streamed, from: usize, to: usize| {
+            1e3 * (answer.read[to] - if from == 0 { answer.sent } else { answer.read[from - 1] })
+                .as_secs_f64()
+        };
+        let last = |answer: &Streamed| answer.read.len() - 1;
+        let of = |which: usize, name: &str| grown(&before[which], &after[which], name);
+        Self {
+            first: answers.iter().map(|answer| ms(answer, 0, 0)).collect(),
+            later: answers.iter().map(|answer| ms(answer, 1, last(answer)) / last(answer) as f64).collect(),
+            prompts: (prompt * answers.len()) as f64,
+            computed: of(0, "host_prefill_tokens_total"),
+            prefill: Hits::of(&before[0], &after[0]),
+            decode: Hits::of(&before[1], &after[1]),
+            bytes: answers.iter().map(|answer| answer.transferred_bytes).sum(),
+            missing: of(1, "host_hicache_not_restored_pages_total"),
+            skipped: of(0, "host_hicache_skipped_pages_total") + of(1, "host_hicache_skipped_pages_total"),
+        }
+    }
+
+    /// All rounds as one.
+    fn all(rounds: &[Self]) -> Self {
+        let sum = |figure: fn(&Self) -> f64| rounds.iter().map(figure).sum();
+        let hits = |figure: fn(&Self) -> Hits| rounds.iter().map(figure).fold(Hits::default(), Hits::add);
+        Self {
+            first: rounds.iter().flat_map(|round| round.first.iter().copied()).collect(),
+            later: rounds.iter().flat_map(|round| round.later.iter().copied()).collect(),
+            prompts: sum(|round| round.prompts),
+            computed: sum(|round| round.computed),
+            prefill: hits(|round| round.prefill),
+            decode: hits(|round| round.decode),
+            bytes: rounds.iter().map(|round| round.bytes).sum(),
+            missing: sum(|round| round.missing),
+            skipped: sum(|round| round.skipped),
+        }
+    }
+
+    /// Share of prompts that prefill did not compute.
+    fn hit_rate(&self) -> f64 {
+        1.0 - self.computed / self.prompts
+    }
+}
+
+impl fmt::Display for Round {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            out,
+            "TTFT {:.1} ms, p99 {:.1}; TPOT {:.2} ms; prefill had {} %, all {:.3}; decode had {} %; {:.1} MiB moved; {} pages \
+             not restored, {} skipped",
+            mean(&self.first),
+            quantile(&self.first, 0.99),
+            mean(&self.later),
+            self.prefill.shares(self.prompts),
+            self.hit_rate(),
+            self.decode.shares(self.prompts),
+            self.bytes as f64 / f64::from(1 << 20),
+            self.missing,
+            self.skipped,
+        )
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
+}
+
+/// Prints a row for each round and arm. Changes are relative to the arms "off" and L1.
+pub fn print(arms: &[(&str, Vec<Round>)], sizes: Sizes) {
+    println!(
+        "| round | prompt | arm | TTFT mean | to off | to L1 | p99 | to off | to L1 | TPOT | to off | prefill hits L1 / L2 / L3 | \
+         all | decode hits L1 / L2 / L3 | MiB moved | pages not restored | skipped |"
+    );
+    println!("| --- | ---: | --- |{}", " ---: |".repeat(14));
+    let rounds = arms.first().map_or(0, |(_, rounds)| rounds.len());
+    for round in 0..=rounds {
+        let figures: Vec<(&str, Round)> = arms
+            .iter()
+            .map(|(name, rounds)| (*name, Round::all(rounds.get(round..=round).unwrap_or(rounds))))
+            .collect();
+        let base = |name: &str| figures.iter().find(|(arm, _)| *arm == name).map(|(_, round)| round);
+        for (name, own) in &figures {
+            let to = |other: &str, figure: &dyn Fn(&Round) -> f64| {
+                base(other).map_or("".to_owned(), |other| {
+                    format!("{:+.1} %", 100.0 * (figure(own) / figure(other) - 1.0))
+                })
+            };
+            let first = |round: &Round| mean(&round.first);
+            let tail = |round: &Round| quantile(&round.first, 0.99);
+            let later = |round: &Round| mean(&round.later);
+            let (number, prompt) = match round < rounds {
+                true => (round.to_string(), sizes.prompt(round).to_string()),
+                false => ("all".to_owned(), String::new()),
+            };
+            println!(
+                "| {number} | {prompt} | {name} | {:.1} ms | {} | {} | {:.1} ms | {} | {} | {:.2} ms | {} | {} | {:.3} | {} | \
+                 {:.1} | {} | {} |",
+                first(own),
+                to("off", &first),
+                to("L1", &first),
+                tail(own),
+                to("off", &tail),
+                to("L1", &tail),
+                later(own),
+                to("off", &later),
+                own.prefill.shares(own.prompts),
+                own.hit_rate(),
+                own.decode.shares(own.prompts),
+                own.bytes as f64 / f64::from(1 << 20),
+                own.missing,
+                own.skipped,
+            );
+        }
+    }
+}
