@@ -66,7 +66,11 @@ impl Directory {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let above = match open(&path, flags, Mode::empty()) {
             Err(Errno::NOENT) if !config.read_only => {
-                rustix::fs::mkdir(&path, mode).map_err(|e| failed("make the directory", &path, e))?;
+                // A worker that starts at the same moment may have been quicker.
+                match rustix::fs::mkdir(&path, mode) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(e) => return Err(failed("make the directory", &path, e)),
+                }
                 open(&path, flags, Mode::empty())
             }
             other => other,
@@ -343,4 +347,28 @@ pub fn read_at(file: &OwnedFd, at: u64, most: usize) -> io::Result<Vec<u8>> {
     }
     bytes.truncate(filled);
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_that_start_together_make_the_directory_once() {
+        for _ in 0..50 {
+            let parent = tempfile::tempdir().unwrap();
+            let config = Config::parse(&format!("dir = {:?}", parent.path().join("pages"))).unwrap();
+            let together = std::sync::Barrier::new(4);
+            std::thread::scope(|scope| {
+                let open = || {
+                    together.wait();
+                    Directory::open(&config).map(drop)
+                };
+                let workers: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
+                for worker in workers {
+                    assert!(worker.join().unwrap().is_ok());
+                }
+            });
+        }
+    }
 }
