@@ -343,10 +343,12 @@ impl Settings {
     /// Plugins to load.
     #[must_use]
     pub fn plugins(&self) -> Vec<String> {
-        // An undivided worker moves no pages.
-        let moved = self.role != Some(RoleName::Aggregated);
-        let mover = || moved.then(|| "shm".to_owned()).into_iter().collect();
-        let mut plugins: Vec<String> = self.plugins.clone().unwrap_or_else(mover);
+        let named = self.plugins.clone();
+        let mut plugins: Vec<String> = match self.role {
+            // An undivided worker moves no pages.
+            Some(RoleName::Aggregated) => named.unwrap_or_default(),
+            _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
+        };
         plugins.extend(self.hicache_storage.clone().filter(|name| !plugins.contains(name)));
         plugins
     }
