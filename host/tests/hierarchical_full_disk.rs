@@ -15,7 +15,7 @@ use host_tests::cluster::{Cluster, Start};
 
 const PAIR: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
 /// Computing takes long enough that restoring is worth it, and a page is large enough that few fill the disk.
-const SLOW: &str = "[synthetic]\nprefill-token-us = 100\nhead-dim = 256\n";
+const SLOW: &str = "[synthetic]\nprefill-token-us = 100\nhead-dim = 1024\n";
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_support::fixture::directory(&["shm", "hicache-file"]);
@@ -30,7 +30,7 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
 /// Prompts of a turn, some of which begin alike; no turn has those of another.
 fn prompts(turn: u32) -> Vec<Vec<u32>> {
     let prompt = |number: u32| {
-        (0..600 + number % 3 * 50).map(|at| (at * (7 + turn) + number / 2 + turn) % 200).collect()
+        (0..300 + number % 3 * 50).map(|at| (at * (7 + turn) + number / 2 + turn) % 200).collect()
     };
     (0..6).map(prompt).collect()
 }
@@ -66,7 +66,7 @@ fn await_storage(cluster: &Cluster) {
 #[test]
 fn a_disk_that_fills_under_running_servers_changes_no_answer_and_is_used_again_when_it_has_room() {
     let above = tempfile::tempdir().unwrap();
-    let script = "set -e; mount -t tmpfs -o size=12m,mode=700 tmpfs \"$FULL_DISK\"; \
+    let script = "set -e; mount -t tmpfs -o size=24m,mode=700 tmpfs \"$FULL_DISK\"; \
                   exec \"$0\" inside --exact --nocapture";
     let output = Command::new("unshare")
         .args(["-Urm", "bash", "-c", script])
