@@ -1,8 +1,8 @@
 //! foyer, written to disk on insertion with io_uring and `O_DIRECT`, with next to no memory.
 
 use foyer::{
-    BlockEngineConfig, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder, HybridCachePolicy, IoEngineConfig,
-    UringIoEngineConfig,
+    BlockEngineConfig, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder, HybridCachePolicy,
+    IoEngineConfig, UringIoEngineConfig,
 };
 
 use crate::ways::{Bench, Measured, measure, sync};

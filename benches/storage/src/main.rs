@@ -17,6 +17,7 @@ fn main() {
     let dir = tempfile::tempdir_in(above).unwrap();
     let mut bench = Bench::new(dir.path());
     let uring = |bench: &Bench| bench.tier_both("io = 'uring'");
+    let unpinned = |bench: &Bench| bench.tier_both("io = 'uring'\npinned_mib = 0");
     let threads = |bench: &Bench| bench.tier_both("io = 'threads'");
     let child = sglang::Child::start();
     let hicache_file = |bench: &Bench| child.as_ref().unwrap().both(bench);
@@ -27,6 +28,7 @@ fn main() {
     let mut all: Vec<Way<'_>> = vec![
         ("raw", &Bench::raw_both),
         ("hicache-file, io_uring", &uring),
+        ("hicache-file, pinned_mib = 0", &unpinned),
         ("hicache-file, threads", &threads),
     ];
     match &child {
@@ -44,6 +46,8 @@ fn main() {
     all.push(("foyer, burst", &burst));
     // Raw comes first, and is what the others are compared with.
     let wanted = std::env::var("STORAGE_WAYS").unwrap_or_default();
-    all.retain(|(name, _)| *name == "raw" || wanted.is_empty() || wanted.split(',').any(|part| name.contains(part)));
+    all.retain(|(name, _)| {
+        *name == "raw" || wanted.is_empty() || wanted.split(',').any(|part| name.contains(part))
+    });
     table(&mut bench, &all, number("TIER_BENCH_MIB", 1024), number("TIER_BENCH_ROUNDS", 5));
 }
