@@ -16,7 +16,7 @@ use super::{Refused, below, memory, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
-use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape};
+use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape, Sliding};
 use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
@@ -179,15 +179,22 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     };
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
-    let layer_groups = layer_groups(settings, &layouts[0])?;
+    let layer_groups = layer_groups(settings, shape, &layouts[0])?;
     below::hierarchy(settings, &layouts, true)?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
-fn layer_groups(settings: &Settings, layout: &KvLayout) -> Result<LayerGroups, Refused> {
+fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
     let wish = settings.layer_groups.as_deref().map_or(Ok(Wish::default()), str::parse);
-    wish.and_then(|wish| LayerGroups::new(wish, layout))
-        .map_err(|error| refused(format!("--layer-groups: {error}")))
+    let rule = wish.and_then(|wish| match (shape.sliding, wish) {
+        (None, wish) => LayerGroups::new(wish, layout),
+        // News of layers is counted over the model, whose sliding layers are not in these pages.
+        (Some(_), Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
+        (Some(_), Wish::Groups(groups)) => Err(format!(
+            "{groups} layer groups of a model with sliding layers, whose pages are sent whole: use auto or off"
+        )),
+    });
+    rule.map_err(|error| refused(format!("--layer-groups: {error}")))
 }
 
 fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
@@ -214,8 +221,18 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
     let given = settings.synthetic.unwrap_or_default();
     let standard = SyntheticShape::default();
     let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
+    let sliding = match (given.sliding_layers, given.window) {
+        (Some(layers), Some(window)) => Some(Sliding { layers, window }),
+        (None, None) => None,
+        _ => {
+            return Err(ExecutorError::Failed(
+                "[synthetic] sliding-layers and window belong together: give both, or neither".to_owned(),
+            ));
+        }
+    };
     let shape = SyntheticShape {
         layers: given.layers.unwrap_or(standard.layers),
+        sliding,
         kv_heads: given.kv_heads.unwrap_or(standard.kv_heads),
         head_dim: given.head_dim.unwrap_or(standard.head_dim),
         vocabulary: given.vocabulary.unwrap_or(standard.vocabulary),
