@@ -329,6 +329,8 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         kv_heads: count(shape.kv_heads),
         head_dim: count(shape.head_dim),
         ranks: count(ranks),
+        sliding_layers: count(shape.sliding.map_or(0, |sliding| sliding.layers)),
+        window: count(shape.sliding.map_or(0, |sliding| sliding.window)),
     };
     let config = Config {
         role: core_role,

@@ -10,6 +10,7 @@ use super::job::Job;
 use super::pace::Load;
 use super::{Role, Scheduler};
 use crate::ids::Room;
+use crate::radix::PrefixLock;
 use crate::request::Request;
 
 /// What admission looks for.
@@ -17,6 +18,8 @@ use crate::request::Request;
 pub(super) struct Need {
     /// Pages for the tokens known so far.
     pub now: usize,
+    /// Pages for the window parts that come with a transfer.
+    pub window: usize,
     /// Pages beyond for which there must be room.
     pub headroom: usize,
 }
@@ -39,10 +42,15 @@ impl Scheduler {
         request.prompt.len() + self.answer_tokens(request) - 1
     }
 
-    /// What a waiting job needs.
-    pub(super) fn need(&self, job: &Job) -> Need {
-        let now = self.pages_for(job.known());
-        Need { now, headroom: self.ahead(job).saturating_sub(now) }
+    /// What a waiting job needs beside what is locked for it.
+    pub(super) fn need(&self, job: &Job, locked: Option<&PrefixLock>) -> Need {
+        let (now, ahead) = (self.pages_for(job.known()), self.ahead(job));
+        let window = self.window_need(job, locked, ahead.max(now));
+        Need {
+            now: now - locked.map_or(0, PrefixLock::pages),
+            window: window.now,
+            headroom: ahead.saturating_sub(now) + window.headroom,
+        }
     }
 
     /// Pages that the job will have when it has used its headroom.
@@ -53,11 +61,15 @@ impl Scheduler {
 
     /// Pages that those past the queue may ask for soon.
     pub(super) fn promised_headroom(&self) -> usize {
-        if self.config.role == Role::Prefill {
+        if self.config.role == Role::Prefill && self.config.window.is_none() {
             return 0;
         }
         let active = self.jobs.values().filter(|job| job.held.is_some());
-        active.map(|job| self.ahead(job).saturating_sub(job.table.len())).sum()
+        let headroom = |job: &Job| {
+            let (ahead, pages) = (self.ahead(job), job.table.len());
+            ahead.saturating_sub(pages) + self.window_headroom(job, ahead.max(pages))
+        };
+        active.map(headroom).sum()
     }
 
     /// Tokens of longer pieces in a step that also decodes, at most: what the target for the time between tokens
@@ -74,10 +86,18 @@ impl Scheduler {
     /// few.
     pub(super) fn grow(&mut self, plan: &[(Room, usize)]) -> bool {
         let missing = |scheduler: &Self, room: &Room, end: usize| {
-            let pages = scheduler.jobs.get(room).map_or(usize::MAX, |job| job.table.len());
-            scheduler.pages_for(end).saturating_sub(pages)
+            scheduler.jobs.get(room).map_or((0, 0), |job| {
+                let full = scheduler.pages_for(end).saturating_sub(job.table.len());
+                (full, scheduler.window_missing(job, end))
+            })
         };
-        let needed: usize = plan.iter().map(|(room, end)| missing(self, room, *end)).sum();
+        let needed: usize = plan
+            .iter()
+            .map(|(room, end)| {
+                let (full, window) = missing(self, room, *end);
+                full + window
+            })
+            .sum();
         if needed == 0 {
             return true;
         }
@@ -86,11 +106,12 @@ impl Scheduler {
         }
         self.make_free(needed);
         for (room, end) in plan {
-            let count = missing(self, room, *end);
-            let Some(job) = self.jobs.get_mut(room).filter(|_| count > 0) else { continue };
-            let (Some(held), Some(pages)) = (&mut job.held, self.pool.allocate(count)) else {
+            let (full, window) = missing(self, room, *end);
+            let Some(job) = self.jobs.get_mut(room).filter(|_| full + window > 0) else { continue };
+            let (Some(held), Some(mut pages)) = (&mut job.held, self.pool.allocate(full + window)) else {
                 unreachable!("{room:?} runs without pages, or pages that were counted are not there")
             };
+            job.window.own.append(pages.split_off(full));
             job.table.extend_from_slice(pages.ids());
             held.append(pages);
         }

@@ -12,6 +12,7 @@ use host_core::routing::EventLog;
 use host_core::{Batch, Config, Instance, Role, Room, Scheduler, Time};
 
 use super::super::memory::{LAYERS, Memory, PAGE_TOKENS, VOCABULARY};
+use super::super::sliding::Sliding;
 use super::Faults;
 
 /// The rule that cuts every chunk into so many groups of layers.
@@ -78,6 +79,7 @@ impl Worker {
         pages: u32,
         faults: Faults,
         layer_groups: LayerGroups,
+        sliding: Option<Sliding>,
     ) -> Self {
         let config = Config {
             role,
@@ -87,13 +89,14 @@ impl Worker {
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
             radix_cache: faults.cache.then_some(Policy::Lru),
-            hierarchy: faults.below.then(|| below(faults, pages)),
+            hierarchy: (faults.below && (sliding.is_none() || role == Role::Decode))
+                .then(|| below(faults, pages)),
             cache_events: true,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
             target_itl: faults.paced.then_some(Duration::from_millis(12)),
             seed: 5,
-            window: None,
+            window: sliding.map(Sliding::shape),
             layer_groups,
             max_batch: 3,
             max_running: 5,
@@ -106,8 +109,8 @@ impl Worker {
         Self {
             instance,
             scheduler: Scheduler::new(config),
-            memory: Memory::new(pages),
-            host: Memory::new(slots(pages)),
+            memory: Memory::new(pages, sliding),
+            host: Memory::new(slots(pages), None),
             aux: vec![[0; AUX_ROW_BYTES]; 5],
             batch: None,
             layers: 0,
