@@ -37,7 +37,7 @@ fn broken(reports: &[(String, String, String)]) -> Vec<&(String, String, String)
 
 #[test]
 fn plugins_that_keep_their_contract_pass() {
-    for name in ["shm", "wire", "loopback", "memory", "plain"] {
+    for name in ["shm", "wire", "loopback", "memory", "plain", "swa"] {
         let (code, reports) = test(&fixture::plugin(name), &[]);
         assert_eq!(broken(&reports), [] as [&(String, String, String); 0], "{name}");
         let skipped: Vec<_> = reports.iter().filter(|(_, status, _)| status == "skip").collect();
@@ -250,6 +250,10 @@ fn each_defect_of_an_allocator_fails_the_case_that_is_about_it_and_no_other() {
                 "200 calls of extend allocated 200 times",
             ),
             ("panics", &["allocator-panics"], "alloc of an unknown component made the plugin panic"),
+            ("hands-out-shared-twice", &["allocator-shared-books"], "was handed out twice"),
+            ("forgets-parts", &["allocator-shared-grants"], "are lacking"),
+            ("ignores-limits", &["allocator-shared-books", "allocator-shared-limits"], "answered 0"),
+            ("frees-for-others", &["allocator-shared-free"], "free of a window's page for the full component"),
         ],
     );
 }

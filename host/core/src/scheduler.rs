@@ -40,7 +40,7 @@ use crate::hierarchy::{Hierarchy, TierStats};
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::message::Message;
 use crate::outbox::Outbox;
-use crate::pool::{HeldPages, PagePool};
+use crate::pool::{HeldPages, PagePool, PageSource, PoolLimits};
 use crate::quarantine::{Cleared, Quarantine};
 use crate::radix::{CacheChanges, CacheEvent, RadixTree};
 use crate::request::{Failure, FailureCode};
@@ -106,6 +106,17 @@ impl Scheduler {
     /// When a limit that must be positive is zero.
     #[must_use]
     pub fn new(config: Config) -> Self {
+        let limits = PoolLimits::shared(config.pages);
+        Self::with_pages(config, limits, None)
+    }
+
+    /// An idle scheduler whose pages somebody else chooses, within these limits.
+    ///
+    /// # Panics
+    /// When a limit that must be positive is zero, or the pool's is not [`Config::pages`].
+    #[must_use]
+    pub fn with_pages(config: Config, limits: PoolLimits, source: Option<Box<dyn PageSource>>) -> Self {
+        assert_eq!(limits.total, config.pages, "one pool has one size");
         assert!(
             config.pages > 0
                 && config.page_tokens > 0
@@ -122,7 +133,7 @@ impl Scheduler {
             "what lies below the pool needs a radix cache above"
         );
         Self {
-            pool: PagePool::new(config.pages),
+            pool: PagePool::open(limits, source),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
             hierarchy: config
                 .hierarchy
@@ -308,6 +319,12 @@ impl Scheduler {
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");
         let ready = self.jobs.values().filter(|job| job.stage == Stage::Ready).count();
         assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
+    }
+
+    /// What whoever chooses the pages did for which it is out of service; the pool chooses them itself since.
+    #[must_use]
+    pub fn page_source_fault(&self) -> Option<&str> {
+        self.pool.fault()
     }
 
     /// Which pages each request holds; for tests and for finding faults.
