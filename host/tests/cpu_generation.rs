@@ -5,6 +5,7 @@
 use host::executor::cpu::{CpuExecutor, CpuOptions, read_shape};
 use host::executor::{Executor, KvMemory};
 use host_core::layout::KvOrder;
+use host_core::window::WindowPages;
 use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
 use host_tests::model::tiny_qwen3;
 
@@ -29,7 +30,8 @@ fn setup(seed: u64) -> (CpuExecutor, KvMemory) {
 }
 
 fn sequence(tokens: Vec<u32>, start: u32, sample: Option<Sampling>) -> Sequence {
-    Sequence { room: Room(1), tokens, start, pages: (0..40).map(PageId).collect(), sample }
+    let pages = (0..40).map(PageId).collect();
+    Sequence { room: Room(1), tokens, start, pages, window: WindowPages::default(), sample }
 }
 
 fn generate(

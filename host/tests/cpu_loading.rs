@@ -215,6 +215,7 @@ fn the_shape_tells_models_apart_without_loading_them() {
         kv_dtype: Dtype::Bf16,
         weights: base.weights.clone(),
         math: "cpu-1".to_owned(),
+        sliding: None,
     };
     assert_eq!(base, expected);
     assert_eq!(base.weights.len(), 64);

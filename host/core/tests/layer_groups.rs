@@ -63,6 +63,7 @@ impl Worker {
             reserved_decode_tokens: 8,
             target_itl: None,
             seed: 0,
+            window: None,
             layer_groups,
             max_batch: 4,
             max_running: 4,

@@ -139,7 +139,7 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let page = |heads| KvShape {
         pages: 1,
         heads,
-        layers: shape.layers,
+        layers: shape.page_layers(),
         page_tokens,
         head_dim: shape.head_dim,
         value_dim: shape.head_dim,
@@ -327,6 +327,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
+        window: shape.window(),
         layer_groups,
         max_batch,
         max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),

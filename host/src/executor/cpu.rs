@@ -77,6 +77,7 @@ fn open(directory: &Path) -> Result<(ModelConfig, Checkpoint, ModelShape), LoadE
         kv_dtype: config.kv_dtype,
         weights: identity::digest(&bytes, &checkpoint)?,
         math: MATH.to_owned(),
+        sliding: None,
     };
     Ok((config, checkpoint, shape))
 }

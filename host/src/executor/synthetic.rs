@@ -104,6 +104,7 @@ impl Synthetic {
             kv_dtype,
             weights: format!("{:016x}", xxh3_64(identity.as_bytes())),
             math: MATH.to_owned(),
+            sliding: None,
         };
         Ok(Self { shape, cost, seat })
     }
@@ -290,6 +291,7 @@ impl Executor for Synthetic {
 mod tests {
     use super::*;
     use host_core::layout::{KvLayout, KvOrder, KvShape};
+    use host_core::window::WindowPages;
     use host_core::{PageId, Room};
 
     const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
@@ -318,6 +320,7 @@ mod tests {
                 tokens: tokens[start..end].to_vec(),
                 start: start as u32,
                 pages,
+                window: WindowPages::default(),
                 sample: (end == tokens.len()).then_some(GREEDY),
             };
             let outputs =
@@ -367,7 +370,8 @@ mod tests {
         let mut kv = pool(&executor, 4, KvOrder::PageHeadLayerKvTokenDim);
         let pages = vec![PageId(3), PageId(1)];
         let step = |tokens: Vec<u32>, start, sample| {
-            let sequence = Sequence { room: Room(1), tokens, start, pages: pages.clone(), sample };
+            let (pages, window) = (pages.clone(), WindowPages::default());
+            let sequence = Sequence { room: Room(1), tokens, start, pages, window, sample };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
         };
         executor.forward(&mut kv, &step(vec![5; 7], 0, None)).unwrap();

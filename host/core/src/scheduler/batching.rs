@@ -8,6 +8,7 @@ use super::{Action, Role, Scheduler};
 use crate::batch::{Batch, Sampled, Sequence, SequenceOutput};
 use crate::ids::{Room, Time};
 use crate::request::{Failure, FailureCode, FinishReason, Usage};
+use crate::window::WindowPages;
 
 impl Scheduler {
     /// Builds the next batch if none is being computed: every sequence that decodes, then prompt chunks in order of
@@ -37,6 +38,7 @@ impl Scheduler {
                 tokens: (job.computed..end).map(|position| job.token(position)).collect(),
                 start: u32::try_from(job.computed).unwrap_or(u32::MAX),
                 pages: job.table[..covered].to_vec(),
+                window: WindowPages::default(),
                 sample: (end == job.known()).then_some(job.request.sampling),
             });
             match end - job.computed {

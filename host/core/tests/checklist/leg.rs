@@ -73,6 +73,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         reserved_decode_tokens: 1_000,
         target_itl: None,
         seed: 3,
+        window: None,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,
         max_running: 64,

@@ -93,6 +93,7 @@ impl Worker {
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
             target_itl: faults.paced.then_some(Duration::from_millis(12)),
             seed: 5,
+            window: None,
             layer_groups,
             max_batch: 3,
             max_running: 5,
