@@ -186,7 +186,9 @@ impl PagePool {
     #[must_use]
     pub fn fits(&self, full: usize, window: usize) -> bool {
         let within = |component, count| self.used(component) + count <= self.limits.of(component) as usize;
-        within(Component::Full, full) && within(Component::Window, window) && full + window <= self.counts.free
+        within(Component::Full, full)
+            && within(Component::Window, window)
+            && full + window <= self.counts.free
     }
 
     /// What the source did for which it is out of service; the pool chooses pages itself since.

@@ -244,6 +244,7 @@ impl Scheduler {
             evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
             hierarchy: self.hierarchy.as_ref().map(Hierarchy::stats).unwrap_or_default(),
             pace: self.pace.stats(),
+            page_source_faults: u64::from(self.pool.fault().is_some()),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats

@@ -12,7 +12,7 @@ use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, below, memory, staging};
+use super::{Refused, allocator, below, memory, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
@@ -107,6 +107,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     below::check(settings)?;
     router_policy(settings)?;
     staging::staging(settings)?;
+    allocator::check(settings)?;
     check_numbers(settings)?;
     let shape = shape(settings)?;
     let workers = ranks::of_workers(settings)?;
@@ -180,6 +181,7 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
     let layer_groups = layer_groups(settings, &layouts[0])?;
+    allocator::limits(settings, pages, settings.page_size.unwrap_or(16), shape.window())?;
     below::hierarchy(settings, &layouts, true)?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
@@ -228,6 +230,12 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
         sequence: Duration::from_micros(given.sequence_us),
     };
     Synthetic::for_rank(shape, cost, seat)
+}
+
+/// Whether the model has layers with a window, as far as it can be read.
+#[must_use]
+pub fn slides(settings: &Settings) -> bool {
+    shape(settings).is_ok_and(|shape| shape.sliding.is_some())
 }
 
 /// The model's text side, for a router.
@@ -337,6 +345,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
     };
+    let pages = allocator::open(settings, instance, config.pages, config.page_tokens, shape.window())?;
     let below = match config.hierarchy {
         Some(_) => Some(below::open(settings, instance)?),
         None => None,
@@ -354,6 +363,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         name: worker_name(settings, role),
         config,
         identity,
+        pages,
         transfer: name,
         ranks: parts,
         instance,

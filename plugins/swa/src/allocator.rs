@@ -64,7 +64,8 @@ impl SwaAllocator {
         let components = books.count();
         // First counted and compared with everything, then taken: a request that does not fit changes nothing.
         let Some(lack) = self.lacking(&books, growths.clone(), tail) else { return INVALID };
-        let entries = (0..components).map(|account| lack[account].saturating_mul(u64::from(books.parts(account))));
+        let entries =
+            (0..components).map(|account| lack[account].saturating_mul(u64::from(books.parts(account))));
         let total: u64 = entries.fold(0, u64::saturating_add);
         if grants.len() < growths.clone().count() * components || (pages.len() as u64) < total {
             return INVALID;

@@ -190,12 +190,8 @@ impl Model {
 fn run(pool: Pool, seed: u64, calls: u64) {
     println!("seed {seed}, {pool:?}");
     let mut random = Random(seed);
-    let mut model = Model {
-        opened: pool.open(),
-        owners: BTreeMap::new(),
-        sequences: BTreeMap::new(),
-        stale: Vec::new(),
-    };
+    let mut model =
+        Model { opened: pool.open(), owners: BTreeMap::new(), sequences: BTreeMap::new(), stale: Vec::new() };
     let (mut refused, mut grown) = (0, 0);
     for call in 0..calls {
         let context = format!("seed {seed}, call {call}");

@@ -19,7 +19,11 @@ fn both() -> [Pool; 2] {
 fn page_0_is_handed_out_like_any_other_and_given_back_only_while_it_is_taken() {
     for pool in both() {
         let opened = pool.open();
-        assert_eq!(opened.give(Component::FULL, &[PoolPage(0)]), Err(INVALID), "{pool:?}: it was never taken");
+        assert_eq!(
+            opened.give(Component::FULL, &[PoolPage(0)]),
+            Err(INVALID),
+            "{pool:?}: it was never taken"
+        );
         let (_, [full, windows]) = opened.grow(Growth { held: 0, target: 16 }, true).unwrap();
         assert_eq!(full, [PoolPage(0)]);
         assert!(pool.shared.is_none() || !windows.contains(&PoolPage(0)), "{pool:?}: {windows:?}");

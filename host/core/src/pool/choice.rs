@@ -95,7 +95,6 @@ impl PagePool {
             Chooser::Other(_) => unreachable!("it was replaced just now"),
         }
     }
-
 }
 
 /// The last `count` pages of the list.

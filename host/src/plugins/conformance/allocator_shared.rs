@@ -71,7 +71,7 @@ fn books(subject: &Subject) -> Outcome {
         let component = COMPONENTS[which];
         let (free, parts) = (expected(taken), [1, PARTS][which]);
         if random.below(2) == 0 {
-            let wanted = random.below(u64::from([30, 10][which])) as u32;
+            let wanted = random.below([30, 10][which]) as u32;
             let mut pages = vec![PoolPage::default(); entries(wanted * parts)];
             let code = allocator.alloc(component, &mut pages);
             let right = if wanted <= free[which] { 0 } else { FULL };
@@ -176,7 +176,7 @@ fn limits(subject: &Subject) -> Outcome {
     let code = allocator.alloc(Component::FULL, &mut one[..1]);
     ensure!(code == FULL, "alloc from a pool that windows have filled answered {code}, not WOULD_BLOCK");
     ensure!(left(&allocator)? == [0, 0], "in a full pool the budgets say {:?}", left(&allocator)?);
-    // Three window pages come back: 9 pool pages, which 2 tokens' pages and 2 windows fit in, but not 4 and 2.
+    // Three window pages come back: 9 pool pages, of which a token page takes 4.
     let code = allocator.free(Component::WINDOW, &windows[..9]);
     ensure!(code == 0, "free of three window pages answered {:?}", ErrorCode(code));
     let before = left(&allocator)?;
@@ -192,7 +192,8 @@ fn limits(subject: &Subject) -> Outcome {
 fn free(subject: &Subject) -> Outcome {
     let (allocator, _) = open(subject)?;
     let (mut full, mut window) = ([PoolPage::default(); 2], [PoolPage::default(); PARTS as usize]);
-    let codes = (allocator.alloc(Component::FULL, &mut full), allocator.alloc(Component::WINDOW, &mut window));
+    let codes =
+        (allocator.alloc(Component::FULL, &mut full), allocator.alloc(Component::WINDOW, &mut window));
     ensure!(codes == (0, 0), "alloc from an empty pool answered {codes:?}");
     let before = left(&allocator)?;
     for (what, component, wrong) in [

@@ -51,7 +51,12 @@ impl PoolAllocator for BrokenAllocator {
         }
         assert!(!(self.is("panics") && component.0 > 1), "index out of bounds: there are two components");
         let code = self.inner.alloc(component, pages);
-        if code == 0 && self.is("hands-out-twice") && !self.shared && component == Component::FULL && pages.len() > 20 {
+        if code == 0
+            && self.is("hands-out-twice")
+            && !self.shared
+            && component == Component::FULL
+            && pages.len() > 20
+        {
             let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             pages[0] = *last.get_or_insert(pages[1]);
         }
@@ -72,7 +77,11 @@ impl PoolAllocator for BrokenAllocator {
     fn free(&self, component: Component, pages: &[PoolPage]) -> i32 {
         match self.inner.free(component, pages) {
             refused
-                if refused < 0 && self.is("accepts-double-free") && !self.shared && !pages.is_empty() && component.0 < 2 =>
+                if refused < 0
+                    && self.is("accepts-double-free")
+                    && !self.shared
+                    && !pages.is_empty()
+                    && component.0 < 2 =>
             {
                 0
             }
@@ -106,7 +115,8 @@ impl PoolAllocator for BrokenAllocator {
             let _first_only = self.inner.extend(&growths[..1], grants, pages);
         }
         if code > 0 && self.is("forgets-parts") && self.shared {
-            return i32::try_from(grants.iter().take(2).map(|grant| grant.pages).sum::<u32>()).unwrap_or(code);
+            return i32::try_from(grants.iter().take(2).map(|grant| grant.pages).sum::<u32>())
+                .unwrap_or(code);
         }
         code
     }
