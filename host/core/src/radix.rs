@@ -153,6 +153,12 @@ impl RadixTree {
         self.counts.pages - self.counts.locked + self.windows.evictable()
     }
 
+    /// The same by what they hold: pages of sequences, and window parts.
+    #[must_use]
+    pub fn evictable_parts(&self) -> (usize, usize) {
+        (self.counts.pages - self.counts.locked, self.windows.evictable())
+    }
+
     /// How many pages a lock on these tokens would get. Changes nothing, the order of eviction included.
     #[must_use]
     pub fn peek(&self, namespace: Namespace, tokens: &[u32]) -> usize {

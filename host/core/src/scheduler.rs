@@ -41,7 +41,7 @@ use crate::hierarchy::{Hierarchy, TierStats};
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::message::Message;
 use crate::outbox::Outbox;
-use crate::pool::{HeldPages, PagePool};
+use crate::pool::{HeldPages, PagePool, PageSource, PoolLimits};
 use crate::quarantine::{Cleared, Quarantine};
 use crate::radix::{CacheChanges, CacheEvent, RadixTree};
 use crate::request::{Failure, FailureCode};
@@ -107,6 +107,17 @@ impl Scheduler {
     /// When a limit that must be positive is zero.
     #[must_use]
     pub fn new(config: Config) -> Self {
+        let limits = PoolLimits::shared(config.pages);
+        Self::with_pages(config, limits, None)
+    }
+
+    /// An idle scheduler whose pages somebody else chooses, within these limits.
+    ///
+    /// # Panics
+    /// When a limit that must be positive is zero, or the pool's is not [`Config::pages`].
+    #[must_use]
+    pub fn with_pages(config: Config, limits: PoolLimits, source: Option<Box<dyn PageSource>>) -> Self {
+        assert_eq!(limits.total, config.pages, "one pool has one size");
         assert!(
             config.pages > 0
                 && config.page_tokens > 0
@@ -131,7 +142,7 @@ impl Scheduler {
             "a worker that computes restores no windows from below its pool yet"
         );
         Self {
-            pool: PagePool::new(config.pages),
+            pool: PagePool::open(limits, source),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
             hierarchy: config
                 .hierarchy
@@ -242,6 +253,7 @@ impl Scheduler {
             evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
             hierarchy: self.hierarchy.as_ref().map(Hierarchy::stats).unwrap_or_default(),
             pace: self.pace.stats(),
+            page_source_faults: u64::from(self.pool.fault().is_some()),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -320,6 +332,12 @@ impl Scheduler {
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");
         let ready = self.jobs.values().filter(|job| job.stage == Stage::Ready).count();
         assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
+    }
+
+    /// What whoever chooses the pages did for which it is out of service; the pool chooses them itself since.
+    #[must_use]
+    pub fn page_source_fault(&self) -> Option<&str> {
+        self.pool.fault()
     }
 
     /// Which pages each request holds, first those of all layers or the full-attention ones, then those of its window;

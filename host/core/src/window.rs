@@ -56,12 +56,12 @@ impl WindowShape {
         (self.tokens as usize - 1).div_ceil(page_tokens) + 1 + (tokens - 1).div_ceil(page_tokens)
     }
 
-    /// Pages of the pool that a sequence of so many positions must be able to have, both parts, computed in pieces of at
-    /// most a page.
+    /// Pages of the pool that a sequence of so many positions must be able to have, both parts, computed one by one if
+    /// need be.
     #[must_use]
     pub const fn least_pages(&self, positions: usize, page_tokens: usize) -> usize {
         let full = positions.div_ceil(page_tokens);
-        let kept = self.most_kept(page_tokens, page_tokens);
+        let kept = self.most_kept(1, page_tokens);
         full + self.parts as usize * if full < kept { full } else { kept }
     }
 
@@ -69,7 +69,7 @@ impl WindowShape {
     #[must_use]
     pub const fn most_positions(&self, pages: usize, page_tokens: usize) -> usize {
         let parts = self.parts as usize;
-        let kept = self.most_kept(page_tokens, page_tokens);
+        let kept = self.most_kept(1, page_tokens);
         let full = if pages > (1 + parts) * kept { pages - parts * kept } else { pages / (1 + parts) };
         full * page_tokens
     }

@@ -8,11 +8,12 @@ use anyhow::Context;
 use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
+use host_core::pool::PoolLimits;
 use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, below, memory, staging};
+use super::{Refused, allocator, below, memory, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
@@ -107,6 +108,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     below::check(settings)?;
     router_policy(settings)?;
     staging::staging(settings)?;
+    allocator::check(settings)?;
     check_numbers(settings)?;
     let shape = shape(settings)?;
     let workers = ranks::of_workers(settings)?;
@@ -165,13 +167,20 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
         ))
     })?;
-    let possible = (shape.max_positions as u64).min(u64::from(pages) * page_tokens as u64);
+    let limits = allocator::limits(settings, pages, settings.page_size.unwrap_or(16), shape.window())?;
+    let positions = most_positions(shape, limits, page_tokens);
+    let possible = (shape.max_positions as u64).min(positions);
+    if possible == 0 {
+        return Err(refused(format!(
+            "a pool of {pages} pages of {page_tokens} tokens cannot hold one token: the model's sliding layers take {} pages              beside each page; choose a larger pool",
+            shape.window_parts()
+        )));
+    }
     let max_tokens = match settings.max_model_len {
         Some(wanted) if u64::from(wanted) > possible => {
             return Err(refused(format!(
                 "--max-model-len {wanted} is more than the model ({}) or the KV pool ({} tokens) can hold",
-                shape.max_positions,
-                u64::from(pages) * page_tokens as u64
+                shape.max_positions, positions
             )));
         }
         Some(wanted) => wanted,
@@ -182,6 +191,14 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let layer_groups = layer_groups(settings, shape, &layouts[0])?;
     below::hierarchy(settings, &layouts, true)?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
+}
+
+/// Positions of the longest sequence that fits a pool.
+fn most_positions(shape: &ModelShape, limits: PoolLimits, page_tokens: usize) -> u64 {
+    let full = u64::from(limits.full) * page_tokens as u64;
+    shape
+        .window()
+        .map_or(full, |window| full.min(window.most_positions(limits.total as usize, page_tokens) as u64))
 }
 
 fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
@@ -245,6 +262,12 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
         sequence: Duration::from_micros(given.sequence_us),
     };
     Synthetic::for_rank(shape, cost, seat)
+}
+
+/// Whether the model has layers with a window, as far as it can be read.
+#[must_use]
+pub fn slides(settings: &Settings) -> bool {
+    shape(settings).is_ok_and(|shape| shape.sliding.is_some())
 }
 
 /// The model's text side, for a router.
@@ -356,6 +379,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
     };
+    let pages = allocator::open(settings, instance, config.pages, config.page_tokens, shape.window())?;
     let below = match config.hierarchy {
         Some(_) => Some(below::open(settings, instance)?),
         None => None,
@@ -373,6 +397,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         name: worker_name(settings, role),
         config,
         identity,
+        pages,
         transfer: name,
         ranks: parts,
         instance,

@@ -23,7 +23,8 @@ impl RadixTree {
                 continue;
             }
             let Some(index) = leaf else { break };
-            let (pages, windows) = self.cut_leaf(index, missing, sink);
+            let count = self.pages_to_cut(index, missing);
+            let (pages, windows) = self.cut_leaf(index, count, sink);
             for pages in std::iter::once(pages).chain(windows) {
                 missing = missing.saturating_sub(pages.ids().len());
                 evicted.push(pages);
@@ -32,14 +33,42 @@ impl RadixTree {
         CachedPages::concat(evicted)
     }
 
-    /// Takes pages from the end of a leaf, so many that they make `missing` with their window parts, or all.
+    /// Evicts window parts alone, until they make so many pages or no more can be given up.
+    pub fn evict_windows(&mut self, wanted: usize) -> CachedPages {
+        let mut evicted = Vec::new();
+        let mut missing = wanted;
+        while missing > 0 {
+            let Some(page) = self.oldest_window() else { break };
+            let window = self.evict_window(page);
+            missing = missing.saturating_sub(window.ids().len());
+            self.counts.evicted += window.ids().len() as u64;
+            evicted.push(window);
+        }
+        CachedPages::concat(evicted)
+    }
+
+    /// [`evict`](Self::evict), but counts only the pages of sequences and no window parts that go with them.
+    pub fn evict_pages(&mut self, wanted: usize, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
+        let mut evicted = Vec::new();
+        let mut missing = wanted;
+        while missing > 0 {
+            let Some(index) = self.order.first() else { break };
+            let count = self.nodes[index].pages().min(missing);
+            let (pages, windows) = self.cut_leaf(index, count, sink);
+            missing -= count;
+            evicted.push(pages);
+            evicted.extend(windows);
+        }
+        CachedPages::concat(evicted)
+    }
+
+    /// Takes `count` pages from the end of a leaf, with their window parts.
     fn cut_leaf(
         &mut self,
         index: NodeIndex,
-        missing: usize,
+        count: usize,
         sink: &mut (impl EventSink + ?Sized),
     ) -> (CachedPages, Vec<CachedPages>) {
-        let count = self.pages_to_cut(index, missing);
         let pages = match self.nodes[index].pages() == count {
             true => self.evict_leaf(index),
             false => self.trim_leaf(index, count),
@@ -72,7 +101,7 @@ impl RadixTree {
             let Some(index) = leaf else { break };
             let count = self.pages_to_cut(index, missing);
             let names = self.node_hashes(index, self.nodes[index].end as usize - count);
-            let (pages, windows) = self.cut_leaf(index, missing, sink);
+            let (pages, windows) = self.cut_leaf(index, count, sink);
             missing = missing.saturating_sub(pages.ids().len());
             evicted.push((names, pages));
             for window in windows {

@@ -220,6 +220,11 @@ impl RadixTree {
         path
     }
 
+    /// The window part that nobody has kept for longest.
+    pub(super) fn oldest_window(&self) -> Option<PageId> {
+        self.windows.oldest().map(|(_, page)| page)
+    }
+
     /// The window part to give up before a leaf, if any: one that was not used since the leaf's end was, or any on a
     /// worker that needs none.
     pub(super) fn window_to_evict(&self, leaf: Option<NodeIndex>) -> Option<PageId> {

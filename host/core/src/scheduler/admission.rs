@@ -1,6 +1,6 @@
 //! The way in and the one way out.
 
-use super::growth::Need;
+use super::growth::{Need, Pages};
 use super::job::{Incoming, Job, Outgoing, Stage};
 use super::peers::PeerState;
 use super::{Action, Role, RoomOpening, Scheduler};
@@ -98,18 +98,24 @@ impl Scheduler {
                 ),
             );
         }
-        let most = self.most_positions(request);
-        let page_tokens = config.page_tokens as usize;
-        let pages =
-            config.window.map_or(self.pages_for(most), |window| window.least_pages(most, page_tokens));
-        if pages > self.pool.total() {
-            return fail(
-                FailureCode::TooLong,
-                format!(
-                    "{prompt} prompt tokens + {answer} to generate need {pages} pages of KV cache, the pool has {}",
-                    self.pool.total()
-                ),
-            );
+        let most = self.pages_for(self.most_positions(request));
+        let window = self.least_window(most);
+        let limits = self.pool.limits();
+        for (pages, part, limit) in [
+            (most, " for the layers without a window", limits.full),
+            (window, " for the layers with one", limits.window),
+            (most + window, "", limits.total),
+        ] {
+            if pages > limit as usize {
+                let part = if self.config.window.is_some() { part } else { "" };
+                return fail(
+                    FailureCode::TooLong,
+                    format!(
+                        "{prompt} prompt tokens + {answer} to generate need {pages} pages of KV cache{part}, the pool has \
+                         {limit}"
+                    ),
+                );
+            }
         }
         if self.queue.len() >= config.max_queued as usize {
             return fail(FailureCode::Busy, format!("the queue is full ({} requests)", config.max_queued));
@@ -129,7 +135,7 @@ impl Scheduler {
         let mut lacking: Vec<Room> = Vec::new();
         let mut admitted: Vec<(Room, Need, Option<PrefixLock>)> = Vec::new();
         let (most_active, mut resumed) = (self.most_active(), 0);
-        let mut promised = 0;
+        let mut promised = Pages::default();
         let mut headroom = self.promised_headroom();
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
@@ -157,10 +163,9 @@ impl Scheduler {
             }
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let need = self.need(job, lock.as_ref());
-            let needed = need.now + need.window;
             let first = admitted.is_empty() && self.jobs.len() == self.queue.len();
-            let kept = if first { 0 } else { headroom + need.headroom };
-            if promised + needed + kept > self.pages_to_be_had() {
+            let kept = if first { Pages::default() } else { headroom + need.headroom };
+            if !self.can_have(promised + need.now + kept) {
                 self.unlock(lock);
                 if worn {
                     break;
@@ -173,7 +178,7 @@ impl Scheduler {
                 continue;
             }
             resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage == Stage::Retracted));
-            promised += needed;
+            promised += need.now;
             headroom += need.headroom;
             self.queue.remove(at);
             self.lead(room, lock.as_ref());
@@ -208,8 +213,8 @@ impl Scheduler {
         lock: Option<PrefixLock>,
         actions: &mut Vec<Action>,
     ) {
-        let (Some(mut pages), Some(aux)) = (self.pool.allocate(need.now + need.window), self.aux_free.pop())
-        else {
+        let pages = (self.pool.allocate(need.now.full), self.pool.allocate_window(need.now.window));
+        let ((Some(pages), Some(window)), Some(aux)) = (pages, self.aux_free.pop()) else {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
@@ -225,7 +230,6 @@ impl Scheduler {
             job.begin_with(prefix, self.config.page_tokens as usize, self.config.role);
             self.stats.cached_tokens += u64::from(job.cached_tokens);
         }
-        let window = pages.split_off(need.now);
         job.table.extend_from_slice(pages.ids());
         job.held = Some(pages);
         job.lock = lock;

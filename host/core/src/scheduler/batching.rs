@@ -23,8 +23,8 @@ impl Scheduler {
                 break plan;
             }
             // A shorter piece needs fewer pages of the window at once.
-            if self.config.window.is_some() && most > self.config.page_tokens as usize {
-                most = (most / 2).max(self.config.page_tokens as usize);
+            if self.config.window.is_some() && most > 1 {
+                most /= 2;
                 continue;
             }
             if !self.retract_one() {

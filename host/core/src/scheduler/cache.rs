@@ -1,8 +1,10 @@
 //! What requests leave behind for those that begin alike.
 
+use super::growth::Pages;
 use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
+use crate::pool::Component;
 use crate::radix::{Policy, PrefixLock, RadixTree, TreeConfig};
 use crate::request::Request;
 
@@ -103,14 +105,35 @@ impl Scheduler {
         Some(Flushed { freed, in_use: tree.counts().pages + tree.counts().window_pages })
     }
 
-    /// Pages that can be had: free ones, and cached ones that nobody uses.
-    pub(super) fn pages_to_be_had(&self) -> usize {
-        self.pool.counts().free + self.cache.as_ref().map_or(0, RadixTree::evictable)
+    /// Whether so many pages can be had: free ones, and cached ones that nobody uses, within what each component may have.
+    pub(super) fn can_have(&self, pages: Pages) -> bool {
+        let (full, window) = self.cache.as_ref().map_or((0, 0), RadixTree::evictable_parts);
+        let within = |component, wanted, evictable| {
+            self.pool.used(component) + wanted <= self.pool.limits().of(component) as usize + evictable
+        };
+        within(Component::Full, pages.full, full)
+            && within(Component::Window, pages.window, window)
+            && pages.full + pages.window <= self.pool.counts().free + full + window
     }
 
-    /// Gives up cached pages until so many are free.
-    pub(super) fn make_free(&mut self, pages: usize) {
-        let missing = pages.saturating_sub(self.pool.counts().free);
+    /// Gives up cached pages until so many can be taken.
+    pub(super) fn make_free(&mut self, pages: Pages) {
+        if self.pool.fits(pages.full, pages.window) {
+            return;
+        }
+        let over = |scheduler: &Self, component, wanted: usize| {
+            let limit = scheduler.pool.limits().of(component) as usize;
+            // One that may have all of the pool lacks what the pool lacks.
+            let over = (scheduler.pool.used(component) + wanted).saturating_sub(limit);
+            if limit == scheduler.pool.total() { 0 } else { over }
+        };
+        let (full, window) =
+            (over(self, Component::Full, pages.full), over(self, Component::Window, pages.window));
+        if let Some(tree) = &mut self.cache {
+            self.pool.release_cached(tree.evict_windows(window));
+            self.pool.release_cached(tree.evict_pages(full, &mut self.cache_changes));
+        }
+        let missing = (pages.full + pages.window).saturating_sub(self.pool.counts().free);
         if missing > 0 {
             self.evict_now(missing);
         }

@@ -85,6 +85,12 @@ impl Scheduler {
         self.config.window.map_or(0, |shape| self.tail(shape, request).len() * shape.parts as usize)
     }
 
+    /// Pages of parts that a sequence of so many token pages must be able to have, computed one by one if need be.
+    pub(super) fn least_window(&self, token_pages: usize) -> usize {
+        let page_tokens = self.config.page_tokens as usize;
+        self.config.window.map_or(0, |shape| kept(shape, 0..token_pages, 1, page_tokens))
+    }
+
     /// What a waiting job needs of parts, if it gets what is locked and may get as long as `end` token pages.
     pub(super) fn window_need(&self, job: &Job, locked: Option<&PrefixLock>, end: usize) -> WindowNeed {
         let Some(shape) = self.config.window else { return WindowNeed::default() };

@@ -1,5 +1,6 @@
 //! The layers of a model that slide: their KV, where it lies, and what is drawn from it.
 
+use host_core::pool::PoolLimits;
 use host_core::window::WindowShape;
 use host_core::{Batch, Sequence};
 
@@ -29,6 +30,13 @@ impl Sliding {
     /// Pages of the pool that the longest request takes beside its own.
     pub fn most_pages(self) -> u32 {
         (self.shape().least_pages(64, PAGE_TOKENS) - 64 / PAGE_TOKENS) as u32
+    }
+
+    /// Limits under which the longest request just fits, and few at once.
+    pub fn limits(self, pages: u32) -> PoolLimits {
+        let shape = self.shape();
+        let window = shape.parts * (shape.most_kept(1, PAGE_TOKENS) as u32 + 1);
+        PoolLimits { total: pages, full: pages.min(19), window }
     }
 
     /// Positions that the one at `position` sees.

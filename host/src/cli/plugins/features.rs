@@ -1,5 +1,6 @@
 //! What a configuration makes use of, as the compatibility table names it.
 
+use crate::cli::launch;
 use crate::cli::settings::{RoleName, Settings};
 use crate::plugins::requirements::Feature;
 
@@ -29,6 +30,17 @@ const TURNED_ON: &[(Feature, On)] = &[
     }),
 ];
 
+/// When each feature is on that follows from the model; the second argument says whether it has sliding layers.
+const OF_THE_MODEL: &[(Feature, fn(&Settings, bool) -> bool)] = &[
+    (Feature::SlidingWindow, |settings, slides| computes(settings) && slides),
+    (Feature::SharedPool, |settings, slides| {
+        computes(settings) && slides && settings.swa_full_tokens_ratio.is_none()
+    }),
+    (Feature::WindowRatio, |settings, _slides| {
+        computes(settings) && settings.swa_full_tokens_ratio.is_some()
+    }),
+];
+
 /// Runs a worker.
 fn computes(settings: &Settings) -> bool {
     settings.role != Some(RoleName::Router)
@@ -41,5 +53,8 @@ fn divided(settings: &Settings) -> bool {
 
 /// What the configuration makes use of.
 pub fn of(settings: &Settings) -> Vec<Feature> {
-    TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature).collect()
+    let turned_on = TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature);
+    let slides = computes(settings) && launch::slides(settings);
+    let of_the_model = OF_THE_MODEL.iter().filter(|(_, on)| on(settings, slides));
+    turned_on.chain(of_the_model.map(|(feature, _)| *feature)).collect()
 }

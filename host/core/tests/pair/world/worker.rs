@@ -7,6 +7,7 @@ use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::hierarchy::{HierarchyConfig, TierConfig};
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
+use host_core::pool::PoolLimits;
 use host_core::radix::Policy;
 use host_core::routing::EventLog;
 use host_core::{Batch, Config, Instance, Role, Room, Scheduler, Time};
@@ -106,9 +107,14 @@ impl Worker {
             request_timeout: Duration::from_secs(600),
             peer_patience: Duration::from_secs(20),
         };
+        // Half of the workers with windows divide their pages.
+        let limits = match sliding.filter(|_| pages.is_multiple_of(2)) {
+            Some(sliding) => sliding.limits(pages),
+            None => PoolLimits::shared(pages),
+        };
         Self {
             instance,
-            scheduler: Scheduler::new(config),
+            scheduler: Scheduler::with_pages(config, limits, None),
             memory: Memory::new(pages, sliding),
             host: Memory::new(slots(pages), None),
             aux: vec![[0; AUX_ROW_BYTES]; 5],
