@@ -94,7 +94,13 @@ fn a_plugin_that_the_server_would_never_call_is_refused_by_name() {
     with_plugins(
         directory.path(),
         "shm,memory,plain",
-        &["\"memory\" would never be called", "its role is tier", "\"plain\"", "its role is allocator"],
+        &[
+            "\"memory\" would never be called",
+            "its role is tier",
+            "\"plain\"",
+            "its role is allocator",
+            "--allocator",
+        ],
     );
 }
 
@@ -234,4 +240,25 @@ fn a_taken_port_is_refused() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains(&port) && said.contains("--port"), "{said}");
+}
+
+#[test]
+fn an_allocator_that_cannot_be_is_refused_with_the_reason() {
+    let directory = plugin_support::fixture::directory(&["shm", "plain"]);
+    let place = directory.path().display().to_string();
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["--allocator", "nosuch"], &["no plugin is named \"nosuch\"", "plain, shm"]),
+        (&["--allocator", "shm"], &["--allocator shm", "hands out no pages", "its role is transfer"]),
+        (&["--swa-full-tokens-ratio", "0"], &["--swa-full-tokens-ratio is 0", "above 0 and at most 1"]),
+        (&["--swa-full-tokens-ratio", "NaN"], &["--swa-full-tokens-ratio is NaN", "above 0 and at most 1"]),
+        (
+            &["--swa-full-tokens-ratio", "0.5"],
+            &["WindowRatio needs SlidingWindow", "left out for a model without any"],
+        ),
+    ];
+    for (flags, says) in cases {
+        for role in [&[][..], &["--role", "decode"], &["--role", "aggregated"]] {
+            refused(&[&["--executor", "synthetic", "--plugins-dir", &place], role, flags].concat(), says);
+        }
+    }
 }
