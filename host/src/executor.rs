@@ -6,6 +6,7 @@ pub mod group;
 pub mod memory;
 pub mod sampling;
 pub mod synthetic;
+pub mod window;
 
 use host_core::window::WindowShape;
 use host_core::{Batch, Dtype, SequenceOutput};
@@ -84,7 +85,10 @@ pub enum ExecutorError {
 /// batch, how the prompt was cut into chunks, which pages were used, or how many threads and ranks computed it.
 ///
 /// The ranks of a worker have an executor each, made with the seats of one [`group`]. They are all given the same batches
-/// in the same order, and each a pool with its own KV heads ([`KvMemory::heads`]).
+/// in the same order, and each a pool with its own KV heads ([`KvMemory::heads`]) and the layers that see all positions
+/// ([`ModelShape::page_layers`]). KV of sliding layers is written and read through [`Sequence::window`] alone.
+///
+/// [`Sequence::window`]: host_core::Sequence::window
 pub trait Executor: Send {
     /// The model.
     fn shape(&self) -> &ModelShape;

@@ -105,6 +105,29 @@ fn a_plugin_that_the_server_would_never_call_is_refused_by_name() {
 }
 
 #[test]
+fn windows_that_cannot_be_are_refused_with_the_way_out() {
+    let directory = plugin_support::fixture::directory(&["shm"]);
+    let plugins = directory.path().display().to_string();
+    for (synthetic, flags, says) in [
+        ("window = 5", &[][..], "[synthetic] sliding-layers and window belong together"),
+        ("sliding-layers = 1", &[], "[synthetic] sliding-layers and window belong together"),
+        ("sliding-layers = 4\nwindow = 5", &[], "sliding-layers is 4: with layers = 4 it must be 1 to 3"),
+        (
+            "sliding-layers = 2\nwindow = 5",
+            &["--layer-groups", "2"],
+            "sliding layers, whose pages are sent whole",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("host.toml");
+        std::fs::write(&config, format!("[synthetic]\n{synthetic}\n")).unwrap();
+        let config = config.display().to_string();
+        let common = ["--executor", "synthetic", "--plugins-dir", &plugins, "--config", &config];
+        refused(&[&common[..], flags].concat(), &[says]);
+    }
+}
+
+#[test]
 fn settings_that_contradict_are_refused_with_the_way_out() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().display().to_string();

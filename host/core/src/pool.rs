@@ -29,8 +29,8 @@ enum Place {
     Quarantined,
 }
 
-/// Pages with one owner. Must go back through [`PagePool::release`], [`PagePool::quarantine`] or [`PagePool::cache`].
-#[derive(Debug, PartialEq, Eq)]
+/// Pages with one owner, by default none. Must go back through [`PagePool::release`], [`PagePool::quarantine`] or [`PagePool::cache`].
+#[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct HeldPages(Vec<PageId>);
 

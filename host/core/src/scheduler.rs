@@ -32,6 +32,7 @@ mod retraction;
 mod saving;
 mod sharing;
 mod stats;
+mod window;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -131,6 +132,14 @@ impl Scheduler {
         assert!(
             config.hierarchy.is_none() || config.radix_cache.is_some(),
             "what lies below the pool needs a radix cache above"
+        );
+        assert!(
+            config.window.is_none_or(|window| window.tokens > 0 && window.parts > 0),
+            "a window has tokens and takes pages: {config:?}"
+        );
+        assert!(
+            config.window.is_none() || config.hierarchy.is_none() || config.role == Role::Decode,
+            "a worker that computes restores no windows from below its pool yet"
         );
         Self {
             pool: PagePool::open(limits, source),
@@ -276,11 +285,13 @@ impl Scheduler {
     pub fn audit(&self) {
         self.pool.audit();
         let count = |pages: &Option<HeldPages>| pages.as_ref().map_or(0, |pages| pages.ids().len());
-        let held: usize = self.jobs.values().map(|job| count(&job.held) + count(&job.spare)).sum();
+        let of = |job: &Job| count(&job.held) + count(&job.spare) + job.window.own.ids().len();
+        let held: usize = self.jobs.values().map(of).sum();
         assert_eq!(held, self.pool.counts().held, "every held page has a job");
         if let Some(tree) = &self.cache {
             tree.audit();
-            assert_eq!(tree.counts().pages, self.pool.counts().cached, "every cached page is in the tree");
+            let cached = tree.counts().pages + tree.counts().window_pages;
+            assert_eq!(cached, self.pool.counts().cached, "every cached page is in the tree");
             let saves = self.hierarchy.as_ref().map_or(0, Hierarchy::locks);
             let locks =
                 self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks() + saves;
@@ -297,6 +308,7 @@ impl Scheduler {
             hierarchy.audit();
         }
         self.audit_leaders();
+        self.audit_windows();
         for (room, job) in &self.jobs {
             let noted = self.deadlines.of(*room);
             assert!(noted.is_some_and(|at| at <= self.job_deadline(job)), "{room:?} would end too late");
@@ -328,9 +340,13 @@ impl Scheduler {
         self.pool.fault()
     }
 
-    /// Which pages each request holds; for tests and for finding faults.
+    /// Which pages each request holds, first those of all layers or the full-attention ones, then those of its window;
+    /// for tests and for finding faults.
     pub fn holdings(&self) -> impl Iterator<Item = (Room, &[PageId])> {
-        self.jobs.iter().filter_map(|(room, job)| Some((*room, job.held.as_ref()?.ids())))
+        self.jobs.iter().flat_map(|(room, job)| {
+            let held = job.held.as_ref().map(HeldPages::ids);
+            held.into_iter().map(|pages| [pages, job.window.own.ids()]).flatten().map(|pages| (*room, pages))
+        })
     }
 
     fn send(&self, to: Instance, message: Message, actions: &mut Vec<Action>) {

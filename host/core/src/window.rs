@@ -14,6 +14,8 @@
 //!
 //! [`tokens`]: WindowShape::tokens
 
+use std::ops::Range;
+
 use crate::ids::PageId;
 
 /// What a window costs.
@@ -32,17 +34,44 @@ impl WindowShape {
         first_live(position, self.tokens as usize, page_tokens)
     }
 
-    /// Token pages whose window part is there while `start..end` is computed: from the first that `start` sees on.
+    /// The first token page whose window part is kept by a sequence of which so many positions have KV: what the next
+    /// position sees, and what the first one of its page saw. With that, whatever is cached of the sequence ends in a
+    /// whole window.
     #[must_use]
-    pub fn span(&self, start: usize, end: usize, page_tokens: usize) -> std::ops::Range<usize> {
-        let end = end.div_ceil(page_tokens);
-        self.first_live(start, page_tokens).min(end)..end
+    pub const fn first_kept(&self, computed: usize, page_tokens: usize) -> usize {
+        self.first_live(computed - computed % page_tokens, page_tokens)
     }
 
-    /// Most token pages that one position sees, wherever in its page it lies: `ceil((tokens - 1) / page_tokens) + 1`.
+    /// Token pages of a prompt whose window parts must be there when its first token is computed on: what prefill sends.
     #[must_use]
-    pub const fn most_live(&self, page_tokens: usize) -> usize {
-        (self.tokens as usize - 1).div_ceil(page_tokens) + 1
+    pub fn tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
+        let end = prompt.div_ceil(page_tokens);
+        self.first_live(prompt, page_tokens).min(end)..end
+    }
+
+    /// Most token pages whose window parts are kept while `tokens` positions (at least one) are computed at once, wherever
+    /// they lie: `ceil((W - 1) / page) + 1 + ceil((tokens - 1) / page)`.
+    #[must_use]
+    pub const fn most_kept(&self, tokens: usize, page_tokens: usize) -> usize {
+        (self.tokens as usize - 1).div_ceil(page_tokens) + 1 + (tokens - 1).div_ceil(page_tokens)
+    }
+
+    /// Pages of the pool that a sequence of so many positions must be able to have, both parts, computed one by one if
+    /// need be.
+    #[must_use]
+    pub const fn least_pages(&self, positions: usize, page_tokens: usize) -> usize {
+        let full = positions.div_ceil(page_tokens);
+        let kept = self.most_kept(1, page_tokens);
+        full + self.parts as usize * if full < kept { full } else { kept }
+    }
+
+    /// Positions of the longest sequence that a pool can hold: the most with [`least_pages`](Self::least_pages) in it.
+    #[must_use]
+    pub const fn most_positions(&self, pages: usize, page_tokens: usize) -> usize {
+        let parts = self.parts as usize;
+        let kept = self.most_kept(1, page_tokens);
+        let full = if pages > (1 + parts) * kept { pages - parts * kept } else { pages / (1 + parts) };
+        full * page_tokens
     }
 }
 
@@ -109,8 +138,8 @@ mod tests {
             (8193, 1024, 64, 1025, 1025),
         ];
         for (prompt, tokens, page, sglang, ours) in table {
-            let span = WindowShape { tokens, parts: 1 }.span(prompt, prompt, page);
-            assert_eq!(prompt - span.start * page, ours, "{prompt} {tokens} {page}");
+            let tail = WindowShape { tokens, parts: 1 }.tail(prompt, page);
+            assert_eq!(prompt - tail.start * page, ours, "{prompt} {tokens} {page}");
             let start = prompt.saturating_sub(tokens as usize) / page * page;
             assert_eq!(prompt - start, sglang, "{prompt} {tokens} {page}");
             assert!(ours + 1 >= prompt.min(tokens as usize));
@@ -118,11 +147,37 @@ mod tests {
     }
 
     #[test]
-    fn no_position_sees_more_pages_than_the_most() {
+    fn no_piece_of_a_sequence_keeps_more_pages_than_the_most() {
         for (tokens, page) in (1..30).flat_map(|tokens| (1..9).map(move |page| (tokens, page))) {
             let window = WindowShape { tokens, parts: 1 };
-            let seen = |at: usize| window.span(at, at + 1, page).len();
-            assert_eq!((0..200).map(seen).max(), Some(window.most_live(page)), "{tokens} {page}");
+            for piece in 1..20 {
+                let kept = |start: usize| {
+                    let first = window.first_kept(start, page);
+                    assert!(first <= window.first_live(start, page));
+                    assert!(
+                        first <= window.first_live(start / page * page, page),
+                        "the page's first position"
+                    );
+                    (start + piece).div_ceil(page) - first
+                };
+                assert_eq!(
+                    (0..200).map(kept).max(),
+                    Some(window.most_kept(piece, page)),
+                    "{tokens} {page} {piece}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_sequence_of_a_pool_fits_and_a_longer_one_does_not() {
+        for (tokens, parts, page) in [(1, 1, 1), (5, 1, 4), (8, 3, 4), (16, 2, 16), (100, 5, 8)] {
+            let window = WindowShape { tokens, parts };
+            for pages in 0..300 {
+                let most = window.most_positions(pages, page);
+                assert!(most == 0 || window.least_pages(most, page) <= pages, "{window:?} {pages}");
+                assert!(window.least_pages(most + 1, page) > pages, "{window:?} {pages}");
+            }
         }
     }
 

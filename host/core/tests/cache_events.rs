@@ -54,6 +54,7 @@ impl Worker {
             policy: Policy::Lru,
             identity: IDENTITY,
             max_namespaces: 4,
+            windows_first: false,
             seed: 1,
         });
         let namespaces = ["", "adapter"].map(|extra| {

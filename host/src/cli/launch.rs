@@ -8,6 +8,7 @@ use anyhow::Context;
 use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
+use host_core::pool::PoolLimits;
 use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
@@ -16,7 +17,7 @@ use super::{Refused, allocator, below, memory, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
-use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape};
+use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape, Sliding};
 use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
@@ -166,13 +167,20 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
         ))
     })?;
-    let possible = (shape.max_positions as u64).min(u64::from(pages) * page_tokens as u64);
+    let limits = allocator::limits(settings, pages, settings.page_size.unwrap_or(16), shape.window())?;
+    let positions = most_positions(shape, limits, page_tokens);
+    let possible = (shape.max_positions as u64).min(positions);
+    if possible == 0 {
+        return Err(refused(format!(
+            "a pool of {pages} pages of {page_tokens} tokens cannot hold one token: the model's sliding layers take {} pages              beside each page; choose a larger pool",
+            shape.window_parts()
+        )));
+    }
     let max_tokens = match settings.max_model_len {
         Some(wanted) if u64::from(wanted) > possible => {
             return Err(refused(format!(
                 "--max-model-len {wanted} is more than the model ({}) or the KV pool ({} tokens) can hold",
-                shape.max_positions,
-                u64::from(pages) * page_tokens as u64
+                shape.max_positions, positions
             )));
         }
         Some(wanted) => wanted,
@@ -180,16 +188,30 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     };
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
-    let layer_groups = layer_groups(settings, &layouts[0])?;
-    allocator::limits(settings, pages, settings.page_size.unwrap_or(16), shape.window())?;
+    let layer_groups = layer_groups(settings, shape, &layouts[0])?;
     below::hierarchy(settings, &layouts, true)?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
-fn layer_groups(settings: &Settings, layout: &KvLayout) -> Result<LayerGroups, Refused> {
+/// Positions of the longest sequence that fits a pool.
+fn most_positions(shape: &ModelShape, limits: PoolLimits, page_tokens: usize) -> u64 {
+    let full = u64::from(limits.full) * page_tokens as u64;
+    shape
+        .window()
+        .map_or(full, |window| full.min(window.most_positions(limits.total as usize, page_tokens) as u64))
+}
+
+fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
     let wish = settings.layer_groups.as_deref().map_or(Ok(Wish::default()), str::parse);
-    wish.and_then(|wish| LayerGroups::new(wish, layout))
-        .map_err(|error| refused(format!("--layer-groups: {error}")))
+    let rule = wish.and_then(|wish| match (shape.sliding, wish) {
+        (None, wish) => LayerGroups::new(wish, layout),
+        // News of layers is counted over the model, whose sliding layers are not in these pages.
+        (Some(_), Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
+        (Some(_), Wish::Groups(groups)) => Err(format!(
+            "{groups} layer groups of a model with sliding layers, whose pages are sent whole: use auto or off"
+        )),
+    });
+    rule.map_err(|error| refused(format!("--layer-groups: {error}")))
 }
 
 fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
@@ -216,8 +238,18 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
     let given = settings.synthetic.unwrap_or_default();
     let standard = SyntheticShape::default();
     let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
+    let sliding = match (given.sliding_layers, given.window) {
+        (Some(layers), Some(window)) => Some(Sliding { layers, window }),
+        (None, None) => None,
+        _ => {
+            return Err(ExecutorError::Failed(
+                "[synthetic] sliding-layers and window belong together: give both, or neither".to_owned(),
+            ));
+        }
+    };
     let shape = SyntheticShape {
         layers: given.layers.unwrap_or(standard.layers),
+        sliding,
         kv_heads: given.kv_heads.unwrap_or(standard.kv_heads),
         head_dim: given.head_dim.unwrap_or(standard.head_dim),
         vocabulary: given.vocabulary.unwrap_or(standard.vocabulary),
@@ -320,6 +352,8 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         kv_heads: count(shape.kv_heads),
         head_dim: count(shape.head_dim),
         ranks: count(ranks),
+        sliding_layers: count(shape.sliding.map_or(0, |sliding| sliding.layers)),
+        window: count(shape.sliding.map_or(0, |sliding| sliding.window)),
     };
     let config = Config {
         role: core_role,

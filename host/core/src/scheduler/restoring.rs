@@ -166,12 +166,14 @@ impl Scheduler {
                 if incoming.arrived.is_empty() && self.connected(&incoming) =>
             {
                 let covered = self.pages_for(self.jobs[&room].request.prompt.len());
-                self.renegotiate(now, room, &incoming, missing.start..covered, actions);
+                let window = incoming.window;
+                self.renegotiate(now, room, &incoming, missing.start..covered, window, actions);
             }
             (Stage::Restoring(incoming), None) => self.received(now, room, &incoming, actions),
             (Stage::Restoring(incoming), Some(Restore::Missing(missing))) => {
                 match self.connected(&incoming) {
-                    true => self.renegotiate(now, room, &incoming, missing, actions),
+                    // The window came with what is verified.
+                    true => self.renegotiate(now, room, &incoming, missing, 0, actions),
                     false => self.compute_instead(room, missing.start),
                 }
             }
@@ -206,6 +208,7 @@ impl Scheduler {
         room: Room,
         incoming: &Incoming,
         pages: Range<usize>,
+        window: usize,
         actions: &mut Vec<Action>,
     ) {
         if let Some(hierarchy) = &mut self.hierarchy {
@@ -221,7 +224,7 @@ impl Scheduler {
             job.cached_tokens = job.cached_tokens.min(first);
         }
         self.outbox.forget_room(room);
-        let next = Incoming::new((incoming.peer, incoming.session), incoming.attempt + 1, pages, now);
+        let next = Incoming::new((incoming.peer, incoming.session), incoming.attempt + 1, pages, window, now);
         self.reserve(now, room, Incoming { damaged: incoming.damaged, ..next }, actions);
     }
 
@@ -229,6 +232,10 @@ impl Scheduler {
     fn compute_instead(&mut self, room: Room, pages: usize) {
         if let Some(hierarchy) = &mut self.hierarchy {
             hierarchy.stats_mut().computed_instead += 1;
+        }
+        if self.config.window.is_some() {
+            // The window before the missing pages was never sent.
+            return self.begin_again(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.restore = None;

@@ -75,6 +75,11 @@ impl Scheduler {
             return;
         }
         for (names, mut pages) in tree.evict_named(wanted, &mut self.cache_changes) {
+            // A window part.
+            if names.is_empty() {
+                self.pool.release_cached(pages);
+                continue;
+            }
             let unsaved = pages.extract(|place| !hierarchy.has(&names[place]));
             self.pool.release_cached(pages);
             let names: Vec<PageHash> = names.into_iter().filter(|name| !hierarchy.has(name)).collect();
