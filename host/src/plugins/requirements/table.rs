@@ -188,9 +188,10 @@ pub const RULES: &[Rule] = &[
     ),
     without(
         "tiers-whole-prefixes",
-        Feature::HierarchicalCache,
+        Feature::ComputedHierarchy,
         Feature::SlidingWindow,
-        "pages behind a window are given back, so that what moved on would be a prefix with holes",
+        "a worker computes on where a whole window is, and windows do not move on; leave --prefill-radix-cache out: a decode \
+         worker, which is sent its windows, keeps its cache below the pool",
     ),
     without(
         "undivided-no-decode-radix",
