@@ -67,7 +67,18 @@ impl Scheduler {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let pages = count(incoming.pages.len());
         let expected = Expected { room, attempt, prompt_tokens: count(prompt), pages };
-        match verify(expected, found) {
+        let verified = verify(expected, found);
+        // In a batch it would fail all others of it.
+        if let Ok(verified) = &verified
+            && verified.first().token >= self.config.vocabulary
+        {
+            let (token, end) = (verified.first().token, self.config.vocabulary - 1);
+            let message = format!(
+                "prefill drew token {token}, but the model's token ids end at {end}: start both workers with the same model"
+            );
+            return self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
+        }
+        match verified {
             Ok(verified) => {
                 job.stage = Stage::Restoring(incoming);
                 job.cached_tokens = job.cached_tokens.max(verified.cached_tokens());
