@@ -194,6 +194,11 @@ impl RadixTree {
         hashes
     }
 
+    /// Whether a locked prefix can still be found; not after the tree was [cleared](Self::clear).
+    pub(crate) fn is_found(&self, lock: &PrefixLock) -> bool {
+        self.namespaces.contains(lock.namespace)
+    }
+
     /// How often the pages of a locked prefix were matched, in pieces, the last pages first.
     pub(crate) fn hits(&self, lock: &PrefixLock) -> Vec<(Range<usize>, u32)> {
         let pages = |node: &node::Node| node.end as usize - node.pages()..node.end as usize;

@@ -206,7 +206,8 @@ impl Scheduler {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
-        if let (Some(tree), Some(lock)) = (&self.cache, &lock) {
+        if let (Some(tree), Some(lock)) = (&mut self.cache, &lock) {
+            tree.count_use(lock);
             tree.pages(lock, &mut job.table);
         }
         let resumed = job.stage == Stage::Retracted;

@@ -14,13 +14,14 @@ use crate::pool::CachedPages;
 use crate::radix::PageHash;
 
 impl Scheduler {
-    /// Some pages of a job are in the tree, the last `taken` of its locked ones only now.
+    /// Some pages of a job are in the tree, the last `taken` of its locked ones only now. Of a tree that was flushed since,
+    /// nothing is saved.
     pub(super) fn save_computed(&mut self, room: Room, taken: usize) {
         let (Some(hierarchy), Some(tree), Some(job)) = (&self.hierarchy, &self.cache, self.jobs.get(&room))
         else {
             return;
         };
-        let Some(lock) = &job.lock else { return };
+        let Some(lock) = job.lock.as_ref().filter(|lock| tree.is_found(lock)) else { return };
         let pages = lock.pages();
         let (all, often) = (vec![(0..pages, u32::MAX)], hierarchy.config().write_after_hits);
         let (first, wanted) = match hierarchy.config().write {

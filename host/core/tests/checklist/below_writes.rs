@@ -70,6 +70,40 @@ fn selective_takes_what_was_used_often_enough() {
 }
 
 #[test]
+fn waiting_for_pages_is_no_use_of_a_prefix() {
+    let below = HierarchyConfig { write: WritePolicy::WriteThroughSelective, ..hierarchy(32, 0) };
+    let mut leg = Leg::with(with_below(Role::Aggregated, 12, below));
+    answer(&mut leg, 0, &tokens(0..17), 1);
+    leg.submit(1, &tokens(100..128), 3);
+    leg.submit(2, &tokens(0..17), 1);
+    for _ in 0..5 {
+        leg.wait(Duration::from_millis(1));
+        assert_eq!(leg.stats().queued, 1, "it lacks pages");
+    }
+    leg.compute_all();
+    assert_eq!(leg.finished, [Room(0), Room(1), Room(2)]);
+    assert_eq!(leg.below, [], "one match");
+    answer(&mut leg, 3, &tokens(0..17), 1);
+    assert_eq!(leg.take_copy(Direction::Save).1.len(), 4, "two matches");
+}
+
+#[test]
+fn what_was_flushed_is_not_written_when_its_request_goes_on() {
+    let below = HierarchyConfig { write: WritePolicy::WriteThroughSelective, ..hierarchy(32, 0) };
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, below));
+    for room in 0..2 {
+        answer(&mut leg, room, &tokens(0..17), 1);
+    }
+    leg.submit(2, &tokens(0..21), 1);
+    assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 16, "the second match");
+    leg.scheduler.flush_cache();
+    leg.compute_all();
+    assert_eq!(leg.finished.len(), 3);
+    assert_eq!(leg.below, []);
+    leg.below_at_rest();
+}
+
+#[test]
 fn write_back_takes_what_is_about_to_go_and_evicts_ahead_of_need() {
     let below = HierarchyConfig { write: WritePolicy::WriteBack, write_back_ahead: 4, ..hierarchy(32, 0) };
     let mut leg = Leg::with(with_below(Role::Aggregated, 16, below));
