@@ -24,10 +24,9 @@ use super::cache::usable_prefix;
 use super::job::{Incoming, Job, Restore, Stage};
 use super::peers::PeerState;
 use super::{Action, Role, Scheduler};
-use crate::hierarchy::{Hierarchy, Keep, Progress, TierAction, TierEvent};
+use crate::hierarchy::{Hierarchy, Progress, TierAction, TierEvent};
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
-use crate::quarantine;
 use crate::radix::PageHash;
 
 impl Job {
@@ -119,13 +118,8 @@ impl Scheduler {
 
     fn after_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
         let Some(hierarchy) = &mut self.hierarchy else { return };
-        let changed = hierarchy.take_changed();
-        for keep in hierarchy.take_released() {
-            match keep {
-                Keep::Lock(lock) => self.unlock(Some(lock)),
-                Keep::Evicted(pages) => quarantine::copied(&mut self.pool, pages),
-            }
-        }
+        let (changed, released) = (hierarchy.take_changed(), hierarchy.take_released());
+        self.released(released);
         for room in changed {
             self.restore_changed(now, room, actions);
         }
