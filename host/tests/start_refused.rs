@@ -141,6 +141,22 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
 }
 
 #[test]
+fn steps_that_would_be_modelled_for_longer_than_a_minute_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("host.toml");
+    for (times, says) in [
+        ("step-us = 9000000000000000000", "step-us (9000000000000000000)"),
+        ("prefill-token-us = 9000000000000000000", "prefill-token-us (9000000000000000000)"),
+        ("prefill-token-us = 200000", "a step of 512 prompt tokens and 64 sequences"),
+        ("sequence-us = 1000000", "sequence-us (1000000)"),
+    ] {
+        std::fs::write(&config, format!("[synthetic]\n{times}\n")).unwrap();
+        let config = config.display().to_string();
+        refused(&["--executor", "synthetic", "--config", &config], &[says, "more than 60 s"]);
+    }
+}
+
+#[test]
 fn numbers_that_cannot_work_are_refused_with_their_bounds() {
     let cases: [(&[&str], &[&str]); 20] = [
         (&["--layer-groups", "0"], &["--layer-groups", "\"0\"", "auto, off or 2 to 32"]),

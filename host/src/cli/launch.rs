@@ -43,6 +43,12 @@ const MOST_RUNNING: u32 = 1 << 15;
 const MOST_QUEUED: u32 = 1 << 20;
 /// Most tokens in a page.
 const MOST_PAGE_TOKENS: u32 = 1 << 16;
+/// Prompt tokens in one step when nothing is said.
+const CHUNK_TOKENS: u32 = 512;
+/// Sequences in one step when nothing is said.
+const BATCH: u32 = 64;
+/// Longest step that may be modelled: a worker that is to stop waits for it.
+const LONGEST_STEP: Duration = Duration::from_secs(60);
 
 /// A worker that was checked and not started.
 #[derive(Debug)]
@@ -227,6 +233,18 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
         prefill_token: Duration::from_micros(given.prefill_token_us),
         sequence: Duration::from_micros(given.sequence_us),
     };
+    let chunk = settings.chunk_tokens.unwrap_or(CHUNK_TOKENS);
+    let batch = settings.max_batch.unwrap_or(BATCH);
+    if cost.step_of(chunk as usize, batch as usize) > LONGEST_STEP {
+        return Err(ExecutorError::Failed(format!(
+            "[synthetic] a step of {chunk} prompt tokens and {batch} sequences would take more than {} s: lower step-us ({}), \
+             prefill-token-us ({}) or sequence-us ({})",
+            LONGEST_STEP.as_secs(),
+            given.step_us,
+            given.prefill_token_us,
+            given.sequence_us
+        )));
+    }
     Synthetic::for_rank(shape, cost, seat)
 }
 
@@ -299,7 +317,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         _ => Some(super::plugins::open_transfer(settings, instance, ranks)?),
     };
     let executors = ranks::executors(settings, ranks)?;
-    let max_batch = settings.max_batch.unwrap_or(64);
+    let max_batch = settings.max_batch.unwrap_or(BATCH);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let identity = KvIdentity {
         model: settings.model_name(),
@@ -319,7 +337,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         page_tokens: count(page.page_tokens),
         max_tokens,
         vocabulary: count(shape.vocabulary),
-        chunk_tokens: settings.chunk_tokens.unwrap_or(512),
+        chunk_tokens: settings.chunk_tokens.unwrap_or(CHUNK_TOKENS),
         radix_cache: radix_cache(settings, core_role)?,
         hierarchy: below::hierarchy(settings, &layouts, radix_cache(settings, core_role)?.is_some())?,
         cache_events: radix_cache(settings, core_role)?.is_some(),
