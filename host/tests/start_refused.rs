@@ -118,7 +118,8 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
-        (&large, &["--hicache-memory", "214748364800000 bytes"]),
+        // Only the decode worker has something below its pool.
+        (&large, &["--hicache-memory", "107374182400000 bytes of host memory", "2 workers"]),
         (&store, &["no tier plugin is loaded"]),
         (&["--executor", "synthetic", "--hierarchical-cache"], &["HierarchicalCache", "NoPrefixCache"]),
         (&["--executor", "synthetic", "--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),

@@ -1,5 +1,6 @@
 //! From settings to the parts of a worker: everything is checked here, before anything starts.
 
+mod needs;
 mod ranks;
 
 use std::time::Duration;
@@ -12,7 +13,7 @@ use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, below, memory, staging};
+use super::{Refused, below, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
@@ -23,6 +24,7 @@ use crate::net::random::random_u64;
 use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
 use crate::worker::{Parts, RankParts};
+use needs::Needs;
 
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
@@ -112,26 +114,22 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
     router_policy(settings)?;
-    staging::staging(settings)?;
+    let staging = staging::staging(settings)?;
     check_numbers(settings)?;
     let shape = shape(settings)?;
-    let workers = ranks::of_workers(settings)?;
-    let plans: Result<Vec<Plan>, Refused> =
-        workers.iter().map(|ranks| plan_worker(settings, &shape, *ranks)).collect();
-    let plans = plans?;
-    let flag = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
-    let layouts = plans.iter().flat_map(|plan| &plan.layouts);
-    let needed = layouts.fold(0u64, |sum, layout| {
-        let KvShape { pages, .. } = layout.shape;
-        sum.saturating_add((pages as u64).saturating_mul(layout.shape.page_bytes() as u64))
-    });
-    if let Some(available) = memory::available().filter(|available| needed > *available) {
-        let pools = plans.len();
-        return Err(refused(format!(
-            "{flag} asks for {needed} bytes of KV pages ({pools} workers on this machine), which has {available} bytes \
-             of memory: lower {flag}"
-        )));
+    let roles = settings.role.map_or(vec![RoleName::Prefill, RoleName::Decode], |role| vec![role]);
+    let mut needs = Needs::default();
+    let mut plans = Vec::new();
+    for (role, ranks) in roles.into_iter().zip(ranks::of_workers(settings)?) {
+        let plan = plan_worker(settings, &shape, ranks)?;
+        let packs = matches!(role, RoleName::Prefill | RoleName::Decode).then_some(&staging);
+        let cached =
+            radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill })?;
+        let below = below::hierarchy(settings, &plan.layouts, cached.is_some())?;
+        needs.add(&plan.layouts, below.as_ref(), packs);
+        plans.push(plan);
     }
+    needs.check(settings)?;
     plans.into_iter().next().ok_or_else(|| refused("no worker to plan"))
 }
 
@@ -186,7 +184,6 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
     let layer_groups = layer_groups(settings, &layouts[0])?;
-    below::hierarchy(settings, &layouts, true)?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
