@@ -3,7 +3,7 @@
 use host_core::hierarchy::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 use host_core::{Instance, KvLayout};
 
-use super::settings::{Settings, parse_bytes};
+use super::settings::{RoleName, Settings, parse_bytes};
 use super::{Refused, plugins};
 use crate::worker::{Below, slot_bytes};
 
@@ -46,9 +46,23 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         ("--hicache-write-policy", settings.hicache_write_policy.is_some()),
         ("--hicache-prefetch-policy", settings.hicache_prefetch_policy.is_some()),
     ];
-    match set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache) {
-        Some((flag, _)) => Err(Refused(format!("{flag} says nothing without --hierarchical-cache: add it"))),
-        None => Ok(()),
+    if let Some((flag, _)) = set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache) {
+        return Err(Refused(format!("{flag} says nothing without --hierarchical-cache: add it")));
+    }
+    // Without a role, and in the children of such a process, one of the two workers may go without.
+    let needed = match settings.role.filter(|_| !settings.supervised) {
+        Some(RoleName::Decode) if !settings.decode_radix_cache => "--decode-radix-cache",
+        Some(RoleName::Prefill | RoleName::Aggregated) if !settings.prefill_radix_cache => {
+            "--prefill-radix-cache"
+        }
+        _ => return Ok(()),
+    };
+    // That there is no cache at all is a row of the compatibility table.
+    match settings.hierarchical_cache && (settings.decode_radix_cache || settings.prefill_radix_cache) {
+        true => Err(Refused(format!(
+            "--hierarchical-cache says nothing on this worker without {needed}: add it, or leave both out"
+        ))),
+        false => Ok(()),
     }
 }
 

@@ -123,6 +123,9 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     for (role, ranks) in roles.into_iter().zip(ranks::of_workers(settings)?) {
         let plan = plan_worker(settings, &shape, ranks)?;
         let packs = matches!(role, RoleName::Prefill | RoleName::Decode).then_some(&staging);
+        if let Some(staging) = packs {
+            staging::check_ranks(staging, &plan.layouts, plan.max_tokens)?;
+        }
         let cached =
             radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill })?;
         let below = below::hierarchy(settings, &plan.layouts, cached.is_some())?;
@@ -131,6 +134,18 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     }
     needs.check(settings)?;
     plans.into_iter().next().ok_or_else(|| refused("no worker to plan"))
+}
+
+/// Checks what a router makes no use of itself: it would be as wrong for its workers.
+///
+/// # Errors
+/// When a value is not one.
+pub fn check_router(settings: &Settings) -> Result<(), Refused> {
+    radix_cache(settings, Role::Decode)?;
+    below::check(settings)?;
+    staging::staging(settings)?;
+    ranks::check_bounds(settings)?;
+    check_numbers(settings)
 }
 
 /// One worker of `ranks` ranks.

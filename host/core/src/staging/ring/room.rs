@@ -5,11 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::Opening;
 use crate::ids::Room;
 use crate::staging::message::Refusal;
-use crate::staging::{Key, PeerRank, Span};
-
-/// Most pieces of a room in one attempt; far more than prompts have.
-const MOST_PIECES: usize = 1 << 18;
-
+use crate::staging::{Key, MOST_PIECES, PeerRank, Span};
 
 /// Names a piece within its room. Pieces of an earlier attempt come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
