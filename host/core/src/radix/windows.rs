@@ -2,7 +2,7 @@
 //!
 //! A page in the tree may have its window part in the tree, or not (a *tombstone*): the pages of the pool that it takes are
 //! named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes can
-//! go on only where the whole window is there, so its match ends at the deepest such place ([`RadixTree::lock_window`]).
+//! go on only where the whole window is there, so its match ends at the deepest such place ([`RadixTree::hold_window`]).
 //! The receipt keeps these parts too, for as long as whoever holds it says.
 //!
 //! Parts that no receipt keeps are given up alone. First go those where nobody has gone on and nobody is likely to: a long
@@ -154,8 +154,9 @@ impl Windows {
 }
 
 impl RadixTree {
-    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there.
-    pub fn lock_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
+    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there. As
+    /// [`hold`](Self::hold), it counts as no use yet.
+    pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;
         let mut end = path.len();
@@ -169,7 +170,7 @@ impl RadixTree {
                 first = shape.first_live(end * page, page);
             }
         }
-        let mut lock = self.lock(namespace, &tokens[..end * page]);
+        let mut lock = self.hold(namespace, &tokens[..end * page]);
         if lock.pages() == end {
             lock.windows = path[first..end].to_vec();
             for page in &lock.windows {

@@ -44,7 +44,7 @@ pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
 
 impl Scheduler {
     /// Locks what is cached of a request's prompt; of a retracted one's answer so far too. `None` for a request that
-    /// runs without the cache.
+    /// runs without the cache. It is a use of the prefix only when the request is admitted.
     pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
         let job = self.jobs.get(&room)?;
         let tree = self.cache.as_mut()?;
@@ -59,8 +59,8 @@ impl Scheduler {
         // Who is sent the rest is sent the window too.
         let computes = self.config.role != Role::Decode || known.is_some();
         Some(match self.config.window.filter(|_| computes) {
-            Some(window) => tree.lock_window(namespace, tokens, window),
-            None => tree.lock(namespace, tokens),
+            Some(window) => tree.hold_window(namespace, tokens, window),
+            None => tree.hold(namespace, tokens),
         })
     }
 
