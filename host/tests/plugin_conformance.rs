@@ -242,7 +242,7 @@ fn each_defect_of_an_allocator_fails_the_case_that_is_about_it_and_no_other() {
             ),
             ("panics", &["allocator-panics"], "alloc of an unknown component made the plugin panic"),
             ("hands-out-shared-twice", &["allocator-shared-books"], "was handed out twice"),
-            ("forgets-parts", &["allocator-shared-grants"], "are lacking"),
+            ("forgets-parts", &["allocator-shared-grants"], "entries (round"),
             ("ignores-limits", &["allocator-shared-books", "allocator-shared-limits"], "answered 0"),
             (
                 "frees-for-others",

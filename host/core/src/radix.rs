@@ -63,8 +63,6 @@ pub struct TreeConfig {
     pub max_namespaces: usize,
     /// Any number that clients do not know: it keeps them from choosing tokens that are slow to look up.
     pub seed: u64,
-    /// Give up every window part that nobody keeps before any page: for workers that are sent the windows they need.
-    pub windows_first: bool,
 }
 
 /// What is in a tree.
@@ -103,7 +101,6 @@ pub struct RadixTree {
     /// Pages that nobody keeps any more since the tree was cleared.
     gone: Vec<CachedPages>,
     windows: Windows,
-    windows_first: bool,
 }
 
 impl RadixTree {
@@ -126,7 +123,6 @@ impl RadixTree {
             events: 0,
             gone: Vec::new(),
             windows: Windows::default(),
-            windows_first: config.windows_first,
         }
     }
 

@@ -345,7 +345,7 @@ impl Scheduler {
     pub fn holdings(&self) -> impl Iterator<Item = (Room, &[PageId])> {
         self.jobs.iter().flat_map(|(room, job)| {
             let held = job.held.as_ref().map(HeldPages::ids);
-            held.into_iter().map(|pages| [pages, job.window.own.ids()]).flatten().map(|pages| (*room, pages))
+            held.into_iter().flat_map(|pages| [pages, job.window.own.ids()]).map(|pages| (*room, pages))
         })
     }
 

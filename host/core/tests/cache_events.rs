@@ -54,7 +54,6 @@ impl Worker {
             policy: Policy::Lru,
             identity: IDENTITY,
             max_namespaces: 4,
-            windows_first: false,
             seed: 1,
         });
         let namespaces = ["", "adapter"].map(|extra| {

@@ -39,7 +39,6 @@ impl Cache {
             policy,
             identity: PageHash([9; 32]),
             max_namespaces: 3,
-            windows_first: false,
             seed: 11,
         };
         let mut tree = RadixTree::new(&config);

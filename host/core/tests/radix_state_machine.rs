@@ -128,7 +128,6 @@ impl World {
             policy,
             identity: PageHash([7; 32]),
             max_namespaces: NAMESPACES as usize,
-            windows_first: false,
             seed: 3,
         };
         let mut tree = RadixTree::new(&config);

@@ -73,7 +73,7 @@ impl FreeSet {
 /// Words whose first `bits` bits are set.
 fn ones(bits: u32) -> Vec<u64> {
     let mut words = vec![u64::MAX; bits.div_ceil(WORD).max(1) as usize];
-    if let Some(last) = words.last_mut().filter(|_| bits % WORD != 0 || bits == 0) {
+    if let Some(last) = words.last_mut().filter(|_| bits == 0 || !bits.is_multiple_of(WORD)) {
         *last = (1 << (bits % WORD)) - 1;
     }
     words

@@ -238,14 +238,7 @@ mod tests {
     #[test]
     fn prompts_whose_hashes_collide_keep_their_own_pages() {
         let identity = PageHash([0; 32]);
-        let config = TreeConfig {
-            page_tokens: 2,
-            policy: Policy::Lru,
-            identity,
-            max_namespaces: 1,
-            seed: 5,
-            windows_first: false,
-        };
+        let config = TreeConfig { page_tokens: 2, policy: Policy::Lru, identity, max_namespaces: 1, seed: 5 };
         let mut tree = RadixTree::new(&config);
         let namespace = tree.namespace(&NamespaceKey::default()).unwrap();
         let mut seen = BTreeMap::new();

@@ -225,13 +225,14 @@ impl RadixTree {
         self.windows.oldest().map(|(_, page)| page)
     }
 
-    /// The window part to give up before a leaf, if any: one that was not used since the leaf's end was, or any on a
-    /// worker that needs none.
+    /// The window part to give up before a leaf, if any: one that was not used since the leaf's end was. A leaf without a
+    /// window at its end goes first: on a worker that computes it is of no use, and one that is sent its windows keeps
+    /// only those that a retracted request left to go on with.
     pub(super) fn window_to_evict(&self, leaf: Option<NodeIndex>) -> Option<PageId> {
         let (stamp, page) = self.windows.oldest()?;
         let last = leaf.and_then(|leaf| self.nodes[leaf].full().pages.ids().last());
         let used = last.map(|last| self.windows.stamp(*last));
-        used.is_none_or(|used| self.windows_first || stamp < used).then_some(page)
+        used.is_none_or(|used| stamp < used).then_some(page)
     }
 
     /// How many pages from its end on a leaf loses for so many pages of the pool, at least one and at most all.

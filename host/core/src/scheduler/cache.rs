@@ -21,8 +21,6 @@ pub(super) fn open(config: &Config, policy: Policy) -> RadixTree {
         // up all the places.
         max_namespaces: NAMESPACES.min(config.pages as usize + config.max_running as usize),
         seed: config.seed,
-        // Only what a retracted request leaves, to compute again.
-        windows_first: config.role == Role::Decode,
     })
 }
 

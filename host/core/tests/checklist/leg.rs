@@ -8,6 +8,7 @@ use host_core::hierarchy::TierAction;
 use host_core::integrity::{Found, LaneSum};
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
+use host_core::pool::PoolLimits;
 use host_core::radix::{CacheEvent, NamespaceKey, Policy};
 use host_core::request::{Failure, PeerRef, Request};
 use host_core::scheduler::{PageWrite, Stats};
@@ -99,9 +100,15 @@ impl Leg {
 
     /// Its peer is connected already, unless it needs none.
     pub fn with(config: Config) -> Self {
+        let limits = PoolLimits::shared(config.pages);
+        Self::with_limits(config, limits)
+    }
+
+    /// The same with a pool that its components divide.
+    pub fn with_limits(config: Config, limits: PoolLimits) -> Self {
         let (role, window) = (config.role, config.window);
         let mut leg = Self {
-            scheduler: Scheduler::new(config),
+            scheduler: Scheduler::with_pages(config, limits, None),
             role,
             window,
             now: Time::default(),

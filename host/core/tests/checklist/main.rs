@@ -18,3 +18,4 @@ mod rooms;
 mod sharing;
 mod storage;
 mod timeouts;
+mod windows;

@@ -5,6 +5,7 @@ use crate::cli::settings::{RoleName, Settings};
 use crate::plugins::requirements::Feature;
 
 type On = fn(&Settings) -> bool;
+type OnForModel = fn(&Settings, bool) -> bool;
 
 /// When each feature is on. A setting that asks something of plugins or of other settings gets a row here, and what it
 /// asks a row in the compatibility table.
@@ -31,7 +32,7 @@ const TURNED_ON: &[(Feature, On)] = &[
 ];
 
 /// When each feature is on that follows from the model; the second argument says whether it has sliding layers.
-const OF_THE_MODEL: &[(Feature, fn(&Settings, bool) -> bool)] = &[
+const OF_THE_MODEL: &[(Feature, OnForModel)] = &[
     (Feature::SlidingWindow, |settings, slides| computes(settings) && slides),
     (Feature::SharedPool, |settings, slides| {
         computes(settings) && slides && settings.swa_full_tokens_ratio.is_none()

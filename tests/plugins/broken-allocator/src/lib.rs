@@ -114,7 +114,7 @@ impl PoolAllocator for BrokenAllocator {
         if code == ErrorCode::WOULD_BLOCK.0 && self.is("keeps-what-fits") && !self.shared {
             let _first_only = self.inner.extend(&growths[..1], grants, pages);
         }
-        if code > 0 && self.is("forgets-parts") && self.shared {
+        if code > 0 && self.is("forgets-parts") && self.shared && growths[0].held > 0 {
             return i32::try_from(grants.iter().take(2).map(|grant| grant.pages).sum::<u32>())
                 .unwrap_or(code);
         }
