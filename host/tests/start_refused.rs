@@ -106,7 +106,7 @@ fn a_plugin_that_the_server_would_never_call_is_refused_by_name() {
 
 #[test]
 fn windows_that_cannot_be_are_refused_with_the_way_out() {
-    let directory = plugin_support::fixture::directory(&["shm"]);
+    let directory = plugin_support::fixture::directory(&["shm", "swa"]);
     let plugins = directory.path().display().to_string();
     for (synthetic, flags, says) in [
         ("window = 5", &[][..], "[synthetic] sliding-layers and window belong together"),

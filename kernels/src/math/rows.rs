@@ -31,7 +31,7 @@ pub enum Gate {
 }
 
 /// `2 sqrt(2 / pi)`.
-const GELU_SLOPE: f32 = 1.595_769_1;
+const GELU_SLOPE: f32 = 1.595_769_2;
 /// Cubic term of the argument.
 const GELU_CUBIC: f32 = 0.044_715;
 

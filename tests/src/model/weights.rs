@@ -14,6 +14,9 @@ const SHARP: f32 = 1.4;
 /// Standard deviation of the embedding: small beside what the layers add, so that tokens hardly repeat themselves.
 const EMBEDDING: f32 = 0.6;
 
+/// The same in Gemma-3, whose embedding is the output matrix too: a token must not ask for itself again.
+const GEMMA_EMBEDDING: f32 = 0.2;
+
 /// Name, shape and distribution of a tensor.
 struct Tensor {
     name: String,
@@ -55,7 +58,7 @@ fn tensors(model: &TinyModel) -> Vec<Tensor> {
         model.vocabulary(),
         hidden,
         // Gemma-3 multiplies rows of the embedding by the root of their length.
-        if gemma3 { EMBEDDING } else { (hidden as f32).sqrt() * EMBEDDING },
+        if gemma3 { GEMMA_EMBEDDING } else { (hidden as f32).sqrt() * EMBEDDING },
     );
     if !model.tied {
         matrix("lm_head.weight".to_owned(), model.vocabulary(), hidden, 1.5);
@@ -87,7 +90,7 @@ fn tensors(model: &TinyModel) -> Vec<Tensor> {
         }
     }
     // Its embedding is the output matrix too, and so small that logits would be.
-    let last = if gemma3 { 1.5 / EMBEDDING } else { 1.0 };
+    let last = if gemma3 { 1.5 / GEMMA_EMBEDDING } else { 1.0 };
     norm("model.norm.weight".to_owned(), hidden, last);
     tensors
 }
