@@ -10,6 +10,7 @@
 //! All of them meet in channels, and nothing waits on the scheduler thread.
 
 mod agreement;
+mod allocator;
 mod cache_thread;
 pub mod clock;
 pub mod lane_counters;
@@ -35,6 +36,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::executor::{Executor, KvMemory};
 use crate::net::proto::{KvIdentity, WorkerInfo};
+pub use allocator::{AllocatorPages, Pages, components};
 pub use cache_thread::CacheLog;
 use clock::Clock;
 use link::Links;
@@ -143,6 +145,8 @@ pub struct Parts {
     pub config: Config,
     /// The identity of its KV.
     pub identity: KvIdentity,
+    /// Who hands out the pages of its pool.
+    pub pages: Pages,
     /// The transfer plugin's name; `None` for aggregated workers.
     pub transfer: Option<String>,
     /// The tensor-parallel ranks, at least one.
@@ -205,8 +209,18 @@ impl Worker {
         parts: Parts,
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
-        let Parts { name, config, identity, transfer, ranks, instance, below, page_integrity, staging } =
-            parts;
+        let Parts {
+            name,
+            config,
+            identity,
+            pages,
+            transfer,
+            ranks,
+            instance,
+            below,
+            page_integrity,
+            staging,
+        } = parts;
         anyhow::ensure!(!ranks.is_empty(), "a worker has at least one rank");
         let staging_bytes = staging.bytes_of_rank(ranks.len());
         let memories =
@@ -279,6 +293,7 @@ impl Worker {
         let tiers = Arc::new(tiers);
         let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
             config,
+            pages,
             page_bytes,
             clock,
             runtime: runtime.clone(),

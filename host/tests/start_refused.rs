@@ -94,8 +94,37 @@ fn a_plugin_that_the_server_would_never_call_is_refused_by_name() {
     with_plugins(
         directory.path(),
         "shm,memory,plain",
-        &["\"memory\" would never be called", "its role is tier", "\"plain\"", "its role is allocator"],
+        &[
+            "\"memory\" would never be called",
+            "its role is tier",
+            "\"plain\"",
+            "its role is allocator",
+            "--allocator",
+        ],
     );
+}
+
+#[test]
+fn windows_that_cannot_be_are_refused_with_the_way_out() {
+    let directory = plugin_support::fixture::directory(&["shm", "swa"]);
+    let plugins = directory.path().display().to_string();
+    for (synthetic, flags, says) in [
+        ("window = 5", &[][..], "[synthetic] sliding-layers and window belong together"),
+        ("sliding-layers = 1", &[], "[synthetic] sliding-layers and window belong together"),
+        ("sliding-layers = 4\nwindow = 5", &[], "sliding-layers is 4: with layers = 4 it must be 1 to 3"),
+        (
+            "sliding-layers = 2\nwindow = 5",
+            &["--layer-groups", "2"],
+            "sliding layers, whose pages are sent whole",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("host.toml");
+        std::fs::write(&config, format!("[synthetic]\n{synthetic}\n")).unwrap();
+        let config = config.display().to_string();
+        let common = ["--executor", "synthetic", "--plugins-dir", &plugins, "--config", &config];
+        refused(&[&common[..], flags].concat(), &[says]);
+    }
 }
 
 #[test]
@@ -118,7 +147,8 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
-        (&large, &["--hicache-memory", "214748364800000 bytes"]),
+        // Only the decode worker has something below its pool.
+        (&large, &["--hicache-memory", "107374182400000 bytes of host memory", "2 workers"]),
         (&store, &["no tier plugin is loaded"]),
         (&["--executor", "synthetic", "--hierarchical-cache"], &["HierarchicalCache", "NoPrefixCache"]),
         (&["--executor", "synthetic", "--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
@@ -137,6 +167,106 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     ];
     for (flags, says) in cases {
         refused(flags, says);
+    }
+}
+
+#[test]
+fn settings_that_say_nothing_are_refused() {
+    let cases: [(&[&str], &str); 8] = [
+        (
+            &["--staging", "never", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging never",
+        ),
+        (
+            &["--staging", "never", "--staging-bytes", "1MiB"],
+            "--staging-bytes says nothing with --staging never",
+        ),
+        (
+            &["--staging", "always", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging always",
+        ),
+        (
+            &["--staging-bytes", "0", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging-bytes 0",
+        ),
+        (&["--role", "aggregated", "--staging", "auto"], "--staging says nothing for an undivided worker"),
+        (
+            &["--role", "aggregated", "--staging-bytes", "1MiB"],
+            "--staging-bytes says nothing for an undivided worker",
+        ),
+        (
+            &["--role", "decode", "--hierarchical-cache", "--prefill-radix-cache"],
+            "--hierarchical-cache says nothing on this worker without --decode-radix-cache",
+        ),
+        (
+            &["--role", "prefill", "--hierarchical-cache", "--decode-radix-cache"],
+            "--hierarchical-cache says nothing on this worker without --prefill-radix-cache",
+        ),
+    ];
+    for (flags, says) in cases {
+        refused(&[&["--executor", "synthetic"], flags].concat(), &[says]);
+    }
+}
+
+#[test]
+fn a_router_refuses_nonsense_for_its_workers_too() {
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["--tp", "0"], &["--tp is 0", "1 to 64"]),
+        (&["--staging", "nonsense"], &["--staging", "nonsense"]),
+        (&["--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
+        (&["--radix-eviction", "sometimes"], &["--radix-eviction", "sometimes"]),
+    ];
+    for (flags, says) in cases {
+        refused(
+            &[&["--role", "router", "--executor", "synthetic", "--control", "127.0.0.1:0"], flags].concat(),
+            says,
+        );
+    }
+}
+
+#[test]
+fn staging_memory_that_does_not_suit_the_ranks_and_the_model_is_refused_with_what_would() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("host.toml");
+    // A page has 8 MiB, in blocks of 8 KiB.
+    std::fs::write(&config, "[synthetic]\nlayers = 64\nkv-heads = 16\nhead-dim = 64\n").unwrap();
+    let config = config.display().to_string();
+    let cases: [(&[&str], &[&str]); 4] = [
+        (
+            &["--tp", "8", "--staging-bytes", "64KiB"],
+            &["--staging-bytes", "8192 for each of 8 ranks", "at least 524288"],
+        ),
+        (
+            &["--staging", "always", "--page-size", "256", "--staging-bytes", "128KiB"],
+            &["--staging always", "65536 bytes", "raise --staging-bytes to 524288"],
+        ),
+        (
+            &["--staging", "always", "--page-size", "65536"],
+            &["--staging always", "16777216 bytes", "lower --page-size"],
+        ),
+        (
+            &["--config", &config, "--role", "decode", "--kv-memory", "2GiB", "--staging-bytes", "64KiB"],
+            &["65536 bytes", "4096 tokens into 262144 pieces", "raise it to 131072", "--max-model-len"],
+        ),
+    ];
+    for (flags, says) in cases {
+        refused(&[&["--executor", "synthetic"], flags].concat(), says);
+    }
+}
+
+#[test]
+fn steps_that_would_be_modelled_for_longer_than_a_minute_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("host.toml");
+    for (times, says) in [
+        ("step-us = 9000000000000000000", "step-us (9000000000000000000)"),
+        ("prefill-token-us = 9000000000000000000", "prefill-token-us (9000000000000000000)"),
+        ("prefill-token-us = 200000", "a step of 512 prompt tokens and 64 sequences"),
+        ("sequence-us = 1000000", "sequence-us (1000000)"),
+    ] {
+        std::fs::write(&config, format!("[synthetic]\n{times}\n")).unwrap();
+        let config = config.display().to_string();
+        refused(&["--executor", "synthetic", "--config", &config], &[says, "more than 60 s"]);
     }
 }
 
@@ -234,4 +364,71 @@ fn a_taken_port_is_refused() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains(&port) && said.contains("--port"), "{said}");
+}
+
+#[test]
+fn an_allocator_that_cannot_be_is_refused_with_the_reason() {
+    let directory = plugin_support::fixture::directory(&["shm", "plain"]);
+    let place = directory.path().display().to_string();
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["--allocator", "nosuch"], &["no plugin is named \"nosuch\"", "plain, shm"]),
+        (&["--allocator", "shm"], &["--allocator shm", "hands out no pages", "its role is transfer"]),
+        (&["--swa-full-tokens-ratio", "0"], &["--swa-full-tokens-ratio is 0", "above 0 and at most 1"]),
+        (&["--swa-full-tokens-ratio", "NaN"], &["--swa-full-tokens-ratio is NaN", "above 0 and at most 1"]),
+        (
+            &["--swa-full-tokens-ratio", "0.5"],
+            &["WindowRatio needs SlidingWindow", "left out for a model without any"],
+        ),
+    ];
+    for (flags, says) in cases {
+        for role in [&[][..], &["--role", "decode"], &["--role", "aggregated"]] {
+            refused(&[&["--executor", "synthetic", "--plugins-dir", &place], role, flags].concat(), says);
+        }
+    }
+}
+
+#[test]
+fn a_model_with_windows_is_refused_without_an_allocator_for_them_and_told_what_would_do() {
+    let windows = "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 20\n";
+    let needs = "SlidingWindow needs window, because layers with a window have pages of their own";
+    let shares =
+        "SharedPool needs shared_pool, because full parts and windows take their pages from one pool";
+    let cases: [(&[&str], &[&str], &[&str]); 4] = [
+        (&["shm"], &[], &[needs, shares, "put one that does into a directory of --plugins-dir"]),
+        (&["shm", "plain"], &[], &[needs, "plain have it, but lack others that are needed", shares]),
+        (
+            &["shm", "plain", "swa"],
+            &["--allocator", "plain"],
+            &[shares, "plugin \"plain\" declares window, tail_extend; use instead: --allocator swa"],
+        ),
+        (
+            &["shm", "swa"],
+            &["--swa-full-tokens-ratio", "0.01", "--pool-pages", "100"],
+            &[
+                "--swa-full-tokens-ratio 0.01 leaves windows 0 pages of 16 tokens in a pool of 100",
+                "leave it out",
+            ],
+        ),
+    ];
+    for (plugins, flags, says) in cases {
+        let directory = plugin_support::fixture::directory(plugins);
+        let config = directory.path().join("host.toml");
+        std::fs::write(&config, windows).unwrap();
+        let (place, config) = (directory.path().display().to_string(), config.display().to_string());
+        let always = ["--executor", "synthetic", "--plugins-dir", &place, "--config", &config];
+        for role in [&[][..], &["--role", "decode"], &["--role", "aggregated"]] {
+            refused(&[&always, role, flags].concat(), says);
+        }
+        // The same without starting anything.
+        let output = Command::new(env!("CARGO_BIN_EXE_host"))
+            .args(["plugins", "check"])
+            .args([&always[..], flags].concat())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{plugins:?}: {said}");
+        for part in says {
+            assert!(said.contains(part), "{plugins:?} does not say {part:?}: {said}");
+        }
+    }
 }

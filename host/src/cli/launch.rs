@@ -1,5 +1,6 @@
 //! From settings to the parts of a worker: everything is checked here, before anything starts.
 
+mod needs;
 mod ranks;
 
 use std::time::Duration;
@@ -8,21 +9,23 @@ use anyhow::Context;
 use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
+use host_core::pool::PoolLimits;
 use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, below, memory, staging};
+use super::{Refused, allocator, below, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
-use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape};
+use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape, Sliding};
 use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
 use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
 use crate::worker::{Parts, RankParts};
+use needs::Needs;
 
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
@@ -43,6 +46,12 @@ const MOST_RUNNING: u32 = 1 << 15;
 const MOST_QUEUED: u32 = 1 << 20;
 /// Most tokens in a page.
 const MOST_PAGE_TOKENS: u32 = 1 << 16;
+/// Prompt tokens in one step when nothing is said.
+const CHUNK_TOKENS: u32 = 512;
+/// Sequences in one step when nothing is said.
+const BATCH: u32 = 64;
+/// Longest step that may be modelled: a worker that is to stop waits for it.
+const LONGEST_STEP: Duration = Duration::from_secs(60);
 
 /// A worker that was checked and not started.
 #[derive(Debug)]
@@ -106,27 +115,39 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
     router_policy(settings)?;
-    staging::staging(settings)?;
+    allocator::check(settings)?;
+    let staging = staging::staging(settings)?;
     check_numbers(settings)?;
     let shape = shape(settings)?;
-    let workers = ranks::of_workers(settings)?;
-    let plans: Result<Vec<Plan>, Refused> =
-        workers.iter().map(|ranks| plan_worker(settings, &shape, *ranks)).collect();
-    let plans = plans?;
-    let flag = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
-    let layouts = plans.iter().flat_map(|plan| &plan.layouts);
-    let needed = layouts.fold(0u64, |sum, layout| {
-        let KvShape { pages, .. } = layout.shape;
-        sum.saturating_add((pages as u64).saturating_mul(layout.shape.page_bytes() as u64))
-    });
-    if let Some(available) = memory::available().filter(|available| needed > *available) {
-        let pools = plans.len();
-        return Err(refused(format!(
-            "{flag} asks for {needed} bytes of KV pages ({pools} workers on this machine), which has {available} bytes \
-             of memory: lower {flag}"
-        )));
+    let roles = settings.role.map_or(vec![RoleName::Prefill, RoleName::Decode], |role| vec![role]);
+    let mut needs = Needs::default();
+    let mut plans = Vec::new();
+    for (role, ranks) in roles.into_iter().zip(ranks::of_workers(settings)?) {
+        let plan = plan_worker(settings, &shape, ranks)?;
+        let packs = matches!(role, RoleName::Prefill | RoleName::Decode).then_some(&staging);
+        if let Some(staging) = packs {
+            staging::check_ranks(staging, &plan.layouts, plan.max_tokens)?;
+        }
+        let cached =
+            radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill })?;
+        let below = below::hierarchy(settings, &plan.layouts, cached.is_some())?;
+        needs.add(&plan.layouts, below.as_ref(), packs);
+        plans.push(plan);
     }
+    needs.check(settings)?;
     plans.into_iter().next().ok_or_else(|| refused("no worker to plan"))
+}
+
+/// Checks what a router makes no use of itself: it would be as wrong for its workers.
+///
+/// # Errors
+/// When a value is not one.
+pub fn check_router(settings: &Settings) -> Result<(), Refused> {
+    radix_cache(settings, Role::Decode)?;
+    below::check(settings)?;
+    staging::staging(settings)?;
+    ranks::check_bounds(settings)?;
+    check_numbers(settings)
 }
 
 /// One worker of `ranks` ranks.
@@ -139,7 +160,7 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let page = |heads| KvShape {
         pages: 1,
         heads,
-        layers: shape.layers,
+        layers: shape.page_layers(),
         page_tokens,
         head_dim: shape.head_dim,
         value_dim: shape.head_dim,
@@ -165,13 +186,20 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
         ))
     })?;
-    let possible = (shape.max_positions as u64).min(u64::from(pages) * page_tokens as u64);
+    let limits = allocator::limits(settings, pages, settings.page_size.unwrap_or(16), shape.window())?;
+    let positions = most_positions(shape, limits, page_tokens);
+    let possible = (shape.max_positions as u64).min(positions);
+    if possible == 0 {
+        return Err(refused(format!(
+            "a pool of {pages} pages of {page_tokens} tokens cannot hold one token: the model's sliding layers take {} pages              beside each page; choose a larger pool",
+            shape.window_parts()
+        )));
+    }
     let max_tokens = match settings.max_model_len {
         Some(wanted) if u64::from(wanted) > possible => {
             return Err(refused(format!(
                 "--max-model-len {wanted} is more than the model ({}) or the KV pool ({} tokens) can hold",
-                shape.max_positions,
-                u64::from(pages) * page_tokens as u64
+                shape.max_positions, positions
             )));
         }
         Some(wanted) => wanted,
@@ -179,15 +207,29 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     };
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
-    let layer_groups = layer_groups(settings, &layouts[0])?;
-    below::hierarchy(settings, &layouts, true)?;
+    let layer_groups = layer_groups(settings, shape, &layouts[0])?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
-fn layer_groups(settings: &Settings, layout: &KvLayout) -> Result<LayerGroups, Refused> {
+/// Positions of the longest sequence that fits a pool.
+fn most_positions(shape: &ModelShape, limits: PoolLimits, page_tokens: usize) -> u64 {
+    let full = u64::from(limits.full) * page_tokens as u64;
+    shape
+        .window()
+        .map_or(full, |window| full.min(window.most_positions(limits.total as usize, page_tokens) as u64))
+}
+
+fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
     let wish = settings.layer_groups.as_deref().map_or(Ok(Wish::default()), str::parse);
-    wish.and_then(|wish| LayerGroups::new(wish, layout))
-        .map_err(|error| refused(format!("--layer-groups: {error}")))
+    let rule = wish.and_then(|wish| match (shape.sliding, wish) {
+        (None, wish) => LayerGroups::new(wish, layout),
+        // News of layers is counted over the model, whose sliding layers are not in these pages.
+        (Some(_), Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
+        (Some(_), Wish::Groups(groups)) => Err(format!(
+            "{groups} layer groups of a model with sliding layers, whose pages are sent whole: use auto or off"
+        )),
+    });
+    rule.map_err(|error| refused(format!("--layer-groups: {error}")))
 }
 
 fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
@@ -214,8 +256,18 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
     let given = settings.synthetic.unwrap_or_default();
     let standard = SyntheticShape::default();
     let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
+    let sliding = match (given.sliding_layers, given.window) {
+        (Some(layers), Some(window)) => Some(Sliding { layers, window }),
+        (None, None) => None,
+        _ => {
+            return Err(ExecutorError::Failed(
+                "[synthetic] sliding-layers and window belong together: give both, or neither".to_owned(),
+            ));
+        }
+    };
     let shape = SyntheticShape {
         layers: given.layers.unwrap_or(standard.layers),
+        sliding,
         kv_heads: given.kv_heads.unwrap_or(standard.kv_heads),
         head_dim: given.head_dim.unwrap_or(standard.head_dim),
         vocabulary: given.vocabulary.unwrap_or(standard.vocabulary),
@@ -227,7 +279,25 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
         prefill_token: Duration::from_micros(given.prefill_token_us),
         sequence: Duration::from_micros(given.sequence_us),
     };
+    let chunk = settings.chunk_tokens.unwrap_or(CHUNK_TOKENS);
+    let batch = settings.max_batch.unwrap_or(BATCH);
+    if cost.step_of(chunk as usize, batch as usize) > LONGEST_STEP {
+        return Err(ExecutorError::Failed(format!(
+            "[synthetic] a step of {chunk} prompt tokens and {batch} sequences would take more than {} s: lower step-us ({}), \
+             prefill-token-us ({}) or sequence-us ({})",
+            LONGEST_STEP.as_secs(),
+            given.step_us,
+            given.prefill_token_us,
+            given.sequence_us
+        )));
+    }
     Synthetic::for_rank(shape, cost, seat)
+}
+
+/// Whether the model has layers with a window, as far as it can be read.
+#[must_use]
+pub fn slides(settings: &Settings) -> bool {
+    shape(settings).is_ok_and(|shape| shape.sliding.is_some())
 }
 
 /// The model's text side, for a router.
@@ -299,7 +369,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         _ => Some(super::plugins::open_transfer(settings, instance, ranks)?),
     };
     let executors = ranks::executors(settings, ranks)?;
-    let max_batch = settings.max_batch.unwrap_or(64);
+    let max_batch = settings.max_batch.unwrap_or(BATCH);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let identity = KvIdentity {
         model: settings.model_name(),
@@ -312,6 +382,8 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         kv_heads: count(shape.kv_heads),
         head_dim: count(shape.head_dim),
         ranks: count(ranks),
+        sliding_layers: count(shape.sliding.map_or(0, |sliding| sliding.layers)),
+        window: count(shape.sliding.map_or(0, |sliding| sliding.window)),
     };
     let config = Config {
         role: core_role,
@@ -319,7 +391,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         page_tokens: count(page.page_tokens),
         max_tokens,
         vocabulary: count(shape.vocabulary),
-        chunk_tokens: settings.chunk_tokens.unwrap_or(512),
+        chunk_tokens: settings.chunk_tokens.unwrap_or(CHUNK_TOKENS),
         radix_cache: radix_cache(settings, core_role)?,
         hierarchy: below::hierarchy(settings, &layouts, radix_cache(settings, core_role)?.is_some())?,
         cache_events: radix_cache(settings, core_role)?.is_some(),
@@ -327,6 +399,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
+        window: shape.window(),
         layer_groups,
         max_batch,
         max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),
@@ -336,6 +409,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
     };
+    let pages = allocator::open(settings, instance, config.pages, config.page_tokens, shape.window())?;
     let below = match config.hierarchy {
         Some(_) => Some(below::open(settings, instance)?),
         None => None,
@@ -353,6 +427,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         name: worker_name(settings, role),
         config,
         identity,
+        pages,
         transfer: name,
         ranks: parts,
         instance,

@@ -156,11 +156,12 @@ pub struct Settings {
     #[serde(deserialize_with = "word_or_number", default)]
     pub layer_groups: Option<String>,
 
-    /// Small pieces of KV are packed into large writes: auto (where it pays), always or never [default: auto]
+    /// Prefill and decode workers pack small pieces of KV into large writes: auto (where it pays), always or never [default:
+    /// auto]
     #[arg(long, value_name = "MODE")]
     pub staging: Option<String>,
 
-    /// Memory for that, per worker; 0 for none [default: 128MiB]
+    /// Memory for that, per worker, shared out to its ranks, at least 64KiB for each; 0 for none [default: 128MiB]
     #[arg(long, value_name = "BYTES")]
     pub staging_bytes: Option<String>,
 
@@ -201,6 +202,15 @@ pub struct Settings {
     #[arg(long, value_name = "POLICY")]
     pub hicache_prefetch_policy: Option<String>,
 
+    /// Plugin that hands out the pages of a KV pool [default: none, the host does; for models with sliding layers swa]
+    #[arg(long, value_name = "PLUGIN")]
+    pub allocator: Option<String>,
+
+    /// Gives sliding layers a fixed part of the KV pool: so much window for each token of the full layers, above 0 and at
+    /// most 1 [default: none, both share the pool]
+    #[arg(long, value_name = "RATIO")]
+    pub swa_full_tokens_ratio: Option<f64>,
+
     /// What leaves a radix cache first: lru, lfu, slru or priority [default: lru]; requests carry no priority yet, so that
     /// the last one is lru
     #[arg(long, value_name = "POLICY")]
@@ -240,7 +250,7 @@ pub struct Settings {
     #[arg(long)]
     pub threads: Option<usize>,
 
-    /// Tensor-parallel ranks of a worker, which share its model and its KV pool [default: 1]
+    /// Tensor-parallel ranks of a worker, which share its model and its KV pool, at most 64 [default: 1]
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
 
@@ -320,7 +330,7 @@ impl Settings {
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
-            hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
+            allocator swa_full_tokens_ratio hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
             tp prefill_tp decode_tp log_format log_level staging staging_bytes staging_knee
             synthetic
         );
@@ -349,8 +359,16 @@ impl Settings {
             Some(RoleName::Aggregated) => named.unwrap_or_default(),
             _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
         };
-        plugins.extend(self.hicache_storage.clone().filter(|name| !plugins.contains(name)));
+        for named in [&self.hicache_storage, &self.allocator] {
+            plugins.extend(named.clone().filter(|name| !plugins.contains(name)));
+        }
         plugins
+    }
+
+    /// The plugin that hands out the pages of a pool with windows, whether it is installed or not.
+    #[must_use]
+    pub fn window_allocator(&self) -> String {
+        self.allocator.clone().unwrap_or_else(|| "swa".to_owned())
     }
 
     /// Directories with plugins.

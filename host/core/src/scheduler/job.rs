@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::sharing::Follows;
+use super::window::Window;
 use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
@@ -23,6 +24,9 @@ pub(super) enum Stage {
     Verifying(Incoming),
     /// Decode: what was sent is verified; waits for what it restores itself.
     Restoring(Incoming),
+    /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as nobody else can
+    /// write them.
+    Reclaiming(Reclaiming),
     /// Decode: verified; waits until the pace lets it into the steps.
     Ready,
     /// Prefill, aggregated: these pages of the prompt are being copied from host memory.
@@ -33,6 +37,13 @@ pub(super) enum Stage {
     Retracted,
     /// Prefill: computed; pages are on their way, or wait for decode's commit.
     Inflight,
+}
+
+impl Stage {
+    /// Whether a span of pages is under way that is all that decode lacks, and that it could compute.
+    pub(super) fn waits_for_supplement(&self) -> bool {
+        matches!(self, Stage::Transfer(incoming) if incoming.supplement)
+    }
 }
 
 /// What decode knows of a transfer towards it.
@@ -46,12 +57,29 @@ pub(super) struct Incoming {
     pub damaged: u32,
     /// Pages of the prompt that it brings.
     pub pages: Range<usize>,
+    /// Pages of the window that it brings: all that the first step sees, or none.
+    pub window: usize,
     /// When it was asked for.
     pub asked: Time,
     /// Sequence numbers that arrived.
     pub arrived: BTreeSet<u32>,
     /// The highest sequence number, once known.
     pub last: Option<u32>,
+    /// Whether these are the only pages that are missing: what else prefill sends was verified in an earlier attempt.
+    pub supplement: bool,
+    /// Whether prefill's leg has ended: it sends nothing more.
+    pub leg_ended: bool,
+}
+
+/// Pages that were asked for and will not come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reclaiming {
+    /// The first page that is missing.
+    pub page: usize,
+    /// Prefill, as long as it may write them.
+    pub writer: Option<Instance>,
+    /// Whether our own transfer threads may copy into them what arrived elsewhere.
+    pub receiver: bool,
 }
 
 impl Incoming {
@@ -59,9 +87,27 @@ impl Incoming {
         (peer, session): (Instance, u64),
         attempt: u32,
         pages: Range<usize>,
+        window: usize,
         asked: Time,
     ) -> Self {
-        Self { peer, session, attempt, damaged: 0, pages, asked, arrived: BTreeSet::new(), last: None }
+        Self {
+            peer,
+            session,
+            attempt,
+            damaged: 0,
+            pages,
+            window,
+            asked,
+            arrived: BTreeSet::new(),
+            last: None,
+            supplement: false,
+            leg_ended: false,
+        }
+    }
+
+    /// Pages of the pool that it brings.
+    pub(super) fn len(&self) -> usize {
+        self.pages.len() + self.window
     }
 
     pub(super) fn complete(&self) -> bool {
@@ -155,6 +201,8 @@ pub(super) struct Job {
     pub held: Option<HeldPages>,
     /// Pages that the request held and no longer uses, because the cache has others with the same contents.
     pub spare: Option<HeldPages>,
+    /// The window parts of its KV, if its model has sliding layers.
+    pub window: Window,
     /// Keeps the cached pages at the front of the table.
     pub lock: Option<PrefixLock>,
     pub aux: Option<u32>,
@@ -192,6 +240,7 @@ impl Job {
             restore: None,
             held: None,
             spare: None,
+            window: Window::default(),
             lock: None,
             aux: None,
             computed: 0,
