@@ -46,13 +46,19 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         ("--hicache-write-policy", settings.hicache_write_policy.is_some()),
         ("--hicache-prefetch-policy", settings.hicache_prefetch_policy.is_some()),
     ];
+    let stores = settings.stores();
+    let again = stores.iter().enumerate().find(|(place, name)| stores[..*place].contains(name));
+    if let Some((_, name)) = again {
+        return Err(Refused(format!("--hicache-storage names {name:?} twice: each is one tier")));
+    }
     match set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache) {
         Some((flag, _)) => Err(Refused(format!("{flag} says nothing without --hierarchical-cache: add it"))),
         None => Ok(()),
     }
 }
 
-/// L2 and L3 of a worker that keeps a radix cache.
+/// L2 and L3 of a worker that keeps a radix cache. `alignment` is that of the opened tiers; before they are, nothing is known
+/// of it and a slot may come out larger than it is planned to be.
 ///
 /// # Errors
 /// When host memory holds no page, or more than the machine has.
@@ -60,13 +66,14 @@ pub fn hierarchy(
     settings: &Settings,
     layouts: &[KvLayout],
     cached: bool,
+    alignment: Option<usize>,
 ) -> Result<Option<HierarchyConfig>, Refused> {
     if !settings.hierarchical_cache || !cached {
         return Ok(None);
     }
     // A page lies on all ranks, with the heads of each.
-    let stored = settings.hicache_storage.is_some();
-    let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, stored) as u64).sum();
+    let alignment = (!settings.stores().is_empty()).then(|| alignment.unwrap_or(1));
+    let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, alignment) as u64).sum();
     let pool: u64 = layouts.iter().map(|layout| layout.bytes() as u64).sum();
     let given = settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
     let bytes = given.unwrap_or(RATIO * pool);
@@ -89,23 +96,23 @@ pub fn hierarchy(
         Refused(format!("{slots} pages of host memory are too many: lower --hicache-memory"))
     })?;
     let tier = TierConfig { writes: true, latency: LATENCY, bytes_per_second: BYTES_PER_SECOND };
-    let tiers = settings.hicache_storage.iter().map(|_| tier.clone()).collect();
-    Ok(Some(HierarchyConfig {
-        write: write_policy(settings)?,
-        prefetch: prefetch_policy(settings)?,
-        ..HierarchyConfig::new(slots, page_bytes, tiers)
-    }))
+    let tiers = settings.stores().iter().map(|_| tier.clone()).collect();
+    let (write, prefetch) = (write_policy(settings)?, prefetch_policy(settings)?);
+    Ok(Some(HierarchyConfig { write, prefetch, ..HierarchyConfig::new(slots, page_bytes, tiers) }))
 }
 
-/// Opens the storage tier.
+/// Opens the storage tiers of a worker that keeps a radix cache; `None` for one with nothing below its pool.
 ///
 /// # Errors
-/// When it is not there, does not fit, or does not open.
-pub fn open(settings: &Settings, instance: Instance) -> anyhow::Result<Below> {
+/// When one is not there, does not fit, or does not open.
+pub fn open(settings: &Settings, instance: Instance, cached: bool) -> anyhow::Result<Option<Below>> {
+    if !settings.hierarchical_cache || !cached {
+        return Ok(None);
+    }
     let tiers: anyhow::Result<Vec<_>> = settings
-        .hicache_storage
+        .stores()
         .iter()
         .map(|name| Ok((name.clone(), plugins::open_tier(settings, name, instance)?)))
         .collect();
-    Ok(Below { tiers: tiers? })
+    Ok(Some(Below { tiers: tiers? }))
 }

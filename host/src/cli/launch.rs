@@ -22,7 +22,7 @@ use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
 use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
-use crate::worker::{Parts, RankParts};
+use crate::worker::{Below, Parts, RankParts};
 
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
@@ -180,7 +180,7 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
     let layer_groups = layer_groups(settings, &layouts[0])?;
-    below::hierarchy(settings, &layouts, true)?;
+    below::hierarchy(settings, &layouts, true, None)?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
@@ -298,6 +298,9 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         RoleName::Aggregated => None,
         _ => Some(super::plugins::open_transfer(settings, instance, ranks)?),
     };
+    let cached = radix_cache(settings, core_role)?.is_some();
+    let below = below::open(settings, instance, cached)?;
+    let alignment = below.as_ref().and_then(Below::alignment).map(usize::try_from).transpose()?;
     let executors = ranks::executors(settings, ranks)?;
     let max_batch = settings.max_batch.unwrap_or(64);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -321,8 +324,8 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(512),
         radix_cache: radix_cache(settings, core_role)?,
-        hierarchy: below::hierarchy(settings, &layouts, radix_cache(settings, core_role)?.is_some())?,
-        cache_events: radix_cache(settings, core_role)?.is_some(),
+        hierarchy: below::hierarchy(settings, &layouts, cached, alignment)?,
+        cache_events: cached,
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
@@ -335,10 +338,6 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         bootstrap_timeout: Duration::from_secs(30),
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
-    };
-    let below = match config.hierarchy {
-        Some(_) => Some(below::open(settings, instance)?),
-        None => None,
     };
     let (name, backends) = transfer.unzip();
     let mut backends = backends.unwrap_or_default().into_iter();

@@ -40,7 +40,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     // A process that opens no plugin needs none; what was named is looked for all the same.
     let needs_none = !features.contains(&Feature::PdTransfer)
         && settings.plugins.is_none()
-        && settings.hicache_storage.is_none();
+        && settings.stores().is_empty();
     let (directories, names) = match needs_none {
         true => (Vec::new(), Vec::new()),
         false => (settings.plugins_dirs(), settings.plugins()),
@@ -66,13 +66,13 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     }
     for entry in found.iter().filter(|entry| entry.manifest.role("transfer").is_none()) {
         let name = &entry.manifest.plugin.name;
-        if settings.hicache_storage.as_ref() == Some(name) && entry.manifest.role("tier").is_some() {
+        if settings.stores().contains(name) && entry.manifest.role("tier").is_some() {
             continue;
         }
         let roles: Vec<&str> =
             PLAYED_LATER.into_iter().filter(|role| entry.manifest.role(role).is_some()).collect();
         wrong.push(format!(
-            "plugin {name:?} would never be called: its role is {}, and the server uses transfer plugins and the storage tier \
+            "plugin {name:?} would never be called: its role is {}, and the server uses transfer plugins and the storage tiers \
              that --hicache-storage names; leave it out of --plugins",
             roles.join(" and ")
         ));
@@ -98,7 +98,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
 /// named for that.
 fn roles_played(settings: &Settings, manifest: &Manifest) -> Manifest {
     let mut played = manifest.clone();
-    let stores = settings.hicache_storage.as_ref() == Some(&manifest.plugin.name);
+    let stores = settings.stores().contains(&manifest.plugin.name);
     played.roles.retain(|role| role.kind != "tier" || stores);
     played
 }
@@ -126,7 +126,7 @@ pub fn check_all(settings: &Settings) -> Result<(), Refused> {
 /// # Errors
 /// With everything that they refuse.
 pub fn ask(settings: &Settings) -> Result<(), Refused> {
-    let none_named = settings.plugins.is_none() && settings.hicache_storage.is_none();
+    let none_named = settings.plugins.is_none() && settings.stores().is_empty();
     if !features::of(settings).contains(&Feature::PdTransfer) && none_named {
         return Ok(());
     }

@@ -187,17 +187,20 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES")]
     pub hicache_memory: Option<String>,
 
-    /// Storage tier for pages, by the name of its plugin [default: none]
-    #[arg(long, value_name = "PLUGIN")]
-    pub hicache_storage: Option<String>,
+    /// Storage tiers for pages, by the names of their plugins: each is written, and a page is read from the first that has
+    /// it [default: none]
+    #[arg(long, value_name = "PLUGIN,...", value_delimiter = ',')]
+    #[serde(deserialize_with = "one_or_several", default)]
+    pub hicache_storage: Option<Vec<String>>,
 
     /// When pages are written down: write_through (when they enter a radix cache), write_through_selective (once they were
     /// used twice) or write_back (when they are about to leave it) [default: write_through]
     #[arg(long, value_name = "POLICY")]
     pub hicache_write_policy: Option<String>,
 
-    /// How long a request waits for pages from storage: best_effort (not at all), timeout (1 s and 0.25 s per 1024 tokens) or
-    /// wait_complete [default: timeout]
+    /// How long a request waits for pages from storage: best_effort (not at all), timeout (as long as having them computed or
+    /// sent would take, at most 1 s and 0.25 s per 1024 tokens) or wait_complete (until all are there); never longer than 30 s
+    /// [default: timeout]
     #[arg(long, value_name = "POLICY")]
     pub hicache_prefetch_policy: Option<String>,
 
@@ -299,6 +302,20 @@ fn word_or_number<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<S
     }))
 }
 
+/// One name may be written without the brackets of a list.
+fn one_or_several<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        One(String),
+        Several(Vec<String>),
+    }
+    Ok(Some(match Either::deserialize(value)? {
+        Either::One(name) => vec![name],
+        Either::Several(names) => names,
+    }))
+}
+
 /// Takes each named field from the file where the flag left it unset.
 macro_rules! fill_from {
     ($flags:ident, $file:ident, $($field:ident)*) => { $( $flags.$field = $flags.$field.or($file.$field); )* };
@@ -349,8 +366,15 @@ impl Settings {
             Some(RoleName::Aggregated) => named.unwrap_or_default(),
             _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
         };
-        plugins.extend(self.hicache_storage.clone().filter(|name| !plugins.contains(name)));
+        let stores = self.stores().iter().filter(|name| !plugins.contains(name)).cloned();
+        plugins.extend(stores.collect::<Vec<String>>());
         plugins
+    }
+
+    /// Plugins that store pages, in the order in which they are asked.
+    #[must_use]
+    pub fn stores(&self) -> &[String] {
+        self.hicache_storage.as_deref().unwrap_or_default()
     }
 
     /// Directories with plugins.
