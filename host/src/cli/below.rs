@@ -1,5 +1,7 @@
 //! What lies below the pool, from settings.
 
+mod limits;
+
 use host_core::hierarchy::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 use host_core::{Instance, KvLayout};
 
@@ -42,6 +44,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     prefetch_policy(settings)?;
     settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
     let set = [
+        ("[hicache]", settings.hicache.is_some()),
         ("--hicache-memory", settings.hicache_memory.is_some()),
         ("--hicache-write-policy", settings.hicache_write_policy.is_some()),
         ("--hicache-prefetch-policy", settings.hicache_prefetch_policy.is_some()),
@@ -97,8 +100,10 @@ pub fn hierarchy(
     })?;
     let tier = TierConfig { writes: true, latency: LATENCY, bytes_per_second: BYTES_PER_SECOND };
     let tiers = settings.stores().iter().map(|_| tier.clone()).collect();
+    let limits = settings.hicache.clone().unwrap_or_default();
+    let below = limits::apply(&limits, HierarchyConfig::new(slots, page_bytes, tiers))?;
     let (write, prefetch) = (write_policy(settings)?, prefetch_policy(settings)?);
-    Ok(Some(HierarchyConfig { write, prefetch, ..HierarchyConfig::new(slots, page_bytes, tiers) }))
+    Ok(Some(HierarchyConfig { write, prefetch, ..below }))
 }
 
 /// Opens the storage tiers of a worker that keeps a radix cache; `None` for one with nothing below its pool.

@@ -1,5 +1,6 @@
 //! Every setting once: as a flag, as a key of `--config`, and with its default. Flags win over the file.
 
+mod hicache;
 mod synthetic;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,6 +11,7 @@ use serde::Deserialize;
 
 use super::Refused;
 use crate::plugins::Policy;
+pub use hicache::HicacheSettings;
 pub use synthetic::SyntheticSettings;
 
 /// What one process does.
@@ -268,6 +270,11 @@ pub struct Settings {
     #[arg(long, value_name = "FILTER")]
     pub log_level: Option<String>,
 
+    /// Thresholds and limits of the caches below the pool
+    #[arg(skip)]
+    #[serde(default)]
+    pub hicache: Option<HicacheSettings>,
+
     /// The synthetic executor's sizes and speed
     #[arg(skip)]
     pub synthetic: Option<SyntheticSettings>,
@@ -339,7 +346,7 @@ impl Settings {
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
             hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
             tp prefill_tp decode_tp log_format log_level staging staging_bytes staging_knee
-            synthetic
+            hicache synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
         self.insecure_plugin_permissions |= file.insecure_plugin_permissions;
