@@ -330,7 +330,7 @@ impl Hierarchy {
     }
 
     /// So many tokens of prompts that were admitted are not computed yet.
-    pub(crate) fn to_compute(&mut self, tokens: usize) {
+    pub(crate) fn set_backlog(&mut self, tokens: usize) {
         self.backlog = tokens;
     }
 

@@ -121,3 +121,35 @@ pub fn open(settings: &Settings, instance: Instance, cached: bool) -> anyhow::Re
         .collect();
     Ok(Some(Below { tiers: tiers? }))
 }
+
+#[cfg(test)]
+mod tests {
+    use host_core::layout::KvOrder;
+    use host_core::{Dtype, KvShape};
+
+    use super::*;
+
+    #[test]
+    fn slots_are_sized_as_the_opened_tiers_have_them_laid_out() {
+        let settings = Settings {
+            hierarchical_cache: true,
+            hicache_memory: Some("1MiB".into()),
+            hicache_storage: Some(vec!["any".into()]),
+            ..Settings::default()
+        };
+        let shape = KvShape {
+            pages: 4,
+            heads: 2,
+            layers: 1,
+            page_tokens: 2,
+            head_dim: 4,
+            value_dim: 4,
+            dtype: Dtype::Bf16,
+        };
+        let layout = KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim);
+        let of = |alignment| hierarchy(&settings, &[layout], true, alignment).unwrap().unwrap();
+        let (planned, opened) = (of(None), of(Some(4096)));
+        assert!(planned.page_bytes < 4096, "{planned:?}");
+        assert_eq!((opened.page_bytes, opened.host_slots), (2 * 4096, 128));
+    }
+}

@@ -99,7 +99,7 @@ impl Scheduler {
         let Some(hierarchy) = &mut self.hierarchy else { return };
         let left = |room| self.jobs.get(room).map_or(0, |job| job.known() - job.computed);
         // One token is a step of an answer.
-        hierarchy.to_compute(self.running.iter().map(left).filter(|left| *left > 1).sum());
+        hierarchy.set_backlog(self.running.iter().map(left).filter(|left| *left > 1).sum());
     }
 
     /// Gives up what takes too long below the pool.
