@@ -51,8 +51,9 @@ pub(super) struct Fetch {
     phase: Phase,
     begun: Time,
     until: Option<Time>,
-    /// Whether the queue still waits for it.
+    /// Whether the queue still waits for it, and whether it does so because others are computed.
     patient: bool,
+    prolonged: bool,
     /// Pages that were in L1 when it arrived.
     near: usize,
     pub pieces: BTreeMap<usize, Piece>,
@@ -96,6 +97,7 @@ impl Hierarchy {
             begun: now,
             until: None,
             patient: true,
+            prolonged: false,
             near,
             pieces: BTreeMap::new(),
             table: Vec::new(),
@@ -354,14 +356,20 @@ impl Hierarchy {
         self.deadlines.extend(until.map(|until| (until, room)));
     }
 
-    /// Requests that have waited long enough do without what is not there.
+    /// Requests that have waited long enough do without what is not there. One that would only wait for others to be
+    /// computed goes on waiting for storage meanwhile, once.
     pub(super) fn expire_fetches(&mut self, now: Time) {
         while let Some((_, room)) = self.deadlines.first().copied().filter(|(until, _)| *until <= now) {
             self.set_deadline(room, None);
+            let ahead = self.backlog_time();
             let Some(fetch) = self.fetches.get_mut(&room) else { continue };
             match fetch.phase {
                 Phase::Restoring => self.stop_waiting(room),
-                Phase::Asking | Phase::Reading | Phase::Idle => fetch.patient = false,
+                _ if fetch.prolonged || ahead.is_zero() => fetch.patient = false,
+                _ => {
+                    fetch.prolonged = true;
+                    self.set_deadline(room, Some(now.after(ahead)));
+                }
             }
         }
     }

@@ -65,6 +65,15 @@ impl Hierarchy {
         without.unwrap_or(f64::INFINITY)
     }
 
+    /// How long it takes to compute what is computed before anybody who is not admitted yet.
+    pub(super) fn backlog_time(&self) -> Duration {
+        if self.is_sent || self.backlog == 0 || self.config.prefetch != PrefetchPolicy::Timeout {
+            return Duration::ZERO;
+        }
+        let seconds = self.computing.predict(self.backlog as f64).unwrap_or_default();
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX).min(self.config.wait_base)
+    }
+
     /// How long a request waits for these of its pages.
     pub(super) fn longest_wait(&self, room: Room, pages: Range<usize>) -> Duration {
         let told = match self.config.prefetch {

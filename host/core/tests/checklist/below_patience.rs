@@ -109,9 +109,34 @@ fn who_would_be_computed_after_others_waits_that_much_longer() {
     leg.submit(2, &tokens(0..40), 1);
     leg.answer_query(|_| true);
     let (tag, pages) = leg.take_read();
-    leg.wait(75 * MS);
+    while leg.batch.is_some() {
+        leg.now = leg.now.after(8 * MS);
+        leg.compute();
+    }
+    leg.wait(35 * MS);
     assert_eq!(leg.stats().queued, 1);
     leg.wait(2 * MS);
+    assert_eq!(leg.stats().queued, 0);
+    leg.all_end(tag, pages.len(), PageEnd::Done);
+    end(&mut leg, &mut stored);
+}
+
+#[test]
+fn while_those_that_went_ahead_are_computed_the_wait_goes_on_once() {
+    let slow = TierConfig { latency: 10 * MS, ..tier() };
+    let below = HierarchyConfig { tiers: vec![slow], ..hierarchy(32, 1) };
+    let (mut leg, mut stored) = forgotten(below, 8 * MS);
+    leg.submit(1, &tokens(0..40), 1);
+    leg.answer_query(|_| true);
+    let (tag, pages) = leg.take_read();
+    leg.submit(2, &tokens(500..540), 1);
+    leg.answer_query(|_| false);
+    assert!(leg.batch.is_some(), "40 ms of computing, which end late");
+    leg.wait(37 * MS);
+    assert_eq!(leg.stats().queued, 1);
+    leg.wait(38 * MS);
+    assert_eq!(leg.stats().queued, 1);
+    leg.wait(3 * MS);
     assert_eq!(leg.stats().queued, 0);
     leg.all_end(tag, pages.len(), PageEnd::Done);
     end(&mut leg, &mut stored);
