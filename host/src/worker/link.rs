@@ -334,8 +334,11 @@ impl Links {
         })
     }
 
-    pub(super) fn shutdown(&self) -> anyhow::Result<()> {
-        let mut running = Running::default();
+    /// Ends the plugin on all ranks, together with what else runs.
+    ///
+    /// # Errors
+    /// When something did not stop in time.
+    pub(super) fn shutdown(&self, mut running: Running) -> anyhow::Result<()> {
         for (rank, own) in self.ranks.iter().enumerate() {
             let backend = own.backend.clone();
             let name =
