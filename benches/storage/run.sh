@@ -1,7 +1,7 @@
 #!/bin/sh
 # The file tier, raw I/O and the others, in turns, on the same pages.
 #
-#   benches/storage/run.sh [DIRECTORY]        TIER_BENCH_MIB=512 TIER_BENCH_ROUNDS=5 STORAGE_WAYS=hicache,SGLang
+#   benches/storage/run.sh [DIRECTORY]        TIER_BENCH_MIB=512 TIER_BENCH_ROUNDS=3 STORAGE_WAYS=hicache,SGLang
 #
 # SGLang and NIXL take part when `benches/storage/install.sh` was run before. DIRECTORY is on the disk that is measured.
 set -eu
