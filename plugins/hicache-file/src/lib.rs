@@ -79,7 +79,7 @@
 //! # Flow
 //!
 //! A batch takes a slot of memory that was allocated at opening, or is answered `WOULD_BLOCK`. Nothing is dropped: each page
-//! ends in one completion. Neighbouring pages of a batch go to disk as one write of up to 4 MiB (1 MiB when nothing else waits), and come back as one read
+//! ends in one completion. Neighbouring pages of a batch go to disk as one write of up to 4 MiB (1 MiB of the only batch there is), and come back as one read
 //! if they still lie together. Memory that is aligned to 4096 bytes, offset and length too, is read and written in place; anything else
 //! goes through a copy.
 //! With io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration, up to

@@ -19,7 +19,7 @@ use crate::waker::{Waker, clear, new_event, signal};
 /// Bytes that one claim takes at most, unless one page is longer; what goes to disk as one write. Of 1 MiB, waking up costs a
 /// quarter of all processor time.
 pub const CLAIM_BYTES: u64 = 4 << 20;
-/// The same when nothing waits behind the batch, so that all threads share it and check what was read while more is.
+/// The same of the only batch that there is, so that all threads share it and check what was read while more is.
 const LONE_BYTES: u64 = 1 << 20;
 /// Pages that one claim takes at most.
 const CLAIM_PAGES: usize = 256;
@@ -152,7 +152,8 @@ impl Queue {
         };
         let mut refused = false;
         for &line in order {
-            let most = if state.lines[line].batches.len() > 1 { CLAIM_BYTES } else { LONE_BYTES };
+            let is_lone = state.slots.len() - state.free.len() <= 1;
+            let most = if is_lone { LONE_BYTES } else { CLAIM_BYTES };
             let mut bytes = 0;
             while claim.len() < CLAIM_PAGES
                 && let Some((slot, page)) = state.next_page(line, claim.is_empty(), most - bytes)
