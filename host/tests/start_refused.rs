@@ -136,20 +136,22 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     let config = config.display().to_string();
     let below = ["--executor", "synthetic", "--hierarchical-cache", "--decode-radix-cache"];
     let with = |more: &[&'static str]| [&below[..], more].concat();
-    let [policy, patience, small, large, store] = [
+    let [policy, patience, small, large, store, twice] = [
         with(&["--hicache-write-policy", "sometimes"]),
         with(&["--hicache-prefetch-policy", "never"]),
         with(&["--hicache-memory", "1KiB"]),
         with(&["--hicache-memory", "100000GiB"]),
         with(&["--hicache-storage", "shm"]),
+        with(&["--hicache-storage", "hicache-file,hicache-file"]),
     ];
-    let cases: [(&[&str], &[&str]); 19] = [
+    let cases: [(&[&str], &[&str]); 20] = [
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
         // Only the decode worker has something below its pool.
         (&large, &["--hicache-memory", "107374182400000 bytes of host memory", "2 workers"]),
         (&store, &["no tier plugin is loaded"]),
+        (&twice, &["--hicache-storage", "hicache-file", "twice"]),
         (&["--executor", "synthetic", "--hierarchical-cache"], &["HierarchicalCache", "NoPrefixCache"]),
         (&["--executor", "synthetic", "--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
         (&["--executor", "synthetic", "--threads", "0"], &["--threads"]),

@@ -24,7 +24,7 @@ use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
 use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
-use crate::worker::{Parts, RankParts};
+use crate::worker::{Below, Parts, RankParts};
 use needs::Needs;
 
 /// Memory for a KV pool when nothing is said.
@@ -130,7 +130,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         }
         let cached =
             radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill })?;
-        let below = below::hierarchy(settings, &plan.layouts, cached.is_some())?;
+        let below = below::hierarchy(settings, &plan.layouts, cached.is_some(), None)?;
         needs.add(&plan.layouts, below.as_ref(), packs);
         plans.push(plan);
     }
@@ -368,6 +368,9 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         RoleName::Aggregated => None,
         _ => Some(super::plugins::open_transfer(settings, instance, ranks)?),
     };
+    let cached = radix_cache(settings, core_role)?.is_some();
+    let below = below::open(settings, instance, cached)?;
+    let alignment = below.as_ref().and_then(Below::alignment).map(usize::try_from).transpose()?;
     let executors = ranks::executors(settings, ranks)?;
     let max_batch = settings.max_batch.unwrap_or(BATCH);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -393,8 +396,8 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(CHUNK_TOKENS),
         radix_cache: radix_cache(settings, core_role)?,
-        hierarchy: below::hierarchy(settings, &layouts, radix_cache(settings, core_role)?.is_some())?,
-        cache_events: radix_cache(settings, core_role)?.is_some(),
+        hierarchy: below::hierarchy(settings, &layouts, cached, alignment)?,
+        cache_events: cached,
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
@@ -410,10 +413,6 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         peer_patience: Duration::from_secs(10),
     };
     let pages = allocator::open(settings, instance, config.pages, config.page_tokens, shape.window())?;
-    let below = match config.hierarchy {
-        Some(_) => Some(below::open(settings, instance)?),
-        None => None,
-    };
     let (name, backends) = transfer.unzip();
     let mut backends = backends.unwrap_or_default().into_iter();
     let mut parts = Vec::new();

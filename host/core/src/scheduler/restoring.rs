@@ -96,6 +96,14 @@ impl Scheduler {
         self.after_tiers(now, actions);
     }
 
+    /// Until the next tick: what those who come then would be computed after.
+    pub(super) fn tell_backlog(&mut self) {
+        let Some(hierarchy) = &mut self.hierarchy else { return };
+        let left = |room| self.jobs.get(room).map_or(0, |job| job.known() - job.computed);
+        // One token is a step of an answer.
+        hierarchy.set_backlog(self.running.iter().map(left).filter(|left| *left > 1).sum());
+    }
+
     /// Gives up what takes too long below the pool.
     pub(super) fn expire_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
         self.with_tiers(now, actions, |hierarchy, now, below| hierarchy.expire(now, below));

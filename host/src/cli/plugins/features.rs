@@ -26,7 +26,7 @@ const TURNED_ON: &[(Feature, On)] = &[
     (Feature::NoPrefixCache, |settings| {
         computes(settings) && !settings.decode_radix_cache && !settings.prefill_radix_cache
     }),
-    (Feature::StorageCache, |settings| computes(settings) && settings.hicache_storage.is_some()),
+    (Feature::StorageCache, |settings| computes(settings) && !settings.stores().is_empty()),
     // A decode worker that has no room gives a request's pages to others, whatever is set.
     (Feature::Retraction, divided),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),

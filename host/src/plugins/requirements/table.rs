@@ -180,12 +180,6 @@ pub const RULES: &[Rule] = &[
         "transfer",
         "a worker has one way to its peers, and two workers must use the same",
     ),
-    one(
-        "storage-one-tier",
-        Feature::StorageCache,
-        "tier",
-        "two stores would each hold parts of a prefix, and neither would know which",
-    ),
     without(
         "tiers-whole-prefixes",
         Feature::ComputedHierarchy,
