@@ -33,7 +33,7 @@ enum Model {
 struct Setting {
     flags: Vec<String>,
     config: String,
-    plugins: tempfile::TempDir,
+    _plugins: tempfile::TempDir,
     _model: tempfile::TempDir,
 }
 
@@ -58,7 +58,7 @@ impl Setting {
         // Beside these the allocator of models with sliding layers, which is chosen by itself.
         let plugins = fixture::directory(&[plugins, &["swa"]].concat());
         flags.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
-        Self { flags, config, plugins, _model: directory }
+        Self { flags, config, _plugins: plugins, _model: directory }
     }
 
     /// With the plugin `shm`.

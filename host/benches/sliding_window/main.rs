@@ -96,7 +96,7 @@ struct Row {
 
 fn main() -> anyhow::Result<()> {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
-    let requests: usize = numbers.next().unwrap_or(192);
+    let requests: usize = numbers.next().unwrap_or(128);
     anyhow::ensure!(requests >= 2 * IN_FLIGHT, "at least {} requests, or there is no middle", 2 * IN_FLIGHT);
     println!("| sliding layers | page | memory | requests held | requests/s | KV moved per request |");
     println!("| ---: | ---: | --- | ---: | ---: | ---: |");
