@@ -21,6 +21,7 @@
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
 #[path = "../multi_round/server.rs"]
+#[allow(dead_code, reason = "the other bench looks at metrics too")]
 mod server;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -136,6 +137,7 @@ fn measure(arm: Arm, setting: Setting, requests: usize) -> anyhow::Result<Row> {
         .iter()
         .flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()])
         .chain(["--chunk-tokens", "2048", "--max-batch", "256"].map(str::to_owned))
+        .chain(own.iter().map(|flag| (*flag).to_owned()))
         .collect(),
         config: format!("[synthetic]\nlayers = {LAYERS}\nkv-heads = 1\nhead-dim = 4\n{model}{cost}"),
     };
