@@ -22,7 +22,7 @@ const LENGTHS: [u32; 5] = [3, WINDOW - 1, WINDOW, WINDOW + 1, 60 * WINDOW];
 const CACHES: [&str; 2] = ["--prefill-radix-cache", "--decode-radix-cache"];
 
 fn start_model(model: &[&str], flags: &[&str]) -> (Cluster, tempfile::TempDir) {
-    let plugins = fixture::directory(&["shm", "swa"]);
+    let plugins = fixture::directory(&["shm", "swa", "memory"]);
     let mut all: Vec<String> = model.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
@@ -165,6 +165,51 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
         }
         cluster.wait("all requests to end", || cluster.all_free());
     }
+}
+
+#[test]
+fn decode_restores_its_pages_from_below_and_is_sent_the_window() {
+    let flags = ["--decode-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
+    let (cluster, _plugins) = start(&flags);
+    let prompt = prompt(3, 10 * PAGE + 5);
+    let first = cluster.generate(&prompt, 4).unwrap();
+    let page = first.transferred_bytes / u64::from(11 + PARTS * 3);
+    let decode = cluster.worker("decode");
+    cluster.wait("pages to be written", || {
+        let metrics = cluster.metrics(&decode);
+        let mut written = metrics.iter().filter(|(name, _)| {
+            name.starts_with("host_storage_pages_total") && name.contains("end=\"written\"")
+        });
+        written.any(|(_, written)| *written == 10.0)
+    });
+    let (status, text) = cluster.post("/flush_cache", "").unwrap();
+    assert_eq!(status, 200, "{text}");
+    let second = cluster.generate(&prompt, 4).unwrap();
+    assert_eq!(second.tokens, first.tokens);
+    assert_eq!(
+        second.transferred_bytes,
+        u64::from(1 + PARTS * 3) * page,
+        "the rest of a page, and the window"
+    );
+    assert_eq!(cluster.metrics(&decode)["host_hicache_promised_pages_total{tier=\"storage\"}"], 10.0);
+    cluster.wait("all requests to end", || cluster.all_free());
+}
+
+#[test]
+fn windows_are_not_kept_below_the_pool_of_a_worker_that_computes() {
+    let plugins = fixture::directory(&["shm", "swa"]);
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("host.toml");
+    std::fs::write(&config, SYNTHETIC).unwrap();
+    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["--executor", "synthetic", "--prefill-radix-cache", "--hierarchical-cache", "--plugins-dir"])
+        .arg(plugins.path())
+        .arg("--config")
+        .arg(&config)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("leave --prefill-radix-cache out"), "{said}");
 }
 
 #[test]

@@ -214,6 +214,7 @@ impl Scheduler {
         self.start_tiers(now, actions);
         self.build_batch(now, actions);
         self.start_tiers(now, actions);
+        self.tell_backlog();
         actions.extend(self.cache_changes.take().map(Action::Cache));
     }
 

@@ -22,8 +22,11 @@ pub fn limits(
     page_tokens: u32,
     window: Option<WindowShape>,
 ) -> Result<PoolLimits, Refused> {
-    let (Some(ratio), Some(window)) = (settings.swa_full_tokens_ratio, window) else {
-        return Ok(PoolLimits::shared(pages));
+    let shared = PoolLimits::shared(pages);
+    let Some(window) = window else { return Ok(shared) };
+    let Some(ratio) = settings.swa_full_tokens_ratio else {
+        // Whole pages of a window, as an allocator counts them.
+        return Ok(PoolLimits { window: pages - pages % window.parts.max(1), ..shared });
     };
     let parts = f64::from(window.parts);
     let full = (f64::from(pages) / (1.0 + ratio * parts)).floor();
@@ -110,7 +113,8 @@ mod tests {
     #[test]
     fn without_a_ratio_or_without_windows_all_is_shared() {
         let window = Some(WindowShape { tokens: 128, parts: 3 });
-        assert_eq!(limits(&Settings::default(), 7, 64, window).unwrap(), PoolLimits::shared(7));
+        let all = PoolLimits { total: 7, full: 7, window: 6 };
+        assert_eq!(limits(&Settings::default(), 7, 64, window).unwrap(), all, "two windows of three pages");
         let set = Settings { swa_full_tokens_ratio: Some(0.5), ..Settings::default() };
         assert_eq!(limits(&set, 7, 64, None).unwrap(), PoolLimits::shared(7));
     }

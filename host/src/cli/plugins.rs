@@ -68,7 +68,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     for entry in found.iter().filter(|entry| entry.manifest.role("transfer").is_none()) {
         let name = &entry.manifest.plugin.name;
         let plays = |role| entry.manifest.role(role).is_some();
-        if settings.hicache_storage.as_ref() == Some(name) && plays("tier")
+        if settings.stores().contains(name) && plays("tier")
             || allocates(&entry.manifest) && plays("allocator")
         {
             continue;
@@ -76,7 +76,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         let roles: Vec<&str> =
             PLAYED_LATER.into_iter().filter(|role| entry.manifest.role(role).is_some()).collect();
         wrong.push(format!(
-            "plugin {name:?} would never be called: its role is {}, and the server uses transfer plugins, the storage tier \
+            "plugin {name:?} would never be called: its role is {}, and the server uses transfer plugins, the storage tiers \
              that --hicache-storage names and the allocator that --allocator names; leave it out of --plugins",
             roles.join(" and ")
         ));
@@ -112,7 +112,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
 /// another one is named for that.
 fn roles_played(settings: &Settings, manifest: &Manifest, allocates: bool) -> Manifest {
     let mut played = manifest.clone();
-    let stores = settings.hicache_storage.as_ref() == Some(&manifest.plugin.name);
+    let stores = settings.stores().contains(&manifest.plugin.name);
     played.roles.retain(|role| match role.kind.as_str() {
         "tier" => stores,
         "allocator" => allocates,
@@ -125,7 +125,7 @@ fn roles_played(settings: &Settings, manifest: &Manifest, allocates: bool) -> Ma
 fn needs_none(settings: &Settings, features: &[Feature]) -> bool {
     let opens =
         [Feature::PdTransfer, Feature::SlidingWindow].iter().any(|feature| features.contains(feature));
-    let named = [&settings.hicache_storage, &settings.allocator].into_iter().any(Option::is_some);
+    let named = !settings.stores().is_empty() || settings.allocator.is_some();
     !opens && !named && settings.plugins.is_none()
 }
 

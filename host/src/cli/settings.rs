@@ -1,5 +1,6 @@
 //! Every setting once: as a flag, as a key of `--config`, and with its default. Flags win over the file.
 
+mod hicache;
 mod synthetic;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,6 +11,7 @@ use serde::Deserialize;
 
 use super::Refused;
 use crate::plugins::Policy;
+pub use hicache::HicacheSettings;
 pub use synthetic::SyntheticSettings;
 
 /// What one process does.
@@ -156,11 +158,12 @@ pub struct Settings {
     #[serde(deserialize_with = "word_or_number", default)]
     pub layer_groups: Option<String>,
 
-    /// Small pieces of KV are packed into large writes: auto (where it pays), always or never [default: auto]
+    /// Prefill and decode workers pack small pieces of KV into large writes: auto (where it pays), always or never [default:
+    /// auto]
     #[arg(long, value_name = "MODE")]
     pub staging: Option<String>,
 
-    /// Memory for that, per worker; 0 for none [default: 128MiB]
+    /// Memory for that, per worker, shared out to its ranks, at least 64KiB for each; 0 for none [default: 128MiB]
     #[arg(long, value_name = "BYTES")]
     pub staging_bytes: Option<String>,
 
@@ -187,17 +190,20 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES")]
     pub hicache_memory: Option<String>,
 
-    /// Storage tier for pages, by the name of its plugin [default: none]
-    #[arg(long, value_name = "PLUGIN")]
-    pub hicache_storage: Option<String>,
+    /// Storage tiers for pages, by the names of their plugins: each is written, and a page is read from the first that has
+    /// it [default: none]
+    #[arg(long, value_name = "PLUGIN,...", value_delimiter = ',')]
+    #[serde(deserialize_with = "one_or_several", default)]
+    pub hicache_storage: Option<Vec<String>>,
 
     /// When pages are written down: write_through (when they enter a radix cache), write_through_selective (once they were
     /// used twice) or write_back (when they are about to leave it) [default: write_through]
     #[arg(long, value_name = "POLICY")]
     pub hicache_write_policy: Option<String>,
 
-    /// How long a request waits for pages from storage: best_effort (not at all), timeout (1 s and 0.25 s per 1024 tokens) or
-    /// wait_complete [default: timeout]
+    /// How long a request waits for pages from storage: best_effort (not at all), timeout (as long as having them computed or
+    /// sent would take, at most 1 s and 0.25 s per 1024 tokens) or wait_complete (until all are there); never longer than 30 s
+    /// [default: timeout]
     #[arg(long, value_name = "POLICY")]
     pub hicache_prefetch_policy: Option<String>,
 
@@ -249,7 +255,7 @@ pub struct Settings {
     #[arg(long)]
     pub threads: Option<usize>,
 
-    /// Tensor-parallel ranks of a worker, which share its model and its KV pool [default: 1]
+    /// Tensor-parallel ranks of a worker, which share its model and its KV pool, at most 64 [default: 1]
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
 
@@ -273,6 +279,11 @@ pub struct Settings {
     /// What is logged: error, warn, info, debug, or a filter like "host=debug" [default: info]
     #[arg(long, value_name = "FILTER")]
     pub log_level: Option<String>,
+
+    /// Thresholds and limits of the caches below the pool
+    #[arg(skip)]
+    #[serde(default)]
+    pub hicache: Option<HicacheSettings>,
 
     /// The synthetic executor's sizes and speed
     #[arg(skip)]
@@ -308,6 +319,20 @@ fn word_or_number<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<S
     }))
 }
 
+/// One name may be written without the brackets of a list.
+fn one_or_several<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        One(String),
+        Several(Vec<String>),
+    }
+    Ok(Some(match Either::deserialize(value)? {
+        Either::One(name) => vec![name],
+        Either::Several(names) => names,
+    }))
+}
+
 /// Takes each named field from the file where the flag left it unset.
 macro_rules! fill_from {
     ($flags:ident, $file:ident, $($field:ident)*) => { $( $flags.$field = $flags.$field.or($file.$field); )* };
@@ -331,7 +356,7 @@ impl Settings {
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
             allocator swa_full_tokens_ratio hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
             tp prefill_tp decode_tp log_format log_level staging staging_bytes staging_knee
-            synthetic
+            hicache synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
         self.insecure_plugin_permissions |= file.insecure_plugin_permissions;
@@ -358,10 +383,19 @@ impl Settings {
             Some(RoleName::Aggregated) => named.unwrap_or_default(),
             _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
         };
-        for named in [&self.hicache_storage, &self.allocator] {
-            plugins.extend(named.clone().filter(|name| !plugins.contains(name)));
+        let named = self.stores().iter().chain(&self.allocator).cloned();
+        for name in named.collect::<Vec<String>>() {
+            if !plugins.contains(&name) {
+                plugins.push(name);
+            }
         }
         plugins
+    }
+
+    /// Plugins that store pages, in the order in which they are asked.
+    #[must_use]
+    pub fn stores(&self) -> &[String] {
+        self.hicache_storage.as_deref().unwrap_or_default()
     }
 
     /// The plugin that hands out the pages of a pool with windows, whether it is installed or not.

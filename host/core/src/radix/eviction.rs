@@ -38,7 +38,7 @@ impl RadixTree {
         let mut evicted = Vec::new();
         let mut missing = wanted;
         while missing > 0 {
-            let Some(page) = self.oldest_window() else { break };
+            let Some(page) = self.first_window() else { break };
             let window = self.evict_window(page);
             missing = missing.saturating_sub(window.ids().len());
             self.counts.evicted += window.ids().len() as u64;

@@ -2,12 +2,13 @@
 //!
 //! A page in the tree may have its window part in the tree, or not (a *tombstone*): the pages of the pool that it takes are
 //! named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes can
-//! go on only where the whole window is there, so its match ends at the deepest such place ([`RadixTree::lock_window`]).
+//! go on only where the whole window is there, so its match ends at the deepest such place ([`RadixTree::hold_window`]).
 //! The receipt keeps these parts too, for as long as whoever holds it says.
 //!
-//! Parts that no receipt keeps are given up alone, least recently used first, before pages that were used later. So of a
-//! long sequence the full part stays and the parts of its end, where the next turn of a conversation goes on, and those of
-//! places where others went on.
+//! Parts that no receipt keeps are given up alone. First go those where nobody has gone on and nobody is likely to: a long
+//! prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be had. Then
+//! those that were used least recently, before pages that were used later. So of a long sequence the full part stays and the
+//! parts of its end, where the next turn of a conversation goes on, and those of places where others went on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,8 +26,17 @@ struct Part {
     pages: CachedPages,
     /// Receipts that keep it.
     pins: u32,
+    /// Whether somebody went on from here, or is likely to.
+    useful: bool,
     /// When it was given up by the last of them; parts given up together have the same.
     stamp: u64,
+}
+
+impl Part {
+    /// Where the part comes in the order of eviction.
+    fn place(&self, page: PageId) -> (bool, u64, PageId) {
+        (self.useful, self.stamp, page)
+    }
 }
 
 /// All window parts in a tree.
@@ -34,8 +44,8 @@ struct Part {
 pub(super) struct Windows {
     /// By the full part's page.
     parts: BTreeMap<PageId, Part>,
-    /// Those that no receipt keeps, by when that began.
-    order: BTreeSet<(u64, PageId)>,
+    /// Those that no receipt keeps, those that are not useful first, by when that began.
+    order: BTreeSet<(bool, u64, PageId)>,
     last_stamp: u64,
     pages: usize,
     pinned: usize,
@@ -52,8 +62,8 @@ impl Windows {
         self.pages - self.pinned
     }
 
-    /// The part that nobody has kept for longest, and since when.
-    fn oldest(&self) -> Option<(u64, PageId)> {
+    /// The part to give up first: whether it is useful, since when nobody keeps it, and whose it is.
+    fn first(&self) -> Option<(bool, u64, PageId)> {
         self.order.first().copied()
     }
 
@@ -74,7 +84,7 @@ impl Windows {
     fn insert(&mut self, page: PageId, pages: CachedPages) {
         self.pages += pages.ids().len();
         self.pinned += pages.ids().len();
-        let earlier = self.parts.insert(page, Part { pages, pins: 1, stamp: u64::MAX });
+        let earlier = self.parts.insert(page, Part { pages, pins: 1, useful: false, stamp: u64::MAX });
         assert!(earlier.is_none(), "{page:?} has two window parts");
     }
 
@@ -86,7 +96,7 @@ impl Windows {
         part.pins += 1;
         if part.pins == 1 {
             self.pinned += part.pages.ids().len();
-            self.order.remove(&(part.stamp, page));
+            self.order.remove(&part.place(page));
             part.stamp = u64::MAX;
         }
     }
@@ -105,7 +115,17 @@ impl Windows {
         if part.pins == 0 {
             self.pinned -= part.pages.ids().len();
             part.stamp = self.last_stamp;
-            self.order.insert((self.last_stamp, page));
+            self.order.insert(part.place(page));
+        }
+    }
+
+    /// The part is worth keeping.
+    fn mark(&mut self, page: PageId) {
+        let Some(part) = self.parts.get_mut(&page) else { return };
+        let moves = self.order.remove(&part.place(page));
+        part.useful = true;
+        if moves {
+            self.order.insert(part.place(page));
         }
     }
 
@@ -113,7 +133,7 @@ impl Windows {
     pub(super) fn remove(&mut self, page: PageId) -> Option<CachedPages> {
         let part = self.parts.remove(&page)?;
         assert_eq!(part.pins, 0, "a receipt keeps the window part of {page:?}");
-        self.order.remove(&(part.stamp, page));
+        self.order.remove(&part.place(page));
         self.pages -= part.pages.ids().len();
         Some(part.pages)
     }
@@ -127,15 +147,16 @@ impl Windows {
         };
         assert_eq!((count(true), count(false)), (self.pinned, self.evictable()), "pages of window parts");
         let free = self.parts.iter().filter(|(_, part)| part.pins == 0);
-        let ordered: BTreeSet<(u64, PageId)> = free.map(|(page, part)| (part.stamp, *page)).collect();
+        let ordered: BTreeSet<_> = free.map(|(page, part)| part.place(*page)).collect();
         assert_eq!(ordered, self.order, "the order of window parts");
         assert!(self.parts.keys().all(|page| cached(*page)), "a window part of a page that is not cached");
     }
 }
 
 impl RadixTree {
-    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there.
-    pub fn lock_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
+    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there. As
+    /// [`hold`](Self::hold), it counts as no use yet.
+    pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;
         let mut end = path.len();
@@ -149,12 +170,24 @@ impl RadixTree {
                 first = shape.first_live(end * page, page);
             }
         }
-        let mut lock = self.lock(namespace, &tokens[..end * page]);
+        let mut lock = self.hold(namespace, &tokens[..end * page]);
         if lock.pages() == end {
             lock.windows = path[first..end].to_vec();
-            lock.windows.iter().for_each(|page| self.windows.pin(*page));
+            for page in &lock.windows {
+                self.windows.pin(*page);
+                self.windows.mark(*page);
+            }
         }
         lock
+    }
+
+    /// Says that others are likely to go on from token page `at` of a locked prefix, or that somebody does: its window stays
+    /// as long as pages that were used as recently. Parts of which nobody says so go first of all.
+    pub fn mark_window(&mut self, lock: &PrefixLock, at: usize, shape: WindowShape) {
+        let mut path = Vec::new();
+        self.pages(lock, &mut path);
+        let seen = shape.first_live(at * self.page_tokens, self.page_tokens)..at;
+        path.get(seen).into_iter().flatten().for_each(|page| self.windows.mark(*page));
     }
 
     /// Gives the tree the window parts of a locked prefix from token page `first` on: behind those that the receipt
@@ -220,19 +253,19 @@ impl RadixTree {
         path
     }
 
-    /// The window part that nobody has kept for longest.
-    pub(super) fn oldest_window(&self) -> Option<PageId> {
-        self.windows.oldest().map(|(_, page)| page)
+    /// The window part to give up first, if some must be.
+    pub(super) fn first_window(&self) -> Option<PageId> {
+        self.windows.first().map(|(_, _, page)| page)
     }
 
-    /// The window part to give up before a leaf, if any: one that was not used since the leaf's end was. A leaf without a
+    /// The window part to give up before a leaf, if any: one that is not useful, or was not used since the leaf's end was. A leaf without a
     /// window at its end goes first: on a worker that computes it is of no use, and one that is sent its windows keeps
     /// only those that a retracted request left to go on with.
     pub(super) fn window_to_evict(&self, leaf: Option<NodeIndex>) -> Option<PageId> {
-        let (stamp, page) = self.windows.oldest()?;
+        let (useful, stamp, page) = self.windows.first()?;
         let last = leaf.and_then(|leaf| self.nodes[leaf].full().pages.ids().last());
         let used = last.map(|last| self.windows.stamp(*last));
-        used.is_none_or(|used| stamp < used).then_some(page)
+        (!useful || used.is_none_or(|used| stamp < used)).then_some(page)
     }
 
     /// How many pages from its end on a leaf loses for so many pages of the pool, at least one and at most all.

@@ -22,6 +22,9 @@ impl Scheduler {
             if self.grow(&plan) {
                 break plan;
             }
+            if self.release_spares() {
+                continue;
+            }
             // A shorter piece needs fewer pages of the window at once.
             if self.config.window.is_some() && most > 1 {
                 most /= 2;
@@ -172,7 +175,8 @@ impl Scheduler {
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }
-        if before < prompt && end >= prompt {
+        // Others that part from this prompt somewhere need the window that is there now, and gone later.
+        if before < prompt && (end >= prompt || self.config.window.is_some()) {
             self.cache_computed(room);
         }
         // Only now: what the tree takes of a prompt's windows is found again while there is room for it.

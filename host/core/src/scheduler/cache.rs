@@ -44,7 +44,7 @@ pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
 
 impl Scheduler {
     /// Locks what is cached of a request's prompt; of a retracted one's answer so far too. `None` for a request that
-    /// runs without the cache.
+    /// runs without the cache. It is a use of the prefix only when the request is admitted.
     pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
         let job = self.jobs.get(&room)?;
         let tree = self.cache.as_mut()?;
@@ -59,8 +59,8 @@ impl Scheduler {
         // Who is sent the rest is sent the window too.
         let computes = self.config.role != Role::Decode || known.is_some();
         Some(match self.config.window.filter(|_| computes) {
-            Some(window) => tree.lock_window(namespace, tokens, window),
-            None => tree.lock(namespace, tokens),
+            Some(window) => tree.hold_window(namespace, tokens, window),
+            None => tree.hold(namespace, tokens),
         })
     }
 
@@ -142,15 +142,32 @@ impl Scheduler {
     /// a batch may still read them. Kept without need they could be what a request that runs alone lacks in the end.
     pub(super) fn cache_computed(&mut self, room: Room) {
         // A decode worker is sent its windows.
-        self.cache_parts(room, self.config.role != Role::Decode);
+        self.cache_parts(room, self.config.role != Role::Decode, false);
     }
 
     /// The same for a request that is to compute here what is not cached any more, whatever the role.
     pub(super) fn cache_retracted(&mut self, room: Room) {
-        self.cache_parts(room, true);
+        self.cache_parts(room, true, true);
     }
 
-    fn cache_parts(&mut self, room: Room, windows: bool) {
+    /// Gives back what jobs hold although they go on with the cache's pages, where nothing that was begun reads it any
+    /// more; false when there is nothing.
+    pub(super) fn release_spares(&mut self) -> bool {
+        let settled = |job: &Job| {
+            job.in_batch.is_none() && job.outgoing.as_ref().is_none_or(|outgoing| outgoing.tags.is_empty())
+        };
+        let mut released = false;
+        for job in self.jobs.values_mut().filter(|job| settled(job)) {
+            if let Some(spare) = job.spare.take() {
+                released |= !spare.ids().is_empty();
+                self.pool.release(spare);
+            }
+        }
+        released
+    }
+
+    /// `windows`: with its window parts; `retracted`: it goes on behind all of it.
+    fn cache_parts(&mut self, room: Room, windows: bool, retracted: bool) {
         let (Some(tree), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
         self.leaders.remove(room);
         if job.lock.is_none() || job.held.is_none() {
@@ -169,6 +186,16 @@ impl Scheduler {
             let own = std::mem::take(&mut job.window.own);
             let kept = tree.keep_windows(&mut self.pool, &mut lock, job.window.first, shape, own);
             duplicates.append(kept.duplicates);
+            // The next turn goes on behind all of it; the same prompt, and one that differs in its end, from before its last
+            // token.
+            let (end, prompt) = (job.computed, job.request.prompt.len());
+            let page_tokens = self.config.page_tokens as usize;
+            if retracted || end >= prompt {
+                tree.mark_window(&lock, end / page_tokens, shape);
+            }
+            if end >= prompt {
+                tree.mark_window(&lock, (prompt - 1) / page_tokens, shape);
+            }
             (job.window.cached, job.window.own) = (kept.pages, kept.rest);
         }
         job.lock = Some(lock);

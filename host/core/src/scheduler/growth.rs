@@ -108,8 +108,8 @@ impl Scheduler {
         self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
     }
 
-    /// Finds pages for a plan (each job with the position up to which it is to be computed); false when there are too
-    /// few.
+    /// Finds pages for a plan (each job with the position up to which it is to be computed), if need be those of copies that
+    /// have not begun; false when there are too few.
     pub(super) fn grow(&mut self, plan: &[(Room, usize)]) -> bool {
         let missing = |scheduler: &Self, room: &Room, end: usize| {
             scheduler.jobs.get(room).map_or(Pages::default(), |job| Pages {
@@ -121,6 +121,7 @@ impl Scheduler {
         if needed == Pages::default() {
             return true;
         }
+        self.give_up_saves(needed);
         if !self.can_have(needed) {
             return false;
         }

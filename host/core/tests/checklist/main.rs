@@ -5,10 +5,12 @@
 mod arrivals;
 mod below;
 mod below_decode;
+mod below_patience;
 mod below_slow;
 mod below_writes;
 mod budget;
 mod cursor;
+mod first_token;
 mod flush;
 mod leg;
 mod locks;

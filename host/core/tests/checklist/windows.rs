@@ -176,8 +176,20 @@ fn what_is_computed_goes_on_where_a_whole_window_is_cached_and_nowhere_else() {
     assert_eq!(started(&mut leg, 2, &tokens(0..60)), 48, "behind the prompt");
     assert_eq!(started(&mut leg, 3, &tokens(0..48)), 44, "all but a token of it");
     let middle = [&tokens(0..20)[..], &tokens(500..520)].concat();
-    assert_eq!(started(&mut leg, 4, &middle), 0, "pages are cached there, and no window");
+    assert_eq!(
+        started(&mut leg, 4, &middle),
+        20,
+        "a prompt leaves its windows all along while nobody lacks pages"
+    );
     assert_eq!(started(&mut leg, 5, &[&tokens(0..60)[..], &[7]].concat()), 60);
+    leg.at_rest();
+    // What was left along the way is given up before anything else.
+    let mut leg = Leg::with(sliding(Role::Aggregated, 40));
+    assert_eq!(started(&mut leg, 1, &tokens(0..48)), 0);
+    leg.submit(9, &tokens(900..964), 1);
+    leg.compute_all();
+    assert_eq!(started(&mut leg, 2, &[&tokens(0..48)[..], &[7]].concat()), 48, "its end is there");
+    assert_eq!(started(&mut leg, 4, &middle), 0, "pages are cached there, and no window");
     leg.at_rest();
 }
 

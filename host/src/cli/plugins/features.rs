@@ -19,10 +19,14 @@ const TURNED_ON: &[(Feature, On)] = &[
     }),
     (Feature::EvictionPolicy, |settings| computes(settings) && settings.radix_eviction.is_some()),
     (Feature::HierarchicalCache, |settings| computes(settings) && settings.hierarchical_cache),
+    (Feature::ComputedHierarchy, |settings| {
+        let decodes = settings.role == Some(RoleName::Decode);
+        computes(settings) && !decodes && settings.hierarchical_cache && settings.prefill_radix_cache
+    }),
     (Feature::NoPrefixCache, |settings| {
         computes(settings) && !settings.decode_radix_cache && !settings.prefill_radix_cache
     }),
-    (Feature::StorageCache, |settings| computes(settings) && settings.hicache_storage.is_some()),
+    (Feature::StorageCache, |settings| computes(settings) && !settings.stores().is_empty()),
     // A decode worker that has no room gives a request's pages to others, whatever is set.
     (Feature::Retraction, divided),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),

@@ -180,17 +180,12 @@ pub const RULES: &[Rule] = &[
         "transfer",
         "a worker has one way to its peers, and two workers must use the same",
     ),
-    one(
-        "storage-one-tier",
-        Feature::StorageCache,
-        "tier",
-        "two stores would each hold parts of a prefix, and neither would know which",
-    ),
     without(
         "tiers-whole-prefixes",
-        Feature::HierarchicalCache,
+        Feature::ComputedHierarchy,
         Feature::SlidingWindow,
-        "pages behind a window are given back, so that what moved on would be a prefix with holes",
+        "a worker computes on where a whole window is, and windows do not move on; leave --prefill-radix-cache out: a decode \
+         worker, which is sent its windows, keeps its cache below the pool",
     ),
     without(
         "undivided-no-decode-radix",
