@@ -171,9 +171,10 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
 fn decode_restores_its_pages_from_below_and_is_sent_the_window() {
     let flags = ["--decode-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
     let (cluster, _plugins) = start(&flags);
+    // The next token sees 126..=165, four pages.
     let prompt = prompt(3, 10 * PAGE + 5);
     let first = cluster.generate(&prompt, 4).unwrap();
-    let page = first.transferred_bytes / u64::from(11 + PARTS * 3);
+    let page = first.transferred_bytes / u64::from(11 + PARTS * 4);
     let decode = cluster.worker("decode");
     cluster.wait("pages to be written", || {
         let metrics = cluster.metrics(&decode);
@@ -188,7 +189,7 @@ fn decode_restores_its_pages_from_below_and_is_sent_the_window() {
     assert_eq!(second.tokens, first.tokens);
     assert_eq!(
         second.transferred_bytes,
-        u64::from(1 + PARTS * 3) * page,
+        u64::from(1 + PARTS * 4) * page,
         "the rest of a page, and the window"
     );
     assert_eq!(cluster.metrics(&decode)["host_hicache_promised_pages_total{tier=\"storage\"}"], 10.0);

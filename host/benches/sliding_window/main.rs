@@ -21,6 +21,7 @@
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
 #[path = "../multi_round/server.rs"]
+#[allow(dead_code, reason = "the other bench looks at metrics too")]
 mod server;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -96,7 +97,7 @@ struct Row {
 
 fn main() -> anyhow::Result<()> {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
-    let requests: usize = numbers.next().unwrap_or(192);
+    let requests: usize = numbers.next().unwrap_or(128);
     anyhow::ensure!(requests >= 2 * IN_FLIGHT, "at least {} requests, or there is no middle", 2 * IN_FLIGHT);
     println!("| sliding layers | page | memory | requests held | requests/s | KV moved per request |");
     println!("| ---: | ---: | --- | ---: | ---: | ---: |");
@@ -136,6 +137,7 @@ fn measure(arm: Arm, setting: Setting, requests: usize) -> anyhow::Result<Row> {
         .iter()
         .flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()])
         .chain(["--chunk-tokens", "2048", "--max-batch", "256"].map(str::to_owned))
+        .chain(own.iter().map(|flag| (*flag).to_owned()))
         .collect(),
         config: format!("[synthetic]\nlayers = {LAYERS}\nkv-heads = 1\nhead-dim = 4\n{model}{cost}"),
     };

@@ -15,7 +15,7 @@ const SHARP: f32 = 1.4;
 const EMBEDDING: f32 = 0.6;
 
 /// The same in Gemma-3, whose embedding is the output matrix too: a token must not ask for itself again.
-const GEMMA_EMBEDDING: f32 = 0.2;
+const GEMMA_EMBEDDING: f32 = 0.1;
 
 /// Name, shape and distribution of a tensor.
 struct Tensor {

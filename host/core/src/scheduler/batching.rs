@@ -35,6 +35,7 @@ impl Scheduler {
                 self.pace.interrupted();
                 return;
             }
+            most = self.config.chunk_tokens as usize;
         };
         let mut sequences = Vec::with_capacity(plan.len());
         let mut load = Load::default();

@@ -169,7 +169,9 @@ impl Scheduler {
     /// `windows`: with its window parts; `retracted`: it goes on behind all of it.
     fn cache_parts(&mut self, room: Room, windows: bool, retracted: bool) {
         let (Some(tree), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
-        self.leaders.remove(room);
+        if job.computed >= job.request.prompt.len() {
+            self.leaders.remove(room);
+        }
         if job.lock.is_none() || job.held.is_none() {
             return;
         }

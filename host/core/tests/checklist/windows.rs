@@ -194,6 +194,17 @@ fn what_is_computed_goes_on_where_a_whole_window_is_cached_and_nowhere_else() {
 }
 
 #[test]
+fn of_prompts_alike_the_second_waits_for_all_of_the_first_and_computes_its_end() {
+    let mut leg = Leg::with(sliding(Role::Aggregated, 200));
+    leg.submit(1, &tokens(0..48), 1);
+    leg.submit(2, &tokens(0..48), 1);
+    leg.compute_all();
+    assert_eq!(leg.finished, [Room(1), Room(2)]);
+    assert_eq!((leg.stats().prefill_tokens, leg.stats().shared_transfers), (48 + 4, 1));
+    leg.at_rest();
+}
+
+#[test]
 fn window_parts_that_nobody_used_go_before_pages_that_somebody_did() {
     let mut leg = Leg::with(sliding(Role::Aggregated, 52));
     leg.submit(1, &tokens(0..40), 1);
