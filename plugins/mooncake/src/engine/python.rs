@@ -185,7 +185,7 @@ impl Engine for PythonEngine {
                 if batch == 0 || batch as i64 == -1 {
                     return Err("Mooncake's batch_transfer_async_write refused".to_owned());
                 }
-                tickets.push(Ticket { batch, runs: 1, ended: 0, failed: 0 });
+                tickets.push(Ticket { batch, runs: 1, ended: 0 });
             }
             Ok(())
         })
