@@ -50,7 +50,7 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
         say!("           can {}", role.capabilities.join(", "));
     }
     for companion in &manifest.companions {
-        let command = [&[companion.program.clone()], &companion.arguments[..]].concat().join(" ");
+        let command = [std::slice::from_ref(&companion.program), &companion.arguments].concat().join(" ");
         say!("companion  {}: {}", on_one_line(&companion.name), on_one_line(&command));
     }
     for (key, of) in &manifest.config {
