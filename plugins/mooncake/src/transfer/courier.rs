@@ -87,7 +87,7 @@ impl Courier {
             ended: AtomicBool::new(false),
         });
         let (own, service, front) = (courier.clone(), shared.clone(), front.clone());
-        shared.spawn("mooncake-courier", move || {
+        shared.spawn_alone("mooncake-courier", move || {
             own.run(&service, &*front);
             own.ended.store(true, Ordering::SeqCst);
         })?;

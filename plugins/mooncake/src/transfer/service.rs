@@ -236,7 +236,7 @@ impl Service {
         };
         let (front, session) = (self.front.clone(), frame.session.clone());
         // Whoever does not get it asks again, or cannot be helped.
-        let _told = self.shared.spawn("mooncake-answer", move || {
+        let _told = self.shared.spawn_alone("mooncake-answer", move || {
             let _told = front.notify(&session, &answer.encode()).is_ok();
         });
     }

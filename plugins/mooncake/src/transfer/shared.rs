@@ -274,22 +274,44 @@ impl Shared {
     /// # Errors
     /// When there is no thread to be had.
     pub fn spawn(self: &Arc<Self>, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
-        let shared = self.clone();
         *locked(&self.threads) += 1;
+        // Counted down when the closure goes, also when it panics, or never ran.
+        let over = Over(self.clone());
+        let counted = move || {
+            let _over = over;
+            run();
+        };
+        self.spawn_alone(name, counted)
+    }
+
+    /// As [`spawn`](Self::spawn), and is not waited for: it may be kept by a peer that is stopped, and touches no memory of
+    /// the host's.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn spawn_alone(self: &Arc<Self>, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let shared = self.clone();
         let body = move || {
             if let Err(payload) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
                 // Its drop may panic, and nobody is above us to catch that.
                 std::mem::forget(payload);
                 shared.set_broken();
             }
-            *locked(&shared.threads) -= 1;
-            shared.none_left.notify_all();
         };
         let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-        spawned.map(drop).map_err(|error| {
-            *locked(&self.threads) -= 1;
-            Error::new(ErrorCode::IO, format!("cannot start a thread: {error}"))
-        })
+        spawned
+            .map(drop)
+            .map_err(|error| Error::new(ErrorCode::IO, format!("cannot start a thread: {error}")))
+    }
+}
+
+/// A thread that is counted.
+struct Over(Arc<Shared>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        *locked(&self.0.threads) -= 1;
+        self.0.none_left.notify_all();
     }
 }
 
