@@ -25,8 +25,13 @@ const PAGE_TOKENS: usize = 16;
 const ANSWER: u32 = 20;
 /// Computing takes long enough that restoring is worth it.
 const MODEL: &str = "[synthetic]\nkv-heads = 8\nprefill-token-us = 200\n";
-const CACHES: [&str; 5] =
-    ["--decode-radix-cache", "--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "mooncake"];
+const CACHES: [&str; 5] = [
+    "--decode-radix-cache",
+    "--prefill-radix-cache",
+    "--hierarchical-cache",
+    "--hicache-storage",
+    "mooncake",
+];
 
 fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
     let directory = plugins.display().to_string();
@@ -80,7 +85,8 @@ fn restored(cluster: &Cluster, role: &str) -> f64 {
 
 /// Waits until decode has stored all whole pages of what was said. The last token that was drawn has no KV.
 fn await_stored(cluster: &Cluster) {
-    let pages: usize = prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
+    let pages: usize =
+        prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
     cluster.wait("whole pages to be stored", || {
         total(cluster, "decode", "host_storage_pages_total", "end=\"written\"") >= pages as f64
             && cluster.all_free()
@@ -135,7 +141,7 @@ fn the_tier_cases_of_the_conformance_kit_pass() {
     let said = String::from_utf8_lossy(&output.stdout);
     let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
     assert!(output.status.success(), "{said}");
-    assert!(skipped.iter().all(|line| line.contains("tier-persistent") || line.contains("tier-scan")), "{said}");
+    assert!(skipped.iter().all(|line| line.contains("tier-shared") || line.contains("tier-scan")), "{said}");
     assert!(said.contains("tier-data") && said.contains("tier-hot-allocations"), "{said}");
 }
 
@@ -154,8 +160,12 @@ fn every_arrangement_restores_from_the_pool_and_answers_as_one_worker_alone() {
         flush(&cluster);
         assert_eq!(ask(&cluster), expected, "{prefill} to {decode}, restored");
         await_nothing_held(&cluster);
-        assert!(restored(&cluster, "decode") > 0.0 && restored(&cluster, "prefill") > 0.0, "{prefill} to {decode}");
-        assert!(word(&cluster, "decode", "store_hits") > 0.0);
+        let restored: f64 = ["prefill", "decode"].map(|role| restored(&cluster, role)).iter().sum();
+        let hits: f64 = ["prefill", "decode"].map(|role| word(&cluster, role, "store_hits")).iter().sum();
+        assert!(
+            restored > 0.0 && hits >= restored,
+            "{prefill} to {decode}: {restored} pages of {hits} objects"
+        );
     }
 }
 
@@ -180,7 +190,8 @@ fn what_dead_workers_stored_others_restore_with_another_number_of_ranks() {
     // Nobody is left of those that stored it, and others are divided otherwise.
     let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm", "--decode-tp", "4"]);
     assert_eq!(ask(&cluster), expected, "other workers");
-    assert!(restored(&cluster, "decode") > 0.0 && restored(&cluster, "prefill") > 0.0);
+    // What one of the two restores in time the other need not.
+    assert!(restored(&cluster, "decode") + restored(&cluster, "prefill") > 0.0);
     await_nothing_held(&cluster);
 }
 

@@ -355,14 +355,20 @@ impl Settings {
     /// Plugins to load.
     #[must_use]
     pub fn plugins(&self) -> Vec<String> {
+        let mut plugins = self.movers();
+        plugins.extend(self.hicache_storage.clone().filter(|name| !plugins.contains(name)));
+        plugins
+    }
+
+    /// Of those, the ones that are there to move pages: what is named for storage alone only stores.
+    #[must_use]
+    pub fn movers(&self) -> Vec<String> {
         let named = self.plugins.clone();
-        let mut plugins: Vec<String> = match self.role {
+        match self.role {
             // An undivided worker moves no pages.
             Some(RoleName::Aggregated) => named.unwrap_or_default(),
             _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
-        };
-        plugins.extend(self.hicache_storage.clone().filter(|name| !plugins.contains(name)));
-        plugins
+        }
     }
 
     /// Directories with plugins.

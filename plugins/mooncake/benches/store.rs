@@ -73,7 +73,11 @@ impl Python {
             .args(["-c", SCRIPT, &pool.address.to_string(), &BYTES.to_string()])
             .envs(pool.environment())
             // As the plugin sets them.
-            .envs([("MC_TCP_ENABLE_CONNECTION_POOL", "1"), ("MC_LOG_LEVEL", "WARNING"), ("MC_FORCE_TCP", "1")])
+            .envs([
+                ("MC_TCP_ENABLE_CONNECTION_POOL", "1"),
+                ("MC_LOG_LEVEL", "WARNING"),
+                ("MC_FORCE_TCP", "1"),
+            ])
             .envs([
                 ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "65535"),
                 ("MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "65535"),

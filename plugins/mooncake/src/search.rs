@@ -52,8 +52,7 @@ pub struct Wanted {
 /// The C library that the user named, which is then the only one that is tried: falling back to another Mooncake would hide
 /// the mistake.
 fn named(wanted: &Wanted, config: &Config) -> Option<PathBuf> {
-    let variable =
-        || std::env::var_os(wanted.variable).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let variable = || std::env::var_os(wanted.variable).filter(|path| !path.is_empty()).map(PathBuf::from);
     let path = wanted.named.clone().or_else(variable).filter(|_| config.backend != Backend::Python)?;
     Some(if path.is_dir() { path.join(wanted.file) } else { path })
 }

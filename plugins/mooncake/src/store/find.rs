@@ -52,10 +52,5 @@ pub fn load(config: &Config, library: Option<&Path>) -> Result<Box<dyn Library>>
 /// As [`load`].
 pub fn check(config: &Config, library: Option<&Path>) -> Result<()> {
     let wanted = wanted(library);
-    search(
-        &wanted,
-        config,
-        |path| look_at(path, &config.preloads(), NAMES),
-        |probe| probe.store().map(drop),
-    )
+    search(&wanted, config, |path| look_at(path, &config.preloads(), NAMES), |probe| probe.store().map(drop))
 }

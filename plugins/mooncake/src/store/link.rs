@@ -144,6 +144,11 @@ impl Link {
         self.changed.notify_all();
     }
 
+    /// Whether no call runs.
+    pub fn is_quiet(&self) -> bool {
+        locked(&self.state).calls == 0
+    }
+
     /// Whether no call begins any more.
     pub fn is_stopping(&self) -> bool {
         locked(&self.state).stopping
