@@ -38,10 +38,8 @@ pub struct Ticket {
     pub batch: u64,
     /// Runs in it.
     pub runs: u32,
-    /// Of which so many have ended,
+    /// Of which so many, from the first on, are done.
     pub ended: u32,
-    /// and so many badly.
-    pub failed: u32,
 }
 
 /// How a ticket stands.
@@ -51,7 +49,7 @@ pub enum State {
     Running,
     /// Everything is in the peer's memory.
     Done,
-    /// Nothing is worked on any more, and something failed.
+    /// Something failed. Others may go on until the engine ends.
     Failed,
 }
 

@@ -229,7 +229,8 @@ impl CEngine {
             }
             match status.status {
                 COMPLETED => {}
-                code if ENDED_BADLY.contains(&code) => ticket.failed += 1,
+                // The rest goes on until the engine ends, which is the caller's answer; the batch goes with it.
+                code if ENDED_BADLY.contains(&code) => return State::Failed,
                 _ => return State::Running,
             }
             ticket.ended += 1;
@@ -238,7 +239,7 @@ impl CEngine {
         if unsafe { (self.api.freeBatchID)(self.handle, ticket.batch) } != 0 {
             return State::Running;
         }
-        if ticket.failed > 0 { State::Failed } else { State::Done }
+        State::Done
     }
 }
 
@@ -304,7 +305,7 @@ impl Engine for CEngine {
             let _kept = unsafe { (self.api.freeBatchID)(self.handle, batch) };
             return must("submitTransfer", code);
         }
-        tickets.push(Ticket { batch, runs: requests.len() as u32, ended: 0, failed: 0 });
+        tickets.push(Ticket { batch, runs: requests.len() as u32, ended: 0 });
         Ok(())
     }
 

@@ -159,10 +159,15 @@ impl Engine for PythonEngine {
     }
 
     fn open(&self, session: &str) -> Result<Target, String> {
-        let target = Target { session: session.to_owned(), segment: 0 };
-        self.interpreter
-            .with(|gil| must(gil, "send_probe", self.call(gil, |m| &m.probe, &[Value::Text(session)])))
-            .map(|()| target)
+        self.interpreter.with(|gil| {
+            must(gil, "send_probe", self.call(gil, |m| &m.probe, &[Value::Text(session)]))?;
+            // The first write asks the peer for its addresses, and waits for the answer however long that takes. So the first
+            // is one of no bytes, while nobody else waits.
+            let [nothing, write] = [Value::Unsigned(0), Value::Object(&self.opcode)];
+            let arguments = [Value::Text(session), nothing, nothing, nothing, write];
+            must(gil, "transfer_sync", self.call(gil, |m| &m.transfer, &arguments))
+        })?;
+        Ok(Target { session: session.to_owned(), segment: 0 })
     }
 
     fn submit(&self, to: &Target, runs: &[Run], tickets: &mut Vec<Ticket>) -> Result<(), String> {
@@ -180,7 +185,7 @@ impl Engine for PythonEngine {
                 if batch == 0 || batch as i64 == -1 {
                     return Err("Mooncake's batch_transfer_async_write refused".to_owned());
                 }
-                tickets.push(Ticket { batch, runs: 1, ended: 0, failed: 0 });
+                tickets.push(Ticket { batch, runs: 1, ended: 0 });
             }
             Ok(())
         })

@@ -151,7 +151,8 @@ impl Service {
         let link = Arc::new(Link { peer: Arc::new(peer), report: std::sync::Mutex::default() });
         connecting.link = Some(link.clone());
         let shared = self.shared.clone();
-        let spawned = self.shared.spawn("mooncake-link", move || link::run(shared, link, courier, &door));
+        let spawned =
+            self.shared.spawn_alone("mooncake-link", move || link::run(shared, link, courier, &door));
         if let Err(error) = spawned {
             self.connecting.swap_remove(at).fail(error);
             self.say(instance, number, Body::Cut);

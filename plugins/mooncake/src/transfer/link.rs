@@ -79,7 +79,8 @@ pub struct Runner {
     lively: Instant,
 }
 
-/// Runs a link on this thread, from its engine's start to its end.
+/// Runs a link on this thread, from its engine's start to its end. The end of the instance waits for it from when the door
+/// was found: until then a peer that is stopped may keep it, and it knows no memory.
 pub fn run(shared: Arc<Shared>, link: Arc<Link>, courier: Arc<Courier>, door: &str) {
     let id = link.peer.id.0;
     let made = shared.driver.engine().and_then(|engine| engine.open(door).map(|target| (engine, target)));
@@ -87,6 +88,10 @@ pub fn run(shared: Arc<Shared>, link: Arc<Link>, courier: Arc<Courier>, door: &s
         Ok(made) => made,
         Err(why) => return shared.tell(Event::LinkOpened { id, opened: Err(why) }),
     };
+    let _waited_for = shared.count();
+    if shared.is_stopping() {
+        return;
+    }
     shared.tell(Event::LinkOpened { id, opened: Ok(()) });
     let mut runner = Runner {
         shared,

@@ -274,14 +274,19 @@ impl Shared {
     /// # Errors
     /// When there is no thread to be had.
     pub fn spawn(self: &Arc<Self>, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
-        *locked(&self.threads) += 1;
         // Counted down when the closure goes, also when it panics, or never ran.
-        let over = Over(self.clone());
+        let over = self.count();
         let counted = move || {
             let _over = over;
             run();
         };
         self.spawn_alone(name, counted)
+    }
+
+    /// Counts this thread among those that are waited for, until the guard goes.
+    pub fn count(self: &Arc<Self>) -> Over {
+        *locked(&self.threads) += 1;
+        Over(self.clone())
     }
 
     /// As [`spawn`](Self::spawn), and is not waited for: it may be kept by a peer that is stopped, and touches no memory of
@@ -305,8 +310,8 @@ impl Shared {
     }
 }
 
-/// A thread that is counted.
-struct Over(Arc<Shared>);
+/// A thread that is waited for at the end.
+pub struct Over(Arc<Shared>);
 
 impl Drop for Over {
     fn drop(&mut self) {
