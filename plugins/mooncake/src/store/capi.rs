@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::client::{Client, LOCAL_BUFFER_BYTES, Library, Setup, Span};
+use crate::search::whole;
 
 /// `mooncake_replicate_config_t`. None of ours has more than one replica, which is what a null pointer asks for.
 enum ReplicateConfig {}
@@ -60,9 +61,9 @@ impl CLibrary {
     /// What the loader says.
     pub fn load(path: &Path) -> Result<Self, String> {
         // SAFETY: whoever names a library vouches for it; its constructors are Mooncake's own.
-        let library = unsafe { libloading::Library::new(path) }.map_err(|error| error.to_string())?;
+        let library = unsafe { libloading::Library::new(path) }.map_err(|error| whole(&error))?;
         // SAFETY: a library with these names in it is Mooncake Store's.
-        let symbols = unsafe { Symbols::find(&library) }.map_err(|error| error.to_string())?;
+        let symbols = unsafe { Symbols::find(&library) }.map_err(|error| whole(&error))?;
         // Its threads and handlers of signals would outlive it.
         std::mem::forget(library);
         Ok(Self { path: path.to_owned(), symbols: Arc::new(symbols) })
