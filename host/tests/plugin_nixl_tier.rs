@@ -281,7 +281,8 @@ fn check_says_what_is_missing_for_the_tier() {
         std::fs::write(&file, config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
         command.args(["plugins", "check", "--executor", "synthetic", "--plugins", "nixl", "--plugins-dir"]);
-        command.arg(plugins.path()).arg("--config").arg(file).env_remove("NIXL_PLUGIN_DIR");
+        command.arg(plugins.path()).args(["--hierarchical-cache", "--decode-radix-cache"]);
+        command.args(["--hicache-storage", "nixl"]).arg("--config").arg(file).env_remove("NIXL_PLUGIN_DIR");
         let output = command.envs(plugin_dir.map(|dir| ("NIXL_PLUGIN_DIR", dir))).output().unwrap();
         let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
         (output.status.code().unwrap(), said.concat())
@@ -303,4 +304,53 @@ fn check_says_what_is_missing_for_the_tier() {
     assert!(said.contains("OBJ") && said.contains("POSIX"), "{said}");
     let said = open(&format!("{library}[storage]\ndirectory = \"/proc/nowhere\""));
     assert!(said.contains("/proc/nowhere cannot hold pages"), "{said}");
+}
+
+#[test]
+fn a_disk_that_is_full_refuses_puts_by_name_and_takes_them_again_when_it_has_room() {
+    if nixl::library().is_none() {
+        return;
+    }
+    let above = tempfile::tempdir().unwrap();
+    let script = "set -e; mount -t tmpfs -o size=3m,mode=700 tmpfs \"$NIXL_FULL\"; exec \"$0\" inside --exact --nocapture";
+    let output = Command::new("unshare")
+        .args(["-Urm", "bash", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env("NIXL_FULL", above.path())
+        .output();
+    let Ok(output) = output else { return skip::skipped("there is no unshare") };
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    match said.contains("INSIDE") {
+        true => assert!(output.status.success() && said.contains("INSIDE DONE"), "{said}"),
+        false => skip::skipped(&format!("nothing can be mounted here: {said}")),
+    }
+}
+
+/// Not a test of its own: what runs where a small file system is mounted.
+#[test]
+fn inside() {
+    let Some(disk) = std::env::var_os("NIXL_FULL").map(PathBuf::from) else { return };
+    println!("INSIDE");
+    let mut place = place("").unwrap();
+    place.pages = tempfile::tempdir_in(disk).unwrap();
+    let library = nixl::config().unwrap();
+    place.config =
+        format!("{library}[storage]\ndirectory = {:?}\n", place.pages.path().display().to_string());
+    let tier = place.open();
+    tier.fill();
+    let ends = tier.put(0..PAGES);
+    let stored = ends.iter().filter(|end| **end == STORED).count();
+    let full = ends.iter().filter(|end| **end == ErrorCode::NO_RESOURCE.0).count();
+    assert!(stored > 0 && full > 0 && stored + full == PAGES, "{ends:?}");
+    assert_eq!((place.files().len(), place.unfinished()), (stored, 0));
+    tier.bytes().fill(0);
+    let found = tier.get(0..PAGES);
+    assert!(found.iter().zip(&ends).all(|(found, end)| (*found == FOUND) == (*end == STORED)), "{found:?}");
+    assert!((0..PAGES).all(|page| found[page] != FOUND || tier.is_right(page)));
+    place.files().iter().take(2).for_each(|file| std::fs::remove_file(file).unwrap());
+    let refused = ends.iter().position(|end| *end != STORED).unwrap();
+    tier.fill();
+    assert_eq!(tier.put(refused..refused + 1), [STORED]);
+    println!("INSIDE DONE");
 }

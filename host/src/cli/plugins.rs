@@ -95,11 +95,17 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
 }
 
 /// A plugin with the roles that it will be opened for: a transfer plugin that could also store does not where another one is
-/// named for that.
+/// named for that, and one that is named for storage alone moves nothing.
 fn roles_played(settings: &Settings, manifest: &Manifest) -> Manifest {
     let mut played = manifest.clone();
-    let stores = settings.hicache_storage.as_ref() == Some(&manifest.plugin.name);
-    played.roles.retain(|role| role.kind != "tier" || stores);
+    let name = &manifest.plugin.name;
+    let stores = settings.hicache_storage.as_ref() == Some(name);
+    let moves = !stores || settings.movers().contains(name);
+    played.roles.retain(|role| match role.kind.as_str() {
+        "tier" => stores,
+        "transfer" => moves,
+        _ => true,
+    });
     played
 }
 
@@ -135,8 +141,8 @@ pub fn ask(settings: &Settings) -> Result<(), Refused> {
     for name in settings.plugins() {
         let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
         let config = config_of(settings, &name)?;
-        let roles = ["transfer", "tier", "allocator"].into_iter();
-        let played = roles.filter(|role| entry.manifest.role(role).is_some());
+        let (roles, manifest) = (["transfer", "tier", "allocator"], roles_played(settings, &entry.manifest));
+        let played = roles.into_iter().filter(|role| manifest.role(role).is_some());
         let refused = played.filter_map(|role| plugins::check_config(entry, role, &config).err());
         wrong.extend(refused.map(|error| error.to_string()).next());
     }

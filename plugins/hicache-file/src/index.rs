@@ -1,6 +1,9 @@
 //! Which page lies where: the values of each segment in the order of their records, and a table from key to record.
+//!
+//! A key may have several records, since processes that share a directory do not ask each other. The first that is learned
+//! of is the one that is served, counted and listed, the others are *copies*: known so that a delete finds them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashTable;
@@ -22,16 +25,34 @@ pub struct Hit {
 
 struct Records {
     segment: Arc<Segment>,
-    /// By number; what was removed, or is elsewhere too, has length 0.
+    /// By number; what was removed has length 0.
     values: Vec<Value>,
+    /// Which of them are copies.
+    copies: BTreeSet<u32>,
+    /// Values that are no copies.
     live: usize,
+    /// Deleted records that stay on disk until the segment is sealed: another process writes it.
+    doomed: Vec<u32>,
+}
+
+impl Records {
+    fn value(&self, number: u32) -> &Value {
+        self.values.get(number as usize).unwrap_or(&NONE)
+    }
+
+    fn serves(&self, key: &Key, number: u32) -> bool {
+        let value = self.value(number);
+        value.length > 0 && value.key == *key && !self.copies.contains(&number)
+    }
 }
 
 const NONE: Value = Value { key: Key([0; 32]), checksum: 0, block: 0, length: 0 };
 
-/// See the module. 48 bytes of a value and 9 to 18 of the table per page.
+/// See the module. 48 bytes of a value and 9 to 18 of the table per record.
 pub struct Index {
     table: HashTable<(u32, u32)>,
+    /// How many of the table are copies.
+    copies: usize,
     segments: BTreeMap<u32, Records>,
     last: u32,
     bytes: u64,
@@ -47,14 +68,14 @@ fn hash(key: &Key) -> u64 {
 
 /// The hash of the key whose record this is.
 fn hash_at(segments: &BTreeMap<u32, Records>, (segment, number): (u32, u32)) -> u64 {
-    let value = segments.get(&segment).and_then(|records| records.values.get(number as usize));
-    hash(&value.unwrap_or(&NONE).key)
+    hash(&segments.get(&segment).map_or(&NONE, |records| records.value(number)).key)
 }
 
 impl Index {
     pub fn new() -> Self {
         Self {
             table: HashTable::new(),
+            copies: 0,
             segments: BTreeMap::new(),
             last: 0,
             bytes: 0,
@@ -63,8 +84,9 @@ impl Index {
         }
     }
 
+    /// Pages, however many copies there are of each.
     pub fn len(&self) -> usize {
-        self.table.len()
+        self.table.len() - self.copies
     }
 
     /// Room for so many pages more, so that the table does not grow again and again.
@@ -85,47 +107,56 @@ impl Index {
     pub fn add(&mut self, make: impl FnOnce(u32) -> Arc<Segment>) -> Arc<Segment> {
         self.last += 1;
         let segment = make(self.last);
-        let records = Records { segment: segment.clone(), values: Vec::new(), live: 0 };
+        let records = Records {
+            segment: segment.clone(),
+            values: Vec::new(),
+            copies: BTreeSet::new(),
+            live: 0,
+            doomed: Vec::new(),
+        };
         self.segments.insert(self.last, records);
         segment
     }
 
     fn place(&self, key: &Key) -> Option<(u32, u32)> {
-        let same = |&(segment, number): &(u32, u32)| self.value(segment, number).key == *key;
-        self.table.find(hash(key), same).copied()
-    }
-
-    fn value(&self, segment: u32, number: u32) -> &Value {
-        self.segments.get(&segment).and_then(|records| records.values.get(number as usize)).unwrap_or(&NONE)
+        let serves = |&(segment, number): &(u32, u32)| {
+            self.segments.get(&segment).is_some_and(|records| records.serves(key, number))
+        };
+        self.table.find(hash(key), serves).copied()
     }
 
     pub fn find(&self, key: &Key) -> Option<Hit> {
         let (segment, number) = self.place(key)?;
         let records = self.segments.get(&segment)?;
-        let value = *records.values.get(number as usize)?;
-        Some(Hit { segment: records.segment.clone(), number, value })
+        Some(Hit { segment: records.segment.clone(), number, value: *records.value(number) })
     }
 
-    /// Adds a record of a segment that was added. False when the key is known already, or there is no room.
+    /// Adds a record of a segment that was added, once. False when it is a copy, or there is no room.
     pub fn insert(&mut self, segment: u32, number: u32, value: Value) -> bool {
-        let known = self.place(&value.key).is_some() || self.table.len() >= MOST_PAGES;
+        let is_copy = self.place(&value.key).is_some();
+        let is_full = self.table.len() >= MOST_PAGES;
         let Some(records) = self.segments.get_mut(&segment) else { return false };
         if records.values.len() <= number as usize {
             records.values.resize(number as usize + 1, NONE);
         }
-        if known {
+        if is_full {
             return false;
         }
         records.values[number as usize] = value;
-        records.live += 1;
-        self.bytes += u64::from(value.length);
+        if is_copy {
+            records.copies.insert(number);
+            self.copies += 1;
+        } else {
+            records.live += 1;
+            self.bytes += u64::from(value.length);
+        }
         let Self { table, segments, .. } = self;
         let hasher = |place: &(u32, u32)| hash_at(segments, *place);
         table.insert_unique(hash(&value.key), (segment, number), hasher);
-        true
+        !is_copy
     }
 
-    /// Forgets a page if it still lies there.
+    /// Forgets a record if it still is there.
     pub fn remove(&mut self, key: &Key, segment: u32, number: u32) -> bool {
         let Ok(entry) = self.table.find_entry(hash(key), |place| *place == (segment, number)) else {
             return false;
@@ -134,11 +165,47 @@ impl Index {
         if let Some(records) = self.segments.get_mut(&segment)
             && let Some(value) = records.values.get_mut(number as usize)
         {
-            self.bytes -= u64::from(value.length);
-            records.live -= 1;
+            if records.copies.remove(&number) {
+                self.copies -= 1;
+            } else {
+                self.bytes -= u64::from(value.length);
+                records.live -= 1;
+            }
             *value = NONE;
         }
         true
+    }
+
+    /// Forgets all records of a key: their segments and numbers.
+    pub fn remove_all(&mut self, key: &Key) -> Vec<(Arc<Segment>, u32)> {
+        let of_key = |&&(segment, number): &&(u32, u32)| {
+            self.segments.get(&segment).is_some_and(|records| records.value(number).key == *key)
+        };
+        let places: Vec<(u32, u32)> = self.table.iter_hash(hash(key)).filter(of_key).copied().collect();
+        let segment = |&(segment, number): &(u32, u32)| {
+            self.segments.get(&segment).map(|records| (records.segment.clone(), number))
+        };
+        let removed = places.iter().filter_map(segment).collect();
+        for (segment, number) in places {
+            self.remove(key, segment, number);
+        }
+        removed
+    }
+
+    /// Remembers that a record is to go once its segment is sealed; false when it is sealed, or not there any more.
+    pub fn doom(&mut self, segment: u32, number: u32) -> bool {
+        match self.segments.get_mut(&segment) {
+            Some(records) if !records.segment.is_sealed() => {
+                records.doomed.push(number);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What was remembered of a segment that is sealed now.
+    pub fn take_doomed(&mut self, segment: u32) -> Vec<u32> {
+        self.segments.get_mut(&segment).map(|records| std::mem::take(&mut records.doomed)).unwrap_or_default()
     }
 
     /// Forgets a segment; how many pages went with it.
@@ -148,7 +215,11 @@ impl Index {
             let place = (id, number as u32);
             if let Ok(entry) = self.table.find_entry(hash(&value.key), |found| *found == place) {
                 entry.remove();
-                self.bytes -= u64::from(value.length);
+                if records.copies.contains(&place.1) {
+                    self.copies -= 1;
+                } else {
+                    self.bytes -= u64::from(value.length);
+                }
             }
         }
         records.live
@@ -160,7 +231,7 @@ impl Index {
         for (id, records) in self.segments.range(segment..) {
             let from = if *id == segment { number as usize } else { 0 };
             for (at, value) in records.values.iter().enumerate().skip(from) {
-                if value.length == 0 {
+                if value.length == 0 || records.copies.contains(&(at as u32)) {
                     continue;
                 }
                 if count == keys.len() {
@@ -197,7 +268,7 @@ mod tests {
         let (a, b) = (add(&mut index), add(&mut index));
         for n in 0..1000 {
             assert!(index.insert(a, n, value(n)));
-            assert!(!index.insert(b, n, value(n)), "known already");
+            assert!(!index.insert(b, n, value(n)), "a copy");
         }
         for n in 1000..1500 {
             assert!(index.insert(b, n, value(n)));
@@ -209,6 +280,14 @@ mod tests {
         assert_eq!(index.drop_segment(a), 999);
         assert_eq!((index.len(), index.bytes()), (500, 5000));
         assert!((0..1000).all(|n| index.find(&value(n).key).is_none()));
+        let copies = (0..1000).filter(|n| n % 2 == 0);
+        assert!(
+            copies.clone().all(|n| index.remove_all(&value(n).key).len() == 1),
+            "copies outlive the first"
+        );
+        assert!(copies.clone().all(|n| index.insert(b, n, value(n))));
+        assert!(copies.clone().all(|n| index.remove_all(&value(n).key).len() == 1));
+        assert_eq!((index.len(), index.bytes()), (500, 5000));
         let (mut seen, mut place) = (Vec::new(), Some((0, 0)));
         while let Some((segment, number)) = place {
             let mut keys = [Key::default(); 7];

@@ -32,10 +32,21 @@ const AHEAD: usize = 4;
 const CHUNK: usize = 1024;
 
 /// What is known of a segment's files.
-pub(crate) struct Known {
-    pub segment: Option<Arc<Segment>>,
-    /// The record to read next; none when there will be no more.
-    next: Option<u32>,
+pub(crate) enum Known {
+    /// They are no segment of this version.
+    Unreadable,
+    /// Somebody may append to it: the record to read next.
+    Open(Arc<Segment>, u32),
+    Sealed(Arc<Segment>),
+}
+
+impl Known {
+    pub fn segment(&self) -> Option<&Arc<Segment>> {
+        match self {
+            Self::Unreadable => None,
+            Self::Open(segment, _) | Self::Sealed(segment) => Some(segment),
+        }
+    }
 }
 
 /// See the module.
@@ -45,6 +56,8 @@ pub struct Keeper<'a> {
     listed: Option<((i64, u64), Instant)>,
     refreshed: Instant,
     touched: Instant,
+    /// Until when the space of evicted segments is waited for, instead of evicting more.
+    pub(crate) awaited: Option<Instant>,
     /// What the gauges say of this instance: pages, bytes, segments.
     shown: [u64; 3],
     /// The last trouble that was logged, so that it is logged once.
@@ -61,6 +74,7 @@ pub fn run(store: &Store, stop: &AtomicBool) {
         listed: None,
         refreshed: now,
         touched: now,
+        awaited: None,
         shown: [0; 3],
         trouble: None,
         started: now,
@@ -68,6 +82,7 @@ pub fn run(store: &Store, stop: &AtomicBool) {
     keeper.refresh(true);
     keeper.stop_waiting();
     locked(&store.index).complete = true;
+    store.queue.unpark();
     keeper.fit();
     while !stop.load(Ordering::SeqCst) {
         keeper.attend();
@@ -171,7 +186,7 @@ impl Keeper<'_> {
                 Err(e) => self.report(Some(format!("cannot list {}: {e}", store.directory.path().display()))),
             }
         }
-        let open = self.known.iter().filter(|(_, known)| known.next.is_some() && known.segment.is_some());
+        let open = self.known.iter().filter(|(_, known)| matches!(known, Known::Open(..)));
         let open: Vec<Name> = open.map(|(name, _)| *name).collect();
         for name in open {
             if let Err(e) = self.follow(name) {
@@ -187,9 +202,7 @@ impl Keeper<'_> {
         let there: std::collections::HashSet<Name> = names.iter().copied().collect();
         let gone: Vec<Name> = self.known.keys().filter(|name| !there.contains(name)).copied().collect();
         for name in gone {
-            if let Some(Known { segment: Some(segment), .. }) = self.known.remove(&name) {
-                self.store.forget(&segment);
-            }
+            self.forget(name);
         }
         if first {
             let size = |name: &Name| self.store.directory.size(Found { name: *name, is_index: true });
@@ -218,21 +231,17 @@ impl Keeper<'_> {
         }
     }
 
+    /// Forgets a segment whose files are gone; how many pages went with it.
+    pub(crate) fn forget(&mut self, name: Name) -> usize {
+        let known = self.known.remove(&name);
+        known.as_ref().and_then(Known::segment).map_or(0, |segment| self.store.forget(segment))
+    }
+
     fn stop_waiting(&self) {
         let mut index = locked(&self.store.index);
         if std::mem::take(&mut index.loading) {
             drop(index);
             self.store.queue.unpark();
-        }
-    }
-
-    /// Data whose index is gone, if that is still so when nobody is making or removing segments.
-    fn remove_lonely(&self, names: &[Name]) {
-        let Ok(_lock) = self.store.directory.lock() else { return };
-        for name in names {
-            if self.store.directory.size(Found { name: *name, is_index: true }).is_none() {
-                self.store.directory.remove(*name);
-            }
         }
     }
 
@@ -243,7 +252,7 @@ impl Keeper<'_> {
         match read {
             Ok(records) => {
                 let segment = locked(&store.index).add(|id| Segment::new(id, name, None));
-                self.known.insert(name, Known { segment: Some(segment), next: Some(0) });
+                self.known.insert(name, Known::Open(segment, 0));
                 self.take(name, records);
             }
             // Being made or evicted by another process between the listing and now, or left by one that was killed then.
@@ -255,22 +264,8 @@ impl Keeper<'_> {
                 store.metrics.corrupt.add(1);
                 let path = store.directory.path().display();
                 log!(Level::WARN, "a segment in {path} is not served: {e}");
-                self.known.insert(name, Known { segment: None, next: None });
+                self.known.insert(name, Known::Unreadable);
             }
-        }
-    }
-
-    /// A segment without a header or without data, if nobody is making it now.
-    fn remove_unfinished(&self, name: Name) {
-        let directory = &self.store.directory;
-        if !directory.read_only
-            && let Ok(_lock) = directory.lock()
-            && let Ok(index) = directory.index(name, false)
-            && try_lock(&index)
-            && (length(&index).is_ok_and(|length| length < RECORD as u64)
-                || directory.size(Found { name, is_index: false }).is_none())
-        {
-            directory.remove(name);
         }
     }
 
@@ -282,7 +277,8 @@ impl Keeper<'_> {
 
     /// Adds what was read to the index.
     fn take(&mut self, name: Name, records: Records) {
-        let Some(Known { segment: Some(segment), next }) = self.known.get_mut(&name) else { return };
+        let Some(known) = self.known.get_mut(&name) else { return };
+        let Known::Open(segment, next) = known else { return };
         for chunk in records.values.chunks(CHUNK) {
             let mut index = locked(&self.store.index);
             for (number, value) in chunk {
@@ -294,45 +290,42 @@ impl Keeper<'_> {
             let path = self.store.directory.path().display();
             log!(Level::WARN, "{} records of {path}/{} are damaged", records.damaged, name.index());
         }
-        *next = Some(records.next);
+        *next = records.next;
         if records.sealed {
-            *next = None;
-            segment.set_sealed();
+            self.store.sealed(segment);
+            *known = Known::Sealed(segment.clone());
         }
     }
 
     /// Looks for more in a segment without a seal, and seals it if its writer is gone.
     fn follow(&mut self, name: Name) -> io::Result<()> {
-        let Some(Known { next: Some(next), .. }) = self.known.get(&name) else { return Ok(()) };
+        let Some(Known::Open(_, next)) = self.known.get(&name) else { return Ok(()) };
         let next = *next;
         let index = self.store.directory.index(name, !self.store.directory.read_only)?;
         if length(&index)? >= position(next) + RECORD as u64 {
             let records = self.read(&index, name, next)?;
             self.take(name, records);
         }
-        if !self.store.directory.read_only && self.known.get(&name).is_some_and(|known| known.next.is_some())
-        {
-            self.adopt(name, &index)?;
+        match self.known.get(&name) {
+            Some(Known::Open(_, next)) if !self.store.directory.read_only => self.adopt(name, &index, *next),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// Seals a segment whose writer is gone.
-    fn adopt(&mut self, name: Name, index: &OwnedFd) -> io::Result<()> {
+    /// Seals a segment whose writer is gone. What was read of it are the records before `next`.
+    fn adopt(&mut self, name: Name, index: &OwnedFd, next: u32) -> io::Result<()> {
         if !try_lock(index) {
             return Ok(());
         }
         // Nobody makes a segment now, so that what is not locked has no writer; and what was written before is read.
         let _lock = self.store.directory.lock()?;
-        let records = self.read(index, name, 0)?;
+        let mut records = self.read(index, name, 0)?;
         if records.sealed {
             return Ok(());
         }
         if records.values.is_empty() {
             self.store.directory.remove(name);
-            if let Some(Known { segment: Some(segment), .. }) = self.known.remove(&name) {
-                self.store.forget(&segment);
-            }
+            self.forget(name);
             return Ok(());
         }
         let data = self.store.directory.data_to_cut(name)?;
@@ -348,6 +341,8 @@ impl Keeper<'_> {
             name.index(),
             records.values.len()
         );
+        // What was known before may have been deleted since.
+        records.values.retain(|(number, _)| *number >= next);
         self.take(name, Records { sealed: true, damaged: 0, ..records });
         Ok(())
     }
@@ -356,17 +351,28 @@ impl Keeper<'_> {
         let store = self.store;
         store.writer.seal(store.config.fsync, |open: &OpenSegment, sealed| {
             let name = open.segment.name;
-            match sealed {
-                Ok(true) => open.segment.set_sealed(),
+            // Its descriptor goes with its writer; who reads it opens it again, within the bound on open files.
+            store.files.close(&open.segment);
+            let known = match sealed {
+                Ok(true) => {
+                    store.sealed(&open.segment);
+                    Known::Sealed(open.segment.clone())
+                }
                 Ok(false) => {
                     store.directory.remove(name);
                     store.forget(&open.segment);
                     return;
                 }
-                // It is served as it is, and adopted by whoever comes next.
-                Err(e) => log!(Level::WARN, "cannot seal {}: {e}", name.index()),
-            }
-            self.known.insert(name, Known { segment: Some(open.segment.clone()), next: None });
+                // Its lock goes with its writer, so it is adopted by whoever looks next: by us.
+                Err(e) => {
+                    log!(Level::WARN, "cannot seal {}, which is tried again: {e}", name.index());
+                    Known::Open(open.segment.clone(), open.next())
+                }
+            };
+            self.known.insert(name, known);
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

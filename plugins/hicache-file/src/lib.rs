@@ -35,7 +35,7 @@
 //!
 //! # Reading
 //!
-//! The index in memory (60 bytes per page) says where a key lies; the value goes straight into the host's memory, then its
+//! The index in memory (60 bytes per record) says where a key lies; the value goes straight into the host's memory, then its
 //! checksum is computed. A wrong one, or less than the record promised, ends the get in `IO` (it has written to memory, so
 //! that `MISSING` would be a lie), is counted, and removes the page: from then on it is `MISSING` and can be put again.
 //!
@@ -58,10 +58,13 @@
 //! | evicted | name is gone | | reads in flight end well, the file is open; within `refresh_ms` its keys are forgotten |
 //! | data without index | | | left by a crash between two unlinks: unlinked under the directory's lock |
 //! | unreadable | header wrong | | not served, counted as corrupt, evicted in its turn |
+//! | of unknown state | its index cannot be opened, or its lock cannot be asked for | | left alone |
 //!
-//! Two processes that put one key store it twice, and each index keeps the first it learns of; both are right. A delete
-//! holds for this process at once and on disk unless another process's open segment has the key; others forget it when they
-//! load the segment the next time. On a file system whose locks do not reach other machines a living writer may be taken
+//! Two processes that put one key store it twice, and each index serves the first it learns of; both are right. A delete
+//! takes all records of the key that this process knows, the copies too: from its own memory at once, from sealed segments and its own
+//! at once, from another's open segment when this process learns that it is sealed. It waits until everything that was there at
+//! opening is known. Others forget the page when they load its segment the next time. A segment that could not be sealed is tried
+//! again as if its writer were gone. On a file system whose locks do not reach other machines a living writer may be taken
 //! for dead, and what it publishes later is not seen by others until it is read again: pages are lost, none is wrong.
 //!
 //! # Eviction
@@ -69,7 +72,8 @@
 //! Who makes a segment first takes the directory's lock and adds up what is there. While a full segment more would pass
 //! `size_limit_mib` or 32768 segments, or leave less than `free_floor_mib` free, the segment goes that was used longest ago: by the
 //! modification time of its data file, which readers renew every 5 s for segments that had hits. So the order survives
-//! restarts and is the same for all. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again after a second.
+//! restarts and is the same for all. Evicted files take their space until the last process that reads them has let go, so no more is
+//! evicted at once than would be enough; if there is no room then, puts are refused for 5 s before more goes. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again after a second.
 //! The limit holds at every moment, for all processes together.
 //!
 //! # Flow

@@ -1,13 +1,17 @@
 //! Batches between the host's threads and ours: slots, and room for every completion, allocated once.
 
-use std::collections::VecDeque;
+mod batch;
+mod state;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Key, Memory, RegionId, Result, Tag, TierCompletion, TierPage};
 
-use crate::memory::{Regions, Span};
+pub use batch::{Claimed, Ended, Kind};
+use state::State;
+
 use crate::metrics::Metrics;
 use crate::waker::{Waker, clear, new_event, signal};
 
@@ -21,85 +25,6 @@ const DEREGISTER_PATIENCE: Duration = Duration::from_secs(30);
 /// Locks, also after a thread panicked: what our locks guard is consistent between statements.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Exists,
-    Get,
-    Put,
-    Delete,
-}
-
-impl Kind {
-    /// Kinds that wait in one line: what needs no data, gets, puts.
-    fn line(self) -> usize {
-        match self {
-            Self::Exists | Self::Delete => 0,
-            Self::Get => 1,
-            Self::Put => 2,
-        }
-    }
-}
-
-/// One page that a thread of ours works on.
-#[derive(Clone, Copy, Debug)]
-pub struct Claimed {
-    pub kind: Kind,
-    pub slot: u32,
-    pub page: u32,
-    pub what: TierPage,
-    /// Its memory, of gets and puts.
-    pub span: Option<Span>,
-}
-
-/// How a page ended.
-#[derive(Clone, Copy, Debug)]
-pub struct Ended {
-    pub page: Claimed,
-    pub status: i32,
-    pub bytes: u64,
-}
-
-impl Claimed {
-    pub fn ended(self, status: i32, bytes: u64) -> Ended {
-        Ended { page: self, status, bytes }
-    }
-
-    pub fn failed(self, code: ErrorCode) -> Ended {
-        self.ended(code.0, 0)
-    }
-}
-
-struct Slot {
-    kind: Kind,
-    tag: Tag,
-    pages: Vec<TierPage>,
-    /// The first page that nobody has claimed.
-    next: u32,
-    /// Pages without a completion.
-    unfinished: u32,
-    /// Pages whose completion the host has not fetched.
-    unpolled: u32,
-    cancelled: bool,
-}
-
-/// Pages in one line: batches not fully claimed, and pages that were given back.
-struct Line {
-    batches: VecDeque<u32>,
-    again: VecDeque<(u32, u32)>,
-}
-
-struct State {
-    slots: Box<[Slot]>,
-    free: Vec<u32>,
-    lines: [Line; 3],
-    parked: VecDeque<(u32, u32)>,
-    done: VecDeque<(u32, TierCompletion)>,
-    regions: Regions,
-    /// Counts gets since the last put was claimed, so that neither starves.
-    gets: u32,
-    closed: bool,
 }
 
 /// See the module. Its lock is held for microseconds, never across a read or write of a file.
@@ -116,15 +41,6 @@ pub struct Queue {
     metrics: Metrics,
 }
 
-impl State {
-    fn finish(&mut self, slot: u32, page: u32, status: i32, bytes: u64) {
-        let of = &mut self.slots[slot as usize];
-        of.unfinished -= 1;
-        let tag = of.tag.0;
-        self.done.push_back((slot, TierCompletion { tag, page, status, bytes }));
-    }
-}
-
 impl Queue {
     pub fn new(
         max_batches: u32,
@@ -133,31 +49,8 @@ impl Queue {
         wakers: usize,
         metrics: Metrics,
     ) -> Result<Self> {
-        let batches = max_batches as usize;
-        let pages = batches * max_pages as usize;
-        let slot = |_| Slot {
-            kind: Kind::Exists,
-            tag: Tag(0),
-            pages: Vec::with_capacity(max_pages as usize),
-            next: 0,
-            unfinished: 0,
-            unpolled: 0,
-            cancelled: false,
-        };
-        let line =
-            || Line { batches: VecDeque::with_capacity(batches), again: VecDeque::with_capacity(pages) };
-        let state = State {
-            slots: (0..max_batches).map(slot).collect(),
-            free: (0..max_batches).rev().collect(),
-            lines: [line(), line(), line()],
-            parked: VecDeque::with_capacity(pages),
-            done: VecDeque::with_capacity(pages),
-            regions: Regions::default(),
-            gets: 0,
-            closed: false,
-        };
         Ok(Self {
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(max_batches, max_pages)),
             work: Condvar::new(),
             released: Condvar::new(),
             wakers: (0..wakers).map(|_| Waker::new()).collect::<Result<_>>()?,
@@ -254,7 +147,7 @@ impl Queue {
         for &line in order {
             let mut bytes = 0;
             while claim.len() < CLAIM_PAGES
-                && let Some((slot, page)) = next_page(state, line, claim.is_empty(), CLAIM_BYTES - bytes)
+                && let Some((slot, page)) = state.next_page(line, claim.is_empty(), CLAIM_BYTES - bytes)
             {
                 let of = &state.slots[slot as usize];
                 let (kind, what) = (of.kind, of.pages[page as usize]);
@@ -471,27 +364,4 @@ impl Queue {
         self.wakers.iter().for_each(|waker| signal(&waker.fd));
         self.work.notify_all();
     }
-}
-
-/// The next page of a line, if its bytes fit or it is the first of a claim.
-fn next_page(state: &mut State, line: usize, first: bool, room: u64) -> Option<(u32, u32)> {
-    let fits = |page: &TierPage| first || line == 0 || u64::from(page.length) <= room;
-    if let Some((slot, page)) = state.lines[line].again.front().copied() {
-        // Kinds differ in the first line only, and there a claim may mix them: each page says its own.
-        return fits(&state.slots[slot as usize].pages[page as usize]).then(|| {
-            state.lines[line].again.pop_front();
-            (slot, page)
-        });
-    }
-    let slot = *state.lines[line].batches.front()?;
-    let of = &mut state.slots[slot as usize];
-    let page = of.next;
-    if !fits(&of.pages[page as usize]) {
-        return None;
-    }
-    of.next += 1;
-    if of.next as usize == of.pages.len() {
-        state.lines[line].batches.pop_front();
-    }
-    Some((slot, page))
 }

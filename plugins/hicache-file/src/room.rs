@@ -1,4 +1,5 @@
-//! What the keeper does under the directory's lock so that there is room: it makes segments and evicts old ones.
+//! What the keeper does under the directory's lock so that there is room: it makes segments, evicts old ones,
+//! and clears away what a crash left of others.
 
 use std::collections::HashMap;
 use std::io;
@@ -7,10 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use host_plugin_api::{ErrorCode, Level, log};
 
-use crate::backing::{DirectoryLock, try_lock};
+use crate::backing::{DirectoryLock, Found, length, try_lock};
 use crate::config::Fsync;
 use crate::format::{Name, RECORD};
-use crate::keeper::{Keeper, Known};
+use crate::keeper::Keeper;
 use crate::queue::locked;
 use crate::segment::Segment;
 use crate::store::{code_of, is_full};
@@ -18,6 +19,9 @@ use crate::writer::OpenSegment;
 
 /// How long puts are refused before a segment is asked for again.
 const REFUSAL: Duration = Duration::from_secs(1);
+/// How long the space of evicted segments is waited for. Files that are unlinked take their space until the last process that
+/// has them open has let go of them, which others do when they look at the directory the next time.
+const SETTLING: Duration = Duration::from_secs(5);
 /// Most segments of a directory, however small.
 const MOST_SEGMENTS: usize = 32_768;
 
@@ -67,13 +71,22 @@ impl Keeper<'_> {
         let birth = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let name = Name { birth: birth.as_micros() as u64, random: u64::from_ne_bytes(random) };
         self.make_room(footprint(size, 0), &lock)?;
+        let mut evicted = 0;
         let made = loop {
             match store.directory.make(name, size, &lock) {
-                // The file system says less than it keeps: what is old goes, one by one.
-                Err(e) if is_full(&e) && self.evict_oldest(&lock) => {}
+                // The file system says less than it keeps: what is old goes, one by one, as much as is asked for.
+                Err(e) if is_full(&e) && evicted < footprint(size, 0) && !self.is_settling() => {
+                    match self.evict_oldest(&lock) {
+                        Some(bytes) => evicted += bytes,
+                        None => break Err(e),
+                    }
+                }
                 made => break made,
             }
         };
+        if made.is_err() && evicted > 0 {
+            self.awaited = Some(Instant::now() + SETTLING);
+        }
         let (index, data) = made.map_err(|e| failed(&e))?;
         if store.config.fsync == Fsync::Always {
             store.directory.sync().map_err(|e| failed(&e))?;
@@ -107,14 +120,25 @@ impl Keeper<'_> {
         let (sizes, mut sum) = self.sizes().map_err(failed)?;
         let mut sizes = sizes.into_iter();
         let config = &self.store.config;
+        let (before, mut evicted) = (self.store.directory.free().map_err(failed)?, 0);
         loop {
             let free = self.store.directory.free().map_err(failed)?;
+            let needed = config.free_floor() + bytes;
             let short = if sum + bytes > config.size_limit() {
                 format!("size_limit_mib = {} is reached", config.size_limit_mib)
             } else if sizes.len() >= MOST_SEGMENTS {
                 format!("{MOST_SEGMENTS} segments are there")
-            } else if free < config.free_floor() + bytes {
-                format!("{} MiB are free, free_floor_mib is {}", free >> 20, config.free_floor_mib)
+            } else if free < needed {
+                let text =
+                    format!("{} MiB are free, free_floor_mib is {}", free >> 20, config.free_floor_mib);
+                if evicted > 0 && before + evicted >= needed {
+                    self.awaited = Some(Instant::now() + SETTLING);
+                }
+                if self.is_settling() {
+                    let text = format!("{text}, and the space of evicted segments is not free yet");
+                    return Err((ErrorCode::NO_RESOURCE, text));
+                }
+                text
             } else {
                 return Ok(());
             };
@@ -122,33 +146,64 @@ impl Keeper<'_> {
                 return Err((ErrorCode::NO_RESOURCE, format!("{short}, and nothing is left to evict")));
             };
             sum -= size;
+            evicted += size;
             log!(Level::DEBUG, "evicted {}: {short}", name.index());
         }
     }
 
-    fn evict_oldest(&mut self, lock: &DirectoryLock) -> bool {
-        self.sizes().is_ok_and(|(sizes, _)| sizes.into_iter().any(|(name, _)| self.evict(name, lock)))
+    /// Whether enough was evicted a moment ago, and its space is not there yet.
+    fn is_settling(&self) -> bool {
+        self.awaited.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Removes a segment, unless somebody writes it.
+    /// The bytes of the segment that went.
+    fn evict_oldest(&mut self, lock: &DirectoryLock) -> Option<u64> {
+        let (sizes, _) = self.sizes().ok()?;
+        sizes.into_iter().find(|(name, _)| self.evict(*name, lock)).map(|(_, bytes)| bytes)
+    }
+
+    /// Removes a segment, unless somebody writes it, or nobody can say whether somebody does.
     fn evict(&mut self, name: Name, _lock: &DirectoryLock) -> bool {
         let store = self.store;
         if store.writer.knows(name).is_some() {
             return false;
         }
         match store.directory.index(name, false) {
-            Ok(index) if !try_lock(&index) => return false,
-            _ => {}
+            Ok(index) if try_lock(&index) => {}
+            // Data that a crash between two unlinks left.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            _ => return false,
         }
         if !store.directory.remove(name) {
             return false;
         }
-        let pages = match self.known.remove(&name) {
-            Some(Known { segment: Some(segment), .. }) => store.forget(&segment),
-            _ => 0,
-        };
+        let pages = self.forget(name);
         store.metrics.segments_evicted.add(1);
         store.metrics.pages_evicted.add(pages as u64);
         true
+    }
+
+    /// Data whose index is gone, if that is still so when nobody is making or removing segments.
+    pub fn remove_lonely(&self, names: &[Name]) {
+        let Ok(_lock) = self.store.directory.lock() else { return };
+        for name in names {
+            if self.store.directory.size(Found { name: *name, is_index: true }).is_none() {
+                self.store.directory.remove(*name);
+            }
+        }
+    }
+
+    /// A segment without a header or without data, if nobody is making it now.
+    pub fn remove_unfinished(&self, name: Name) {
+        let directory = &self.store.directory;
+        if !directory.read_only
+            && let Ok(_lock) = directory.lock()
+            && let Ok(index) = directory.index(name, false)
+            && try_lock(&index)
+            && (length(&index).is_ok_and(|length| length < RECORD as u64)
+                || directory.size(Found { name, is_index: false }).is_none())
+        {
+            directory.remove(name);
+        }
     }
 }

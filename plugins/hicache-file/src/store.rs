@@ -30,6 +30,8 @@ pub struct Store {
     call: Mutex<bool>,
     called: Condvar,
     broken: AtomicBool,
+    /// A ring went while the kernel worked on its runs, which may touch the host's memory whenever it likes.
+    pub abandoned: Arc<AtomicBool>,
 }
 
 impl Store {
@@ -49,6 +51,7 @@ impl Store {
             call: Mutex::new(false),
             called: Condvar::new(),
             broken: AtomicBool::new(false),
+            abandoned: Arc::default(),
             config,
         })
     }
@@ -77,19 +80,53 @@ impl Store {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// Forgets a page, here and, where that is ours to do, on disk.
-    pub fn remove(&self, key: &Key, segment: &Segment, number: u32) -> io::Result<()> {
-        if !locked(&self.index).remove(key, segment.id, number) || self.directory.read_only {
+    /// Forgets one record of a page.
+    fn remove(&self, key: &Key, segment: &Segment, number: u32) -> io::Result<()> {
+        if locked(&self.index).remove(key, segment.id, number) { self.erase(segment, number) } else { Ok(()) }
+    }
+
+    /// Forgets a page, with all records of it that are known. The first error of several.
+    pub fn delete(&self, key: &Key) -> io::Result<()> {
+        let records = locked(&self.index).remove_all(key);
+        let erased = records.iter().map(|(segment, number)| self.erase(segment, *number));
+        erased.fold(Ok(()), io::Result::and)
+    }
+
+    /// Takes a record that the index has forgotten from the disk: now, or when its segment is sealed.
+    fn erase(&self, segment: &Segment, number: u32) -> io::Result<()> {
+        if self.directory.read_only {
             return Ok(());
         }
         if let Some(open) = self.writer.open_segment(segment.id) {
             return open.erase(number);
         }
-        if segment.is_sealed() {
-            let index = self.directory.index(segment.name, true)?;
-            write_at(&index, &[0; RECORD], position(number))?;
+        if locked(&self.index).doom(segment.id, number) {
+            return Ok(());
         }
-        Ok(())
+        self.erase_sealed(segment, &[number])
+    }
+
+    fn erase_sealed(&self, segment: &Segment, numbers: &[u32]) -> io::Result<()> {
+        let index = match self.directory.index(segment.name, true) {
+            // Evicted meanwhile, and the record with it.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other?,
+        };
+        numbers.iter().try_for_each(|number| write_at(&index, &[0; RECORD], position(*number)))
+    }
+
+    /// A segment that others, or a writer of ours, had open is sealed now.
+    pub fn sealed(&self, segment: &Segment) {
+        segment.set_sealed();
+        let doomed = locked(&self.index).take_doomed(segment.id);
+        if !doomed.is_empty()
+            && !self.directory.read_only
+            && let Err(e) = self.erase_sealed(segment, &doomed)
+        {
+            let path = self.directory.path().display();
+            let (count, name) = (doomed.len(), segment.name.index());
+            log!(Level::WARN, "{count} deleted pages stay in {path}/{name}, and come back at a restart: {e}");
+        }
     }
 
     /// What was read is not what was written.

@@ -25,7 +25,7 @@ use crate::work;
 const THREADS: (usize, usize) = (2, 16);
 /// How long an instance that is dropped without a shutdown waits for its threads.
 const DROP_PATIENCE: u64 = 5000;
-/// How long who asks for all that is stored waits for the index.
+/// See [`FileTier::load_patience`].
 const LOAD_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Threads that have not ended.
@@ -54,6 +54,8 @@ pub struct FileTier {
     stop_keeper: Arc<AtomicBool>,
     running: Arc<Running>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// How long who asks for all that is stored waits for the index.
+    load_patience: Duration,
 }
 
 impl FileTier {
@@ -67,6 +69,7 @@ impl FileTier {
             stop_keeper: Arc::new(AtomicBool::new(false)),
             running: Arc::new(Running::default()),
             threads: Mutex::new(Vec::new()),
+            load_patience: LOAD_PATIENCE,
         };
         let how = if rings.is_empty() {
             format!("{threads} threads")
@@ -142,7 +145,7 @@ impl FileTier {
 
     /// The index, once it has everything that was there at opening: a part of it is no answer to what is stored.
     fn whole_index(&self) -> Result<MutexGuard<'_, Index>> {
-        let deadline = Instant::now() + LOAD_PATIENCE;
+        let deadline = Instant::now() + self.load_patience;
         loop {
             self.check_open()?;
             let index = locked(&self.store.index);
@@ -254,6 +257,10 @@ impl StorageTier for FileTier {
             // Panics of threads are caught inside.
             let _caught = thread.join();
         }
+        if self.store.abandoned.load(Ordering::SeqCst) {
+            let text = "a thread ended while the system read or wrote, which nobody will see the end of: leave the memory";
+            return Err(Error::new(ErrorCode::TIMEOUT, text));
+        }
         Ok(())
     }
 }
@@ -263,5 +270,58 @@ impl Drop for FileTier {
         if let Err(e) = self.shutdown(DROP_PATIENCE) {
             log!(Level::ERROR, "a tier was dropped, and its threads go on: {e}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(dir: &std::path::Path) -> FileTier {
+        let config = format!("dir = {dir:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8");
+        FileTier::open(&Opening { name: "test".into(), config }).unwrap()
+    }
+
+    #[test]
+    fn what_is_stored_is_told_when_all_of_it_is_known_and_not_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tier = opened(dir.path());
+        assert_eq!(tier.usage().unwrap().values, 0, "the empty directory is read");
+        tier.load_patience = Duration::ZERO;
+        locked(&tier.store.index).complete = false;
+        let mut keys = [Key::default(); 4];
+        assert_eq!(tier.usage().unwrap_err().code, ErrorCode::TIMEOUT);
+        assert_eq!(tier.scan(0, &mut keys).unwrap_err().code, ErrorCode::TIMEOUT);
+        tier.load_patience = LOAD_PATIENCE;
+        std::thread::scope(|scope| {
+            let asked = [
+                scope.spawn(|| tier.usage().unwrap().values),
+                scope.spawn(|| u64::from(tier.scan(0, &mut [Key::default(); 4]).unwrap().keys)),
+            ];
+            for number in 0..3 {
+                let mut index = locked(&tier.store.index);
+                let name = crate::format::Name { birth: number, random: number };
+                let segment = index.add(|id| crate::segment::Segment::new(id, name, None));
+                let key = Key([number as u8; 32]);
+                index.insert(segment.id, 0, crate::format::Value { key, checksum: 0, block: 0, length: 1 });
+                index.complete = number == 2;
+            }
+            assert_eq!(asked.map(|asked| asked.join().unwrap()), [3, 3]);
+        });
+        // Also when the instance ends before that.
+        locked(&tier.store.index).complete = false;
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| tier.usage().unwrap_err().code);
+            tier.store.queue.close();
+            assert_eq!(asked.join().unwrap(), ErrorCode::CLOSED);
+        });
+    }
+
+    #[test]
+    fn a_shutdown_that_leaves_the_kernel_at_work_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let tier = opened(dir.path());
+        tier.store.abandoned.store(true, Ordering::SeqCst);
+        assert_eq!(tier.shutdown(10_000).unwrap_err().code, ErrorCode::TIMEOUT);
     }
 }

@@ -2,6 +2,9 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use host_plugin_api::{Level, log};
 use io_uring::{IoUring, Probe, opcode, types};
@@ -14,6 +17,8 @@ use crate::work;
 
 /// `user_data` of the poll for new batches; runs are numbered from 0.
 const WAKE: u64 = u64::MAX;
+/// How long a kernel that is out of memory for requests is left alone.
+const BREATH: Duration = Duration::from_millis(1);
 
 /// See the module.
 pub struct Ring {
@@ -22,6 +27,8 @@ pub struct Ring {
     runs: Vec<Option<Box<Run>>>,
     free: Vec<usize>,
     polling: bool,
+    /// Set when it goes while the kernel works on runs: nobody will learn when they end.
+    abandoned: Arc<AtomicBool>,
 }
 
 impl Ring {
@@ -41,7 +48,7 @@ impl Ring {
         }
         let depth = depth as usize;
         let runs = (0..depth).map(|_| None).collect();
-        Ok(Self { ring, runs, free: (0..depth).rev().collect(), polling: false })
+        Ok(Self { ring, runs, free: (0..depth).rev().collect(), polling: false, abandoned: Arc::default() })
     }
 
     fn in_flight(&self) -> usize {
@@ -52,9 +59,18 @@ impl Ring {
     fn push(&mut self, entry: &io_uring::squeue::Entry) -> io::Result<()> {
         // SAFETY: what the entry points to lives until its completion: runs in `self.runs`, see `Drop`.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
-            self.ring.submit()?;
+            self.submit()?;
         }
         Ok(())
+    }
+
+    /// Tells the kernel of what was pushed.
+    fn submit(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() {
+            return Ok(());
+        }
+        let submitted = self.ring.submit();
+        passing(submitted)
     }
 
     fn start(&mut self, run: Box<Run>) -> Result<(), (Box<Run>, io::Error)> {
@@ -73,15 +89,25 @@ impl Ring {
         }
     }
 
-    /// Waits for a completion at least; interrupted waits are no error.
+    /// Waits for a completion at least, or for less when the kernel cannot just now.
     fn wait(&mut self) -> io::Result<()> {
-        match self.ring.submit_and_wait(1) {
-            Ok(_) => Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
-            // The completion queue is full, which emptying it cures.
-            Err(e) if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(()),
-            Err(e) => Err(e),
+        let waited = self.ring.submit_and_wait(1);
+        passing(waited)
+    }
+}
+
+/// Errors of a call that the next one may not meet are none.
+fn passing(entered: io::Result<usize>) -> io::Result<()> {
+    let Err(error) = entered else { return Ok(()) };
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        // The completion queue is full, which emptying it cures.
+        Some(Errno::INTR | Errno::BUSY) => Ok(()),
+        // No memory for requests: what is pushed stays, and what is in flight gives back its own.
+        Some(Errno::AGAIN) => {
+            std::thread::sleep(BREATH);
+            Ok(())
         }
+        _ => Err(error),
     }
 }
 
@@ -101,6 +127,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // What the kernel still works on must stay where it is.
         for run in self.runs.drain(..).flatten() {
+            self.abandoned.store(true, Ordering::SeqCst);
             Box::leak(run);
         }
     }
@@ -112,9 +139,10 @@ impl Drop for Ring {
 /// When the ring fails as a whole.
 pub fn thread(store: &Store, mut ring: Ring, number: usize) -> io::Result<()> {
     let Some(waker) = store.queue.waker(number) else { return Ok(()) };
+    ring.abandoned = store.abandoned.clone();
     let (mut claim, mut ended, mut runs) = (Vec::new(), Vec::new(), Vec::<Run>::new());
     let mut waiting: Vec<Run> = Vec::new();
-    let mut done = Vec::new();
+    let (mut done, mut finished) = (Vec::new(), Vec::new());
     loop {
         waker.arm();
         loop {
@@ -124,11 +152,16 @@ pub fn thread(store: &Store, mut ring: Ring, number: usize) -> io::Result<()> {
             }
             work::start(store, &claim, &mut ended, &mut runs);
             waiting.append(&mut runs);
-            begin(store, &mut ring, &mut waiting, &mut ended);
+            begin(store, &mut ring, &mut waiting, &mut ended)?;
             flush(store, &mut ended);
         }
-        begin(store, &mut ring, &mut waiting, &mut ended);
+        begin(store, &mut ring, &mut waiting, &mut ended)?;
         flush(store, &mut ended);
+        // Checksums are computed while the device works on what was begun just now.
+        for (run, result) in finished.drain(..) {
+            work::finish(store, run, result, &mut ended);
+            flush(store, &mut ended);
+        }
         if store.queue.is_closed() && ring.in_flight() == 0 && waiting.is_empty() {
             return Ok(());
         }
@@ -145,10 +178,9 @@ pub fn thread(store: &Store, mut ring: Ring, number: usize) -> io::Result<()> {
                 ring.polling = false;
                 waker.clear();
             } else {
-                complete(store, &mut ring, data as usize, result, &mut ended);
+                finished.extend(complete(&mut ring, data as usize, result));
             }
         }
-        flush(store, &mut ended);
     }
 }
 
@@ -157,21 +189,22 @@ fn flush(store: &Store, ended: &mut Vec<Ended>) {
     ended.clear();
 }
 
-/// Starts as many of the waiting runs as the ring has room for, first come, first served.
-fn begin(store: &Store, ring: &mut Ring, waiting: &mut Vec<Run>, ended: &mut Vec<Ended>) {
+/// Starts as many of the waiting runs as the ring has room for, first come, first served, and tells the kernel.
+fn begin(store: &Store, ring: &mut Ring, waiting: &mut Vec<Run>, ended: &mut Vec<Ended>) -> io::Result<()> {
     let count = waiting.len().min(ring.free.len());
     for run in waiting.drain(..count) {
         if let Err((run, e)) = ring.start(Box::new(run)) {
             work::finish(store, *run, Err(e), ended);
         }
     }
+    ring.submit()
 }
 
-/// The kernel's answer to the run at this place.
-fn complete(store: &Store, ring: &mut Ring, at: usize, result: i32, ended: &mut Vec<Ended>) {
+/// The kernel's answer to the run at this place; the run, if it has ended.
+fn complete(ring: &mut Ring, at: usize, result: i32) -> Option<(Run, io::Result<()>)> {
     let Some(mut run) = ring.runs.get_mut(at).and_then(Option::take) else {
         log!(Level::ERROR, "io_uring completed run {at}, which was not in flight");
-        return;
+        return None;
     };
     ring.free.push(at);
     let is = |errno: Errno| result == -errno.raw_os_error();
@@ -185,11 +218,51 @@ fn complete(store: &Store, ring: &mut Ring, at: usize, result: i32, ended: &mut 
         Err(_) => Some(Err(io::Error::from_raw_os_error(-result))),
     };
     match outcome {
-        Some(result) => work::finish(store, *run, result, ended),
-        None => {
-            if let Err((run, e)) = ring.start(run) {
-                work::finish(store, *run, Err(e), ended);
-            }
+        Some(result) => Some((*run, result)),
+        None => ring.start(run).err().map(|(run, e)| (*run, Err(e))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Name, Value};
+    use crate::memory::Buffer;
+    use crate::queue::{Claimed, Kind};
+    use crate::run::{Part, Place};
+    use crate::segment::Segment;
+
+    #[test]
+    fn a_ring_that_goes_while_the_kernel_reads_says_so_and_one_that_is_idle_does_not() {
+        let Ok(mut ring) = Ring::new(4) else { return println!("SKIPPED: no io_uring here") };
+        let (idle, read) = (Ring::new(4).unwrap(), Arc::new(AtomicBool::new(false)));
+        ring.abandoned = read.clone();
+        let unread = idle.abandoned.clone();
+        drop(idle);
+        assert!(!unread.load(Ordering::SeqCst));
+        // Nothing ever comes out of this.
+        let (end, _other) = rustix::pipe::pipe().unwrap();
+        let value = Value { key: Default::default(), checksum: 0, block: 0, length: 4096 };
+        let page = Claimed { kind: Kind::Get, slot: 0, page: 0, what: Default::default(), span: None };
+        let part = Part { page, value, number: 0, buffer: Buffer::new(4096) };
+        let segment = Segment::new(1, Name { birth: 1, random: 1 }, None);
+        let run = Run::new(Place::From(segment), Arc::new(end), vec![part]);
+        ring.start(Box::new(run)).map_err(|(_, e)| e).unwrap();
+        ring.submit().unwrap();
+        drop(ring);
+        assert!(read.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_just_now_is_asked_again() {
+        for (errno, ends) in [
+            (Errno::INTR, false),
+            (Errno::BUSY, false),
+            (Errno::AGAIN, false),
+            (Errno::BADF, true),
+            (Errno::FAULT, true),
+        ] {
+            assert_eq!(passing(Err(errno.into())).is_err(), ends, "{errno}");
         }
     }
 }

@@ -28,6 +28,10 @@ fn look_up(store: &Store, page: &Claimed, ended: &mut Vec<Ended>) {
     if page.kind == Kind::Delete && store.directory.read_only {
         return ended.push(page.failed(ErrorCode::UNSUPPORTED));
     }
+    // A segment that is still to be read may have a copy.
+    if page.kind == Kind::Delete && !crate::queue::locked(&store.index).complete {
+        return store.queue.park(page);
+    }
     match store.find(&page.what.key) {
         (None, true) => store.queue.park(page),
         (None, false) => {
@@ -41,7 +45,7 @@ fn look_up(store: &Store, page: &Claimed, ended: &mut Vec<Ended>) {
             if page.kind == Kind::Exists {
                 return ended.push(page.ended(FOUND, bytes));
             }
-            match store.remove(&page.what.key, &hit.segment, hit.number) {
+            match store.delete(&page.what.key) {
                 Ok(()) => {
                     store.metrics.deleted.add(1);
                     ended.push(page.ended(FOUND, bytes));

@@ -62,6 +62,11 @@ impl OpenSegment {
         Ok(first)
     }
 
+    /// The number that the next record gets.
+    pub fn next(&self) -> u32 {
+        locked(&self.published).next
+    }
+
     /// A write that was allocated has ended, well or not.
     pub fn ended(&self) {
         self.writing.fetch_sub(1, Ordering::SeqCst);

@@ -178,6 +178,46 @@ fn a_read_only_instance_serves_and_changes_nothing() {
     assert_eq!((taken(dir.path()), files(dir.path(), "").len()), before);
 }
 
+#[test]
+fn a_segment_that_is_full_keeps_no_descriptor_and_what_was_written_is_read_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut world = World::new(dir.path(), 1 << 20, "segment_mib = 1\nsize_limit_mib = 64\nfsync = 'never'");
+    let numbers: Vec<u64> = (0..300).collect();
+    for numbers in numbers.chunks(15) {
+        world.put_all(numbers, LENGTH);
+    }
+    let inside = dir.path().join("tier-v1");
+    let open = || {
+        let all =
+            std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fd.unwrap().path().read_link().ok());
+        all.filter(|file| file.starts_with(&inside) && file.extension().is_some_and(|e| e == "dat")).count()
+    };
+    assert!(files(dir.path(), ".dat").len() >= 19);
+    wait_until("only what is being written is open", || open() <= 2);
+    assert!(numbers.chunks(15).all(|numbers| world.found(numbers, LENGTH) == 15));
+}
+
+#[test]
+fn a_segment_of_which_nobody_can_say_whether_it_is_written_is_not_evicted() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = |limit: u32| format!("segment_mib = 1\nsize_limit_mib = {limit}\nfsync = 'never'");
+    for n in 0..6 {
+        let mut world = World::new(dir.path(), 1 << 20, &config(64));
+        world.put_all(&(n * 100..n * 100 + 15).collect::<Vec<_>>(), LENGTH);
+        world.close();
+    }
+    for (n, file) in files(dir.path(), ".dat").iter().enumerate() {
+        age(file, 1000 - n as u64);
+    }
+    // A second name: its index is not opened.
+    let oldest = files(dir.path(), ".idx").remove(0);
+    std::fs::hard_link(&oldest, dir.path().join("another name")).unwrap();
+    let world = World::new(dir.path(), 1 << 20, &config(4));
+    wait_until("the limit is kept", || taken(dir.path()) <= 4 << 20);
+    assert!(oldest.is_file() && files(dir.path(), ".idx").len() == 4, "{:?}", files(dir.path(), ".idx"));
+    world.close();
+}
+
 /// Runs the test `inside` in a mount namespace of its own, after these commands.
 fn in_namespace(dir: &Path, what: &str, commands: &str) {
     let script = format!("set -e; cd {:?}; {commands}; exec \"$0\" inside --exact --nocapture", dir);
@@ -201,6 +241,14 @@ fn in_namespace(dir: &Path, what: &str, commands: &str) {
 fn a_full_file_system_refuses_puts_by_name_evicts_what_it_can_and_recovers() {
     let dir = tempfile::tempdir().unwrap();
     in_namespace(dir.path(), "full", "mkdir m; mount -t tmpfs -o size=8m,mode=700 tmpfs m");
+}
+
+#[test]
+fn no_more_is_evicted_than_is_needed_while_others_hold_what_is_gone() {
+    for what in ["held", "held below the floor"] {
+        let dir = tempfile::tempdir().unwrap();
+        in_namespace(dir.path(), what, "mkdir m; mount -t tmpfs -o size=8m,mode=700 tmpfs m");
+    }
 }
 
 #[test]
@@ -259,6 +307,32 @@ fn inside() {
             }
             wait_until("puts go through again", || world.put(&[7], LENGTH, 0) == [STORED]);
             assert_eq!(world.found(&[7], LENGTH), 1);
+            world.close();
+        }
+        "held" | "held below the floor" => {
+            let floor = if what == "held" { "" } else { "\nfree_floor_mib = 1" };
+            let config = format!("dir = {dir:?}\nrefresh_ms = 10\n{config}{floor}");
+            let config = if what == "held" { format!("{config}\nfree_floor_mib = 0") } else { config };
+            let opening = host_plugin_api::Opening { name: "held".into(), config };
+            let mut world = World::around(host_plugin_hicache_file::open(&opening).unwrap(), 1 << 20);
+            let mut batch = 0;
+            let mut put = |world: &mut World| {
+                batch += 1;
+                let numbers: Vec<u64> = (batch * 100..batch * 100 + 15).collect();
+                world.put(&numbers, LENGTH, 0).into_iter().find(|status| *status != STORED)
+            };
+            while files(&dir, ".dat").len() < 5 {
+                assert_eq!(put(&mut world), None);
+            }
+            // Somebody who does not let go for a while.
+            let hold = |file: &std::path::PathBuf| std::fs::File::open(file).ok();
+            let held: Vec<_> = files(&dir, ".dat").iter().filter_map(hold).collect();
+            let before = files(&dir, ".dat").len();
+            wait_until("puts are refused", || put(&mut world) == Some(ErrorCode::NO_RESOURCE.0));
+            let after = files(&dir, ".dat").len();
+            assert!(after + 2 >= before && after > 3, "{after} of {before} segments are left");
+            drop(held);
+            wait_until("puts go through again", || put(&mut world).is_none());
             world.close();
         }
         _ => {

@@ -144,10 +144,37 @@ fn two_processes_that_store_the_same_pages_both_have_them() {
         said(reader, "closed");
         assert!(child.wait().unwrap().success());
     }
-    // One is deleted while the other copy is there: this process does not see it any more, also after a restart of
-    // those who had it once.
-    assert_eq!(world.delete(&[5]), [FOUND]);
-    assert_eq!(world.found(&[5], LENGTH), 0);
+    // A delete takes both copies, of what is sealed at once, of the rest when this process learns that it is.
+    let last: Vec<u64> = vec![5, 500, 999];
+    assert_eq!(world.delete(&last), [FOUND; 3]);
+    assert_eq!(world.found(&last, LENGTH), 0);
+    wait_until("nobody finds them any more", || {
+        World::new(dir.path(), 1 << 20, &format!("{CONFIG}\nread_only = true")).found(&last, LENGTH) == 0
+    });
+    assert_eq!((world.found(&last, LENGTH), world.tier.usage().unwrap().values), (0, 997));
+}
+
+#[test]
+fn what_was_deleted_of_a_living_process_stays_deleted_when_it_dies() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut storing = started(dir.path(), "same 0");
+    let mut reader = BufReader::new(storing.stdout.take().unwrap());
+    said(&mut reader, "stored");
+    let mut world = World::new(dir.path(), 4 << 20, CONFIG);
+    let last: Vec<u64> = (990..1000).collect();
+    assert_eq!(world.found(&last, LENGTH), 10);
+    let unsealed = || world::files(dir.path(), ".idx").iter().filter(|index| !is_sealed(index)).count();
+    assert!(unsealed() > 0, "the last are in a segment that is being written");
+    assert_eq!(world.delete(&last[2..]), [FOUND; 8]);
+    storing.kill().unwrap();
+    storing.wait().unwrap();
+    wait_until("what the dead process left open is sealed", || unsealed() == 0);
+    // Empty or not: what is sealed was read again.
+    wait_until("its last record is known", || world.tier.usage().unwrap().values == 992);
+    assert_eq!(world.found(&last, LENGTH), 2);
+    world.close();
+    let mut world = World::new(dir.path(), 4 << 20, CONFIG);
+    assert_eq!((world.found(&last, LENGTH), world.tier.usage().unwrap().values), (2, 992));
 }
 
 #[test]

@@ -91,6 +91,18 @@ impl Config {
             );
             return Err(wrong(text));
         }
+        // With its default, Linux AIO, ending an agent waits for what the kernel still does.
+        let on = |key: &&str| {
+            let value = config.storage.parameters.get(*key).map_or("false", String::as_str);
+            !["false", "0"].contains(&value)
+        };
+        if let Some(key) = ["use_uring", "use_posix_aio"].into_iter().find(on) {
+            let text = format!(
+                "storage.parameters sets {key}: NIXL then ends without waiting for what it has started, so that a read \
+                 that failed may write to memory later; leave it out, NIXL takes Linux AIO"
+            );
+            return Err(wrong(text));
+        }
         let values = [&config.transports, &config.devices];
         if config.parameters.values().chain(values).any(|value| value.contains('\0')) {
             return Err(wrong("a value contains a zero byte".into()));
@@ -256,9 +268,12 @@ mod tests {
             ("backend = \"../x\"", "backend"),
             ("transports = \"tcp,rc\"", "UCX_TLS"),
             ("no_such = 1", "no_such"),
+            ("[storage.parameters]\nuse_uring = 'true'", "use_uring"),
+            ("[storage.parameters]\nuse_posix_aio = '1'", "use_posix_aio"),
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.code == ErrorCode::CONFIG && error.message.contains(says), "{text}: {error}");
         }
+        assert!(Config::parse("[storage.parameters]\nuse_uring = 'false'").is_ok());
     }
 }

@@ -1,22 +1,20 @@
 //! A connection on which we are the sender, as the driver sees it.
 
-use std::collections::{HashMap, VecDeque};
+mod prepared;
+
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, Write};
+use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES};
+use prepared::{OfList, PreparedLists};
 
-use crate::capi::{Agent, Prepared, Progress, Refusal, Request};
+use crate::capi::{Agent, Progress, Refusal, Request};
 use crate::lists::List;
-use crate::pieces::{RANGES, Scratch};
+use crate::pieces::{Piece, RANGES, Scratch};
 use crate::regions::Card;
 use crate::shared::{Peer, Shared};
-
-/// Most requests that a link keeps to post again, and the least ranges that make one worth it: making a request takes
-/// NIXL about 20 ns a range.
-const KEPT: usize = 256;
-const WORTH_KEEPING: usize = 16;
 
 /// A message that is no notification: it tells the peer's driver, which may be drowsy, that data are on their way. They do
 /// not show by themselves before their end.
@@ -47,13 +45,10 @@ struct Posted {
     made_of: Option<(u64, Box<[i32]>)>,
 }
 
-/// What NIXL made of a prepared list.
-struct Handles {
-    list: Arc<List>,
-    local: Prepared,
-    remote: Prepared,
-    /// Requests that have ended, by the places in the list that they were made of.
-    kept: HashMap<Box<[i32]>, Request>,
+/// What the next request is made of.
+enum Next<'a> {
+    Listed(OfList<'a>, &'a [i32]),
+    Described(Piece),
 }
 
 /// See the module.
@@ -68,7 +63,7 @@ pub struct Link {
     /// In order of their starts, which is the order in which they are reported.
     flights: VecDeque<Flight>,
     started: u64,
-    prepared: HashMap<u64, Handles>,
+    prepared: PreparedLists,
     hinted: Option<Instant>,
     /// Something was in flight when the agent ended: the peer must say that the door is closed.
     pub unsettled: bool,
@@ -96,7 +91,7 @@ impl Link {
             agent: Some(agent),
             flights: VecDeque::new(),
             started: 0,
-            prepared: HashMap::new(),
+            prepared: PreparedLists::default(),
             hinted: None,
             unsettled: false,
             asked: None,
@@ -165,45 +160,40 @@ impl Link {
         let content = shared.queue.content(flight.index);
         // A region may have gone since the submission was taken. While we look, none goes.
         let regions = shared.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let handles = content.list.as_ref().and_then(|list| prepared.get_mut(&list.id));
-        let (request, progress, made_of, last) = match handles {
-            Some(handles) => {
+        let next = match content.list.as_ref().and_then(|list| prepared.of(list.id)) {
+            Some(list) => {
                 let places = &content.places[flight.writes..];
                 let places = &places[..places.len().min(RANGES)];
-                let bytes = handles.bytes(places, regions.alive());
-                let Some(bytes) = bytes else {
-                    flight.end = Some(ErrorCode::INVALID_ARGUMENT.0);
-                    return Ok(true);
-                };
-                flight.writes += places.len();
-                flight.bytes += bytes;
-                hint(agent, door, hinted, bytes);
-                let last = flight.writes == content.places.len();
-                let message = if last { content.message() } else { &[] };
-                let (request, places, progress) = handles.post(agent, places, message)?;
-                (request, progress, Some((handles.list.id, places)), last)
+                let bytes = list.bytes(places, regions.alive());
+                bytes.map(|bytes| (places.len(), bytes, Next::Listed(list, places)))
             }
             None => {
                 let cards = (regions.alive(), peer.regions.as_slice());
-                let writes = content.writes(flight.writes);
-                let Some(piece) = scratch.describe(agent, cards, writes, (RANGES, true))? else {
-                    flight.end = Some(ErrorCode::INVALID_ARGUMENT.0);
-                    return Ok(true);
-                };
-                flight.writes += piece.writes;
-                flight.bytes += piece.bytes;
-                hint(agent, door, hinted, piece.bytes);
-                let last = flight.writes == content.len();
-                let message = if last { content.message() } else { &[] };
+                let piece = scratch.describe(agent, cards, content.writes(flight.writes), (RANGES, true))?;
+                piece.map(|piece| (piece.writes, piece.bytes, Next::Described(piece)))
+            }
+        };
+        let Some((writes, bytes, next)) = next else {
+            flight.end = Some(ErrorCode::INVALID_ARGUMENT.0);
+            return Ok(true);
+        };
+        flight.writes += writes;
+        flight.bytes += bytes;
+        hint(agent, door, hinted, bytes);
+        let last = flight.writes == content.len();
+        let message = if last { content.message() } else { &[] };
+        let (posted, progress) = match next {
+            Next::Listed(list, places) => list.post(agent, places, message)?,
+            Next::Described(piece) => {
                 let (local, remote) = scratch.of(&piece);
                 let (request, progress) = agent.write(local, remote, door, message)?;
-                (request, progress, None, last)
+                (Posted { request, made_of: None }, progress)
             }
         };
         if last {
             flight.end = Some(0);
         }
-        flight.requests.push_back(Posted { request, made_of });
+        flight.requests.push_back(posted);
         if progress == Progress::Failed { Err(Failed) } else { Ok(true) }
     }
 
@@ -225,7 +215,7 @@ impl Link {
                     Progress::Done => {}
                 }
                 if let Some(posted) = flight.requests.pop_front() {
-                    keep(agent, prepared, posted);
+                    prepared.keep(agent, posted);
                 }
             }
             let Some(status) = flight.end.filter(|_| flight.requests.is_empty()) else { break };
@@ -257,8 +247,7 @@ impl Link {
         let local = agent.prepare(None, local)?;
         match agent.prepare(Some(&self.door), remote) {
             Ok(remote) => {
-                let id = list.id;
-                self.prepared.insert(id, Handles { list, local, remote, kept: HashMap::new() });
+                self.prepared.insert(list, local, remote);
                 Ok(())
             }
             Err(refusal) => {
@@ -270,8 +259,8 @@ impl Link {
 
     /// Forgets a prepared list. What runs of it goes on.
     pub fn release(&mut self, list: u64) {
-        if let (Some(agent), Some(handles)) = (&mut self.agent, self.prepared.remove(&list)) {
-            handles.release(agent);
+        if let Some(agent) = &mut self.agent {
+            self.prepared.remove(agent, list);
         }
     }
 
@@ -292,7 +281,7 @@ impl Link {
             shared.queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, unsettled);
         }
         if let Some(agent) = agent {
-            self.prepared.drain().for_each(|(_, handles)| handles.release(agent));
+            self.prepared.clear(agent);
         }
         self.agent = None;
     }
@@ -316,9 +305,7 @@ impl Link {
     /// Takes a region back from the agent, with what was prepared of it.
     pub fn forget_region(&mut self, region: u32) -> Result<(), Refusal> {
         let Some(agent) = &mut self.agent else { return Ok(()) };
-        for (_, handles) in self.prepared.extract_if(|_, handles| handles.list.reads(region)) {
-            handles.release(agent);
-        }
+        self.prepared.remove_reading(agent, region);
         agent.deregister(region)
     }
 }
@@ -329,56 +316,5 @@ fn hint(agent: &mut Agent, door: &CStr, hinted: &mut Option<Instant>, bytes: u64
         *hinted = Some(Instant::now());
         // A connection that does not take it does not take what follows, which says so.
         let _broken = agent.notify(door, &HINT).is_err();
-    }
-}
-
-/// Gives a request that has ended back to NIXL, or to its list, which may post it again.
-fn keep(agent: &mut Agent, prepared: &mut HashMap<u64, Handles>, Posted { request, made_of }: Posted) {
-    let room = prepared.values().map(|handles| handles.kept.len()).sum::<usize>() < KEPT;
-    let made_of = made_of.filter(|(_, places)| room && places.len() >= WORTH_KEEPING);
-    let handles = made_of.and_then(|(list, places)| Some((prepared.get_mut(&list)?, places)));
-    match handles {
-        // Two of the same places may have been in flight at once.
-        Some((handles, places)) => {
-            if let Some(twin) = handles.kept.insert(places, request) {
-                agent.release(twin);
-            }
-        }
-        None => agent.release(request),
-    }
-}
-
-impl Handles {
-    /// Bytes of the writes at these places; nothing when one of them reads from a region that has gone.
-    fn bytes(&self, places: &[i32], ours: &[Card]) -> Option<u64> {
-        let mut alive = 0;
-        places.iter().try_fold(0, |bytes, place| {
-            let Write { source_region, length, .. } = self.list.writes[*place as usize];
-            if source_region != alive {
-                alive = ours.iter().find(|card| card.id == source_region)?.id;
-            }
-            Some(bytes + u64::from(length))
-        })
-    }
-
-    /// Posts a request of these places, one that is kept if there is one.
-    fn post(
-        &mut self,
-        agent: &mut Agent,
-        places: &[i32],
-        message: &[u8],
-    ) -> Result<(Request, Box<[i32]>, Progress), Refusal> {
-        if let Some((places, request)) = self.kept.remove_entry(places) {
-            let progress = agent.write_again(&request, message)?;
-            return Ok((request, places, progress));
-        }
-        let (request, progress) = agent.write_prepared(&self.local, &self.remote, places, message)?;
-        Ok((request, places.into(), progress))
-    }
-
-    fn release(self, agent: &mut Agent) {
-        self.kept.into_values().for_each(|request| agent.release(request));
-        agent.release_prepared(self.local);
-        agent.release_prepared(self.remote);
     }
 }

@@ -5,6 +5,7 @@ mod queue;
 mod run;
 mod scans;
 mod store;
+mod touching;
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
@@ -31,6 +32,7 @@ use queue::{Queue, Work, named};
 use run::{Maker, Runner, Shared};
 use scans::Scans;
 use store::Store;
+use touching::Touching;
 
 const MAX_PAGES: u32 = 256;
 const MAX_BATCHES: u32 = 64;
@@ -93,7 +95,7 @@ impl NixlTier {
             queue: Queue::new(MAX_BATCHES, MAX_PAGES),
             store: Store::open(folder, direct, unique).map_err(io)?,
             regions: RwLock::default(),
-            touching: Mutex::default(),
+            touching: Touching::default(),
             event: event.map_err(|e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}")))?,
             direct,
         });
@@ -213,7 +215,7 @@ impl StorageTier for NixlTier {
         regions.remove(&region.0).ok_or_else(unknown)?;
         drop(regions);
         // Whoever touched memory before has let go of it, and whoever comes after finds no region.
-        drop(locked(&self.shared.touching));
+        self.shared.touching.wait();
         Ok(())
     }
 

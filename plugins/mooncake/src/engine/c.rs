@@ -137,7 +137,7 @@ impl CDriver {
         }
         // SAFETY: its constructors run; it is Mooncake's, named by the user or found where it is installed.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        let library = library.map_err(|error| error.to_string())?;
+        let library = library.map_err(|error| crate::search::whole(&error))?;
         let api = Api::look_up(&library).map_err(|missing| {
             format!(
                 "{} has no {}: it is not Mooncake's, or older than 0.3.6",

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
+use crate::search::whole;
+
 /// A `PyObject *`.
 pub type Handle = *mut c_void;
 
@@ -27,7 +29,7 @@ macro_rules! api {
                                 stringify!($name).as_bytes(),
                             )
                         };
-                        *found.map_err(|error| error.to_string())?
+                        *found.map_err(|error| whole(&error))?
                     },)*
                 })
             }
@@ -96,7 +98,7 @@ impl Api {
             // SAFETY: its constructors run; it is CPython's own library, as its interpreter names it. Extension modules look
             // its symbols up globally.
             match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
-                Err(error) => tried.push_str(&format!("\n    {error}")),
+                Err(error) => tried.push_str(&format!("\n    {}", whole(&error))),
                 Ok(library) => {
                     let api = Self::look_up(&library);
                     let started = api.and_then(|api| api.start(&library, executable));
@@ -142,7 +144,7 @@ pub fn preload(paths: &[impl AsRef<Path>]) -> Result<(), String> {
     for path in paths {
         // SAFETY: its constructors run; the user named it, or it is one that Mooncake's own wheel asks for.
         let library = unsafe { Library::open(Some(path.as_ref()), RTLD_NOW | RTLD_GLOBAL) };
-        std::mem::forget(library.map_err(|error| error.to_string())?);
+        std::mem::forget(library.map_err(|error| whole(&error))?);
     }
     Ok(())
 }

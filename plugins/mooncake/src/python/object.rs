@@ -58,7 +58,7 @@ impl Gil {
     /// The exception's text.
     pub fn import(&self, module: &str) -> Result<Object, String> {
         // SAFETY: we hold the lock; the name ends in a zero.
-        self.new(unsafe { (self.api.PyImport_ImportModule)(c_name(module).as_ptr()) })
+        self.owned(unsafe { (self.api.PyImport_ImportModule)(c_name(module).as_ptr()) })
     }
 
     /// An attribute: a method bound to its object, a class of a module.
@@ -67,7 +67,7 @@ impl Gil {
     /// The exception's text.
     pub fn attribute(&self, of: &Object, name: &str) -> Result<Object, String> {
         // SAFETY: we hold the lock; the object is alive; the name ends in a zero.
-        self.new(unsafe { (self.api.PyObject_GetAttrString)(of.pointer.as_ptr(), c_name(name).as_ptr()) })
+        self.owned(unsafe { (self.api.PyObject_GetAttrString)(of.pointer.as_ptr(), c_name(name).as_ptr()) })
     }
 
     /// Calls something.
@@ -77,7 +77,7 @@ impl Gil {
     pub fn call(&self, callee: &Object, arguments: &[Value]) -> Result<Object, String> {
         let tuple = self.tuple(arguments)?;
         // SAFETY: we hold the lock; both are alive.
-        self.new(unsafe { (self.api.PyObject_CallObject)(callee.pointer.as_ptr(), tuple.pointer.as_ptr()) })
+        self.owned(unsafe { (self.api.PyObject_CallObject)(callee.pointer.as_ptr(), tuple.pointer.as_ptr()) })
     }
 
     /// Calls something, with arguments by name, too.
@@ -92,9 +92,9 @@ impl Gil {
     ) -> Result<Object, String> {
         let tuple = self.tuple(arguments)?;
         // SAFETY: we hold the lock.
-        let names = self.new(unsafe { (self.api.PyDict_New)() })?;
+        let names = self.owned(unsafe { (self.api.PyDict_New)() })?;
         for (name, value) in named {
-            let value = self.new(self.raw(*value))?;
+            let value = self.owned(self.raw(*value))?;
             // SAFETY: we hold the lock; all are alive; the dictionary takes a reference of its own.
             let code = unsafe {
                 let set = self.api.PyDict_SetItemString;
@@ -106,7 +106,7 @@ impl Gil {
         }
         let (callee, tuple, names) = (callee.pointer, &tuple.pointer, &names.pointer);
         // SAFETY: we hold the lock; all are alive.
-        self.new(unsafe { (self.api.PyObject_Call)(callee.as_ptr(), tuple.as_ptr(), names.as_ptr()) })
+        self.owned(unsafe { (self.api.PyObject_Call)(callee.as_ptr(), tuple.as_ptr(), names.as_ptr()) })
     }
 
     /// A whole number.
@@ -157,7 +157,7 @@ impl Gil {
             return Err(self.raised());
         }
         // SAFETY: as above; what it returns is a reference of ours.
-        let item = |at| self.new(unsafe { (self.api.PySequence_GetItem)(list.pointer.as_ptr(), at) });
+        let item = |at| self.owned(unsafe { (self.api.PySequence_GetItem)(list.pointer.as_ptr(), at) });
         (0..size).map(item).collect()
     }
 
@@ -171,7 +171,7 @@ impl Gil {
 
     fn tuple(&self, arguments: &[Value]) -> Result<Object, String> {
         // SAFETY: we hold the lock.
-        let tuple = self.new(unsafe { (self.api.PyTuple_New)(arguments.len() as isize) })?;
+        let tuple = self.owned(unsafe { (self.api.PyTuple_New)(arguments.len() as isize) })?;
         for (at, argument) in arguments.iter().enumerate() {
             let value = self.raw(*argument);
             if value.is_null() {
@@ -227,7 +227,7 @@ impl Gil {
         list
     }
 
-    fn new(&self, pointer: Handle) -> Result<Object, String> {
+    fn owned(&self, pointer: Handle) -> Result<Object, String> {
         let pointer = NonNull::new(pointer).ok_or_else(|| self.raised())?;
         Ok(Object { api: self.api, pointer })
     }

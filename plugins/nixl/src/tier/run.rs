@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
@@ -15,8 +15,8 @@ use host_plugin_api::{ErrorCode, Level, Memory, TierPage, log};
 
 use super::queue::{Queue, Work};
 use super::store::{Found, Store, Unfinished, checksum};
+use super::touching::Touching;
 use crate::capi::{Agent, Direction, Library, Place, Progress, Ranges, Refusal, Segment};
-use crate::queue::locked;
 use crate::shared::signal;
 
 /// Most pages in one request, and from how many bytes on it takes no more.
@@ -35,8 +35,7 @@ pub struct Shared {
     pub queue: Queue,
     pub store: Store,
     pub regions: RwLock<BTreeMap<u32, Memory>>,
-    /// Held while memory is touched.
-    pub touching: Mutex<()>,
+    pub touching: Touching,
     /// Readable while completions wait.
     pub event: std::os::fd::OwnedFd,
     pub direct: bool,
@@ -82,7 +81,7 @@ impl Item {
     }
 
     fn value(&self) -> &[u8] {
-        // SAFETY: the range was found to lie in registered memory, which stays mapped while `touching` is held, and is the
+        // SAFETY: the range was found to lie in registered memory, which stays mapped during a turn of `touching`, and is the
         // batch's until the page's completion.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.of.length as usize) }
     }
@@ -135,7 +134,7 @@ impl Runner {
                 (next..pages.len()).for_each(|page| shared.queue.finish(index, page as u32, CANCELLED));
                 return;
             }
-            let touching = locked(&shared.touching);
+            let turn = shared.touching.begin();
             let (mut items, mut bytes) = (Vec::with_capacity(PAGES), 0);
             while next < pages.len() && items.len() < PAGES && bytes < BYTES {
                 match self.open(next as u32, &pages[next], work) {
@@ -148,7 +147,7 @@ impl Runner {
                 next += 1;
             }
             self.settle(index, items);
-            drop(touching);
+            drop(turn);
             signal(&shared.event);
         }
     }
@@ -271,10 +270,17 @@ impl Runner {
         let store = &self.shared.store;
         match &item.file {
             Kept::Read(found) if found.is(&item.of.key, item.value()) => (FOUND, length),
-            Kept::Read(_) => {
-                log!(Level::ERROR, "a page of {length} bytes is damaged and was removed");
-                if let Err(error) = store.remove(&item.of.key) {
-                    return failed("removed", &error);
+            Kept::Read(found) => {
+                // NIXL calls a read done that came short, or that met an error once: the file may be whole.
+                match store.is_whole(&item.of.key, found, length) {
+                    Ok(true) => log!(Level::WARN, "a page of {length} bytes was not read well, and stays"),
+                    Ok(false) => {
+                        log!(Level::ERROR, "a page of {length} bytes is damaged and was removed");
+                        if let Err(error) = store.remove(&item.of.key) {
+                            return failed("removed", &error);
+                        }
+                    }
+                    Err(error) => return failed("read", &error),
                 }
                 (ErrorCode::IO.0, 0)
             }
@@ -291,10 +297,15 @@ impl Runner {
     }
 
     fn give_up(&self, item: Item) -> End {
+        let mut code = ErrorCode::IO;
         if let Kept::Written(unfinished, _) = item.file {
+            // NIXL does not say why it failed.
+            if unfinished.lacks_room(item.of.length.into()) {
+                code = ErrorCode::NO_RESOURCE;
+            }
             self.shared.store.discard(unfinished);
         }
-        (ErrorCode::IO.0, 0)
+        (code.0, 0)
     }
 }
 

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use host_plugin_api::Key;
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::io::Errno;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const MARK: [u8; 8] = *b"HOSTNIXL";
@@ -127,6 +128,9 @@ impl Store {
     fn finish(&self, key: &Key, unfinished: &Unfinished, length: u64, checksum: u64) -> io::Result<()> {
         let written = unfinished.file.metadata()?.len();
         if written != length {
+            if unfinished.lacks_room(length) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
             let text = format!("{written} bytes of a value of {length} were written");
             return Err(io::Error::new(io::ErrorKind::WriteZero, text));
         }
@@ -158,10 +162,13 @@ impl Store {
         };
         let size = plain.metadata()?.len();
         let mut trailer = [0; TRAILER as usize];
-        let read = size.checked_sub(TRAILER).map(|at| plain.read_exact_at(&mut trailer, at));
+        let read = match size.checked_sub(TRAILER).map(|at| plain.read_exact_at(&mut trailer, at)) {
+            // Says nothing of what is in the file.
+            Some(Err(error)) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
+            read => matches!(read, Some(Ok(()))),
+        };
         let number = |at: usize| trailer[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let whole =
-            matches!(read, Some(Ok(()))) && trailer[..8] == MARK && number(24) == xxh3_64(&trailer[..24]);
+        let whole = read && trailer[..8] == MARK && number(24) == xxh3_64(&trailer[..24]);
         if !whole || number(8).checked_add(TRAILER) != Some(size) {
             self.remove(key)?;
             return Ok(None);
@@ -177,6 +184,19 @@ impl Store {
             false => plain,
         };
         Ok(Some(Found { file, checksum: number(16) }))
+    }
+
+    /// Whether a value that was found has the bytes that were put, read with nothing in between.
+    ///
+    /// # Errors
+    /// When the system cannot read it, which says nothing of its bytes.
+    pub fn is_whole(&self, key: &Key, found: &Found, length: u64) -> io::Result<bool> {
+        let mut value = vec![0; length as usize];
+        match File::open(self.path(key))?.read_exact_at(&mut value, 0) {
+            Ok(()) => Ok(found.is(key, &value)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Removes a value; its bytes if it was there.
@@ -213,9 +233,42 @@ impl Store {
     }
 }
 
+impl Unfinished {
+    /// Whether the file system has no room for a value of this many bytes.
+    pub fn lacks_room(&self, length: u64) -> bool {
+        let taken = fallocate(&self.file, FallocateFlags::empty(), 0, length);
+        matches!(taken, Err(Errno::NOSPC | Errno::DQUOT))
+    }
+}
+
 impl Found {
     /// Whether these are the bytes that were put.
     pub fn is(&self, key: &Key, value: &[u8]) -> bool {
         checksum(key, value) == self.checksum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_whole_when_its_file_is_whatever_a_read_before_said() {
+        let directory = std::env::temp_dir().join(format!("nixl-store-{}", std::process::id()));
+        let store = Store::open(&directory, false, "test".into()).unwrap();
+        let (key, value) = (Key([3; 32]), vec![7; 5000]);
+        let unfinished = store.create().unwrap();
+        unfinished.file.write_all_at(&value, 0).unwrap();
+        assert!(!unfinished.lacks_room(5000));
+        store.publish(&key, unfinished, 5000, checksum(&key, &value)).unwrap();
+        let found = store.find(&key, 5000).unwrap().unwrap();
+        assert!(store.is_whole(&key, &found, 5000).unwrap());
+        OpenOptions::new().write(true).open(store.path(&key)).unwrap().write_all_at(&[8], 4999).unwrap();
+        assert!(!store.is_whole(&key, &found, 5000).unwrap(), "a flipped byte");
+        File::options().write(true).open(store.path(&key)).unwrap().set_len(100).unwrap();
+        assert!(!store.is_whole(&key, &found, 5000).unwrap(), "a file that is cut");
+        store.remove(&key).unwrap();
+        assert!(store.is_whole(&key, &found, 5000).is_err(), "nothing can be said of what cannot be read");
+        std::fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -1,0 +1,134 @@
+//! A disk that is full under running servers: every answer stays what it was without a cache, refused pages are counted, and
+//! storing goes on when there is room again.
+
+#![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
+
+mod plugin_support {
+    pub mod fixture;
+}
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use host_tests::cluster::{Cluster, Start};
+
+const PAIR: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
+/// Computing takes long enough that restoring is worth it, and a page is large enough that few fill the disk.
+const SLOW: &str = "[synthetic]\nprefill-token-us = 100\nhead-dim = 256\n";
+
+fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_support::fixture::directory(&["shm", "hicache-file"]);
+    let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
+    all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
+    let program = Path::new(env!("CARGO_BIN_EXE_host"));
+    (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
+}
+
+/// Prompts of a turn, some of which begin alike; no turn has those of another.
+fn prompts(turn: u32) -> Vec<Vec<u32>> {
+    let prompt = |number: u32| {
+        (0..600 + number % 3 * 50).map(|at| (at * (7 + turn) + number / 2 + turn) % 200).collect()
+    };
+    (0..6).map(prompt).collect()
+}
+
+fn ask(cluster: &Cluster, turn: u32) -> Vec<Vec<u64>> {
+    let prompts = prompts(turn);
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.generate(prompt, 9).unwrap().tokens))
+            .collect();
+        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// A sum over all workers of the series that begin so and contain that.
+fn sum(cluster: &Cluster, name: &str, label: &str) -> f64 {
+    let of_worker = |worker| -> f64 {
+        let metrics = cluster.metrics(worker);
+        metrics.iter().filter(|(n, _)| n.starts_with(name) && n.contains(label)).map(|(_, value)| value).sum()
+    };
+    cluster.workers().iter().map(of_worker).sum()
+}
+
+fn ended(cluster: &Cluster, end: &str) -> f64 {
+    sum(cluster, "host_storage_pages_total", &format!("end=\"{end}\""))
+}
+
+fn await_storage(cluster: &Cluster) {
+    cluster.wait("storage to have nothing to do", || sum(cluster, "host_storage_queue_pages", "") == 0.0);
+}
+
+#[test]
+fn a_disk_that_fills_under_running_servers_changes_no_answer_and_is_used_again_when_it_has_room() {
+    let above = tempfile::tempdir().unwrap();
+    let script = "set -e; mount -t tmpfs -o size=12m,mode=700 tmpfs \"$FULL_DISK\"; \
+                  exec \"$0\" inside --exact --nocapture";
+    let output = Command::new("unshare")
+        .args(["-Urm", "bash", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env("FULL_DISK", above.path())
+        .output();
+    let Ok(output) = output else { return println!("SKIPPED: there is no unshare") };
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if said.contains("INSIDE") {
+        assert!(output.status.success() && said.contains("INSIDE DONE"), "{said}");
+    } else {
+        println!("SKIPPED: nothing can be mounted here: {said}");
+    }
+}
+
+/// Not a test of its own: what runs where a small file system is mounted.
+#[test]
+fn inside() {
+    let Some(disk) = std::env::var_os("FULL_DISK").map(PathBuf::from) else { return };
+    println!("INSIDE");
+    let (plain, _plugins) = start(&["--role", "aggregated"], SLOW);
+    let config = format!(
+        "{SLOW}[plugin.hicache-file]\ndir = {:?}\nsegment_mib = 1\nsize_limit_mib = 64\nfree_floor_mib = 0\n",
+        disk.join("pages")
+    );
+    let below = ["--hierarchical-cache", "--hicache-storage", "hicache-file"];
+    let (cluster, _plugins) = start(&[PAIR, &below].concat(), &config);
+    let check = |turn: u32| assert_eq!(ask(&cluster, turn), ask(&plain, turn), "turn {turn}");
+    let flush = || assert_eq!(cluster.post("/flush_cache", "").unwrap().0, 200);
+    check(0);
+    await_storage(&cluster);
+    assert!(ended(&cluster, "written") > 0.0 && ended(&cluster, "write_refused") == 0.0);
+    // Somebody else takes all room, and what eviction frees, too.
+    let mut turn = 0;
+    cluster.wait("puts to be refused", || {
+        let mut other = std::fs::File::create(disk.join(format!("other-{turn}"))).unwrap();
+        while other.write_all(&[1; 4096]).is_ok() {}
+        turn += 1;
+        check(turn);
+        await_storage(&cluster);
+        ended(&cluster, "write_refused") > 0.0
+    });
+    // With nothing in the pools and a disk that takes nothing.
+    flush();
+    check(turn);
+    check(0);
+    for file in std::fs::read_dir(&disk).unwrap().map(|entry| entry.unwrap().path()) {
+        if file.is_file() {
+            std::fs::remove_file(file).unwrap();
+        }
+    }
+    let before = ended(&cluster, "written");
+    cluster.wait("pages to be written again", || {
+        turn += 1;
+        check(turn);
+        await_storage(&cluster);
+        ended(&cluster, "written") > before
+    });
+    flush();
+    check(turn);
+    assert!(ended(&cluster, "read") > 0.0, "the last turn comes back from the disk");
+    cluster.wait("all requests to end", || cluster.all_free());
+    println!("INSIDE DONE");
+}

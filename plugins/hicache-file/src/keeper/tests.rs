@@ -1,0 +1,55 @@
+//! What the keeper does when the system refuses.
+
+use super::*;
+use crate::config::Config;
+use crate::format::Value;
+use host_plugin_api::Key;
+
+fn keeper(store: &Store) -> Keeper<'_> {
+    let now = Instant::now();
+    Keeper {
+        store,
+        known: HashMap::new(),
+        listed: None,
+        refreshed: now,
+        touched: now,
+        awaited: None,
+        shown: [0; 3],
+        trouble: None,
+        started: now,
+    }
+}
+
+#[test]
+fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanwhile_stays_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8", dir.path());
+    let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
+    let mut keeper = keeper(&store);
+    // A writer whose data cannot be cut: its descriptor only reads.
+    let lock = store.directory.lock().unwrap();
+    let name = Name { birth: 1, random: 2 };
+    let (index, _data) = store.directory.make(name, 1 << 20, &lock).unwrap();
+    drop(lock);
+    let data = Arc::new(store.directory.data(name).unwrap());
+    let segment = locked(&store.index).add(|id| Segment::new(id, name, Some(data.clone())));
+    store.writer.supply(Ok(OpenSegment::new(segment.clone(), data, index, 1 << 20)));
+    let value = |n: u8| Value { key: Key([n; 32]), checksum: 0, block: n.into(), length: 4096 };
+    let (Ok(room), _) = store.writer.room(3 * 4096) else { panic!("there is room") };
+    room.open.publish(&[value(0), value(1), value(2)], Fsync::Never).unwrap();
+    (0..3).for_each(|n| assert!(locked(&store.index).insert(segment.id, n.into(), value(n))));
+    room.open.ended();
+    drop(room);
+    store.delete(&value(0).key).unwrap();
+    store.writer.retire();
+    keeper.seal();
+    assert!(!segment.is_sealed() && store.writer.open_segment(segment.id).is_none());
+    store.delete(&value(1).key).unwrap();
+    let records = || read_records(&store.directory.index(name, false).unwrap(), name, 0, 1 << 20).unwrap();
+    assert!(!records().sealed && records().values.len() == 2);
+    keeper.refresh(false);
+    assert!(segment.is_sealed() && records().sealed);
+    assert_eq!(records().values.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [2]);
+    let found = |n: u8| locked(&store.index).find(&value(n).key).is_some();
+    assert!(!found(0) && !found(1) && found(2));
+}

@@ -1,0 +1,75 @@
+//! When registered memory is touched.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use crate::queue::locked;
+
+#[derive(Default)]
+struct State {
+    now: bool,
+    /// Turns that have ended.
+    ended: u64,
+}
+
+/// The tier's thread touches memory in turns, one right after the other; who takes memory away waits for the one that is
+/// under way, not for a pause between them, which may never come.
+#[derive(Default)]
+pub struct Touching {
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+/// One turn; regions that were gone before it are not touched in it.
+pub struct Turn<'a>(&'a Touching);
+
+impl Touching {
+    /// The tier's thread: begins a turn.
+    pub fn begin(&self) -> Turn<'_> {
+        locked(&self.state).now = true;
+        Turn(self)
+    }
+
+    /// Waits for the end of the turn that is under way.
+    pub fn wait(&self) {
+        let state = locked(&self.state);
+        let ended = state.ended;
+        let same = |state: &mut State| state.now && state.ended == ended;
+        drop(self.over.wait_while(state, same).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = locked(&self.0.state);
+        state.now = false;
+        state.ended += 1;
+        drop(state);
+        self.0.over.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn who_waits_is_past_the_turn_under_way_though_turns_never_pause() {
+        let (touching, stop) = (Touching::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let first = touching.begin();
+            let waiting = scope.spawn(|| touching.wait());
+            scope.spawn(|| {
+                let mut turn = Some(first);
+                while !stop.load(Ordering::SeqCst) {
+                    // The next begins before anybody who waits can have run.
+                    drop(turn.take());
+                    turn = Some(touching.begin());
+                }
+            });
+            waiting.join().unwrap();
+            stop.store(true, Ordering::SeqCst);
+        });
+    }
+}
