@@ -97,11 +97,12 @@ pub trait Engine: Send + Sync {
     /// How a ticket stands. Not to be asked again after the end.
     fn poll(&self, ticket: &mut Ticket) -> State;
 
-    /// Gives a text to another engine, which keeps it until it is asked for its messages.
+    /// Gives a text to another engine, which keeps it until it is asked for its messages. `look` makes sure first that
+    /// somebody is there, where Mooncake would not say; that is as much work as the message itself.
     ///
     /// # Errors
     /// When it was certainly not delivered. No error does not say that it was.
-    fn notify(&self, session: &str, text: &str) -> Result<(), Undelivered>;
+    fn notify(&self, session: &str, text: &str, look: bool) -> Result<(), Undelivered>;
 
     /// The texts that came.
     fn messages(&self) -> Vec<String>;

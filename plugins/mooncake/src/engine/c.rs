@@ -313,7 +313,7 @@ impl Engine for CEngine {
         self.look(ticket)
     }
 
-    fn notify(&self, session: &str, text: &str) -> Result<(), Undelivered> {
+    fn notify(&self, session: &str, text: &str, _look: bool) -> Result<(), Undelivered> {
         let other = |error: String| Undelivered::Other(error);
         let known = self.met.lock().unwrap_or_else(PoisonError::into_inner).get(session).copied();
         let segment = match known {

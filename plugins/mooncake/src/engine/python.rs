@@ -204,16 +204,17 @@ impl Engine for PythonEngine {
         }
     }
 
-    fn notify(&self, session: &str, text: &str) -> Result<(), Undelivered> {
+    fn notify(&self, session: &str, text: &str, look: bool) -> Result<(), Undelivered> {
         let other = Undelivered::Other;
         self.interpreter.with(|gil| {
-            // What comes after says nothing about a peer that is not there.
-            let probed =
-                self.call(gil, |m| &m.probe, &[Value::Text(session)]).and_then(|answer| gil.int(&answer));
-            match probed.map_err(other)? {
-                0 => {}
-                REFUSED => return Err(Undelivered::Refused),
-                code => return Err(other(format!("Mooncake's send_probe answered {code}"))),
+            if look {
+                // What comes after says nothing about a peer that is not there.
+                let probed = self.call(gil, |m| &m.probe, &[Value::Text(session)]);
+                match probed.and_then(|answer| gil.int(&answer)).map_err(other)? {
+                    0 => {}
+                    REFUSED => return Err(Undelivered::Refused),
+                    code => return Err(other(format!("Mooncake's send_probe answered {code}"))),
+                }
             }
             let words = [Value::Text(MESSAGE_NAME), Value::Text(text)];
             let message = gil.call(&self.notify_class, &words).map_err(other)?;

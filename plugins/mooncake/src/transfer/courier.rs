@@ -160,8 +160,8 @@ impl Courier {
 
     fn run(&self, shared: &Shared, front: &dyn Engine) {
         let mut refusals = 0;
-        while let Some((frame, fresh)) = self.next(shared) {
-            match front.notify(&self.session, &frame.encode()) {
+        while let Some((frame, fresh, look)) = self.next(shared) {
+            match front.notify(&self.session, &frame.encode(), look || refusals > 0) {
                 Ok(()) => refusals = 0,
                 Err(why) => {
                     if let Undelivered::Other(why) = &why {
@@ -180,8 +180,9 @@ impl Courier {
         }
     }
 
-    /// The next frame, and whether it is one that is kept. Nothing at the end.
-    fn next(&self, shared: &Shared) -> Option<(Frame, bool)> {
+    /// The next frame, whether it is one that is kept, and whether the peer has given reason to doubt that it is there.
+    /// Nothing at the end.
+    fn next(&self, shared: &Shared) -> Option<(Frame, bool, bool)> {
         let mut state = locked(&self.state);
         loop {
             let aside = state.aside.take();
@@ -223,7 +224,8 @@ impl Courier {
                 connection,
                 body,
             };
-            return Some((frame, number > 0));
+            let doubt = state.patience > REPEAT || frame.body == Body::Ping || self.acknowledged() == 0;
+            return Some((frame, number > 0, doubt));
         }
     }
 

@@ -247,7 +247,7 @@ impl Service {
         answering.fetch_add(1, Ordering::SeqCst);
         let spawned = self.shared.spawn_alone("mooncake-answer", move || {
             // Whoever does not get it asks again, or cannot be helped.
-            let _told = front.notify(&session, &answer.encode()).is_ok();
+            let _told = front.notify(&session, &answer.encode(), true).is_ok();
             answering.fetch_sub(1, Ordering::SeqCst);
         });
         if spawned.is_err() {

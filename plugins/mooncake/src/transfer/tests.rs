@@ -87,7 +87,7 @@ impl Engine for Wire {
         if ticket.batch == 1 { State::Done } else { State::Failed }
     }
 
-    fn notify(&self, session: &str, text: &str) -> std::result::Result<(), Undelivered> {
+    fn notify(&self, session: &str, text: &str, _: bool) -> std::result::Result<(), Undelivered> {
         let mut world = self.net.0.lock().unwrap();
         let (lost, twice) = (world.lost, world.twice);
         let copies = if world.chance(lost) { 0 } else { 1 + usize::from(world.chance(twice)) };
