@@ -86,6 +86,7 @@ fn measure(name: &str, model: &TinyModel, threads: usize, ranks: usize) -> anyho
             tokens: (0..tokens).map(|t| (t * 31 + i * 7 + start) % 500).collect(),
             start,
             pages: (i * PAGES..(i + 1) * PAGES).map(PageId).collect(),
+            window: host_core::window::WindowPages::default(),
             sample: Some(GREEDY),
         });
         let batch = Batch { id: 1, sequences: sequences.collect(), layer_group: 0 };

@@ -1,6 +1,7 @@
 //! Commands and flags.
 
 pub mod addresses;
+mod allocator;
 mod below;
 pub mod companion;
 pub mod launch;

@@ -6,7 +6,9 @@ pub mod group;
 pub mod memory;
 pub mod sampling;
 pub mod synthetic;
+pub mod window;
 
+use host_core::window::WindowShape;
 use host_core::{Batch, Dtype, SequenceOutput};
 
 pub use memory::{KvMemory, SharedMemory};
@@ -30,6 +32,40 @@ pub struct ModelShape {
     pub weights: String,
     /// Name and version of the math ("cpu-1"): KV from other math is close but not equal.
     pub math: String,
+    /// Layers that see the newest tokens only, if there are any.
+    pub sliding: Option<Sliding>,
+}
+
+/// Layers that attend to the newest tokens only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sliding {
+    /// How many of the model's layers; fewer than all.
+    pub layers: usize,
+    /// Tokens that they see, the newest included.
+    pub window: usize,
+}
+
+impl ModelShape {
+    /// Layers in a page of the pool: those that attend to all tokens. They lie there in the model's order.
+    #[must_use]
+    pub fn page_layers(&self) -> usize {
+        self.layers.saturating_sub(self.sliding.map_or(0, |sliding| sliding.layers))
+    }
+
+    /// Pages of the pool that hold the sliding layers of one token page: 0 without sliding layers. The j-th sliding layer,
+    /// in the model's order, lies in the (j / [`page_layers`](Self::page_layers))-th of them, at the layer that remains.
+    #[must_use]
+    pub fn window_parts(&self) -> usize {
+        self.sliding.map_or(0, |sliding| sliding.layers.div_ceil(self.page_layers().max(1)))
+    }
+
+    /// What the scheduler has to know of the sliding layers.
+    #[must_use]
+    pub fn window(&self) -> Option<WindowShape> {
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        self.sliding
+            .map(|sliding| WindowShape { tokens: count(sliding.window), parts: count(self.window_parts()) })
+    }
 }
 
 /// A forward pass that could not be done. Fatal to the batch, not to the worker.
@@ -49,7 +85,10 @@ pub enum ExecutorError {
 /// batch, how the prompt was cut into chunks, which pages were used, or how many threads and ranks computed it.
 ///
 /// The ranks of a worker have an executor each, made with the seats of one [`group`]. They are all given the same batches
-/// in the same order, and each a pool with its own KV heads ([`KvMemory::heads`]).
+/// in the same order, and each a pool with its own KV heads ([`KvMemory::heads`]) and the layers that see all positions
+/// ([`ModelShape::page_layers`]). KV of sliding layers is written and read through [`Sequence::window`] alone.
+///
+/// [`Sequence::window`]: host_core::Sequence::window
 pub trait Executor: Send {
     /// The model.
     fn shape(&self) -> &ModelShape;

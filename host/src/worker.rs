@@ -10,6 +10,7 @@
 //! All of them meet in channels, and nothing waits on the scheduler thread.
 
 mod agreement;
+mod allocator;
 mod cache_thread;
 pub mod clock;
 pub mod lane_counters;
@@ -35,6 +36,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::executor::{Executor, KvMemory};
 use crate::net::proto::{KvIdentity, WorkerInfo};
+use crate::plugins::Running;
+pub use allocator::{AllocatorPages, Pages, components};
 pub use cache_thread::CacheLog;
 use clock::Clock;
 use link::Links;
@@ -143,6 +146,8 @@ pub struct Parts {
     pub config: Config,
     /// The identity of its KV.
     pub identity: KvIdentity,
+    /// Who hands out the pages of its pool.
+    pub pages: Pages,
     /// The transfer plugin's name; `None` for aggregated workers.
     pub transfer: Option<String>,
     /// The tensor-parallel ranks, at least one.
@@ -171,6 +176,7 @@ pub struct RankParts {
 pub struct Worker {
     handle: Handle,
     threads: Vec<JoinHandle<()>>,
+    tiers: Vec<tier_thread::RunningTier>,
     stop: scheduler_thread::Stop,
     stopping: Arc<AtomicBool>,
     died: watch::Receiver<Option<&'static str>>,
@@ -181,6 +187,15 @@ pub struct Worker {
 pub(crate) struct Tiers {
     names: Vec<String>,
     stats: Mutex<Vec<TierStats>>,
+}
+
+/// What one storage tier has not been given, or has not said of that it has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Its plugin's name.
+    pub tier: String,
+    /// How many.
+    pub pages: usize,
 }
 
 /// The way in to a running worker, for any thread or task.
@@ -205,8 +220,18 @@ impl Worker {
         parts: Parts,
         runtime: &tokio::runtime::Handle,
     ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
-        let Parts { name, config, identity, transfer, ranks, instance, below, page_integrity, staging } =
-            parts;
+        let Parts {
+            name,
+            config,
+            identity,
+            pages,
+            transfer,
+            ranks,
+            instance,
+            below,
+            page_integrity,
+            staging,
+        } = parts;
         anyhow::ensure!(!ranks.is_empty(), "a worker has at least one rank");
         let staging_bytes = staging.bytes_of_rank(ranks.len());
         let memories =
@@ -255,19 +280,22 @@ impl Worker {
             threads.push(thread);
         }
         let mut to_tiers = None;
+        let mut running_tiers = Vec::new();
         let mut tiers = Tiers::default();
         if let (Some(below), Some(hierarchy)) = (below, &config.hierarchy) {
             tiers.names = below.tiers.iter().map(|(name, _)| name.clone()).collect();
-            let (inbox, thread) = tier_thread::start(tier_thread::Start {
+            anyhow::ensure!(below.tiers.len() == hierarchy.tiers.len(), "a tier was planned and not opened");
+            let started = tier_thread::start(tier_thread::Start {
                 below,
                 slots: hierarchy.host_slots,
                 pools,
                 kv_heads,
                 inputs: inputs.clone(),
-                alive: alive("tiers"),
+                alive: &alive,
             })?;
-            to_tiers = Some(inbox);
-            threads.push(thread);
+            to_tiers = Some(started.inbox);
+            threads.push(started.copies);
+            running_tiers = started.tiers;
         }
         let mut cache = None;
         let mut cache_feed = None;
@@ -279,6 +307,7 @@ impl Worker {
         let tiers = Arc::new(tiers);
         let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
             config,
+            pages,
             page_bytes,
             clock,
             runtime: runtime.clone(),
@@ -296,7 +325,8 @@ impl Worker {
         threads.push(scheduler);
         let handle =
             Handle { inputs, stats, tiers, links, cache, info: Arc::new(info), instance, page_bytes };
-        Ok((Worker { handle, threads, stop, stopping, died: receive_died }, receive_outgoing))
+        let worker = Worker { handle, threads, tiers: running_tiers, stop, stopping, died: receive_died };
+        Ok((worker, receive_outgoing))
     }
 
     /// The way in.
@@ -312,10 +342,10 @@ impl Worker {
         thread.unwrap_or("last")
     }
 
-    /// Ends all threads and the transfer plugin. Requests that still run are given up.
+    /// Ends all threads and all plugins. Requests that still run are given up.
     ///
     /// # Errors
-    /// When the plugin did not stop in time.
+    /// When a plugin did not stop in time.
     pub fn stop(self) -> anyhow::Result<()> {
         self.stopping.store(true, Ordering::Release);
         self.stop.now();
@@ -324,7 +354,9 @@ impl Worker {
                 tracing::error!("a worker thread had panicked");
             }
         }
-        self.handle.links.shutdown()
+        let mut running = Running::default();
+        self.tiers.into_iter().for_each(|tier| tier.stops_with(&mut running));
+        self.handle.links.shutdown(running)
     }
 }
 
@@ -370,6 +402,16 @@ impl Handle {
     pub fn tiers(&self) -> Vec<(String, TierStats)> {
         let stats = self.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.tiers.names.iter().cloned().zip(stats.iter().copied()).collect()
+    }
+
+    /// What is on its way to each storage tier, as of the scheduler's last turn.
+    #[must_use]
+    pub fn unwritten(&self) -> Vec<Unwritten> {
+        // On their way to host memory, and to all tiers from there.
+        let saved = self.stats().hierarchy.host.filling;
+        let of =
+            |(tier, stats): (String, TierStats)| Unwritten { tier, pages: saved + stats.writes_under_way };
+        self.tiers().into_iter().map(of).collect()
     }
 
     /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]; a channel that just closes

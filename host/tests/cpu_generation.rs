@@ -2,24 +2,31 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
+use std::path::Path;
+
 use host::executor::cpu::{CpuExecutor, CpuOptions, read_shape};
 use host::executor::{Executor, KvMemory};
 use host_core::layout::KvOrder;
+use host_core::window::WindowPages;
 use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
-use host_tests::model::tiny_qwen3;
+use host_tests::model::{tiny_gemma3, tiny_qwen3};
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
 
 fn setup(seed: u64) -> (CpuExecutor, KvMemory) {
+    load(tiny_qwen3, seed)
+}
+
+fn load(write: fn(&Path, u64) -> std::io::Result<()>, seed: u64) -> (CpuExecutor, KvMemory) {
     let directory = tempfile::tempdir().unwrap();
-    tiny_qwen3(directory.path(), seed).unwrap();
+    write(directory.path(), seed).unwrap();
     let executor =
         CpuExecutor::load(directory.path(), CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
     assert_eq!(*executor.shape(), read_shape(directory.path()).unwrap());
     let shape = KvShape {
         pages: 40,
         heads: 2,
-        layers: 4,
+        layers: executor.shape().page_layers(),
         page_tokens: 16,
         head_dim: 16,
         value_dim: 16,
@@ -29,7 +36,10 @@ fn setup(seed: u64) -> (CpuExecutor, KvMemory) {
 }
 
 fn sequence(tokens: Vec<u32>, start: u32, sample: Option<Sampling>) -> Sequence {
-    Sequence { room: Room(1), tokens, start, pages: (0..40).map(PageId).collect(), sample }
+    let pages = (0..40).map(PageId).collect();
+    // Of a model with sliding layers the first ten pages are the full part, and the others the window's, three per page.
+    let window = WindowPages { first: 0, pages: (10..40).map(PageId).collect() };
+    Sequence { room: Room(1), tokens, start, pages, window, sample }
 }
 
 fn generate(
@@ -52,8 +62,9 @@ fn generate(
 
 #[test]
 fn greedy_text_of_the_made_up_model_is_varied_and_does_not_end_early() {
-    for seed in 0..8 {
-        let (mut executor, mut kv) = setup(seed);
+    let models = (0..16).map(|seed| (seed, if seed < 8 { tiny_qwen3 } else { tiny_gemma3 }));
+    for (seed, write) in models {
+        let (mut executor, mut kv) = load(write, seed);
         let prompt: Vec<u32> = (0..20).map(|i| i * 13 % 300).collect();
         let tokens = generate(&mut executor, &mut kv, &prompt, GREEDY, 128);
         let distinct: std::collections::BTreeSet<_> = tokens.iter().collect();

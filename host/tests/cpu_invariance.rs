@@ -70,6 +70,7 @@ impl Run {
             tokens: self.tokens[range].to_vec(),
             start,
             pages: self.pages.clone(),
+            window: host_core::window::WindowPages::default(),
             sample: None,
         }
     }

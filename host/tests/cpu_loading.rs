@@ -5,10 +5,10 @@
 use std::fs::{self, OpenOptions};
 use std::path::Path;
 
-use host::executor::ModelShape;
 use host::executor::cpu::{CpuExecutor, CpuOptions, LoadError, read_shape};
+use host::executor::{ModelShape, Sliding};
 use host_core::Dtype;
-use host_tests::model::{Family, Stored, TinyModel, tiny_qwen3};
+use host_tests::model::{Family, Stored, TinyModel, tiny_gemma3, tiny_qwen3};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -86,6 +86,64 @@ fn configurations_that_are_wrong_or_unsupported_are_refused() {
     assert!(error(directory.path()).contains("2097152 bytes, at most 1048576"));
     fs::remove_file(&path).unwrap();
     assert!(matches!(load(directory.path()), Err(LoadError::Read { file, .. }) if file == path));
+}
+
+#[test]
+fn models_of_the_gemma_family_that_are_not_computed_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny_gemma3(directory.path(), 1).unwrap();
+    let shape = load(directory.path()).unwrap();
+    assert_eq!(shape, read_shape(directory.path()).unwrap());
+    assert_eq!((shape.layers, shape.sliding), (7, Some(Sliding { layers: 5, window: 20 })));
+    assert_eq!((shape.page_layers(), shape.window_parts()), (2, 3));
+    let path = directory.path().join("config.json");
+    let original = fs::read(&path).unwrap();
+    let sliding = json!(vec!["sliding_attention"; 7]);
+    for (key, value, says) in [
+        (
+            "architectures",
+            json!(["Gemma2ForCausalLM"]),
+            "supports Qwen3ForCausalLM, LlamaForCausalLM, Gemma3ForCausalLM",
+        ),
+        (
+            "architectures",
+            json!(["Gemma3ForConditionalGeneration"]),
+            "which the cpu executor does not support",
+        ),
+        ("model_type", json!("gemma2"), "model_type is \"gemma2\""),
+        ("hidden_activation", json!("silu"), "supports gelu_pytorch_tanh"),
+        (
+            "attn_logit_softcapping",
+            json!(50.0),
+            "attn_logit_softcapping is 50.0, which the cpu executor does not",
+        ),
+        ("final_logit_softcapping", json!(30.0), "it supports no soft capping"),
+        ("use_bidirectional_attention", json!(true), "use_bidirectional_attention is true"),
+        ("global_head_dim", json!(32), "it supports layers that all have the same heads"),
+        ("layer_types", sliding, "at least one layer has full attention"),
+        ("sliding_window_pattern", json!(8), "at least one layer has full attention"),
+        ("layer_types", json!(["full_attention"]), "for each of 7 layers"),
+        (
+            "layer_types",
+            json!(vec!["chunked_attention"; 7]),
+            "expected \"sliding_attention\" or \"full_attention\"",
+        ),
+        ("sliding_window", json!(0), "sliding_window is 0"),
+        ("query_pre_attn_scalar", json!(-1), "query_pre_attn_scalar is -1"),
+        ("rope_local_base_freq", json!("10"), "rope_local_base_freq is \"10\""),
+    ] {
+        fs::write(&path, &original).unwrap();
+        edit(&path, |config| config[key] = value.clone());
+        let error = error(directory.path());
+        assert!(error.contains("config.json") && error.contains(says), "{key} {value}: {error}");
+    }
+    fs::write(&path, &original).unwrap();
+    edit_header(&directory.path().join("model.safetensors"), |header| {
+        drop(header.as_object_mut().unwrap().remove("model.layers.3.post_feedforward_layernorm.weight"))
+    });
+    assert!(
+        error(directory.path()).contains("has no tensor model.layers.3.post_feedforward_layernorm.weight")
+    );
 }
 
 #[test]
@@ -215,6 +273,7 @@ fn the_shape_tells_models_apart_without_loading_them() {
         kv_dtype: Dtype::Bf16,
         weights: base.weights.clone(),
         math: "cpu-1".to_owned(),
+        sliding: None,
     };
     assert_eq!(base, expected);
     assert_eq!(base.weights.len(), 64);

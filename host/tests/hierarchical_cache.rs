@@ -12,8 +12,10 @@ use host_tests::cluster::{Cluster, Start};
 
 const PAGE_TOKENS: usize = 16;
 
-/// Computing takes long enough that restoring is worth it.
-const SLOW: &str = "[synthetic]\nprefill-token-us = 200\n";
+/// Computing takes so long that restoring is worth it on any machine.
+const SLOW: &str = "[synthetic]\nprefill-token-us = 2000\n";
+/// All of storage below a cache, and no request goes on before it has what is there.
+const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_support::fixture::directory(&["shm", "memory", "hicache-file"]);
@@ -44,8 +46,8 @@ fn await_written(cluster: &Cluster, role: &str, pages: f64) {
 
 #[test]
 fn after_a_flush_storage_serves_what_was_cached_and_only_the_rest_is_computed() {
-    let flags = ["--role", "aggregated", "--prefill-radix-cache", "--hierarchical-cache"];
-    let (cluster, _plugins) = start(&[&flags[..], &["--hicache-storage", "memory"]].concat(), SLOW);
+    let flags = ["--role", "aggregated", "--prefill-radix-cache", "--hicache-storage", "memory"];
+    let (cluster, _plugins) = start(&[&flags[..], &PATIENT].concat(), SLOW);
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 7 % 200).collect();
     let first = cluster.generate(&prompt, 24).unwrap();
     // The last token drawn has no KV.
@@ -79,8 +81,8 @@ fn after_a_flush_storage_serves_what_was_cached_and_only_the_rest_is_computed() 
 
 #[test]
 fn decode_restores_what_it_has_below_and_is_sent_the_rest() {
-    let flags = ["--decode-radix-cache", "--prefill-radix-cache", "--hierarchical-cache"];
-    let (cluster, _plugins) = start(&[&flags[..], &["--hicache-storage", "memory"]].concat(), SLOW);
+    let flags = ["--decode-radix-cache", "--prefill-radix-cache", "--hicache-storage", "memory"];
+    let (cluster, _plugins) = start(&[&flags[..], &PATIENT].concat(), SLOW);
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32 + 5).map(|token| token * 11 % 200).collect();
     let first = cluster.generate(&prompt, 4).unwrap();
     await_written(&cluster, "decode", 10.0);
@@ -100,7 +102,7 @@ fn after_a_restart_of_everything_the_store_is_warm() {
     let store = tempfile::tempdir().unwrap();
     let config = format!("{SLOW}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 7 % 200).collect();
-    let below = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "hicache-file"];
+    let below = [&["--prefill-radix-cache", "--hicache-storage", "hicache-file"][..], &PATIENT].concat();
     let alone = [&["--role", "aggregated"][..], &below].concat();
     let first = {
         let (cluster, _plugins) = start(&alone, &config);
@@ -126,6 +128,39 @@ fn after_a_restart_of_everything_the_store_is_warm() {
         assert_eq!(restored, if role == "decode" { 10.0 } else { 9.0 }, "{role}");
         cluster.wait("all requests to end", || cluster.all_free());
     }
+}
+
+/// Pages of a tier that ended so, on an aggregated worker.
+fn pages_of(cluster: &Cluster, tier: &str, end: &str) -> f64 {
+    let metrics = cluster.metrics(&cluster.worker("aggregated"));
+    metrics[&format!("host_storage_pages_total{{tier=\"{tier}\",end=\"{end}\"}}")]
+}
+
+#[test]
+fn every_tier_is_written_and_a_page_is_read_from_the_first_that_has_it() {
+    let store = tempfile::tempdir().unwrap();
+    // One key names one tier or several.
+    let several = "hicache-storage = [\"memory\", \"hicache-file\"]\n";
+    let config = format!("{several}{SLOW}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
+    let flags = [&["--role", "aggregated", "--prefill-radix-cache"][..], &PATIENT].concat();
+    let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 13 % 200).collect();
+    let mut answers = Vec::new();
+    // The second life's memory is empty.
+    for (memory, file) in [(9.0, 0.0), (0.0, 9.0)] {
+        let (cluster, _plugins) = start(&flags, &config);
+        if answers.is_empty() {
+            answers.push(cluster.generate(&prompt, 2).unwrap().tokens);
+            for tier in ["memory", "hicache-file"] {
+                cluster.wait("pages to be written", || pages_of(&cluster, tier, "written") == 10.0);
+            }
+            flush(&cluster);
+        }
+        answers.push(cluster.generate(&prompt, 2).unwrap().tokens);
+        let read = ["memory", "hicache-file"].map(|tier| pages_of(&cluster, tier, "read"));
+        assert_eq!(read, [memory, file]);
+        cluster.wait("all requests to end", || cluster.all_free());
+    }
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use host::executor::cpu::{CpuExecutor, CpuOptions};
 use host::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use host::executor::{Executor, KvMemory};
 use host_core::layout::KvOrder;
+use host_core::window::WindowPages;
 use host_core::{Batch, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
 use host_tests::cluster::{Cluster, Start};
 
@@ -107,9 +108,17 @@ fn batch() -> Batch {
     let sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
     let pages = |first: u32, count: u32| (first..first + count).map(PageId).collect();
     let long = (0..35).map(|token| token * 7 % 200).collect();
+    let sequence = |room, tokens, pages, sample| Sequence {
+        room,
+        tokens,
+        start: 0,
+        pages,
+        window: WindowPages::default(),
+        sample,
+    };
     let sequences = vec![
-        Sequence { room: Room(1), tokens: long, start: 0, pages: pages(0, 3), sample: Some(sampling) },
-        Sequence { room: Room(2), tokens: vec![9], start: 0, pages: pages(5, 1), sample: None },
+        sequence(Room(1), long, pages(0, 3), Some(sampling)),
+        sequence(Room(2), vec![9], pages(5, 1), None),
     ];
     Batch { id: 1, sequences, layer_group: 1 }
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "plugin_support/defect.rs"]
+mod defect;
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 #[path = "plugin_support/nixl.rs"]
@@ -12,6 +14,7 @@ mod skip;
 use std::path::Path;
 use std::process::Command;
 
+use defect::with_defect;
 use serde_json::Value;
 
 /// The exit code, and every case's name, status and text.
@@ -37,7 +40,7 @@ fn broken(reports: &[(String, String, String)]) -> Vec<&(String, String, String)
 
 #[test]
 fn plugins_that_keep_their_contract_pass() {
-    for name in ["shm", "wire", "loopback", "memory", "plain"] {
+    for name in ["shm", "wire", "loopback", "memory", "plain", "swa"] {
         let (code, reports) = test(&fixture::plugin(name), &[]);
         assert_eq!(broken(&reports), [] as [&(String, String, String); 0], "{name}");
         let skipped: Vec<_> = reports.iter().filter(|(_, status, _)| status == "skip").collect();
@@ -155,18 +158,6 @@ fn what_cannot_be_checked_is_skipped_with_the_reason() {
     assert!(!reports.iter().any(|(case, ..)| case.starts_with("tier-")), "{reports:?}");
 }
 
-/// A copy of a plugin of `tests/plugins/broken*` that has the defect.
-fn with_defect(original: &[u8], defect: &str, directory: &Path) -> std::path::PathBuf {
-    let mark = b"HOST-DEFECT=none........................";
-    let at = original.windows(mark.len()).position(|window| window == mark).expect("the mark");
-    let mut bytes = original.to_vec();
-    bytes[at + 12..at + mark.len()].fill(b'.');
-    bytes[at + 12..at + 12 + defect.len()].copy_from_slice(defect.as_bytes());
-    let file = directory.join(format!("{defect}.so"));
-    std::fs::write(&file, bytes).unwrap();
-    file
-}
-
 /// Defects of a plugin, each with the cases that must fail, and no other, and what they say.
 fn each_is_found(plugin: &str, defects: &[(&str, &[&str], &str)]) {
     let original = std::fs::read(fixture::plugin(plugin)).unwrap();
@@ -250,6 +241,14 @@ fn each_defect_of_an_allocator_fails_the_case_that_is_about_it_and_no_other() {
                 "200 calls of extend allocated 200 times",
             ),
             ("panics", &["allocator-panics"], "alloc of an unknown component made the plugin panic"),
+            ("hands-out-shared-twice", &["allocator-shared-books"], "was handed out twice"),
+            ("forgets-parts", &["allocator-shared-grants"], "entries (round"),
+            ("ignores-limits", &["allocator-shared-books", "allocator-shared-limits"], "answered 0"),
+            (
+                "frees-for-others",
+                &["allocator-shared-free"],
+                "free of a window's page for the full component",
+            ),
         ],
     );
 }

@@ -62,7 +62,51 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
              \"memory\" declares settled, scan; no installed plugin has it",
             "WindowTail needs SlidingWindow, because only a window has a tail: turn it on, too",
             "WindowTail needs tail_extend, because decode takes pages for the window's tail alone, not for the whole \
-             prompt: no allocator plugin is loaded; use instead: plain",
+             prompt: no allocator plugin is loaded; use instead: --allocator plain",
+        ]
+    );
+}
+
+#[test]
+fn a_model_with_windows_needs_an_allocator_for_them_and_the_refusal_says_which_flag_names_one() {
+    let directory = fixture::directory(&["shm", "plain", "swa"]);
+    let installed = Catalog::scan([directory.path()]);
+    let manifest = |name: &str| &installed.find(name).unwrap().manifest;
+    let (shared, apart) =
+        ([Feature::SlidingWindow, Feature::SharedPool], [Feature::SlidingWindow, Feature::WindowRatio]);
+    assert_eq!(check(&shared, &[manifest("swa")], &installed), Ok(()));
+    // What components share is a pool that this one cannot divide; one of its own for each is.
+    assert_eq!(check(&apart, &[manifest("plain")], &installed), Ok(()));
+    let said = |features: &[Feature], loaded: &[&str], installed: &Catalog| -> Vec<String> {
+        let loaded: Vec<_> = loaded.iter().map(|name| manifest(name)).collect();
+        check(features, &loaded, installed).unwrap_err().iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(
+        said(&shared, &["plain"], &installed),
+        ["SharedPool needs shared_pool, because full parts and windows take their pages from one pool; \
+          --swa-full-tokens-ratio gives each its own: plugin \"plain\" declares window, tail_extend; use instead: \
+          --allocator swa"]
+    );
+    assert_eq!(
+        said(&shared[..1], &["shm"], &installed),
+        [
+            "SlidingWindow needs window, because layers with a window have pages of their own, given back behind it: no \
+          allocator plugin is loaded; use instead: --allocator plain, swa"
+        ]
+    );
+    let without = fixture::directory(&["shm"]);
+    assert_eq!(
+        said(&shared[..1], &["shm"], &Catalog::scan([without.path()])),
+        [
+            "SlidingWindow needs window, because layers with a window have pages of their own, given back behind it: no \
+          allocator plugin is loaded; no installed plugin has it: put one that does into a directory of --plugins-dir"
+        ]
+    );
+    assert_eq!(
+        said(&[Feature::WindowRatio], &["shm"], &installed),
+        [
+            "WindowRatio needs SlidingWindow, because --swa-full-tokens-ratio divides the pool between full and sliding \
+          layers, and is left out for a model without any: turn it on, too"
         ]
     );
 }

@@ -85,6 +85,7 @@ fn batches(chunks: &[usize]) -> Vec<Batch> {
                     pages: (0..PAGES)
                         .map(|page| PageId((page * 3 + index as u32 + 5) % (3 * PAGES)))
                         .collect(),
+                    window: host_core::window::WindowPages::default(),
                     sample: (end >= prefill).then_some(GREEDY),
                 });
             }

@@ -28,7 +28,7 @@ pub use convert::{Element, bf16_from_f32, f32_from_bf16};
 pub use exponential::{exp, softmax_weights};
 pub use panels::{PackError, Panels};
 pub use rope::{RopeFrequencies, RopeScaling};
-pub use rows::Heads;
+pub use rows::{Gate, Heads};
 
 /// Instructions that the kernels may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
 use host_kernels::math::{
-    AttentionShape, Element, Heads, KvRows, Math, Panels, QueryRows, RopeFrequencies, RopeScaling,
+    AttentionShape, Element, Gate, Heads, KvRows, Math, Panels, QueryRows, RopeFrequencies, RopeScaling,
     bf16_from_f32, f32_from_bf16,
 };
 
@@ -106,9 +106,12 @@ fn row_kernels_agree_over_instruction_sets_threads_and_rows() {
         let angles = range.start * head_dim / 2..range.end * head_dim / 2;
         let norm = Some((&weight[..head_dim], 1e-6));
         math.rotate_heads(&mut rotated, shape, norm, &cosines[angles.clone()], &sines[angles]);
-        let mut gated = vec![0.0; x.len() / 2];
-        math.gated_silu(x, width / 2, &mut gated);
-        (bits(&normed), bits(&rotated), bits(&gated))
+        let gated = [Gate::Silu, Gate::GeluTanh].map(|gate| {
+            let mut gated = vec![0.0; x.len() / 2];
+            math.gated(gate, x, width / 2, &mut gated);
+            bits(&gated)
+        });
+        (bits(&normed), bits(&rotated), gated)
     };
     let expected = compute(&maths[0].1, 0..rows);
     for (name, math) in &maths {
@@ -117,7 +120,9 @@ fn row_kernels_agree_over_instruction_sets_threads_and_rows() {
             let (normed, rotated, gated) = compute(math, row..row + 1);
             assert_eq!(normed, expected.0[row * width..][..width], "norm of row {row}, {name}");
             assert_eq!(rotated, expected.1[row * width..][..width], "rotation of row {row}, {name}");
-            assert_eq!(gated, expected.2[row * width / 2..][..width / 2], "gate of row {row}, {name}");
+            for (gated, expected) in gated.iter().zip(&expected.2) {
+                assert_eq!(gated, &expected[row * width / 2..][..width / 2], "gate of row {row}, {name}");
+            }
         }
     }
 }
@@ -130,7 +135,20 @@ struct Dense {
     row: usize,
 }
 
-impl KvRows for Dense {
+/// The rows from a position on: those before it are gone.
+struct From<'a> {
+    dense: &'a Dense,
+    oldest: usize,
+}
+
+impl KvRows for From<'_> {
+    fn rows<'a>(&'a self, head: usize, first: usize, keys: &mut [&'a [u8]], values: &mut [&'a [u8]]) {
+        assert!(first >= self.oldest, "position {first} is gone, {} is the first", self.oldest);
+        self.dense.rows(head, first, keys, values);
+    }
+}
+
+impl Dense {
     fn rows<'a>(&'a self, head: usize, first: usize, keys: &mut [&'a [u8]], values: &mut [&'a [u8]]) {
         for (i, (key, value)) in keys.iter_mut().zip(values).enumerate() {
             let at = ((first + i) * self.heads + head) * self.row;
@@ -155,49 +173,89 @@ fn attention_agrees_over_instruction_sets_threads_and_cuts_and_is_attention() {
         };
         let stride = heads * head_dim + 24;
         let queries: Vec<f32> = numbers.take(tokens * stride).iter().map(|q| q * 4.0).collect();
-        let shape =
-            AttentionShape { heads, kv_heads, head_dim, element: Element::Bf16, query_stride: stride };
-        // One call over rows that are cut at `cut` into two sequences, as if they were strangers.
-        let compute = |math: &Math, cut: usize| {
-            let mut out = vec![f32::NAN; tokens * heads * head_dim];
-            let parts = [
-                QueryRows { row: 0, rows: cut, position: 0, kv: &dense },
-                QueryRows { row: cut, rows: tokens - cut, position: cut, kv: &dense },
-            ];
-            math.attention(shape, &queries, &parts, &mut out);
-            out
-        };
-        let expected = compute(&maths[0].1, 0);
-        for (name, math) in &maths {
-            for cut in [0, 1, 15, 16, 17, 50, 74] {
-                assert!(bits(&compute(math, cut)) == bits(&expected), "cut at {cut}, {name}");
+        for window in [None, Some(1), Some(2), Some(15), Some(16), Some(17), Some(40), Some(75), Some(1000)] {
+            let shape = AttentionShape {
+                heads,
+                kv_heads,
+                head_dim,
+                element: Element::Bf16,
+                query_stride: stride,
+                scale: 0.2,
+                window,
+            };
+            let oldest = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
+            // One call over rows that are cut at `cut` into two sequences, as if they were strangers. The second has nothing
+            // that its first row does not see.
+            let compute = |math: &Math, cut: usize| {
+                let mut out = vec![f32::NAN; tokens * heads * head_dim];
+                let kv = [0, oldest(cut)].map(|oldest| From { dense: &dense, oldest });
+                let parts = [
+                    QueryRows { row: 0, rows: cut, position: 0, kv: &kv[0] },
+                    QueryRows { row: cut, rows: tokens - cut, position: cut, kv: &kv[1] },
+                ];
+                math.attention(shape, &queries, &parts, &mut out);
+                out
+            };
+            let expected = compute(&maths[0].1, 0);
+            for (name, math) in &maths {
+                for cut in [0, 1, 15, 16, 17, 50, 74] {
+                    let found = compute(math, cut);
+                    assert!(bits(&found) == bits(&expected), "cut at {cut}, {name}, window {window:?}");
+                }
             }
-        }
-        let widened = |bytes: &[u8]| {
-            let mut wide = vec![0.0; bytes.len() / 2];
-            Element::Bf16.widen(bytes, &mut wide);
-            wide.into_iter().map(f64::from).collect::<Vec<_>>()
-        };
-        let (keys, values) = (widened(&dense.keys), widened(&dense.values));
-        for position in 0..tokens {
-            for head in 0..heads {
+            let widened = |bytes: &[u8]| {
+                let mut wide = vec![0.0; bytes.len() / 2];
+                Element::Bf16.widen(bytes, &mut wide);
+                wide.into_iter().map(f64::from).collect::<Vec<_>>()
+            };
+            let (keys, values) = (widened(&dense.keys), widened(&dense.values));
+            for (position, head) in
+                (0..tokens).flat_map(|position| (0..heads).map(move |head| (position, head)))
+            {
                 let query = &queries[position * stride + head * head_dim..][..head_dim];
                 let at = |other: usize| (other * kv_heads + head * kv_heads / heads) * head_dim;
-                let weights: Vec<f64> = (0..=position)
+                let seen =
+                    || (0..=position).filter(|other| window.is_none_or(|window| position - other < window));
+                let weights: Vec<f64> = seen()
                     .map(|other| {
-                        let dot: f64 =
-                            query.iter().zip(&keys[at(other)..]).map(|(q, k)| f64::from(*q) * k).sum();
-                        (dot / (head_dim as f64).sqrt()).exp()
+                        let products = query.iter().zip(&keys[at(other)..]).map(|(q, k)| f64::from(*q) * k);
+                        (products.sum::<f64>() * 0.2).exp()
                     })
                     .collect();
                 for dim in 0..head_dim {
-                    let exact =
-                        (0..=position).map(|other| weights[other] * values[at(other) + dim]).sum::<f64>()
-                            / weights.iter().sum::<f64>();
+                    let weighted =
+                        seen().zip(&weights).map(|(other, weight)| weight * values[at(other) + dim]);
+                    let exact = weighted.sum::<f64>() / weights.iter().sum::<f64>();
                     let found = f64::from(expected[(position * heads + head) * head_dim + dim]);
-                    assert!((exact - found).abs() < 2e-6, "position {position}: {found} for {exact}");
+                    assert!(
+                        (exact - found).abs() < 2e-6,
+                        "position {position}, {window:?}: {found} for {exact}"
+                    );
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn gates_are_what_they_are_called() {
+    let math = Math::new(1).unwrap();
+    let x: Vec<f32> = (-400..=400).map(|i| i as f32 / 20.0).collect();
+    let gate_up: Vec<f32> = x.iter().copied().chain(x.iter().map(|_| 1.0)).collect();
+    let gelu = |x: f64| {
+        let slope = (2.0 / std::f64::consts::PI).sqrt();
+        x / 2.0 * (1.0 + (slope * (x + 0.044715 * x.powi(3))).tanh())
+    };
+    let silu = |x: f64| x / (1.0 + (-x).exp());
+    for (gate, exact) in [(Gate::Silu, &silu as &dyn Fn(f64) -> f64), (Gate::GeluTanh, &gelu)] {
+        let mut y = vec![0.0; x.len()];
+        math.gated(gate, &gate_up, x.len(), &mut y);
+        for (x, y) in x.iter().zip(y) {
+            let exact = exact(f64::from(*x));
+            assert!(
+                (f64::from(y) - exact).abs() < 4e-7 * exact.abs().max(1.0),
+                "{gate:?}({x}) is {y}, not {exact}"
+            );
         }
     }
 }

@@ -1,8 +1,21 @@
 //! The allocator role: which pages of the KV pools a sequence gets.
 //!
-//! A pool has one or more *components*: the full-attention layers' pages, the sliding-window layers' pages, and so on. Each
-//! component has its own pages, named 0, 1, .. below its count. The host owns the sequences and their page tables; the
-//! allocator owns which pages are free. A sequence is described by two lengths in tokens, before and after.
+//! A pool has one or more *components*: the full-attention layers' pages, the sliding-window layers' pages, and so on. The
+//! host owns the sequences and their page tables; the allocator owns which pages are free. A sequence is described by two
+//! lengths in tokens, before and after.
+//!
+//! A component has pages of its own, named 0, 1, .. below its count; or it *shares* (since 0.1.4,
+//! [`ComponentPool::sharing`]). All that share have one pool of *pool pages*, and a page of each is made of some of them:
+//!
+//! ```text
+//! pool pages      0 1 2 3 4 5 6 7 8 9      named 0, 1, .. below shared_pages() = the largest of pages * parts
+//! FULL, 1 part    F F F . . . . . . .      a page is 1 pool page
+//! WINDOW, 2 parts . . . . . . W W W W      a page is 2 pool pages, any two; at most `pages` pages at a time
+//! ```
+//!
+//! What one of them does not use the other may have, up to its own [`ComponentPool::pages`]. Wherever pages of such a
+//! component are written or given back, a page is [`parts`](ComponentPool::parts) entries, one for each of its pool pages;
+//! wherever pages are *counted* ([`Grant`], [`Budget`], [`PoolAllocator::need`]), it is one.
 //!
 //! Requests are batched and all or nothing: `WOULD_BLOCK` leaves everything as it was. What they hand out goes into
 //! memory of the caller: one [`Grant`] per growth and component, in the order growth first, component second (as in
@@ -27,7 +40,7 @@ impl Component {
     pub const WINDOW: Component = Component(1);
 }
 
-/// A page of one component.
+/// A page of one component; of one that shares, a pool page.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct PoolPage(pub u32);
@@ -38,12 +51,39 @@ pub struct PoolPage(pub u32);
 pub struct ComponentPool {
     /// Which.
     pub component: Component,
-    /// Its pages.
+    /// Its pages; of one that shares, the most that it may have at a time.
     pub pages: u32,
     /// Tokens that its layers look back over, the newest included; 0 means all.
     pub window: u32,
-    /// Zero.
+    /// Zero, but for what [`sharing`](ComponentPool::sharing) puts there.
     pub reserved: u32,
+}
+
+impl ComponentPool {
+    /// This component as one that shares its memory with all others that do: a page of it is made of `parts` pool pages.
+    /// Asked of allocators that declare [`SHARED_POOL`](crate::capability::SHARED_POOL) only. Since 0.1.4.
+    #[must_use]
+    pub const fn sharing(mut self, parts: u32) -> Self {
+        self.reserved = parts;
+        self
+    }
+
+    /// Pool pages that a page is made of; `None` when the component has pages of its own.
+    #[must_use]
+    pub const fn parts(&self) -> Option<u32> {
+        match self.reserved {
+            0 => None,
+            parts => Some(parts),
+        }
+    }
+}
+
+/// Pool pages of the components that share: as many as the one that may have the most is made of, so that at least one of
+/// them may fill the pool. 0 when none shares, `None` when there are more than pages can be named.
+#[must_use]
+pub fn shared_pages(components: &[ComponentPool]) -> Option<u32> {
+    let sharing = components.iter().filter_map(|of| Some(u64::from(of.parts()?) * u64::from(of.pages)));
+    u32::try_from(sharing.max().unwrap_or(0)).ok()
 }
 
 /// What the host gives an allocator when it opens it.
@@ -85,9 +125,9 @@ pub struct Grant {
 pub struct Budget {
     /// Which.
     pub component: Component,
-    /// Its pages.
+    /// Its pages, as in the opening.
     pub total: u32,
-    /// Of these, free now.
+    /// Of these, those that could be taken now. What components share counts for each of them.
     pub free: u32,
     /// Zero.
     pub reserved: u32,
@@ -100,11 +140,12 @@ pub trait PoolAllocator: Send + Sync + 'static {
     fn budgets(&self, budgets: &mut [Budget]) -> i32;
 
     /// Takes as many pages of one component as `pages` has room for. Returns 0, or `WOULD_BLOCK` when there are fewer,
-    /// or `INVALID_ARGUMENT` for an unknown component.
+    /// or `INVALID_ARGUMENT` for an unknown component, or when `pages` ends within a page that is made of several.
     fn alloc(&self, component: Component, pages: &mut [PoolPage]) -> i32;
 
-    /// Gives pages back. Returns 0, or `INVALID_ARGUMENT` for a page that is free already, named twice or unknown, and
-    /// then none was taken back.
+    /// Gives pages back; of a component that shares, any of its pool pages in any order. Returns 0, or
+    /// `INVALID_ARGUMENT` for a page that is free already, named twice, another component's or unknown, and then none
+    /// was taken back.
     fn free(&self, component: Component, pages: &[PoolPage]) -> i32;
 
     /// Pages of each component that [`extend`](PoolAllocator::extend) of all these growths would take, or
@@ -112,8 +153,8 @@ pub trait PoolAllocator: Send + Sync + 'static {
     /// returns how many, or `INVALID_ARGUMENT`.
     fn need(&self, growths: &[Growth], tail: u32, pages: &mut [u32]) -> i32;
 
-    /// Takes the pages that the growths lack, in every component for every token. Returns the number of pages written,
-    /// `WOULD_BLOCK`, or `INVALID_ARGUMENT` when a growth shrinks or `grants` or `pages` has too little room.
+    /// Takes the pages that the growths lack, in every component for every token. Returns the number of entries of `pages`
+    /// written, `WOULD_BLOCK`, or `INVALID_ARGUMENT` when a growth shrinks or `grants` or `pages` has too little room.
     fn extend(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32;
 
     /// Like [`extend`](PoolAllocator::extend), but a component with a window gets only the pages that a sequence of
@@ -179,6 +220,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_shared_pool_is_what_the_component_that_may_have_most_is_made_of() {
+        let of = |pages| ComponentPool { pages, ..ComponentPool::default() };
+        assert_eq!((of(4).parts(), of(4).sharing(3).parts()), (None, Some(3)));
+        assert_eq!(shared_pages(&[of(100)]), Some(0), "pages of its own are not shared");
+        assert_eq!(shared_pages(&[of(64).sharing(1), of(8).sharing(5), of(1000)]), Some(64));
+        assert_eq!(shared_pages(&[of(64).sharing(1), of(22).sharing(3)]), Some(66));
+        assert_eq!(shared_pages(&[of(u32::MAX).sharing(2)]), None);
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub const WINDOW: &str = "window";
 /// Of an allocator: [`extend_tail`](crate::PoolAllocator::extend_tail) takes the window's pages only.
 pub const TAIL_EXTEND: &str = "tail_extend";
 
+/// Of an allocator: components may share one pool of pages ([`sharing`](crate::ComponentPool::sharing)). Since 0.1.4.
+pub const SHARED_POOL: &str = "shared_pool";
+
 /// Every capability this version of the API knows. Hosts ignore others.
 pub const ALL: &[&str] = &[
     PAGE_WRITES,
@@ -51,4 +54,5 @@ pub const ALL: &[&str] = &[
     SCAN,
     WINDOW,
     TAIL_EXTEND,
+    SHARED_POOL,
 ];

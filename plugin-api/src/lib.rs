@@ -60,6 +60,7 @@ pub use transfer::{
 /// - 0.1.1: appended the tier and allocator roles.
 /// - 0.1.2: appended the host's services ([`services`]) and `check_config`.
 /// - 0.1.3: a transfer backend may say which writes are short ([`TransferLimits::short_writes`]).
+/// - 0.1.4: components of an allocator may share one pool of pages ([`ComponentPool::sharing`]).
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// For the export macro only.

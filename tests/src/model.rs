@@ -21,6 +21,8 @@ pub enum Family {
     Qwen3,
     /// `LlamaForCausalLM`.
     Llama,
+    /// `Gemma3ForCausalLM`: most layers see the newest positions only.
+    Gemma3,
 }
 
 /// Element type of the weights in the file. The values are the same (bf16 can hold all of them).
@@ -41,6 +43,10 @@ pub struct TinyModel {
     pub hidden: usize,
     /// Transformer layers.
     pub layers: usize,
+    /// Of the sliding layers of [`Family::Gemma3`]: positions that they see, the newest included.
+    pub window: usize,
+    /// In [`Family::Gemma3`] all layers slide but every so many-th.
+    pub pattern: usize,
     /// Query heads.
     pub heads: usize,
     /// KV heads.
@@ -69,6 +75,8 @@ impl Default for TinyModel {
             family: Family::Qwen3,
             hidden: 64,
             layers: 4,
+            window: 20,
+            pattern: 3,
             heads: 4,
             kv_heads: 2,
             head_dim: 16,
@@ -91,7 +99,21 @@ pub fn tiny_qwen3(directory: &Path, seed: u64) -> io::Result<()> {
     TinyModel { seed, ..TinyModel::default() }.write(directory)
 }
 
+/// Writes the tiny Gemma-3 of this seed into `directory`, which is made if needed.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn tiny_gemma3(directory: &Path, seed: u64) -> io::Result<()> {
+    TinyModel { seed, ..TinyModel::gemma3() }.write(directory)
+}
+
 impl TinyModel {
+    /// A tiny Gemma-3: two layers that see everything and five that see the 20 newest positions.
+    #[must_use]
+    pub fn gemma3() -> Self {
+        Self { family: Family::Gemma3, layers: 7, tied: true, ..Self::default() }
+    }
+
     /// The size at which the tests' figures for small models were taken.
     #[must_use]
     pub fn small() -> Self {
@@ -138,8 +160,9 @@ impl TinyModel {
         let (architecture, kind) = match self.family {
             Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3"),
             Family::Llama => ("LlamaForCausalLM", "llama"),
+            Family::Gemma3 => ("Gemma3ForCausalLM", "gemma3_text"),
         };
-        json!({
+        let mut config = json!({
             "architectures": [architecture],
             "model_type": kind,
             "attention_bias": false,
@@ -163,7 +186,21 @@ impl TinyModel {
             "use_cache": true,
             "use_sliding_window": false,
             "vocab_size": self.vocabulary(),
-        })
+        });
+        if self.family == Family::Gemma3 {
+            config["hidden_activation"] = json!("gelu_pytorch_tanh");
+            config["attn_logit_softcapping"] = json!(null);
+            config["final_logit_softcapping"] = json!(null);
+            config["query_pre_attn_scalar"] = json!(self.head_dim);
+            config["rope_theta"] = json!(1_000_000.0);
+            config["rope_local_base_freq"] = json!(10_000.0);
+            config["sliding_window"] = json!(self.window);
+            config["sliding_window_pattern"] = json!(self.pattern);
+            for other in ["hidden_act", "max_window_layers", "use_sliding_window"] {
+                config.as_object_mut().map(|config| config.remove(other));
+            }
+        }
+        config
     }
 }
 

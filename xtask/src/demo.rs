@@ -21,7 +21,8 @@ equal and KV moved for every prompt.
 Usage: cargo xtask demo [OPTIONS]
 
 Options:
-  --model DIR    Use this Hugging Face directory (Qwen3 or Llama) instead of the small model
+  --model DIR    Use this Hugging Face directory (Qwen3, Llama or Gemma-3) instead of the small model
+  --window       Use a small model of which most layers see the newest tokens only (Gemma-3)
   --tokens N     Tokens per answer [default: 48]
   --keep         Leave the split server running and print its address
   -h, --help     This text";
@@ -50,17 +51,19 @@ fn prompts() -> Vec<Prompt> {
 
 struct Options {
     model: Option<PathBuf>,
+    window: bool,
     tokens: u32,
     keep: bool,
 }
 
 fn options(arguments: &[String]) -> anyhow::Result<Option<Options>> {
-    let mut options = Options { model: None, tokens: 48, keep: false };
+    let mut options = Options { model: None, window: false, tokens: 48, keep: false };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || rest.next().with_context(|| format!("{argument} needs a value; see --help"));
         match argument.as_str() {
             "--keep" => options.keep = true,
+            "--window" => options.window = true,
             "--model" => options.model = Some(std::path::absolute(value()?)?),
             "--tokens" => {
                 options.tokens = value()?.parse().context("--tokens needs a number from 1")?;
@@ -91,7 +94,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     workspace.build(Profile::Release)?;
     let model = match options.model {
         Some(model) => model,
-        None => workspace.tiny_model()?,
+        None => workspace.tiny_model(options.window)?,
     };
     let built = workspace.built(Profile::Release);
     let program = built.join("host");

@@ -35,7 +35,7 @@ const NVRTC: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc=
 
 /// Runs tests/python/openai_client.py against a split server of the small model. False when a check failed.
 pub fn check(workspace: &Workspace, python: &Path) -> anyhow::Result<bool> {
-    let model = workspace.tiny_model()?;
+    let model = workspace.tiny_model(false)?;
     let built = workspace.built(Profile::Dev);
     let flag = |path: &Path| path.display().to_string();
     let flags = ["--model", &flag(&model), "--plugins-dir", &flag(&built)].map(str::to_owned);

@@ -1,6 +1,6 @@
 //! Where things lie, and how cargo is called.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
@@ -64,11 +64,15 @@ impl Workspace {
         self.target.join(if profile == Profile::Release { "release" } else { "debug" })
     }
 
-    /// The demo's small model, made from a fixed seed if it is not there yet.
-    pub fn tiny_model(&self) -> anyhow::Result<PathBuf> {
-        let model = self.target.join("demo").join("tiny-qwen3");
+    /// One of the demo's small models, with sliding layers or without, made from a fixed seed if it is not there yet.
+    pub fn tiny_model(&self, window: bool) -> anyhow::Result<PathBuf> {
+        let (name, write): (_, fn(&Path, u64) -> std::io::Result<()>) = match window {
+            true => ("tiny-gemma3", host_tests::model::tiny_gemma3),
+            false => ("tiny-qwen3", host_tests::model::tiny_qwen3),
+        };
+        let model = self.target.join("demo").join(name);
         if !model.join("complete").exists() {
-            host_tests::model::tiny_qwen3(&model, 0)
+            write(&model, 0)
                 .and_then(|()| std::fs::write(model.join("complete"), ""))
                 .with_context(|| format!("the model cannot be written to {}", model.display()))?;
         }

@@ -46,6 +46,7 @@ fn measure(running: u32, queued: u32, cache: bool) -> (f64, f64) {
         reserved_decode_tokens: 3_000,
         target_itl: Some(Duration::from_secs(1)),
         seed: 1,
+        window: None,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: running,
         max_running: running + 8,

@@ -1,6 +1,7 @@
 //! What an executor is asked to compute, and what it answers.
 
 use crate::ids::{PageId, Room};
+use crate::window::WindowPages;
 
 /// One forward pass over any mix of prefill chunks and decode steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,10 +29,14 @@ pub struct Sequence {
     pub room: Room,
     /// Tokens to compute now, at least one.
     pub tokens: Vec<u32>,
-    /// Position of `tokens[0]` in the sequence; KV for everything before it is in `pages`.
+    /// Position of `tokens[0]` in the sequence; KV for everything before it is in `pages`, of sliding layers for what it
+    /// sees in `window`.
     pub start: u32,
     /// Pages that hold positions `0 .. start + tokens.len()`, in order; the executor writes the new positions' KV.
     pub pages: Vec<PageId>,
+    /// Where the sliding layers' KV lies, which is not in `pages`: the window parts of the token pages from
+    /// [`first_live`](crate::window::first_live)`(start)` to the page of the last new position; perhaps some before.
+    pub window: WindowPages,
     /// Present when the token after the last one is wanted.
     pub sample: Option<Sampling>,
 }

@@ -174,6 +174,8 @@ pub(crate) struct Hierarchy {
     load_trial: Trial,
     /// Seconds of computing, by tokens.
     computing: Line,
+    /// Tokens of prompts that are computed before those of whoever comes now.
+    backlog: usize,
     /// Seconds of a transfer from asking to arrival, by pages.
     transferring: Line,
     stats: HierarchyStats,
@@ -222,6 +224,7 @@ impl Hierarchy {
             read_trial: Trial::default(),
             load_trial: Trial::default(),
             computing: Line::default(),
+            backlog: 0,
             transferring: Line::default(),
             stats: HierarchyStats::default(),
             config,
@@ -324,6 +327,11 @@ impl Hierarchy {
     /// A step with so many tokens of prompts and nothing else took so long.
     pub(crate) fn computed(&mut self, tokens: usize, time: Duration) {
         self.computing.learn(tokens as f64, time.as_secs_f64());
+    }
+
+    /// So many tokens of prompts that were admitted are not computed yet.
+    pub(crate) fn set_backlog(&mut self, tokens: usize) {
+        self.backlog = tokens;
     }
 
     /// So many pages were there so long after they were asked for.

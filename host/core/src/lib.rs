@@ -26,6 +26,7 @@ pub mod routing;
 pub mod scheduler;
 pub mod staging;
 pub mod transfer;
+pub mod window;
 
 pub use batch::{Batch, Sampled, Sampling, Sequence, SequenceOutput};
 pub use ids::{Instance, PageId, Room, Time};

@@ -68,6 +68,10 @@ pub struct Reserve {
     /// Decode's pages for the prompt from `decode_prefix_len` on, in order: to its end at the first attempt, and of a later
     /// one perhaps fewer, when decode lacks a span of what it said it would hold.
     pub pages: Vec<PageId>,
+    /// Decode's pages for the window parts that its first step sees ([`WindowShape::tail`](crate::window::WindowShape::tail)),
+    /// which prefill sends with the last part; none of models without sliding layers, and none at a later attempt when an
+    /// earlier one has brought them.
+    pub window: Vec<PageId>,
     /// Prompt tokens before what is to be sent, which decode holds or restores itself: whole pages.
     pub decode_prefix_len: u32,
     /// Tokens of the whole prompt; both sides must mean the same.

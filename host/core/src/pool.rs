@@ -3,7 +3,8 @@
 //! A page is *free*, *held* by one owner, *cached* in the [radix tree](crate::radix), or *quarantined*: nobody uses it,
 //! but somebody may still touch it (a peer's write, our own transfer reading it, a batch being computed). Pages leave
 //! the pool and come back as values that can be neither copied nor dropped unnoticed, and a quarantined page becomes
-//! free only against [`Settled`] evidence. There is no timer.
+//! free only against [`Settled`] evidence. There is no timer. Which free page is taken next may be somebody else's choice
+//! ([`PageSource`]); where a page is never is.
 //!
 //! ```text
 //! free ─allocate─► held ─cache─► cached ─release_cached─► free
@@ -11,7 +12,13 @@
 //!                   └─quarantine─► quarantined ─clear─► free     (evicted pages that are being copied, too)
 //! ```
 
+mod choice;
+mod source;
+
+pub use source::{Component, PageSource, PoolLimits};
+
 use crate::ids::PageId;
+use choice::Chooser;
 
 /// Where one page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +29,8 @@ enum Place {
     Quarantined,
 }
 
-/// Pages with one owner. Must go back through [`PagePool::release`], [`PagePool::quarantine`] or [`PagePool::cache`].
-#[derive(Debug, PartialEq, Eq)]
+/// Pages with one owner, by default none. Must go back through [`PagePool::release`], [`PagePool::quarantine`] or [`PagePool::cache`].
+#[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct HeldPages(Vec<PageId>);
 
@@ -130,8 +137,14 @@ pub struct PoolCounts {
 #[derive(Debug)]
 pub struct PagePool {
     places: Vec<Place>,
-    /// Free pages; the next allocation takes from the end.
-    free: Vec<PageId>,
+    /// What each page was taken for; of a free one, what it was taken for last.
+    components: Vec<Component>,
+    limits: PoolLimits,
+    /// Pages of each component, wherever they are.
+    used: [usize; 2],
+    chooser: Chooser,
+    /// Why the source that the pool was opened with is out of service.
+    fault: Option<String>,
     counts: PoolCounts,
 }
 
@@ -139,11 +152,49 @@ impl PagePool {
     /// A pool of `pages` free pages.
     #[must_use]
     pub fn new(pages: u32) -> Self {
+        Self::open(PoolLimits::shared(pages), None)
+    }
+
+    /// A pool within these limits whose pages `source` chooses, or the pool itself.
+    #[must_use]
+    pub fn open(limits: PoolLimits, source: Option<Box<dyn PageSource>>) -> Self {
+        let pages = limits.total;
         Self {
             places: vec![Place::Free; pages as usize],
-            free: (0..pages).rev().map(PageId).collect(),
+            components: vec![Component::Full; pages as usize],
+            limits,
+            used: [0; 2],
+            chooser: Chooser::new(pages, source),
+            fault: None,
             counts: PoolCounts { free: pages as usize, ..PoolCounts::default() },
         }
+    }
+
+    /// How many pages each component may have.
+    #[must_use]
+    pub fn limits(&self) -> PoolLimits {
+        self.limits
+    }
+
+    /// Pages of a component that are not free, wherever they are.
+    #[must_use]
+    pub fn used(&self, component: Component) -> usize {
+        self.used[component as usize]
+    }
+
+    /// Whether so many free pages can be taken for both components together.
+    #[must_use]
+    pub fn fits(&self, full: usize, window: usize) -> bool {
+        let within = |component, count| self.used(component) + count <= self.limits.of(component) as usize;
+        within(Component::Full, full)
+            && within(Component::Window, window)
+            && full + window <= self.counts.free
+    }
+
+    /// What the source did for which it is out of service; the pool chooses pages itself since.
+    #[must_use]
+    pub fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
     }
 
     /// Pages in the pool, wherever they are.
@@ -158,19 +209,15 @@ impl PagePool {
         self.counts
     }
 
-    /// Takes `count` pages, or none if there are fewer.
+    /// Takes `count` pages for the layers without a window, or none if there are fewer.
     pub fn allocate(&mut self, count: usize) -> Option<HeldPages> {
-        if count > self.free.len() {
-            return None;
-        }
-        let pages = self.free.split_off(self.free.len() - count);
-        for page in &pages {
-            self.relocate(*page, Place::Free, Place::Held);
-        }
-        self.counts.free -= count;
-        self.counts.held += count;
-        self.check();
-        Some(HeldPages(pages))
+        self.fits(count, 0).then(|| self.take(Component::Full, count))
+    }
+
+    /// Takes `count` pages for the layers with a window, or none if there are fewer. A page of the sequence is made of
+    /// several; `count` has them all.
+    pub fn allocate_window(&mut self, count: usize) -> Option<HeldPages> {
+        self.fits(0, count).then(|| self.take(Component::Window, count))
     }
 
     /// Takes pages back that nobody else can touch.
@@ -180,7 +227,7 @@ impl PagePool {
         }
         self.counts.held -= pages.0.len();
         self.counts.free += pages.0.len();
-        self.free.extend(pages.0);
+        self.offer(&pages.0);
         self.check();
     }
 
@@ -202,7 +249,7 @@ impl PagePool {
         }
         self.counts.cached -= pages.0.len();
         self.counts.free += pages.0.len();
-        self.free.extend_from_slice(&pages.0);
+        self.offer(&pages.0);
         self.check();
     }
 
@@ -235,7 +282,7 @@ impl PagePool {
         }
         self.counts.quarantined -= pages.0.len();
         self.counts.free += pages.0.len();
-        self.free.extend(pages.0);
+        self.offer(&pages.0);
         self.check();
     }
 
@@ -247,7 +294,14 @@ impl PagePool {
 
     /// The invariant: free + held + cached + quarantined = total.
     fn check(&self) {
-        assert_eq!(self.free.len(), self.counts.free, "the free list and its count differ");
+        if let Some(free) = self.chooser.own() {
+            assert_eq!(free.len(), self.counts.free, "the free list and its count differ");
+        }
+        assert_eq!(
+            self.used.iter().sum::<usize>() + self.counts.free,
+            self.places.len(),
+            "what is not free is one component's"
+        );
         assert_eq!(
             self.counts.free + self.counts.held + self.counts.cached + self.counts.quarantined,
             self.places.len(),
@@ -268,10 +322,18 @@ impl PagePool {
             quarantined: count(Place::Quarantined),
         };
         assert_eq!(counted, self.counts, "pages counted one by one");
-        let mut free = self.free.clone();
-        free.sort_unstable();
-        free.dedup();
-        assert_eq!(free.len(), self.counts.free, "a page is twice in the free list");
+        for component in Component::ALL {
+            let places = self.places.iter().zip(&self.components);
+            let used = places.filter(|(place, of)| **place != Place::Free && **of == component).count();
+            assert_eq!(used, self.used(component), "{component:?} pages counted one by one");
+            assert!(used <= self.limits.of(component) as usize, "more {component:?} pages than it may have");
+        }
+        if let Some(free) = self.chooser.own() {
+            let mut free = free.to_vec();
+            free.sort_unstable();
+            free.dedup();
+            assert_eq!(free.len(), self.counts.free, "a page is twice in the free list");
+        }
     }
 }
 

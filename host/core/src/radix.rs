@@ -26,8 +26,9 @@ mod lock;
 mod namespace;
 mod node;
 mod order;
+mod windows;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 pub use chain::PageHash;
@@ -38,6 +39,7 @@ pub use lock::PrefixLock;
 pub use namespace::{Namespace, NamespaceKey};
 pub use node::Component;
 pub use order::Policy;
+pub use windows::KeptWindows;
 
 use crate::ids::PageId;
 use crate::pool::CachedPages;
@@ -45,6 +47,7 @@ use children::Children;
 use namespace::Namespaces;
 use node::{NO_NODE, NodeIndex, Nodes, Owner};
 use order::Order;
+use windows::Windows;
 
 /// What a tree needs to know from the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +72,8 @@ pub struct TreeCounts {
     pub pages: usize,
     /// Pages that some receipt keeps; the others can be evicted.
     pub locked: usize,
+    /// Pages of the pool that the window parts of some of them take beside them.
+    pub window_pages: usize,
     /// Nodes.
     pub nodes: usize,
     /// Receipts that have not come back.
@@ -95,6 +100,7 @@ pub struct RadixTree {
     events: u64,
     /// Pages that nobody keeps any more since the tree was cleared.
     gone: Vec<CachedPages>,
+    windows: Windows,
 }
 
 impl RadixTree {
@@ -116,6 +122,7 @@ impl RadixTree {
             hashes: BTreeMap::new(),
             events: 0,
             gone: Vec::new(),
+            windows: Windows::default(),
         }
     }
 
@@ -128,13 +135,24 @@ impl RadixTree {
     /// What is in the tree.
     #[must_use]
     pub fn counts(&self) -> TreeCounts {
-        TreeCounts { nodes: self.children.len(), namespaces: self.namespaces.in_use(), ..self.counts }
+        TreeCounts {
+            nodes: self.children.len(),
+            namespaces: self.namespaces.in_use(),
+            window_pages: self.windows.pages(),
+            ..self.counts
+        }
     }
 
-    /// Pages that [`evict`](Self::evict) could give back now.
+    /// Pages that [`evict`](Self::evict) could give back now, window parts included.
     #[must_use]
     pub fn evictable(&self) -> usize {
-        self.counts.pages - self.counts.locked
+        self.counts.pages - self.counts.locked + self.windows.evictable()
+    }
+
+    /// The same by what they hold: pages of sequences, and window parts.
+    #[must_use]
+    pub fn evictable_parts(&self) -> (usize, usize) {
+        (self.counts.pages - self.counts.locked, self.windows.evictable())
     }
 
     /// How many pages a lock on these tokens would get. Changes nothing, the order of eviction included.
@@ -231,6 +249,7 @@ impl RadixTree {
             locks: self.counts.locks,
             evicted: self.counts.evicted,
             namespaces: self.namespaces.in_use(),
+            window_pages: self.windows.pages(),
             ..TreeCounts::default()
         };
         let mut children: BTreeMap<Owner, (u32, u32)> = BTreeMap::new();
@@ -262,6 +281,9 @@ impl RadixTree {
         }
         assert_eq!(counts, self.counts(), "counted one by one");
         assert_eq!(roots, self.namespaces.roots(), "nodes at the top");
+        let cached: BTreeSet<PageId> =
+            self.nodes.iter().flat_map(|(_, node)| node.full().pages.ids()).copied().collect();
+        self.windows.audit(|page| cached.contains(&page));
         let mut locks = 0;
         for (index, node) in self.nodes.iter() {
             let (all, pinned) = children.get(&Owner::parent(index)).copied().unwrap_or_default();
@@ -281,6 +303,10 @@ impl RadixTree {
             assert_eq!(below, node.children, "node {index} would be evicted before a child of it");
             *gone.entry(node.owner).or_default() += 1;
         }
-        assert_eq!(ordered, self.evictable(), "pages that can be evicted are in the order of eviction");
+        assert_eq!(
+            ordered,
+            self.counts.pages - self.counts.locked,
+            "pages that can be evicted are in the order of eviction"
+        );
     }
 }

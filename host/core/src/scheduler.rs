@@ -32,6 +32,7 @@ mod retraction;
 mod saving;
 mod sharing;
 mod stats;
+mod window;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -40,7 +41,7 @@ use crate::hierarchy::{Hierarchy, TierStats};
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::message::Message;
 use crate::outbox::Outbox;
-use crate::pool::{HeldPages, PagePool};
+use crate::pool::{HeldPages, PagePool, PageSource, PoolLimits};
 use crate::quarantine::{Cleared, Quarantine};
 use crate::radix::{CacheChanges, CacheEvent, RadixTree};
 use crate::request::{Failure, FailureCode};
@@ -106,6 +107,17 @@ impl Scheduler {
     /// When a limit that must be positive is zero.
     #[must_use]
     pub fn new(config: Config) -> Self {
+        let limits = PoolLimits::shared(config.pages);
+        Self::with_pages(config, limits, None)
+    }
+
+    /// An idle scheduler whose pages somebody else chooses, within these limits.
+    ///
+    /// # Panics
+    /// When a limit that must be positive is zero, or the pool's is not [`Config::pages`].
+    #[must_use]
+    pub fn with_pages(config: Config, limits: PoolLimits, source: Option<Box<dyn PageSource>>) -> Self {
+        assert_eq!(limits.total, config.pages, "one pool has one size");
         assert!(
             config.pages > 0
                 && config.page_tokens > 0
@@ -121,8 +133,16 @@ impl Scheduler {
             config.hierarchy.is_none() || config.radix_cache.is_some(),
             "what lies below the pool needs a radix cache above"
         );
+        assert!(
+            config.window.is_none_or(|window| window.tokens > 0 && window.parts > 0),
+            "a window has tokens and takes pages: {config:?}"
+        );
+        assert!(
+            config.window.is_none() || config.hierarchy.is_none() || config.role == Role::Decode,
+            "a worker that computes restores no windows from below its pool yet"
+        );
         Self {
-            pool: PagePool::new(config.pages),
+            pool: PagePool::open(limits, source),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
             hierarchy: config
                 .hierarchy
@@ -194,6 +214,7 @@ impl Scheduler {
         self.start_tiers(now, actions);
         self.build_batch(now, actions);
         self.start_tiers(now, actions);
+        self.tell_backlog();
         actions.extend(self.cache_changes.take().map(Action::Cache));
     }
 
@@ -233,6 +254,7 @@ impl Scheduler {
             evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
             hierarchy: self.hierarchy.as_ref().map(Hierarchy::stats).unwrap_or_default(),
             pace: self.pace.stats(),
+            page_source_faults: u64::from(self.pool.fault().is_some()),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -264,11 +286,13 @@ impl Scheduler {
     pub fn audit(&self) {
         self.pool.audit();
         let count = |pages: &Option<HeldPages>| pages.as_ref().map_or(0, |pages| pages.ids().len());
-        let held: usize = self.jobs.values().map(|job| count(&job.held) + count(&job.spare)).sum();
+        let of = |job: &Job| count(&job.held) + count(&job.spare) + job.window.own.ids().len();
+        let held: usize = self.jobs.values().map(of).sum();
         assert_eq!(held, self.pool.counts().held, "every held page has a job");
         if let Some(tree) = &self.cache {
             tree.audit();
-            assert_eq!(tree.counts().pages, self.pool.counts().cached, "every cached page is in the tree");
+            let cached = tree.counts().pages + tree.counts().window_pages;
+            assert_eq!(cached, self.pool.counts().cached, "every cached page is in the tree");
             let saves = self.hierarchy.as_ref().map_or(0, Hierarchy::locks);
             let locks =
                 self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks() + saves;
@@ -285,6 +309,7 @@ impl Scheduler {
             hierarchy.audit();
         }
         self.audit_leaders();
+        self.audit_windows();
         for (room, job) in &self.jobs {
             let noted = self.deadlines.of(*room);
             assert!(noted.is_some_and(|at| at <= self.job_deadline(job)), "{room:?} would end too late");
@@ -310,9 +335,19 @@ impl Scheduler {
         assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
     }
 
-    /// Which pages each request holds; for tests and for finding faults.
+    /// What whoever chooses the pages did for which it is out of service; the pool chooses them itself since.
+    #[must_use]
+    pub fn page_source_fault(&self) -> Option<&str> {
+        self.pool.fault()
+    }
+
+    /// Which pages each request holds, first those of all layers or the full-attention ones, then those of its window;
+    /// for tests and for finding faults.
     pub fn holdings(&self) -> impl Iterator<Item = (Room, &[PageId])> {
-        self.jobs.iter().filter_map(|(room, job)| Some((*room, job.held.as_ref()?.ids())))
+        self.jobs.iter().flat_map(|(room, job)| {
+            let held = job.held.as_ref().map(HeldPages::ids);
+            held.into_iter().flat_map(|pages| [pages, job.window.own.ids()]).map(|pages| (*room, pages))
+        })
     }
 
     fn send(&self, to: Instance, message: Message, actions: &mut Vec<Action>) {

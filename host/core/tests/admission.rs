@@ -30,6 +30,7 @@ impl Worker {
             reserved_decode_tokens: 1_000,
             target_itl: None,
             seed: 0,
+            window: None,
             layer_groups: host_core::layer_groups::LayerGroups::off(1),
             max_batch: 64,
             max_running: 64,

@@ -38,7 +38,8 @@ fn rule(groups: u32) -> LayerGroups {
 fn wants(prompt_tokens: u32) -> Body {
     let pages = (20..20 + prompt_tokens.div_ceil(PAGE_TOKENS)).map(PageId).collect();
     let namespace = NamespaceKey::default().fingerprint();
-    Body::Reserve(Reserve { pages, decode_prefix_len: 0, prompt_tokens, aux_slot: 0, namespace })
+    let window = Vec::new();
+    Body::Reserve(Reserve { pages, window, decode_prefix_len: 0, prompt_tokens, aux_slot: 0, namespace })
 }
 
 struct Worker {
@@ -63,6 +64,7 @@ impl Worker {
             reserved_decode_tokens: 8,
             target_itl: None,
             seed: 0,
+            window: None,
             layer_groups,
             max_batch: 4,
             max_running: 4,

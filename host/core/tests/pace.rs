@@ -35,6 +35,7 @@ fn config(role: Role, target_ms: Option<u64>) -> Config {
         radix_cache: None,
         hierarchy: None,
         reserved_decode_tokens: 64,
+        window: None,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         target_itl: target_ms.map(Duration::from_millis),
         cache_events: false,

@@ -31,6 +31,7 @@ fn config(role: Role, pages: u32, cache: bool) -> Config {
         reserved_decode_tokens: 1,
         target_itl: None,
         seed: 0,
+        window: None,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,
         max_running: 64,

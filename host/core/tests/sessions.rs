@@ -23,6 +23,7 @@ fn decode_worker() -> Scheduler {
         reserved_decode_tokens: 1_000,
         target_itl: None,
         seed: 0,
+        window: None,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 4,
         max_running: 4,

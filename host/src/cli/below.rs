@@ -1,5 +1,7 @@
 //! What lies below the pool, from settings.
 
+mod limits;
+
 use host_core::hierarchy::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 use host_core::{Instance, KvLayout};
 
@@ -42,10 +44,16 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     prefetch_policy(settings)?;
     settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
     let set = [
+        ("[hicache]", settings.hicache.is_some()),
         ("--hicache-memory", settings.hicache_memory.is_some()),
         ("--hicache-write-policy", settings.hicache_write_policy.is_some()),
         ("--hicache-prefetch-policy", settings.hicache_prefetch_policy.is_some()),
     ];
+    let stores = settings.stores();
+    let again = stores.iter().enumerate().find(|(place, name)| stores[..*place].contains(name));
+    if let Some((_, name)) = again {
+        return Err(Refused(format!("--hicache-storage names {name:?} twice: each is one tier")));
+    }
     if let Some((flag, _)) = set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache) {
         return Err(Refused(format!("{flag} says nothing without --hierarchical-cache: add it")));
     }
@@ -66,7 +74,8 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     }
 }
 
-/// L2 and L3 of a worker that keeps a radix cache.
+/// L2 and L3 of a worker that keeps a radix cache. `alignment` is that of the opened tiers; before they are, nothing is known
+/// of it and a slot may come out larger than it is planned to be.
 ///
 /// # Errors
 /// When host memory holds no page, or more of them than can be counted.
@@ -74,13 +83,14 @@ pub fn hierarchy(
     settings: &Settings,
     layouts: &[KvLayout],
     cached: bool,
+    alignment: Option<usize>,
 ) -> Result<Option<HierarchyConfig>, Refused> {
     if !settings.hierarchical_cache || !cached {
         return Ok(None);
     }
     // A page lies on all ranks, with the heads of each.
-    let stored = settings.hicache_storage.is_some();
-    let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, stored) as u64).sum();
+    let alignment = (!settings.stores().is_empty()).then(|| alignment.unwrap_or(1));
+    let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, alignment) as u64).sum();
     let pool: u64 = layouts.iter().map(|layout| layout.bytes() as u64).sum();
     let given = settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
     let bytes = given.unwrap_or(RATIO * pool);
@@ -94,23 +104,57 @@ pub fn hierarchy(
         Refused(format!("{slots} pages of host memory are too many: lower --hicache-memory"))
     })?;
     let tier = TierConfig { writes: true, latency: LATENCY, bytes_per_second: BYTES_PER_SECOND };
-    let tiers = settings.hicache_storage.iter().map(|_| tier.clone()).collect();
-    Ok(Some(HierarchyConfig {
-        write: write_policy(settings)?,
-        prefetch: prefetch_policy(settings)?,
-        ..HierarchyConfig::new(slots, page_bytes, tiers)
-    }))
+    let tiers = settings.stores().iter().map(|_| tier.clone()).collect();
+    let limits = settings.hicache.clone().unwrap_or_default();
+    let below = limits::apply(&limits, HierarchyConfig::new(slots, page_bytes, tiers))?;
+    let (write, prefetch) = (write_policy(settings)?, prefetch_policy(settings)?);
+    Ok(Some(HierarchyConfig { write, prefetch, ..below }))
 }
 
-/// Opens the storage tier.
+/// Opens the storage tiers of a worker that keeps a radix cache; `None` for one with nothing below its pool.
 ///
 /// # Errors
-/// When it is not there, does not fit, or does not open.
-pub fn open(settings: &Settings, instance: Instance) -> anyhow::Result<Below> {
+/// When one is not there, does not fit, or does not open.
+pub fn open(settings: &Settings, instance: Instance, cached: bool) -> anyhow::Result<Option<Below>> {
+    if !settings.hierarchical_cache || !cached {
+        return Ok(None);
+    }
     let tiers: anyhow::Result<Vec<_>> = settings
-        .hicache_storage
+        .stores()
         .iter()
         .map(|name| Ok((name.clone(), plugins::open_tier(settings, name, instance)?)))
         .collect();
-    Ok(Below { tiers: tiers? })
+    Ok(Some(Below { tiers: tiers? }))
+}
+
+#[cfg(test)]
+mod tests {
+    use host_core::layout::KvOrder;
+    use host_core::{Dtype, KvShape};
+
+    use super::*;
+
+    #[test]
+    fn slots_are_sized_as_the_opened_tiers_have_them_laid_out() {
+        let settings = Settings {
+            hierarchical_cache: true,
+            hicache_memory: Some("1MiB".into()),
+            hicache_storage: Some(vec!["any".into()]),
+            ..Settings::default()
+        };
+        let shape = KvShape {
+            pages: 4,
+            heads: 2,
+            layers: 1,
+            page_tokens: 2,
+            head_dim: 4,
+            value_dim: 4,
+            dtype: Dtype::Bf16,
+        };
+        let layout = KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim);
+        let of = |alignment| hierarchy(&settings, &[layout], true, alignment).unwrap().unwrap();
+        let (planned, opened) = (of(None), of(Some(4096)));
+        assert!(planned.page_bytes < 4096, "{planned:?}");
+        assert_eq!((opened.page_bytes, opened.host_slots), (2 * 4096, 128));
+    }
 }

@@ -9,21 +9,22 @@ use anyhow::Context;
 use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
+use host_core::pool::PoolLimits;
 use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, below, staging};
+use super::{Refused, allocator, below, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
-use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape};
+use crate::executor::{Executor, ExecutorError, KvMemory, ModelShape, Sliding};
 use crate::net::identity;
 use crate::net::proto::KvIdentity;
 use crate::net::random::random_u64;
 use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
-use crate::worker::{Parts, RankParts};
+use crate::worker::{Below, Parts, RankParts};
 use needs::Needs;
 
 /// Memory for a KV pool when nothing is said.
@@ -114,6 +115,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
     router_policy(settings)?;
+    allocator::check(settings)?;
     let staging = staging::staging(settings)?;
     check_numbers(settings)?;
     let shape = shape(settings)?;
@@ -128,7 +130,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         }
         let cached =
             radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill })?;
-        let below = below::hierarchy(settings, &plan.layouts, cached.is_some())?;
+        let below = below::hierarchy(settings, &plan.layouts, cached.is_some(), None)?;
         needs.add(&plan.layouts, below.as_ref(), packs);
         plans.push(plan);
     }
@@ -158,7 +160,7 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let page = |heads| KvShape {
         pages: 1,
         heads,
-        layers: shape.layers,
+        layers: shape.page_layers(),
         page_tokens,
         head_dim: shape.head_dim,
         value_dim: shape.head_dim,
@@ -184,13 +186,20 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
         ))
     })?;
-    let possible = (shape.max_positions as u64).min(u64::from(pages) * page_tokens as u64);
+    let limits = allocator::limits(settings, pages, settings.page_size.unwrap_or(16), shape.window())?;
+    let positions = most_positions(shape, limits, page_tokens);
+    let possible = (shape.max_positions as u64).min(positions);
+    if possible == 0 {
+        return Err(refused(format!(
+            "a pool of {pages} pages of {page_tokens} tokens cannot hold one token: the model's sliding layers take {} pages              beside each page; choose a larger pool",
+            shape.window_parts()
+        )));
+    }
     let max_tokens = match settings.max_model_len {
         Some(wanted) if u64::from(wanted) > possible => {
             return Err(refused(format!(
                 "--max-model-len {wanted} is more than the model ({}) or the KV pool ({} tokens) can hold",
-                shape.max_positions,
-                u64::from(pages) * page_tokens as u64
+                shape.max_positions, positions
             )));
         }
         Some(wanted) => wanted,
@@ -198,14 +207,29 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     };
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
-    let layer_groups = layer_groups(settings, &layouts[0])?;
+    let layer_groups = layer_groups(settings, shape, &layouts[0])?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
-fn layer_groups(settings: &Settings, layout: &KvLayout) -> Result<LayerGroups, Refused> {
+/// Positions of the longest sequence that fits a pool.
+fn most_positions(shape: &ModelShape, limits: PoolLimits, page_tokens: usize) -> u64 {
+    let full = u64::from(limits.full) * page_tokens as u64;
+    shape
+        .window()
+        .map_or(full, |window| full.min(window.most_positions(limits.total as usize, page_tokens) as u64))
+}
+
+fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
     let wish = settings.layer_groups.as_deref().map_or(Ok(Wish::default()), str::parse);
-    wish.and_then(|wish| LayerGroups::new(wish, layout))
-        .map_err(|error| refused(format!("--layer-groups: {error}")))
+    let rule = wish.and_then(|wish| match (shape.sliding, wish) {
+        (None, wish) => LayerGroups::new(wish, layout),
+        // News of layers is counted over the model, whose sliding layers are not in these pages.
+        (Some(_), Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
+        (Some(_), Wish::Groups(groups)) => Err(format!(
+            "{groups} layer groups of a model with sliding layers, whose pages are sent whole: use auto or off"
+        )),
+    });
+    rule.map_err(|error| refused(format!("--layer-groups: {error}")))
 }
 
 fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
@@ -232,8 +256,18 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
     let given = settings.synthetic.unwrap_or_default();
     let standard = SyntheticShape::default();
     let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
+    let sliding = match (given.sliding_layers, given.window) {
+        (Some(layers), Some(window)) => Some(Sliding { layers, window }),
+        (None, None) => None,
+        _ => {
+            return Err(ExecutorError::Failed(
+                "[synthetic] sliding-layers and window belong together: give both, or neither".to_owned(),
+            ));
+        }
+    };
     let shape = SyntheticShape {
         layers: given.layers.unwrap_or(standard.layers),
+        sliding,
         kv_heads: given.kv_heads.unwrap_or(standard.kv_heads),
         head_dim: given.head_dim.unwrap_or(standard.head_dim),
         vocabulary: given.vocabulary.unwrap_or(standard.vocabulary),
@@ -258,6 +292,12 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
         )));
     }
     Synthetic::for_rank(shape, cost, seat)
+}
+
+/// Whether the model has layers with a window, as far as it can be read.
+#[must_use]
+pub fn slides(settings: &Settings) -> bool {
+    shape(settings).is_ok_and(|shape| shape.sliding.is_some())
 }
 
 /// The model's text side, for a router.
@@ -328,6 +368,9 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         RoleName::Aggregated => None,
         _ => Some(super::plugins::open_transfer(settings, instance, ranks)?),
     };
+    let cached = radix_cache(settings, core_role)?.is_some();
+    let below = below::open(settings, instance, cached)?;
+    let alignment = below.as_ref().and_then(Below::alignment).map(usize::try_from).transpose()?;
     let executors = ranks::executors(settings, ranks)?;
     let max_batch = settings.max_batch.unwrap_or(BATCH);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -342,6 +385,8 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         kv_heads: count(shape.kv_heads),
         head_dim: count(shape.head_dim),
         ranks: count(ranks),
+        sliding_layers: count(shape.sliding.map_or(0, |sliding| sliding.layers)),
+        window: count(shape.sliding.map_or(0, |sliding| sliding.window)),
     };
     let config = Config {
         role: core_role,
@@ -351,12 +396,13 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens.unwrap_or(CHUNK_TOKENS),
         radix_cache: radix_cache(settings, core_role)?,
-        hierarchy: below::hierarchy(settings, &layouts, radix_cache(settings, core_role)?.is_some())?,
-        cache_events: radix_cache(settings, core_role)?.is_some(),
+        hierarchy: below::hierarchy(settings, &layouts, cached, alignment)?,
+        cache_events: cached,
         identity: identity::digest(&identity),
         reserved_decode_tokens: settings.reserved_decode_tokens.unwrap_or(512),
         target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
         seed: random_u64().context("no random seed for the radix cache")?,
+        window: shape.window(),
         layer_groups,
         max_batch,
         max_running: settings.max_running.unwrap_or(max_batch.saturating_mul(2)),
@@ -366,10 +412,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(10),
     };
-    let below = match config.hierarchy {
-        Some(_) => Some(below::open(settings, instance)?),
-        None => None,
-    };
+    let pages = allocator::open(settings, instance, config.pages, config.page_tokens, shape.window())?;
     let (name, backends) = transfer.unzip();
     let mut backends = backends.unwrap_or_default().into_iter();
     let mut parts = Vec::new();
@@ -383,6 +426,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         name: worker_name(settings, role),
         config,
         identity,
+        pages,
         transfer: name,
         ranks: parts,
         instance,

@@ -17,15 +17,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use host_core::Instance;
-use host_plugin_api::StorageTier;
 use host_plugin_api::transfer::{Opening, TransferBackend};
+use host_plugin_api::{PoolAllocator, PoolOpening, StorageTier};
 
 use super::settings::{RoleName, Settings};
 use super::{Refused, addresses, launch};
 use crate::plugins;
-use crate::plugins::Catalog;
-use crate::plugins::Manifest;
 use crate::plugins::requirements::{self, Feature};
+use crate::plugins::{Catalog, Entry, Manifest};
 use crate::worker::link::rank_name;
 
 /// Roles that a plugin has no use for beside that of moving pages, unless it is named for it.
@@ -38,14 +37,14 @@ const PLAYED_LATER: [&str; 2] = ["tier", "allocator"];
 pub fn check(settings: &Settings) -> Result<(), Refused> {
     let features = features::of(settings);
     // A process that opens no plugin needs none; what was named is looked for all the same.
-    let needs_none = !features.contains(&Feature::PdTransfer)
-        && settings.plugins.is_none()
-        && settings.hicache_storage.is_none();
-    let (directories, names) = match needs_none {
+    let needs_none = needs_none(settings, &features);
+    let (directories, mut names) = match needs_none {
         true => (Vec::new(), Vec::new()),
         false => (settings.plugins_dirs(), settings.plugins()),
     };
     let catalog = Catalog::scan_with(settings.plugin_policy(), directories);
+    let allocator = allocator(settings, &features, &catalog);
+    names.extend(allocator.clone().filter(|name| !names.contains(name)));
     let (mut found, mut wrong) = (Vec::new(), Vec::new());
     for name in &names {
         match catalog.find(name) {
@@ -54,7 +53,9 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         }
     }
     let all_found = wrong.is_empty();
-    let played: Vec<Manifest> = found.iter().map(|entry| roles_played(settings, &entry.manifest)).collect();
+    let allocates = |manifest: &Manifest| allocator.as_ref() == Some(&manifest.plugin.name);
+    let played = |entry: &&Entry| roles_played(settings, &entry.manifest, allocates(&entry.manifest));
+    let played: Vec<Manifest> = found.iter().map(played).collect();
     let manifests: Vec<&Manifest> = played.iter().collect();
     if let Err(mut violations) = requirements::check(&features, &manifests, &catalog) {
         // That a role is not played may be for want of the plugin that was not found.
@@ -66,16 +67,29 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     }
     for entry in found.iter().filter(|entry| entry.manifest.role("transfer").is_none()) {
         let name = &entry.manifest.plugin.name;
-        if settings.hicache_storage.as_ref() == Some(name) && entry.manifest.role("tier").is_some() {
+        let plays = |role| entry.manifest.role(role).is_some();
+        if settings.stores().contains(name) && plays("tier")
+            || allocates(&entry.manifest) && plays("allocator")
+        {
             continue;
         }
         let roles: Vec<&str> =
             PLAYED_LATER.into_iter().filter(|role| entry.manifest.role(role).is_some()).collect();
         wrong.push(format!(
-            "plugin {name:?} would never be called: its role is {}, and the server uses transfer plugins and the storage tier \
-             that --hicache-storage names; leave it out of --plugins",
+            "plugin {name:?} would never be called: its role is {}, and the server uses transfer plugins, the storage tiers \
+             that --hicache-storage names and the allocator that --allocator names; leave it out of --plugins",
             roles.join(" and ")
         ));
+    }
+    for entry in found.iter().filter(|entry| allocates(&entry.manifest)) {
+        if entry.manifest.role("allocator").is_none() {
+            let roles: Vec<&str> = entry.manifest.roles.iter().map(|role| role.kind.as_str()).collect();
+            wrong.push(format!(
+                "--allocator {}: the plugin hands out no pages, its role is {}",
+                entry.manifest.plugin.name,
+                roles.join(" and ")
+            ));
+        }
     }
     for entry in &found {
         let name = &entry.manifest.plugin.name;
@@ -94,19 +108,39 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     if wrong.is_empty() { Ok(()) } else { Err(Refused(wrong.join("\n"))) }
 }
 
-/// A plugin with the roles that it will be opened for: a transfer plugin that could also store does not where another one is
-/// named for that, and one that is named for storage alone moves nothing.
-fn roles_played(settings: &Settings, manifest: &Manifest) -> Manifest {
+/// A plugin with the roles that it will be opened for: a transfer plugin that could also store or allocate does not where
+/// another one is named for that, and one that is named for storage or pages alone moves nothing.
+fn roles_played(settings: &Settings, manifest: &Manifest, allocates: bool) -> Manifest {
     let mut played = manifest.clone();
     let name = &manifest.plugin.name;
-    let stores = settings.hicache_storage.as_ref() == Some(name);
-    let moves = !stores || settings.movers().contains(name);
+    let stores = settings.stores().contains(name);
+    let moves = !(stores || allocates) || settings.movers().contains(name);
     played.roles.retain(|role| match role.kind.as_str() {
         "tier" => stores,
+        "allocator" => allocates,
         "transfer" => moves,
         _ => true,
     });
     played
+}
+
+/// Whether this process opens no plugin and was told of none.
+fn needs_none(settings: &Settings, features: &[Feature]) -> bool {
+    let opens =
+        [Feature::PdTransfer, Feature::SlidingWindow].iter().any(|feature| features.contains(feature));
+    let named = !settings.stores().is_empty() || settings.allocator.is_some();
+    !opens && !named && settings.plugins.is_none()
+}
+
+/// The plugin that hands out pages, if one does: the one that is named, or for a model with windows the default one where
+/// it is installed. That none is there for such a model is for the compatibility table to say, with those that would do.
+fn allocator(settings: &Settings, features: &[Feature], catalog: &Catalog) -> Option<String> {
+    let standard = || {
+        let name = settings.window_allocator();
+        let slides = features.contains(&Feature::SlidingWindow);
+        (slides && catalog.find(&name).is_ok()).then_some(name)
+    };
+    settings.allocator.clone().or_else(standard)
 }
 
 /// Checks what a worker needs, plugins and all else. Each part says what it finds wrong; a second kind of mistake is worth
@@ -132,16 +166,19 @@ pub fn check_all(settings: &Settings) -> Result<(), Refused> {
 /// # Errors
 /// With everything that they refuse.
 pub fn ask(settings: &Settings) -> Result<(), Refused> {
-    let none_named = settings.plugins.is_none() && settings.hicache_storage.is_none();
-    if !features::of(settings).contains(&Feature::PdTransfer) && none_named {
+    let features = features::of(settings);
+    if needs_none(settings, &features) {
         return Ok(());
     }
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
-    let mut wrong = Vec::new();
-    for name in settings.plugins() {
+    let (mut names, mut wrong) = (settings.plugins(), Vec::new());
+    let allocator = allocator(settings, &features, &catalog);
+    names.extend(allocator.clone().filter(|name| !names.contains(name)));
+    for name in names {
         let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
         let config = config_of(settings, &name)?;
-        let (roles, manifest) = (["transfer", "tier", "allocator"], roles_played(settings, &entry.manifest));
+        let roles = ["transfer", "tier", "allocator"];
+        let manifest = roles_played(settings, &entry.manifest, allocator.as_ref() == Some(&name));
         let played = roles.into_iter().filter(|role| manifest.role(role).is_some());
         let refused = played.filter_map(|role| plugins::check_config(entry, role, &config).err());
         wrong.extend(refused.map(|error| error.to_string()).next());
@@ -202,4 +239,24 @@ pub fn open_tier(
     let entry = catalog.find(name).map_err(|error| Refused(error.to_string()))?;
     let opening = Opening { name: instance.to_string(), config: config_of(settings, name)? };
     Ok(plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
+}
+
+/// Loads the allocator and opens it for this worker's pool; `None` when the pool hands out its pages itself.
+///
+/// # Errors
+/// When it is not there, does not fit, or does not open.
+pub fn open_allocator(
+    settings: &Settings,
+    opening: PoolOpening,
+    slides: bool,
+) -> anyhow::Result<Option<(String, Arc<dyn PoolAllocator>)>> {
+    if settings.allocator.is_none() && !slides {
+        return Ok(None);
+    }
+    let name = settings.window_allocator();
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
+    let opening = PoolOpening { config: config_of(settings, &name)?, ..opening };
+    let opened = plugins::open_allocator(entry, &opening).map_err(|error| Refused(error.to_string()))?;
+    Ok(Some((name, opened)))
 }

@@ -19,9 +19,9 @@ use crate::net::peers::Peers;
 use crate::net::proto::worker_server::WorkerServer;
 use crate::net::{registration, worker_metrics, worker_service::WorkerService};
 use crate::text::TextModel;
-use crate::worker::{Handle, Worker};
+use crate::worker::{Handle, Unwritten, Worker};
 
-/// A worker that was asked to end waits this long for its requests.
+/// A worker that was asked to end waits this long for its requests, and for what is on its way to storage.
 const WORKER_DRAIN: Duration = Duration::from_secs(5);
 /// Its threads and plugins then have this long to end, which is longer than a plugin's own deadline.
 const WORKER_STOP: Duration = Duration::from_secs(5);
@@ -267,15 +267,23 @@ async fn work(
     }
 }
 
-/// Lets requests under way end.
+/// Lets requests under way end, and what they leave behind get to storage, so that the next life finds it.
 async fn drain(worker: &Handle) {
     worker.event(Event::Drain).await;
+    let requests = || worker.stats().queued + worker.stats().active;
     let idle = async {
-        while worker.stats().queued + worker.stats().active > 0 {
+        while requests() > 0 || worker.unwritten().iter().any(|tier| tier.pages > 0) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    if tokio::time::timeout(WORKER_DRAIN, idle).await.is_err() {
+    if tokio::time::timeout(WORKER_DRAIN, idle).await.is_err() && requests() > 0 {
         tracing::warn!("requests did not end in time; they are given up");
+    }
+    for Unwritten { tier, pages } in worker.unwritten().into_iter().filter(|tier| tier.pages > 0) {
+        tracing::warn!(
+            tier,
+            pages,
+            "pages were not written to storage in time; the next life computes them again"
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! Every setting once: as a flag, as a key of `--config`, and with its default. Flags win over the file.
 
+mod hicache;
 mod synthetic;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use super::Refused;
 use super::companion::CompanionSettings;
 use crate::plugins::Policy;
+pub use hicache::HicacheSettings;
 pub use synthetic::SyntheticSettings;
 
 /// What one process does.
@@ -190,19 +192,31 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES")]
     pub hicache_memory: Option<String>,
 
-    /// Storage tier for pages, by the name of its plugin [default: none]
-    #[arg(long, value_name = "PLUGIN")]
-    pub hicache_storage: Option<String>,
+    /// Storage tiers for pages, by the names of their plugins: each is written, and a page is read from the first that has
+    /// it [default: none]
+    #[arg(long, value_name = "PLUGIN,...", value_delimiter = ',')]
+    #[serde(deserialize_with = "one_or_several", default)]
+    pub hicache_storage: Option<Vec<String>>,
 
     /// When pages are written down: write_through (when they enter a radix cache), write_through_selective (once they were
     /// used twice) or write_back (when they are about to leave it) [default: write_through]
     #[arg(long, value_name = "POLICY")]
     pub hicache_write_policy: Option<String>,
 
-    /// How long a request waits for pages from storage: best_effort (not at all), timeout (1 s and 0.25 s per 1024 tokens) or
-    /// wait_complete [default: timeout]
+    /// How long a request waits for pages from storage: best_effort (not at all), timeout (as long as having them computed or
+    /// sent would take, at most 1 s and 0.25 s per 1024 tokens) or wait_complete (until all are there); never longer than 30 s
+    /// [default: timeout]
     #[arg(long, value_name = "POLICY")]
     pub hicache_prefetch_policy: Option<String>,
+
+    /// Plugin that hands out the pages of a KV pool [default: none, the host does; for models with sliding layers swa]
+    #[arg(long, value_name = "PLUGIN")]
+    pub allocator: Option<String>,
+
+    /// Gives sliding layers a fixed part of the KV pool: so much window for each token of the full layers, above 0 and at
+    /// most 1 [default: none, both share the pool]
+    #[arg(long, value_name = "RATIO")]
+    pub swa_full_tokens_ratio: Option<f64>,
 
     /// What leaves a radix cache first: lru, lfu, slru or priority [default: lru]; requests carry no priority yet, so that
     /// the last one is lru
@@ -268,6 +282,11 @@ pub struct Settings {
     #[arg(long, value_name = "FILTER")]
     pub log_level: Option<String>,
 
+    /// Thresholds and limits of the caches below the pool
+    #[arg(skip)]
+    #[serde(default)]
+    pub hicache: Option<HicacheSettings>,
+
     /// The synthetic executor's sizes and speed
     #[arg(skip)]
     pub synthetic: Option<SyntheticSettings>,
@@ -311,6 +330,20 @@ fn word_or_number<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<S
     }))
 }
 
+/// One name may be written without the brackets of a list.
+fn one_or_several<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        One(String),
+        Several(Vec<String>),
+    }
+    Ok(Some(match Either::deserialize(value)? {
+        Either::One(name) => vec![name],
+        Either::Several(names) => names,
+    }))
+}
+
 /// Takes each named field from the file where the flag left it unset.
 macro_rules! fill_from {
     ($flags:ident, $file:ident, $($field:ident)*) => { $( $flags.$field = $flags.$field.or($file.$field); )* };
@@ -332,9 +365,9 @@ impl Settings {
             model served_model_name executor role plugins plugins_dir host port control router name page_size
             pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
-            hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
+            allocator swa_full_tokens_ratio hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
             tp prefill_tp decode_tp log_format log_level staging staging_bytes staging_knee
-            start_companion synthetic
+            start_companion hicache synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
         self.insecure_plugin_permissions |= file.insecure_plugin_permissions;
@@ -357,7 +390,11 @@ impl Settings {
     #[must_use]
     pub fn plugins(&self) -> Vec<String> {
         let mut plugins = self.movers();
-        plugins.extend(self.hicache_storage.clone().filter(|name| !plugins.contains(name)));
+        for name in self.stores().iter().chain(&self.allocator) {
+            if !plugins.contains(name) {
+                plugins.push(name.clone());
+            }
+        }
         plugins
     }
 
@@ -370,6 +407,18 @@ impl Settings {
             Some(RoleName::Aggregated) => named.unwrap_or_default(),
             _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
         }
+    }
+
+    /// Plugins that store pages, in the order in which they are asked.
+    #[must_use]
+    pub fn stores(&self) -> &[String] {
+        self.hicache_storage.as_deref().unwrap_or_default()
+    }
+
+    /// The plugin that hands out the pages of a pool with windows, whether it is installed or not.
+    #[must_use]
+    pub fn window_allocator(&self) -> String {
+        self.allocator.clone().unwrap_or_else(|| "swa".to_owned())
     }
 
     /// Directories with plugins.

@@ -1,4 +1,4 @@
-//! Computes Qwen3 and Llama models on the CPU, bit for bit the same however the work is batched.
+//! Computes Qwen3, Llama and Gemma-3 models on the CPU, bit for bit the same however the work is batched.
 //!
 //! A model is a Hugging Face directory: config.json and safetensors weights. All arithmetic is
 //! [`host_kernels::math`]: activations and sums are `f32`, weights stay as they are stored, and K and V are rounded to
@@ -16,22 +16,25 @@ mod error;
 mod forward;
 mod identity;
 mod pages;
+mod rotation;
 mod shard;
 mod weights;
 
 use std::path::Path;
 
 use host_core::{Batch, SequenceOutput};
-use host_kernels::math::{Math, RopeFrequencies};
+use host_kernels::math::Math;
 
 use self::checkpoint::Checkpoint;
 use self::config::ModelConfig;
 pub use self::error::LoadError;
 use self::forward::{Activations, Model, Wanted};
+use self::rotation::Rotation;
 use self::shard::Shards;
 use self::weights::Loader;
 use super::group::Seat;
 use super::sampling::sample;
+use super::window::LayerPlace;
 use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 
 /// Name and version of this math. To be raised whenever a change alters any bit of KV or logits.
@@ -77,6 +80,7 @@ fn open(directory: &Path) -> Result<(ModelConfig, Checkpoint, ModelShape), LoadE
         kv_dtype: config.kv_dtype,
         weights: identity::digest(&bytes, &checkpoint)?,
         math: MATH.to_owned(),
+        sliding: config.sliding(),
     };
     Ok((config, checkpoint, shape))
 }
@@ -126,8 +130,10 @@ impl CpuExecutor {
         let loader =
             Loader { math: &math, checkpoint: &checkpoint, widen: options.weights == WeightStorage::F32 };
         let weights = loader.load(&config, &shards)?;
-        let rope = RopeFrequencies::new(config.head_dim, config.rope_theta, config.rope_scaling);
-        let model = Model { config, shards, weights, rope, math };
+        let rotation = Rotation::new(&config);
+        let slides = config.sliding.as_ref().map(|sliding| sliding.slides.clone());
+        let places = LayerPlace::of(&slides.unwrap_or_else(|| vec![false; config.layers]));
+        let model = Model { config, window: shape.window(), shards, weights, rotation, places, math };
         Ok(Self { shape, model, activations: Activations::default(), seat })
     }
 

@@ -60,16 +60,25 @@ pub fn term(place: Place, block: u64) -> u64 {
 /// When the pool has no such block.
 #[must_use]
 pub fn block(kv: &KvMemory, page: PageId, head: usize, layer: usize, tokens: usize) -> u64 {
+    rows(kv, page, head, layer, 0..tokens.min(kv.layout().shape.page_tokens))
+}
+
+/// Digest of some tokens' rows of one block, in the same order.
+///
+/// # Panics
+/// When the pool has no such rows.
+#[must_use]
+pub fn rows(kv: &KvMemory, page: PageId, head: usize, layer: usize, tokens: Range<usize>) -> u64 {
     let page_tokens = kv.layout().shape.page_tokens;
     let held = kv.heads();
     assert!(held.contains(&head), "head {head} of a pool with the heads {held:?}");
     let row = head - held.start;
-    if let Some(bytes) = kv.read_head(page, row, layer).filter(|_| tokens >= page_tokens) {
+    if let Some(bytes) = kv.read_head(page, row, layer).filter(|_| tokens == (0..page_tokens)) {
         return xxh3_64(bytes);
     }
     let mut hash = Xxh3::new();
     for side in 0..2 {
-        for token in 0..tokens.min(page_tokens) {
+        for token in tokens.clone() {
             hash.update(kv.read_row(page, row, layer, side, token));
         }
     }

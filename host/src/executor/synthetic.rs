@@ -5,19 +5,25 @@
 //! missing byte anywhere in a sequence's pages changes the answer. Its time per step comes from a cost model, so that
 //! scheduling can be measured at sizes that this machine cannot compute.
 //!
+//! Some of its layers may slide: of these it reads the newest positions only, through the sequence's window. Garbage in pages
+//! that have left the window changes nothing, and a byte in the window changes the answer.
+//!
 //! Ranks derive and read back the KV of their own heads, and add up what they read. Ranks that hold the same head must
 //! find the same in it, or the answer is another. The modelled time is that of the worker, whatever its ranks.
+
+mod content;
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use host_core::heads::{holders, rank_heads};
-use host_core::{Batch, Dtype, Sampled, Sampling, Sequence, SequenceOutput};
+use host_core::{Batch, Dtype, Sampled, Sampling, SequenceOutput};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::digest::{self, PagePart};
+use self::content::Content;
+use super::digest;
 use super::group::Seat;
-use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
+use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape, Sliding};
 
 /// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`, spread evenly over the layers.
 /// Zero by default.
@@ -58,6 +64,7 @@ impl Cost {
 #[derive(Debug)]
 pub struct Synthetic {
     shape: ModelShape,
+    content: Content,
     cost: Cost,
     seat: Seat,
 }
@@ -88,7 +95,8 @@ impl Synthetic {
     /// # Errors
     /// As [`new`](Synthetic::new).
     pub fn for_rank(shape: SyntheticShape, cost: Cost, seat: Seat) -> Result<Self, ExecutorError> {
-        let SyntheticShape { layers, kv_heads, head_dim, vocabulary, max_positions, kv_dtype } = shape;
+        let SyntheticShape { layers, sliding, kv_heads, head_dim, vocabulary, max_positions, kv_dtype } =
+            shape;
         let sizes = [("layers", layers), ("kv-heads", kv_heads), ("head-dim", head_dim)];
         let counts = [("vocabulary", vocabulary), ("max-positions", max_positions)];
         for ((name, value), most) in
@@ -100,13 +108,26 @@ impl Synthetic {
                 )));
             }
         }
+        if let Some(Sliding { layers: sliding, window }) = sliding {
+            let whole = [("sliding-layers", sliding, layers - 1), ("window", window, MOST_COUNT)];
+            if let Some((name, value, most)) =
+                whole.iter().find(|(_, value, most)| !(1..=*most).contains(value))
+            {
+                return Err(ExecutorError::Failed(format!(
+                    "[synthetic] {name} is {value}: with layers = {layers} it must be 1 to {most}"
+                )));
+            }
+        }
         let row = head_dim * kv_dtype.bytes();
         if row < 8 || row % 8 != 0 {
             return Err(ExecutorError::Failed(format!(
                 "the synthetic executor needs KV rows of a multiple of 8 bytes, {head_dim} x {kv_dtype} are {row}"
             )));
         }
-        let identity = format!("synthetic {layers} {kv_heads} {head_dim} {vocabulary}");
+        let mut identity = format!("synthetic {layers} {kv_heads} {head_dim} {vocabulary}");
+        if let Some(Sliding { layers, window }) = sliding {
+            identity += &format!(", {layers} sliding over {window}");
+        }
         let shape = ModelShape {
             layers,
             kv_heads,
@@ -116,58 +137,9 @@ impl Synthetic {
             kv_dtype,
             weights: format!("{:016x}", xxh3_64(identity.as_bytes())),
             math: MATH.to_owned(),
+            sliding,
         };
-        Ok(Self { shape, cost, seat })
-    }
-
-    /// What each new position's KV is derived from: the tokens up to it.
-    fn prefixes(kv: &KvMemory, sequence: &Sequence) -> Vec<u64> {
-        let (page_tokens, start) = (kv.layout().shape.page_tokens, sequence.start as usize);
-        let mut prefix = start.checked_sub(1).map_or(0, |last| {
-            let row = kv.read_row(sequence.pages[last / page_tokens], 0, 0, 0, last % page_tokens);
-            row[..8].try_into().map_or(0, u64::from_le_bytes)
-        });
-        let next = |token: &u32| {
-            prefix = xxh3_64_with_seed(&token.to_le_bytes(), prefix);
-            prefix
-        };
-        sequence.tokens.iter().map(next).collect()
-    }
-
-    /// Writes the KV of a sequence's new positions in one layer.
-    fn write(kv: &mut KvMemory, sequence: &Sequence, prefixes: &[u64], layer: usize) {
-        let (shape, heads) = (kv.layout().shape, kv.heads());
-        for (position, prefix) in (sequence.start as usize..).zip(prefixes) {
-            let (page, slot) = (sequence.pages[position / shape.page_tokens], position % shape.page_tokens);
-            for (index, side) in (0..shape.heads).flat_map(|head| [(head, 0), (head, 1)]) {
-                let head = heads.start + index;
-                let which = ((head as u64) << 32 | (layer as u64) << 1 | side as u64).to_le_bytes();
-                let seed = xxh3_64_with_seed(&which, *prefix);
-                let row = kv.write_row(page, index, layer, side, slot);
-                for (word, bytes) in row.chunks_exact_mut(8).enumerate() {
-                    let value = seed.wrapping_mul(2 * word as u64 + 1).rotate_left(word as u32 % 61);
-                    bytes.copy_from_slice(&value.to_le_bytes());
-                }
-                // In every head, so that any rank can go on from the KV that it holds.
-                if (layer, side) == (0, 0) {
-                    row[..8].copy_from_slice(&prefix.to_le_bytes());
-                }
-            }
-        }
-    }
-
-    /// Adds the digest of what a sequence's pages hold in one layer, per head.
-    fn read(kv: &KvMemory, sequence: &Sequence, layer: usize, digests: &mut [u64]) {
-        let page_tokens = kv.layout().shape.page_tokens;
-        let pages = sequence.pages.iter().take(sequence.end().div_ceil(page_tokens)).enumerate();
-        for (index, page) in pages {
-            let tokens = sequence.end() - index * page_tokens;
-            for (head, digest) in kv.heads().zip(&mut *digests) {
-                let (layers, heads) = (layer..layer + 1, head..head + 1);
-                let part = digest::part(kv, &PagePart { page: *page, index, layers, heads, tokens });
-                *digest = digest::sum([*digest, part]);
-            }
-        }
+        Ok(Self { content: Content::new(&shape), shape, cost, seat })
     }
 
     /// What all ranks found, from `found[rank][sequence x the rank's heads]`: the sum over all heads. A head of which its
@@ -215,8 +187,10 @@ impl Synthetic {
 /// Sizes of the model that the synthetic executor pretends to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyntheticShape {
-    /// Transformer layers.
+    /// Transformer layers, the sliding ones included.
     pub layers: usize,
+    /// Those of which the newest positions only matter, if there are any.
+    pub sliding: Option<Sliding>,
     /// KV heads.
     pub kv_heads: usize,
     /// Elements of one head.
@@ -234,6 +208,7 @@ impl Default for SyntheticShape {
     fn default() -> Self {
         Self {
             layers: 4,
+            sliding: None,
             kv_heads: 2,
             head_dim: 32,
             vocabulary: 259,
@@ -262,22 +237,26 @@ impl Executor for Synthetic {
         let until = |end: Duration| sleep(end.saturating_sub(started.elapsed()));
         let ModelShape { layers, kv_heads, .. } = self.shape;
         let heads = rank_heads(kv_heads, turn.ranks(), turn.rank());
-        if kv.heads() != heads {
-            let pool = kv.heads();
+        let full = self.shape.page_layers();
+        let pool = (kv.layout().shape.layers, kv.heads());
+        if pool != (full, heads.clone()) {
             return Err(ExecutorError::Failed(format!(
-                "the KV pool has the heads {pool:?}, this rank {heads:?}"
+                "the KV pool has (layers, heads) {pool:?}, this rank {:?}",
+                (full, heads)
             )));
         }
+        let content = &self.content;
+        batch.sequences.iter().try_for_each(|sequence| content.check(kv, sequence))?;
         let prefixes: Vec<Vec<u64>> =
-            batch.sequences.iter().map(|sequence| Self::prefixes(kv, sequence)).collect();
+            batch.sequences.iter().map(|sequence| content.prefixes(kv, sequence)).collect();
         // What the pages of each sequence that draws hold, per head.
         let mut digests = vec![0u64; batch.sequences.len() * heads.len()];
         for layer in 0..layers {
             let digests = digests.chunks_exact_mut(heads.len());
             for ((sequence, prefixes), digests) in batch.sequences.iter().zip(&prefixes).zip(digests) {
-                Self::write(kv, sequence, prefixes, layer);
+                content.write(kv, sequence, prefixes, layer);
                 if sequence.sample.is_some() {
-                    Self::read(kv, sequence, layer, digests);
+                    content.read(kv, sequence, layer, digests);
                 }
             }
             if batch.layer_group > 0 && layer + 1 < layers {
@@ -302,7 +281,8 @@ impl Executor for Synthetic {
 mod tests {
     use super::*;
     use host_core::layout::{KvLayout, KvOrder, KvShape};
-    use host_core::{PageId, Room};
+    use host_core::window::WindowPages;
+    use host_core::{PageId, Room, Sequence};
 
     const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
 
@@ -330,6 +310,7 @@ mod tests {
                 tokens: tokens[start..end].to_vec(),
                 start: start as u32,
                 pages,
+                window: WindowPages::default(),
                 sample: (end == tokens.len()).then_some(GREEDY),
             };
             let outputs =
@@ -356,6 +337,7 @@ mod tests {
     #[test]
     fn sizes_that_cannot_be_are_refused_by_name() {
         let standard = SyntheticShape::default();
+        let with = |layers, window| SyntheticShape { sliding: Some(Sliding { layers, window }), ..standard };
         for (shape, sentence) in [
             (SyntheticShape { layers: 0, ..standard }, "layers is 0"),
             (SyntheticShape { kv_heads: 0, ..standard }, "kv-heads is 0"),
@@ -363,6 +345,9 @@ mod tests {
             (SyntheticShape { head_dim: usize::MAX, ..standard }, "head-dim is 18446744073709551615"),
             (SyntheticShape { vocabulary: 0, ..standard }, "vocabulary is 0"),
             (SyntheticShape { max_positions: 0, ..standard }, "max-positions is 0"),
+            (with(0, 5), "sliding-layers is 0: with layers = 4 it must be 1 to 3"),
+            (with(4, 5), "sliding-layers is 4: with layers = 4 it must be 1 to 3"),
+            (with(3, 0), "window is 0"),
         ] {
             let refused = Synthetic::new(shape, Cost::default()).unwrap_err().to_string();
             assert!(refused.contains(sentence), "{refused}");
@@ -393,7 +378,8 @@ mod tests {
         let mut kv = pool(&executor, 4, KvOrder::PageHeadLayerKvTokenDim);
         let pages = vec![PageId(3), PageId(1)];
         let step = |tokens: Vec<u32>, start, sample| {
-            let sequence = Sequence { room: Room(1), tokens, start, pages: pages.clone(), sample };
+            let (pages, window) = (pages.clone(), WindowPages::default());
+            let sequence = Sequence { room: Room(1), tokens, start, pages, window, sample };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
         };
         executor.forward(&mut kv, &step(vec![5; 7], 0, None)).unwrap();

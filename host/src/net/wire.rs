@@ -21,6 +21,7 @@ pub fn write_message(message: &Message) -> proto::ControlMessage {
     let body = match &message.body {
         Body::Reserve(reserve) => Wire::Reserve(proto::Reserve {
             pages: reserve.pages.iter().map(|page| page.0).collect(),
+            window: reserve.window.iter().map(|page| page.0).collect(),
             decode_prefix_len: reserve.decode_prefix_len,
             prompt_tokens: reserve.prompt_tokens,
             aux_slot: reserve.aux_slot,
@@ -57,6 +58,7 @@ pub fn read_message(message: proto::ControlMessage) -> Result<Message, Malformed
     let body = match message.body.ok_or(Malformed("a body"))? {
         Wire::Reserve(reserve) => Body::Reserve(Reserve {
             pages: reserve.pages.into_iter().map(PageId).collect(),
+            window: reserve.window.into_iter().map(PageId).collect(),
             decode_prefix_len: reserve.decode_prefix_len,
             prompt_tokens: reserve.prompt_tokens,
             aux_slot: reserve.aux_slot,
@@ -174,6 +176,7 @@ mod tests {
         let bodies = [
             Body::Reserve(Reserve {
                 pages: vec![PageId(3), PageId(1)],
+                window: vec![PageId(2), PageId(9), PageId(0)],
                 decode_prefix_len: 16,
                 prompt_tokens: 40,
                 aux_slot: 2,

@@ -91,6 +91,11 @@ impl Collector for WorkerCollector {
                 "Tokens whose KV was computed again after a retraction",
                 stats.recomputed_tokens,
             ),
+            (
+                "host_allocator_faults",
+                "Page allocators put out of service because of what they answered",
+                stats.page_source_faults,
+            ),
             ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
             ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
             (

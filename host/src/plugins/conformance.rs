@@ -7,6 +7,7 @@
 
 mod allocations;
 mod allocator;
+mod allocator_shared;
 mod child;
 mod common;
 mod event_fd;
@@ -134,6 +135,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         event_fd::CASES,
         promises::CASES,
         allocator::CASES,
+        allocator_shared::CASES,
     ];
     all.into_iter().flatten()
 }

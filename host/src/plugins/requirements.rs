@@ -31,6 +31,8 @@ pub enum Feature {
     Retraction,
     /// Pages move on to host memory.
     HierarchicalCache,
+    /// So do those of workers that compute.
+    ComputedHierarchy,
     /// Pages move on to a storage tier.
     StorageCache,
     /// A storage tier that several machines use.
@@ -41,6 +43,10 @@ pub enum Feature {
     SlidingWindow,
     /// Decode receives only the window's tail for such layers.
     WindowTail,
+    /// The full layers and those with a window take their pages from one pool.
+    SharedPool,
+    /// The layers with a window have a fixed part of the pool.
+    WindowRatio,
     /// No prefix cache at all.
     NoPrefixCache,
     /// KV pools in device memory.
@@ -147,11 +153,16 @@ impl fmt::Display for Violation {
             }
             None => write!(f, "no {role} plugin is loaded")?,
         }
+        // No list names allocators: one is chosen.
+        let flag = if role == "allocator" { "--allocator " } else { "" };
         match (self.would_do.is_empty(), self.have_it.is_empty()) {
-            (false, _) => write!(f, "; use instead: {}", self.would_do.join(", ")),
+            (false, _) => write!(f, "; use instead: {flag}{}", self.would_do.join(", ")),
             (true, false) => {
                 write!(f, "; {} have it, but lack others that are needed", self.have_it.join(", "))
             }
+            (true, true) if role == "allocator" => f.write_str(
+                "; no installed plugin has it: put one that does into a directory of --plugins-dir",
+            ),
             (true, true) => f.write_str("; no installed plugin has it"),
         }
     }

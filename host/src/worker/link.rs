@@ -5,7 +5,7 @@
 
 mod peer;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,8 @@ use host_core::Instance;
 use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::staging::{RingStats, SenderStats};
 use host_core::transfer::Share;
-use host_plugin_api::transfer::{Memory, MemoryKind, RegionId, TransferBackend};
+use host_plugin_api::ErrorCode;
+use host_plugin_api::transfer::{Memory, MemoryKind, PeerId, RegionId, TransferBackend};
 use rustix::fd::AsRawFd;
 
 use super::lane_counters::LaneCounters;
@@ -90,6 +91,10 @@ pub struct Links {
     turns: Mutex<HashMap<Instance, Arc<Mutex<()>>>>,
     sessions: AtomicU64,
     counters: LaneCounters,
+}
+
+fn panicked() -> host_plugin_api::Error {
+    host_plugin_api::Error::new(ErrorCode::PANICKED, "its disconnect panicked")
 }
 
 /// Our memory's generation: it is registered once in a worker's life.
@@ -288,10 +293,8 @@ impl Links {
         let Some(link) = self.get(peer).filter(|link| meant(link)) else { return Ok(()) };
         let mut left = Link::clone(&link);
         let mut failed = None;
-        let pairs: BTreeSet<(usize, usize)> = left.connections.keys().copied().collect();
-        for pair in pairs {
-            let Some(handle) = left.connections.get(&pair) else { continue };
-            match self.ranks[pair.0].backend.disconnect(*handle) {
+        for (pair, ended) in self.disconnect(&link.connections) {
+            match ended {
                 Ok(()) => {
                     left.connections.remove(&pair);
                 }
@@ -310,8 +313,32 @@ impl Links {
         }
     }
 
-    pub(super) fn shutdown(&self) -> anyhow::Result<()> {
-        let mut running = Running::default();
+    /// Disconnects all pairs of ranks at the same time: each may take as long as a plugin waits for a peer that hangs.
+    fn disconnect(
+        &self,
+        connections: &HashMap<(usize, usize), PeerId>,
+    ) -> Vec<((usize, usize), host_plugin_api::Result<()>)> {
+        let disconnect = |pair: (usize, usize), handle| self.ranks[pair.0].backend.disconnect(handle);
+        std::thread::scope(|scope| {
+            let begin = |(pair, handle): (&(usize, usize), &PeerId)| {
+                let (pair, handle) = (*pair, *handle);
+                let thread = std::thread::Builder::new().name("fence".into());
+                (pair, handle, thread.spawn_scoped(scope, move || disconnect(pair, handle)))
+            };
+            let begun: Vec<_> = connections.iter().map(begin).collect();
+            let ended = begun.into_iter().map(|(pair, handle, thread)| match thread {
+                Ok(thread) => (pair, thread.join().unwrap_or_else(|_panic| Err(panicked()))),
+                Err(_no_thread) => (pair, disconnect(pair, handle)),
+            });
+            ended.collect()
+        })
+    }
+
+    /// Ends the plugin on all ranks, together with what else runs.
+    ///
+    /// # Errors
+    /// When something did not stop in time.
+    pub(super) fn shutdown(&self, mut running: Running) -> anyhow::Result<()> {
         for (rank, own) in self.ranks.iter().enumerate() {
             let backend = own.backend.clone();
             let name =

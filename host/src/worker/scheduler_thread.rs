@@ -15,7 +15,7 @@ use super::clock::Clock;
 use super::link::Links;
 use super::rank_thread::Ranks;
 use super::transfer_thread::{Command as TransferCommand, Inbox, Verification};
-use super::{Alive, Answer, Input, Outgoing, Tiers, tier_thread};
+use super::{Alive, Answer, Input, Outgoing, Pages, Tiers, tier_thread};
 
 /// Longest sleep without an event: keeps the published counters fresh.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -27,6 +27,7 @@ pub(super) struct Start {
     #[expect(dead_code, reason = "held for its drop")]
     pub alive: Alive,
     pub config: Config,
+    pub pages: Pages,
     pub page_bytes: u64,
     pub clock: Clock,
     pub runtime: tokio::runtime::Handle,
@@ -60,13 +61,15 @@ struct Turn {
     /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
     unsent: VecDeque<Outgoing>,
     warned_of_pace: bool,
+    warned_of_pages: bool,
 }
 
-pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
+pub(super) fn start(mut start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
     let (stop, stopped) = watch::channel(false);
     let thread = std::thread::Builder::new().name("scheduler".into());
     let thread = thread.spawn(move || {
-        let scheduler = Scheduler::new(start.config.clone());
+        let Pages { limits, source } = &mut start.pages;
+        let scheduler = Scheduler::with_pages(start.config.clone(), *limits, source.take());
         let agreement = Agreement::new(start.to_transfer.len());
         Turn {
             start,
@@ -75,6 +78,7 @@ pub(super) fn start(start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
             clients: HashMap::new(),
             unsent: VecDeque::new(),
             warned_of_pace: false,
+            warned_of_pages: false,
         }
         .run(stopped);
     })?;
@@ -114,9 +118,21 @@ impl Turn {
             }
             let stats = self.scheduler.stats();
             self.warn_of_pace(&stats);
+            self.warn_of_pages();
             let tiers = self.scheduler.tier_stats();
             *self.start.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tiers;
             *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stats;
+        }
+    }
+
+    /// Says once that whoever hands out pages does so no more.
+    fn warn_of_pages(&mut self) {
+        if let Some(fault) = self.scheduler.page_source_fault().filter(|_| !self.warned_of_pages) {
+            self.warned_of_pages = true;
+            tracing::error!(
+                "{fault}: it is out of service, and this worker hands out its pages itself; no page was lost or used \
+                 twice"
+            );
         }
     }
 

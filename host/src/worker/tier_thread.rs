@@ -1,41 +1,41 @@
-//! The thread below the pool: copies between the ranks' pools and host memory, and the plugins that store pages.
+//! The threads below the pool: copies between the ranks' pools and host memory, and the plugins that store pages.
 //!
-//! It carries [`TierAction`]s out for all ranks of the worker, so that a page has ended when it has on every rank and
+//! They carry [`TierAction`]s out for all ranks of the worker, so that a page has ended when it has on every rank and
 //! nothing has to be agreed upon. Host memory lies page by page in the order head, layer, K/V, token, dimension,
 //! whatever the pool's layout is. A storage tier holds one object per page and KV head of the model, so workers of any
 //! number of ranks share objects; a head that several ranks hold is written by the first of them and read by all.
 //!
-//! Copies are made here, one after the other. Reads and writes are the plugins', many at a time.
+//! One thread makes copies, one after the other. Each storage tier has a thread of its own, which alone calls the plugin: one that
+//! blocks in a call that must not block holds up its own pages and nothing else.
 
 mod host_memory;
+mod mailbox;
 mod objects;
 mod seal;
 mod store;
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, mpsc as queue};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use host_core::Event;
-use host_core::hierarchy::{Direction, PageEnd, TierAction, TierEvent};
+use host_core::PageId;
+use host_core::hierarchy::{Direction, HostSlot, PageEnd, TierAction, TierEvent, TierTag};
 use host_core::layout::KvShape;
 use host_plugin_api::StorageTier;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
 use super::{Alive, Input};
 use crate::executor::KvMemory;
+use crate::plugins::Running;
 use host_memory::HostMemory;
-use store::Store;
+use mailbox::Mailbox;
+use store::{Next, Store};
 
-/// Sleep while a plugin has no descriptor to wait on, or is full.
+/// Sleep while a plugin that is to be looked at again has no descriptor to wait on.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
 /// Sleep otherwise; a lost wake-up costs this much.
 const LONG_WAIT: Duration = Duration::from_millis(500);
-/// Milliseconds that a plugin may take to stop.
-const SHUTDOWN_MS: u64 = 3_000;
 
 /// What lies below a worker's pool.
 pub struct Below {
@@ -43,42 +43,56 @@ pub struct Below {
     pub tiers: Vec<(String, Arc<dyn StorageTier>)>,
 }
 
-/// Bytes that one page takes in the host memory of a rank with this shape, with storage below it or without.
-#[must_use]
-pub fn slot_bytes(shape: &KvShape, stored: bool) -> usize {
-    shape.heads * host_memory::head_bytes(shape, stored.then_some(1))
+impl Below {
+    /// What objects' addresses and lengths must be multiples of for all tiers; `None` without storage.
+    #[must_use]
+    pub fn alignment(&self) -> Option<u64> {
+        self.tiers.iter().map(|(_, tier)| tier.limits().alignment).max()
+    }
 }
 
-/// Actions on their way. Holds at most what the core's limits let be under way.
-pub(super) struct Inbox(Arc<InboxState>);
+/// Bytes that one page takes in the host memory of a rank with this shape; `alignment` is that of the storage below it, if
+/// there is any.
+#[must_use]
+pub fn slot_bytes(shape: &KvShape, alignment: Option<usize>) -> usize {
+    shape.heads * host_memory::head_bytes(shape, alignment)
+}
 
-struct InboxState {
-    commands: Mutex<VecDeque<Option<TierAction>>>,
-    wake: OwnedFd,
+/// The way to all of them.
+pub(super) struct Inbox {
+    copies: queue::Sender<Copy>,
+    stores: Vec<Arc<Mailbox>>,
 }
 
 impl Inbox {
     pub(super) fn push(&self, action: TierAction) {
-        self.send(Some(action));
-    }
-
-    fn send(&self, command: Option<TierAction>) {
-        self.0.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
-        // A full counter is a wake-up that is already there.
-        let _full = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes()).is_err();
+        match action {
+            TierAction::Copy { tag, direction, pages } => {
+                // A thread that is gone has told so, and the worker with it.
+                let _gone = self.copies.send(Copy { tag, direction, pages }).is_err();
+            }
+            TierAction::Query { tier, .. }
+            | TierAction::Read { tier, .. }
+            | TierAction::Write { tier, .. }
+            | TierAction::Cancel { tier, .. } => self.stores[tier].push(action),
+        }
     }
 }
 
 impl Drop for Inbox {
     fn drop(&mut self) {
-        self.send(None);
+        self.stores.iter().for_each(|store| store.close());
     }
 }
 
-pub(super) struct Start {
-    /// First, so that this thread's end is told before those that follow from it.
-    #[expect(dead_code, reason = "held for its drop")]
-    pub alive: Alive,
+/// [`TierAction::Copy`].
+struct Copy {
+    tag: TierTag,
+    direction: Direction,
+    pages: Vec<(PageId, HostSlot)>,
+}
+
+pub(super) struct Start<'a> {
     pub below: Below,
     /// Slots of host memory.
     pub slots: u32,
@@ -87,113 +101,125 @@ pub(super) struct Start {
     /// KV heads of the model.
     pub kv_heads: usize,
     pub inputs: mpsc::Sender<Input>,
+    /// Makes what each thread holds.
+    pub alive: &'a dyn Fn(&'static str) -> Alive,
 }
 
-pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
-    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let inbox = Arc::new(InboxState { commands: Mutex::new(VecDeque::new()), wake });
-    let alignment = start.below.tiers.iter().map(|(_, tier)| tier.limits().alignment).max();
-    let alignment = alignment.map(usize::try_from).transpose()?;
-    let memory = HostMemory::new(&start.pools, start.slots as usize, start.kv_heads, alignment)?;
+/// What was started.
+pub(super) struct Started {
+    pub inbox: Inbox,
+    pub copies: JoinHandle<()>,
+    pub tiers: Vec<RunningTier>,
+}
+
+/// A storage tier with the thread that calls it.
+pub(super) struct RunningTier {
+    name: String,
+    tier: Arc<dyn StorageTier>,
+    memory: Arc<HostMemory>,
+    thread: JoinHandle<()>,
+}
+
+impl RunningTier {
+    /// Notes how it is stopped. Its thread ends when the inbox is gone; one that is inside the plugin does not, and is
+    /// left behind with it.
+    pub(super) fn stops_with(self, running: &mut Running) {
+        let Self { name, tier, memory, thread } = self;
+        running.opened(&name, move |milliseconds| {
+            if thread.join().is_err() {
+                tracing::error!("the thread of a storage tier had panicked");
+            }
+            let stopped = tier.shutdown(milliseconds);
+            if stopped.is_err() {
+                // It may still touch the memory, and would be asked to stop once more if it were dropped.
+                std::mem::forget((tier, memory));
+            }
+            stopped
+        });
+    }
+}
+
+pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
+    let Start { below, slots, pools, kv_heads, inputs, alive } = start;
+    let alignment = below.alignment().map(usize::try_from).transpose()?;
+    let memory = Arc::new(HostMemory::new(&pools, slots as usize, kv_heads, alignment)?);
     let stores: anyhow::Result<Vec<Store>> =
-        start.below.tiers.iter().map(|(name, tier)| Store::open(name, tier.clone(), &memory)).collect();
+        below.tiers.iter().map(|(name, tier)| Store::open(name, tier.clone(), &memory)).collect();
     let stores = stores?;
-    let state = inbox.clone();
-    let thread = std::thread::Builder::new().name("tiers".into()).spawn(move || {
-        Thread { start, memory, stores }.run(&state);
-    })?;
-    Ok((Inbox(inbox), thread))
+    let (send, copies) = queue::channel();
+    let mut inbox = Inbox { copies: send, stores: Vec::new() };
+    let copier = Copies { alive: alive("copies"), memory: memory.clone(), inputs: inputs.clone() };
+    let copies = std::thread::Builder::new().name("copies".into()).spawn(move || copier.run(&copies))?;
+    let mut tiers = Vec::new();
+    for ((name, tier), store) in below.tiers.into_iter().zip(stores) {
+        let mailbox = Arc::new(Mailbox::new()?);
+        inbox.stores.push(mailbox.clone());
+        let caller =
+            Caller { alive: alive("storage"), store, memory: memory.clone(), inputs: inputs.clone() };
+        let thread = std::thread::Builder::new().name("storage".into());
+        let thread = thread.spawn(move || caller.run(&mailbox))?;
+        tiers.push(RunningTier { name, tier, memory: memory.clone(), thread });
+    }
+    Ok(Started { inbox, copies, tiers })
 }
 
-struct Thread {
-    start: Start,
-    memory: HostMemory,
-    stores: Vec<Store>,
+fn tell(inputs: &mpsc::Sender<Input>, event: TierEvent) -> Result<(), ()> {
+    inputs.blocking_send(Input::Event(Event::Tier(event))).map_err(|_stopped| ())
 }
 
-impl Thread {
-    fn run(mut self, inbox: &InboxState) {
+/// The thread that copies.
+struct Copies {
+    /// First, so that this thread's end is told before those that follow from it.
+    #[expect(dead_code, reason = "held for its drop")]
+    alive: Alive,
+    memory: Arc<HostMemory>,
+    inputs: mpsc::Sender<Input>,
+}
+
+impl Copies {
+    fn run(self, copies: &queue::Receiver<Copy>) {
+        for Copy { tag, direction, pages } in copies {
+            let end = match self.memory.copy(direction == Direction::Load, &pages) {
+                Ok(()) => PageEnd::Done,
+                Err(error) => {
+                    tracing::error!(%error, "pages could not be copied between the pool and host memory");
+                    PageEnd::Failed
+                }
+            };
+            let pages = (0..).zip(&pages).map(|(place, _)| (place, end)).collect();
+            if tell(&self.inputs, TierEvent::Ended { tag, pages }).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The thread that calls one plugin.
+struct Caller {
+    /// First, as above.
+    #[expect(dead_code, reason = "held for its drop")]
+    alive: Alive,
+    store: Store,
+    memory: Arc<HostMemory>,
+    inputs: mpsc::Sender<Input>,
+}
+
+impl Caller {
+    fn run(mut self, mailbox: &Mailbox) {
         let mut events = Vec::new();
-        loop {
-            let commands =
-                std::mem::take(&mut *inbox.commands.lock().unwrap_or_else(PoisonError::into_inner));
-            let mut busy = !commands.is_empty();
-            for command in commands {
-                match command {
-                    Some(action) => self.carry_out(action, &mut events),
-                    None => return self.stop(),
-                }
+        while let Some(actions) = mailbox.take() {
+            for action in actions {
+                self.store.begin(action, &self.memory, &mut events);
             }
-            for store in &mut self.stores {
-                busy |= store.turn(&self.memory, &mut events);
+            let next = self.store.turn(&self.memory, &mut events);
+            if events.drain(..).try_for_each(|event| tell(&self.inputs, event)).is_err() {
+                return;
             }
-            for event in events.drain(..) {
-                if self.start.inputs.blocking_send(Input::Event(Event::Tier(event))).is_err() {
-                    return self.stop();
-                }
+            match next {
+                Next::Turn => {}
+                Next::Look => mailbox.sleep(self.store.event_fd(), SHORT_WAIT),
+                Next::Sleep => mailbox.sleep(self.store.event_fd(), LONG_WAIT),
             }
-            if !busy {
-                self.sleep(inbox);
-            }
-        }
-    }
-
-    fn carry_out(&mut self, action: TierAction, events: &mut Vec<TierEvent>) {
-        match action {
-            TierAction::Copy { tag, direction, pages } => {
-                let end = match self.memory.copy(direction == Direction::Load, &pages) {
-                    Ok(()) => PageEnd::Done,
-                    Err(error) => {
-                        tracing::error!(%error, "pages could not be copied between the pool and host memory");
-                        PageEnd::Failed
-                    }
-                };
-                let pages = (0..).zip(&pages).map(|(place, _)| (place, end)).collect();
-                events.push(TierEvent::Ended { tag, pages });
-            }
-            TierAction::Query { tag, tier, names } => match self.stores.get_mut(tier) {
-                Some(store) => store.ask(tag, &names, &self.memory),
-                None => events.push(TierEvent::Answered { tag, found: vec![false; names.len()] }),
-            },
-            TierAction::Read { tag, tier, pages } | TierAction::Write { tag, tier, pages }
-                if tier >= self.stores.len() =>
-            {
-                let pages = (0..).zip(&pages).map(|(place, _)| (place, PageEnd::Failed)).collect();
-                events.push(TierEvent::Ended { tag, pages });
-            }
-            TierAction::Read { tag, tier, pages } => self.stores[tier].read(tag, &pages, &self.memory),
-            TierAction::Write { tag, tier, pages } => self.stores[tier].write(tag, &pages, &self.memory),
-            TierAction::Cancel { tag, tier } => {
-                if let Some(store) = self.stores.get_mut(tier) {
-                    store.cancel(tag, events);
-                }
-            }
-        }
-    }
-
-    fn sleep(&self, inbox: &InboxState) {
-        let fds = self.stores.iter().filter_map(Store::event_fd);
-        let mut waits: Vec<PollFd<'_>> = std::iter::once(inbox.wake.as_fd())
-            .chain(fds)
-            .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
-        let short = self.stores.iter().any(Store::wants_polling);
-        let wait = if short { SHORT_WAIT } else { LONG_WAIT };
-        let timeout = rustix::fs::Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
-        // Whatever woke it up: the next turn looks at everything.
-        let _interrupted = poll(&mut waits, Some(&timeout)).is_err();
-        let mut count = [0; 8];
-        let _empty = rustix::io::read(&inbox.wake, &mut count).is_err();
-    }
-
-    /// Ends the plugins. Memory that one of them may still touch stays mapped.
-    fn stop(self) {
-        let mut stopped = true;
-        for store in &self.stores {
-            stopped &= store.shutdown(SHUTDOWN_MS);
-        }
-        if !stopped {
-            std::mem::forget(self.memory);
         }
     }
 }

@@ -158,6 +158,8 @@ pub fn info(name: &str, role: &str, instance: u64, address: SocketAddr) -> Worke
             kv_heads: 1,
             head_dim: 8,
             ranks: 1,
+            sliding_layers: 0,
+            window: 0,
         }),
         max_tokens: 512,
         pages: 64,

@@ -35,6 +35,10 @@ pub struct AttentionShape {
     pub element: Element,
     /// Elements from one query row to the next; the heads start at the row's first element.
     pub query_stride: usize,
+    /// What scores are multiplied by; most models have `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// A row sees this many positions at most, the newest, its own included; all where absent.
+    pub window: Option<usize>,
 }
 
 /// One sequence's share of the query rows.
@@ -43,19 +47,19 @@ pub struct QueryRows<'a> {
     pub row: usize,
     /// Rows.
     pub rows: usize,
-    /// Position of the first row; row i sees positions `0 ..= position + i`.
+    /// Position of the first row; row i sees positions `0 ..= position + i`, or the last of them.
     pub position: usize,
-    /// The sequence's K and V, including those of the rows' own positions.
+    /// The sequence's K and V, including those of the rows' own positions. Positions that no row sees are not asked for.
     pub kv: &'a dyn KvRows,
 }
 
 impl Math {
-    /// `out[row][head] = softmax(q . k / sqrt(head_dim)) v` over each row's own and earlier positions.
+    /// `out[row][head] = softmax(q . k * scale) v` over each row's own and earlier positions, as far as its window reaches.
     ///
     /// Per (row, head): blocks of [`ATTENTION_BLOCK`] positions in ascending order, one online-softmax step (running
     /// maximum, sum and weighted values) per block; within a block scores are 8-lane dot products, their exponentials
-    /// are summed by the fixed tree, and values are added in ascending order. A window would only trim slots of a
-    /// block, not move blocks. K and V come through [`KvRows`] alone, so a fresh position and one that was moved here
+    /// are summed by the fixed tree, and values are added in ascending order. A window trims slots of the first block and
+    /// moves no blocks. K and V come through [`KvRows`] alone, so a fresh position and one that was moved here
     /// from another machine are the same.
     ///
     /// # Panics
@@ -67,10 +71,11 @@ impl Math {
         sequences: &[QueryRows<'_>],
         out: &mut [f32],
     ) {
-        let AttentionShape { heads, kv_heads, head_dim, query_stride, .. } = shape;
+        let AttentionShape { heads, kv_heads, head_dim, query_stride, window, .. } = shape;
         assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads), "{heads} heads over {kv_heads} KV heads");
         assert!(head_dim > 0 && head_dim.is_multiple_of(8), "heads of {head_dim} elements");
         assert!(query_stride >= heads * head_dim, "rows of {query_stride} elements");
+        assert!(window != Some(0), "a row sees itself");
         let mut tasks = Vec::new();
         let (mut work, mut taken) = (0, 0);
         for sequence in sequences {
@@ -78,7 +83,8 @@ impl Math {
             let end = sequence.row + sequence.rows;
             taken = end;
             assert!(queries.len() >= end * query_stride && out.len() >= end * heads * head_dim, "{end} rows");
-            work += sequence.rows * (sequence.position + sequence.rows) * heads * head_dim;
+            let seen = (sequence.position + sequence.rows).min(window.unwrap_or(usize::MAX));
+            work += sequence.rows * seen * heads * head_dim;
             for first in (0..sequence.rows).step_by(TILE) {
                 tasks.extend((0..kv_heads).map(|head| (sequence, first, head)));
             }
@@ -122,36 +128,40 @@ struct Softmax {
 
 #[inline(always)]
 fn attend<L: Lanes>(tile: Tile<'_>) {
-    let AttentionShape { heads, kv_heads, head_dim, element, query_stride } = tile.shape;
+    let AttentionShape { heads, kv_heads, head_dim, element, query_stride, scale, window } = tile.shape;
     let group = heads / kv_heads;
-    let scale = 1.0 / (head_dim as f32).sqrt();
+    // The first position that the row at `position` sees.
+    let oldest = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
     let mut states = vec![Softmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; tile.rows * group];
     let mut weighted = vec![0f32; tile.rows * group * head_dim];
     let mut wide = vec![0f32; 2 * ATTENTION_BLOCK * head_dim];
     let (wide_keys, wide_values) = wide.split_at_mut(ATTENTION_BLOCK * head_dim);
-    let end = tile.position + tile.rows;
-    for first in (0..end).step_by(ATTENTION_BLOCK) {
+    let (start, end) = (oldest(tile.position), tile.position + tile.rows);
+    for first in (start - start % ATTENTION_BLOCK..end).step_by(ATTENTION_BLOCK) {
         let count = ATTENTION_BLOCK.min(end - first);
+        let trimmed = start.saturating_sub(first);
         let mut keys: [&[u8]; ATTENTION_BLOCK] = [&[]; ATTENTION_BLOCK];
         let mut values = keys;
-        tile.kv.rows(tile.head, first, &mut keys[..count], &mut values[..count]);
-        for slot in 0..count {
+        let asked = trimmed..count;
+        tile.kv.rows(tile.head, first + trimmed, &mut keys[asked.clone()], &mut values[asked.clone()]);
+        for slot in asked {
             element.widen(keys[slot], &mut wide_keys[slot * head_dim..][..head_dim]);
             element.widen(values[slot], &mut wide_values[slot * head_dim..][..head_dim]);
         }
         for row in 0..tile.rows {
             let position = tile.position + row;
-            if position < first {
+            let (from, to) =
+                (oldest(position).saturating_sub(first), count.min((position + 1).saturating_sub(first)));
+            if from >= to {
                 continue;
             }
-            let visible = count.min(position + 1 - first);
-            let keys = &wide_keys[..visible * head_dim];
-            let values = &wide_values[..visible * head_dim];
+            let keys = &wide_keys[from * head_dim..to * head_dim];
+            let values = &wide_values[from * head_dim..to * head_dim];
             for member in 0..group {
                 let head = tile.head * group + member;
                 let query = &tile.queries[(tile.row + row) * query_stride + head * head_dim..][..head_dim];
                 let weighted = &mut weighted[(row * group + member) * head_dim..][..head_dim];
-                block::<L>(query, keys, values, scale, &mut states[row * group + member], weighted);
+                block::<L>(query, from, keys, values, scale, &mut states[row * group + member], weighted);
             }
         }
     }
@@ -169,10 +179,12 @@ fn attend<L: Lanes>(tile: Tile<'_>) {
     }
 }
 
-/// One online-softmax step: `keys` and `values` are the rows of a block that the query sees, at least one.
+/// One online-softmax step: `keys` and `values` are the rows of a block that the query sees, at least one, from its slot
+/// `from` on.
 #[inline(always)]
 fn block<L: Lanes>(
     query: &[f32],
+    from: usize,
     keys: &[f32],
     values: &[f32],
     scale: f32,
@@ -182,7 +194,7 @@ fn block<L: Lanes>(
     // Slots that the query does not see keep a score of -inf, whose exponential is 0.
     let mut scores = [f32::NEG_INFINITY; ATTENTION_BLOCK];
     let mut maximum = state.maximum;
-    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+    for (score, key) in scores[from..].iter_mut().zip(keys.chunks_exact(query.len())) {
         *score = dot::<L>(query, key) * scale;
         maximum = if *score > maximum { *score } else { maximum };
     }
@@ -198,11 +210,11 @@ fn block<L: Lanes>(
     *state = Softmax { maximum, sum: state.sum.mul_add(correction, sum) };
     let mut dimension = 0;
     while dimension + 32 <= weighted.len() {
-        add_values::<L, 4>(&scores, values, correction, dimension, weighted);
+        add_values::<L, 4>(&scores[from..], values, correction, dimension, weighted);
         dimension += 32;
     }
     while dimension < weighted.len() {
-        add_values::<L, 1>(&scores, values, correction, dimension, weighted);
+        add_values::<L, 1>(&scores[from..], values, correction, dimension, weighted);
         dimension += 8;
     }
 }
@@ -211,7 +223,7 @@ fn block<L: Lanes>(
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column")]
 fn add_values<L: Lanes, const N: usize>(
-    weights: &[f32; ATTENTION_BLOCK],
+    weights: &[f32],
     values: &[f32],
     correction: f32,
     dimension: usize,
@@ -219,7 +231,7 @@ fn add_values<L: Lanes, const N: usize>(
 ) {
     let head_dim = weighted.len();
     let rows = values.len() / head_dim;
-    assert!(dimension + 8 * N <= head_dim && rows <= ATTENTION_BLOCK);
+    assert!(dimension + 8 * N <= head_dim && rows <= weights.len());
     // SAFETY: `dimension + 8 * N` lies inside a row by the assertion, and `rows` rows inside `values`.
     unsafe {
         let target = weighted.as_mut_ptr().add(dimension);

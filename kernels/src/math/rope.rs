@@ -5,6 +5,8 @@
 pub enum RopeScaling {
     /// Not at all.
     None,
+    /// All frequencies are divided by this factor.
+    Linear(f64),
     /// Llama 3.1: wavelengths longer than `original_positions / low` are slowed down by `factor`, those shorter than
     /// `original_positions / high` kept, and those between blended linearly.
     Llama3 {
@@ -54,6 +56,7 @@ impl RopeFrequencies {
 fn scale(frequency: f64, scaling: RopeScaling) -> f64 {
     match scaling {
         RopeScaling::None => frequency,
+        RopeScaling::Linear(factor) => frequency / factor,
         RopeScaling::Llama3 { factor, low, high, original_positions } => {
             let turns = original_positions * frequency / std::f64::consts::TAU;
             if turns < low {
@@ -71,6 +74,18 @@ fn scale(frequency: f64, scaling: RopeScaling) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn linear_scaling_reaches_each_angle_at_as_many_times_the_position() {
+        let plain = RopeFrequencies::new(32, 10_000.0, RopeScaling::None);
+        let scaled = RopeFrequencies::new(32, 10_000.0, RopeScaling::Linear(8.0));
+        let angles = |rope: &RopeFrequencies, position| {
+            let (mut cosines, mut sines) = ([0.0; 16], [0.0; 16]);
+            rope.angles(position, &mut cosines, &mut sines);
+            (cosines, sines)
+        };
+        assert_eq!(angles(&scaled, 8 * 1234), angles(&plain, 1234));
+    }
 
     #[test]
     fn llama3_scaling_keeps_fast_and_slows_slow_frequencies_without_a_step() {

@@ -21,6 +21,20 @@ pub struct Heads {
     pub head_dim: usize,
 }
 
+/// The function of an MLP's gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, the usual approximation of GELU.
+    GeluTanh,
+}
+
+/// `2 sqrt(2 / pi)`.
+const GELU_SLOPE: f32 = 1.595_769_2;
+/// Cubic term of the argument.
+const GELU_CUBIC: f32 = 0.044_715;
+
 impl Math {
     /// `y = x / sqrt(mean(x^2) + epsilon) * weight` for each row of `weight.len()` elements.
     ///
@@ -80,11 +94,11 @@ impl Math {
         });
     }
 
-    /// `y = silu(gate) * up` for each row of `gate_up`, which holds `width` gates and then `width` ups.
+    /// `y = gate(g) * up` for each row of `gate_up`, which holds `width` elements g and then `width` ups.
     ///
     /// # Panics
     /// When the sizes do not fit together.
-    pub fn gated_silu(&self, gate_up: &[f32], width: usize, y: &mut [f32]) {
+    pub fn gated(&self, gate: Gate, gate_up: &[f32], width: usize, y: &mut [f32]) {
         assert!(
             gate_up.len() == 2 * y.len() && y.len().is_multiple_of(width),
             "rows of {width} gates and ups"
@@ -93,11 +107,21 @@ impl Math {
         let rows = y.len() / width;
         let y = Disjoint::new(y);
         self.each(rows, parallel, |row| {
-            let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
+            let (x, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
             // SAFETY: each task takes its own row.
             let y = unsafe { y.part(row * width, width) };
-            dispatch!(self.level, silu_row::<>(gate: &[f32], up: &[f32], y: &mut [f32]));
+            match gate {
+                Gate::Silu => dispatch!(self.level, silu_row::<>(x: &[f32], up: &[f32], y: &mut [f32])),
+                Gate::GeluTanh => dispatch!(self.level, gelu_row::<>(x: &[f32], up: &[f32], y: &mut [f32])),
+            }
         });
+    }
+
+    /// `x *= factor`.
+    pub fn scale(&self, x: &mut [f32], factor: f32) {
+        for x in x {
+            *x *= factor;
+        }
     }
 
     /// `x += y`.
@@ -151,5 +175,14 @@ fn rotate_row<L: Lanes>(
 fn silu_row<L: Lanes>(gate: &[f32], up: &[f32], y: &mut [f32]) {
     for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
         *y = gate / (1.0 + exp(-gate)) * up;
+    }
+}
+
+/// With `tanh(u) = 2 / (1 + e^-2u) - 1`, the function is `x / (1 + e^-2u)`.
+#[inline(always)]
+fn gelu_row<L: Lanes>(gate: &[f32], up: &[f32], y: &mut [f32]) {
+    for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+        let bent = (gate * gate * gate).mul_add(GELU_CUBIC, *gate);
+        *y = gate / (1.0 + exp(-GELU_SLOPE * bent)) * up;
     }
 }

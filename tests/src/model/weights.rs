@@ -14,6 +14,9 @@ const SHARP: f32 = 1.4;
 /// Standard deviation of the embedding: small beside what the layers add, so that tokens hardly repeat themselves.
 const EMBEDDING: f32 = 0.6;
 
+/// The same in Gemma-3, whose embedding is the output matrix too: a token must not ask for itself again.
+const GEMMA_EMBEDDING: f32 = 0.2;
+
 /// Name, shape and distribution of a tensor.
 struct Tensor {
     name: String,
@@ -43,6 +46,7 @@ pub(super) fn write(model: &TinyModel, directory: &Path) -> io::Result<()> {
 fn tensors(model: &TinyModel) -> Vec<Tensor> {
     let (hidden, inner) = (model.hidden, model.intermediate);
     let (queries, keys) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
+    let gemma3 = model.family == Family::Gemma3;
     let mut tensors = Vec::new();
     // Unit variance out for unit variance in, times `gain`.
     let mut matrix = |name: String, outputs: usize, inputs: usize, gain: f32| {
@@ -53,7 +57,8 @@ fn tensors(model: &TinyModel) -> Vec<Tensor> {
         "model.embed_tokens.weight".to_owned(),
         model.vocabulary(),
         hidden,
-        (hidden as f32).sqrt() * EMBEDDING,
+        // Gemma-3 multiplies rows of the embedding by the root of their length.
+        if gemma3 { GEMMA_EMBEDDING } else { (hidden as f32).sqrt() * EMBEDDING },
     );
     if !model.tied {
         matrix("lm_head.weight".to_owned(), model.vocabulary(), hidden, 1.5);
@@ -69,17 +74,24 @@ fn tensors(model: &TinyModel) -> Vec<Tensor> {
         matrix(name("mlp.down_proj"), hidden, inner, 1.0);
     }
     let mut norm = |name: String, length: usize, mean: f32| {
+        let mean = if gemma3 { mean - 1.0 } else { mean };
         tensors.push(Tensor { name, shape: vec![length], deviation: 0.2, mean });
     };
     for layer in 0..model.layers {
         norm(format!("model.layers.{layer}.input_layernorm.weight"), hidden, 1.0);
         norm(format!("model.layers.{layer}.post_attention_layernorm.weight"), hidden, 1.0);
-        if model.family == Family::Qwen3 {
+        if gemma3 {
+            norm(format!("model.layers.{layer}.pre_feedforward_layernorm.weight"), hidden, 1.0);
+            norm(format!("model.layers.{layer}.post_feedforward_layernorm.weight"), hidden, 1.0);
+        }
+        if model.family != Family::Llama {
             norm(format!("model.layers.{layer}.self_attn.q_norm.weight"), model.head_dim, SHARP);
             norm(format!("model.layers.{layer}.self_attn.k_norm.weight"), model.head_dim, SHARP);
         }
     }
-    norm("model.norm.weight".to_owned(), hidden, 1.0);
+    // Its embedding is the output matrix too, and so small that logits would be.
+    let last = if gemma3 { 1.5 / GEMMA_EMBEDDING } else { 1.0 };
+    norm("model.norm.weight".to_owned(), hidden, last);
     tensors
 }
 

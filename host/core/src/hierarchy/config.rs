@@ -21,7 +21,8 @@ pub enum PrefetchPolicy {
     BestEffort,
     /// Until all are there or have failed, [`HierarchyConfig::longest_wait`] at most.
     WaitComplete,
-    /// [`HierarchyConfig::wait_base`], and [`HierarchyConfig::wait_per_1024_tokens`] for the tokens that are being read.
+    /// As long as having them computed or sent would take, 10 ms at least, and at most [`HierarchyConfig::wait_base`] and
+    /// [`HierarchyConfig::wait_per_1024_tokens`] for the tokens that are being read.
     #[default]
     Timeout,
 }

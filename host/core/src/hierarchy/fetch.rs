@@ -5,14 +5,16 @@
 //!              └── nothing to ask ─────────────────────────┘
 //! ```
 //!
-//! In the queue a request's pages are read into host memory; it holds pins on slots and nothing of the pool. When it is
-//! admitted, [`restore`](Hierarchy::restore) says how many pages behind those in L1 will come from below: that is
+//! In the queue a request's pages are read into host memory; it holds pins on slots and nothing of the pool. It waits for
+//! that as long as doing without would take ([`worth`](super::worth)), counted from its arrival; what comes later is still
+//! used if something else kept the request in the queue. When it is admitted, [`restore`](Hierarchy::restore) says how many pages behind those in L1 will come from below: that is
 //! the promise. Every page of it has a pinned slot by then, filled or being filled. A restore has failed when one of them
 //! cannot be had in time and no copy into its pages is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use super::worth::SHORTEST_WAIT;
 use super::{Found, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
@@ -47,7 +49,11 @@ pub(super) struct Fetch {
     /// Tiers that have not said what they have.
     pub unanswered: BTreeSet<usize>,
     phase: Phase,
+    begun: Time,
     until: Option<Time>,
+    /// Whether the queue still waits for it, and whether it does so because others are computed.
+    patient: bool,
+    prolonged: bool,
     /// Pages that were in L1 when it arrived.
     near: usize,
     pub pieces: BTreeMap<usize, Piece>,
@@ -88,7 +94,10 @@ impl Hierarchy {
             names,
             unanswered: BTreeSet::new(),
             phase: Phase::Idle,
+            begun: now,
             until: None,
+            patient: true,
+            prolonged: false,
             near,
             pieces: BTreeMap::new(),
             table: Vec::new(),
@@ -102,18 +111,22 @@ impl Hierarchy {
         for tier in &able {
             self.tiers[*tier].questions.extend(unknown.iter().map(|page| (room, *page)));
         }
-        if let Some(fetch) = self.fetches.get_mut(&room).filter(|_| !able.is_empty()) {
-            fetch.unanswered.extend(able);
-            fetch.phase = Phase::Asking;
+        if able.is_empty() {
+            return;
         }
+        let Some(fetch) = self.fetches.get_mut(&room) else { return };
+        fetch.unanswered.extend(able);
+        fetch.phase = Phase::Asking;
+        let all = near..fetch.names.len();
+        let wait = self.longest_wait(room, all);
+        self.set_deadline(room, Some(now.after(wait)));
     }
 
     /// Whether a request that waits is to wait for storage.
     pub(crate) fn waits(&self, room: Room) -> bool {
-        let Some(fetch) = self.fetches.get(&room) else { return false };
+        let Some(fetch) = self.fetches.get(&room).filter(|fetch| fetch.patient) else { return false };
         match (fetch.phase, self.config.prefetch) {
             (_, PrefetchPolicy::BestEffort) | (Phase::Idle | Phase::Restoring, _) => false,
-            // Questions have deadlines of their own.
             (Phase::Asking, _) => true,
             // What is sent meanwhile does not wait for what is read.
             (Phase::Reading, _) => !self.is_sent && fetch.fills(),
@@ -126,7 +139,8 @@ impl Hierarchy {
             return;
         }
         fetch.phase = Phase::Idle;
-        let near = fetch.near;
+        let (near, begun) = (fetch.near, fetch.begun);
+        self.set_deadline(room, None);
         let found = |page: &usize| {
             let fetch = &self.fetches[&room];
             fetch.stored[*page].is_some() || self.host.find(&fetch.names[*page]).is_some()
@@ -143,15 +157,16 @@ impl Hierarchy {
             return;
         }
         self.fetch_pages(room, near..end);
-        let wait = self.longest_wait(far.len());
+        let until = begun.after(self.longest_wait(room, near..end)).max(now.after(SHORTEST_WAIT));
         if let Some(fetch) = self.fetches.get_mut(&room).filter(|fetch| fetch.fills()) {
             fetch.phase = Phase::Reading;
-            self.set_deadline(room, Some(now.after(wait)));
+            let until = Some(until).filter(|_| fetch.patient);
+            self.set_deadline(room, until);
         }
     }
 
     /// Pins what is in host memory and has the rest read, as far as there are slots. An eighth of host memory stays for
-    /// pages on their way down.
+    /// pages on their way down, also when reads hang that were given up.
     fn fetch_pages(&mut self, room: Room, pages: Range<usize>) {
         let most = self.host.total() - self.host.total() / 8;
         for page in pages {
@@ -161,7 +176,11 @@ impl Hierarchy {
                 Some(Found::Ready(slot)) => Piece::Ready(slot),
                 Some(Found::Filling(slot)) => Piece::Filling(slot),
                 None => {
-                    let Some(tier) = tier.filter(|_| self.host.pinned() < most) else { return };
+                    let Some(tier) =
+                        tier.filter(|_| self.host.pinned() + self.host.counts().abandoned < most)
+                    else {
+                        return;
+                    };
                     let Some(slot) = self.host.begin(name) else { return };
                     self.tiers[tier].to_read.push_back((name, slot));
                     Piece::Filling(slot)
@@ -276,7 +295,7 @@ impl Hierarchy {
         }
         self.stats.promised_storage += from_storage as u64;
         self.stats.promised_host += (end - near - from_storage) as u64;
-        let wait = self.longest_wait(end - near);
+        let wait = self.longest_wait(room, near..end);
         if let Some(fetch) = self.fetches.get_mut(&room) {
             fetch.phase = Phase::Restoring;
             let until = fetch.fills().then(|| now.after(wait));
@@ -337,23 +356,19 @@ impl Hierarchy {
         self.deadlines.extend(until.map(|until| (until, room)));
     }
 
-    /// Requests that have waited long enough do without what is not there.
+    /// Requests that have waited long enough do without what is not there. One that would only wait for others to be
+    /// computed goes on waiting for storage meanwhile, once.
     pub(super) fn expire_fetches(&mut self, now: Time) {
         while let Some((_, room)) = self.deadlines.first().copied().filter(|(until, _)| *until <= now) {
             self.set_deadline(room, None);
+            let ahead = self.backlog_time();
             let Some(fetch) = self.fetches.get_mut(&room) else { continue };
             match fetch.phase {
                 Phase::Restoring => self.stop_waiting(room),
+                _ if fetch.prolonged || ahead.is_zero() => fetch.patient = false,
                 _ => {
-                    fetch.phase = Phase::Idle;
-                    let first = fetch
-                        .pieces
-                        .iter()
-                        .find(|(_, piece)| matches!(piece, Piece::Filling(_)))
-                        .map(|(page, _)| *page);
-                    if let Some(first) = first {
-                        self.shorten(room, first);
-                    }
+                    fetch.prolonged = true;
+                    self.set_deadline(room, Some(now.after(ahead)));
                 }
             }
         }

@@ -1,4 +1,8 @@
 //! Whether what lies below is worth having, and how long it is waited for.
+//!
+//! A request that waits for storage does not know how long it will take, only what it takes to do without: having the pages
+//! computed, or sent. Waiting for as long as that and then doing without takes at most twice as long as the better of both
+//! would have taken, whatever storage does, and nothing that decides without knowing the future can promise less.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,6 +14,9 @@ use crate::ids::{Room, Time};
 
 /// What was too slow is tried again after so long; otherwise one slow moment would be believed for ever.
 const TRIED_AGAIN: Duration = Duration::from_secs(30);
+
+/// Requests wait at least so long: below that threads and timers decide what comes first, not storage.
+pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// When something that is not worth it by all that is known is done nevertheless, to know better.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,20 +59,34 @@ impl Hierarchy {
         let without = match self.is_sent {
             // They come with what is sent anyway, and what is restored comes at the same time.
             true => self.transferring.predict((fetch.names.len() - pages.start) as f64),
-            false => self.computing.predict((pages.len() * self.page_tokens) as f64),
+            // After what is computed before them.
+            false => self.computing.predict((self.backlog + pages.len() * self.page_tokens) as f64),
         };
         without.unwrap_or(f64::INFINITY)
     }
 
-    pub(super) fn longest_wait(&self, pages: usize) -> Duration {
-        let wait = match self.config.prefetch {
+    /// How long it takes to compute what is computed before anybody who is not admitted yet.
+    pub(super) fn backlog_time(&self) -> Duration {
+        if self.is_sent || self.backlog == 0 || self.config.prefetch != PrefetchPolicy::Timeout {
+            return Duration::ZERO;
+        }
+        let seconds = self.computing.predict(self.backlog as f64).unwrap_or_default();
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX).min(self.config.wait_base)
+    }
+
+    /// How long a request waits for these of its pages.
+    pub(super) fn longest_wait(&self, room: Room, pages: Range<usize>) -> Duration {
+        let told = match self.config.prefetch {
             PrefetchPolicy::WaitComplete => return self.config.longest_wait,
             PrefetchPolicy::BestEffort => self.config.wait_base,
             PrefetchPolicy::Timeout => {
-                let tokens = (pages * self.page_tokens) as f64;
+                let tokens = (pages.len() * self.page_tokens) as f64;
                 self.config.wait_base + self.config.wait_per_1024_tokens.mul_f64(tokens / 1024.0)
             }
         };
-        wait.min(self.config.longest_wait)
+        let without =
+            self.fetches.get(&room).map_or(f64::INFINITY, |fetch| self.seconds_without(fetch, pages));
+        let without = Duration::try_from_secs_f64(without).unwrap_or(Duration::MAX);
+        told.min(self.config.longest_wait).min(without.max(SHORTEST_WAIT))
     }
 }

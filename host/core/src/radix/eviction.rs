@@ -8,28 +8,80 @@ use crate::pool::CachedPages;
 
 impl RadixTree {
     /// Evicts `wanted` pages, or all that are not locked if those are fewer, from the ends of sequences, and returns
-    /// them for [`PagePool::release_cached`](crate::pool::PagePool::release_cached). A leaf that has more than are
+    /// them (a few more where window parts go with them) for [`PagePool::release_cached`](crate::pool::PagePool::release_cached). A leaf that has more than are
     /// still wanted loses its last pages only. Costs O(log classes) per node and O(1) per page.
     pub fn evict(&mut self, wanted: usize, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
         let mut evicted = Vec::new();
         let mut missing = wanted;
         while missing > 0 {
-            let Some(index) = self.order.first() else { break };
-            let pages = match self.nodes[index].pages() <= missing {
-                true => self.evict_leaf(index),
-                false => self.trim_leaf(index, missing),
-            };
-            missing -= pages.ids().len();
-            self.tell(sink, TreeEvent::Removed { pages: pages.ids() });
-            evicted.push(pages);
+            let leaf = self.order.first();
+            if let Some(page) = self.window_to_evict(leaf) {
+                let window = self.evict_window(page);
+                missing = missing.saturating_sub(window.ids().len());
+                self.counts.evicted += window.ids().len() as u64;
+                evicted.push(window);
+                continue;
+            }
+            let Some(index) = leaf else { break };
+            let count = self.pages_to_cut(index, missing);
+            let (pages, windows) = self.cut_leaf(index, count, sink);
+            for pages in std::iter::once(pages).chain(windows) {
+                missing = missing.saturating_sub(pages.ids().len());
+                evicted.push(pages);
+            }
         }
-        let evicted = CachedPages::concat(evicted);
-        self.counts.pages -= evicted.ids().len();
-        self.counts.evicted += evicted.ids().len() as u64;
-        evicted
+        CachedPages::concat(evicted)
     }
 
-    /// [`evict`](Self::evict), with the names of the pages, node by node.
+    /// Evicts window parts alone, until they make so many pages or no more can be given up.
+    pub fn evict_windows(&mut self, wanted: usize) -> CachedPages {
+        let mut evicted = Vec::new();
+        let mut missing = wanted;
+        while missing > 0 {
+            let Some(page) = self.first_window() else { break };
+            let window = self.evict_window(page);
+            missing = missing.saturating_sub(window.ids().len());
+            self.counts.evicted += window.ids().len() as u64;
+            evicted.push(window);
+        }
+        CachedPages::concat(evicted)
+    }
+
+    /// [`evict`](Self::evict), but counts only the pages of sequences and no window parts that go with them.
+    pub fn evict_pages(&mut self, wanted: usize, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
+        let mut evicted = Vec::new();
+        let mut missing = wanted;
+        while missing > 0 {
+            let Some(index) = self.order.first() else { break };
+            let count = self.nodes[index].pages().min(missing);
+            let (pages, windows) = self.cut_leaf(index, count, sink);
+            missing -= count;
+            evicted.push(pages);
+            evicted.extend(windows);
+        }
+        CachedPages::concat(evicted)
+    }
+
+    /// Takes `count` pages from the end of a leaf, with their window parts.
+    fn cut_leaf(
+        &mut self,
+        index: NodeIndex,
+        count: usize,
+        sink: &mut (impl EventSink + ?Sized),
+    ) -> (CachedPages, Vec<CachedPages>) {
+        let pages = match self.nodes[index].pages() == count {
+            true => self.evict_leaf(index),
+            false => self.trim_leaf(index, count),
+        };
+        self.tell(sink, TreeEvent::Removed { pages: pages.ids() });
+        self.counts.pages -= count;
+        let windows = self.windows_of(&pages);
+        let evicted = count + windows.iter().map(|window| window.ids().len()).sum::<usize>();
+        self.counts.evicted += evicted as u64;
+        (pages, windows)
+    }
+
+    /// [`evict`](Self::evict), with the names of the pages, node by node. Window parts have none.
     pub(crate) fn evict_named(
         &mut self,
         wanted: usize,
@@ -38,13 +90,24 @@ impl RadixTree {
         let mut evicted = Vec::new();
         let mut missing = wanted;
         while missing > 0 {
-            let Some(index) = self.order.first() else { break };
-            let node = &self.nodes[index];
-            let count = node.pages().min(missing);
-            let names = self.node_hashes(index, node.end as usize - count);
-            let pages = self.evict(count, sink);
-            missing -= count;
+            let leaf = self.order.first();
+            if let Some(page) = self.window_to_evict(leaf) {
+                let window = self.evict_window(page);
+                missing = missing.saturating_sub(window.ids().len());
+                self.counts.evicted += window.ids().len() as u64;
+                evicted.push((Vec::new(), window));
+                continue;
+            }
+            let Some(index) = leaf else { break };
+            let count = self.pages_to_cut(index, missing);
+            let names = self.node_hashes(index, self.nodes[index].end as usize - count);
+            let (pages, windows) = self.cut_leaf(index, count, sink);
+            missing = missing.saturating_sub(pages.ids().len());
             evicted.push((names, pages));
+            for window in windows {
+                missing = missing.saturating_sub(window.ids().len());
+                evicted.push((Vec::new(), window));
+            }
         }
         evicted
     }
@@ -86,7 +149,9 @@ impl RadixTree {
             let above = self.nodes[index].owner.get();
             let pages = self.evict_leaf(index);
             self.counts.pages -= pages.ids().len();
+            let windows = self.windows_of(&pages);
             self.gone.push(pages);
+            self.gone.extend(windows);
             let Ok(parent) = above else { return };
             index = parent;
         }

@@ -77,7 +77,8 @@ impl RadixTree {
         if lock.node != NO_NODE {
             self.unpin(lock.node);
         }
-        let lock = PrefixLock { namespace: lock.namespace, node, pages: end as u32 };
+        let PrefixLock { namespace, windows, .. } = lock;
+        let lock = PrefixLock { namespace, node, pages: end as u32, windows };
         Inserted { lock, taken, duplicates: owned, rest }
     }
 

@@ -3,6 +3,7 @@
 use super::namespace::Namespace;
 use super::node::{NO_NODE, Node, NodeIndex, Owner, Part};
 use super::{Component, RadixTree};
+use crate::ids::PageId;
 
 /// A cached prefix that stays for as long as this receipt is out. It cannot be copied, and must go back to
 /// [`RadixTree::unlock`] (or through [`RadixTree::insert`], which gives another back) on every way a request can end.
@@ -13,6 +14,8 @@ pub struct PrefixLock {
     pub(super) namespace: Namespace,
     pub(super) node: NodeIndex,
     pub(super) pages: u32,
+    /// Its pages, from some place on to some other, whose window parts stay as well.
+    pub(super) windows: Vec<PageId>,
 }
 
 impl PrefixLock {
@@ -20,6 +23,12 @@ impl PrefixLock {
     #[must_use]
     pub fn pages(&self) -> usize {
         self.pages as usize
+    }
+
+    /// Pages whose window parts the receipt keeps.
+    #[must_use]
+    pub fn windows(&self) -> usize {
+        self.windows.len()
     }
 
     /// Whose prefix.
@@ -40,6 +49,11 @@ pub(super) struct Walk {
 }
 
 impl Walk {
+    /// The last node whose tokens are all there, the pages to its end, and how much of which child of it.
+    pub(super) fn into_parts(self) -> (NodeIndex, usize, Option<(NodeIndex, usize)>) {
+        (self.node, self.end, self.partly)
+    }
+
     pub(super) fn pages(&self) -> usize {
         self.end + self.partly.map_or(0, |(_, pages)| pages)
     }
@@ -61,13 +75,13 @@ impl RadixTree {
     pub fn hold(&mut self, namespace: Namespace, tokens: &[u32]) -> PrefixLock {
         self.counts.locks += 1;
         if !self.namespaces.lock_added(namespace) {
-            return PrefixLock { namespace, node: NO_NODE, pages: 0 };
+            return PrefixLock { namespace, node: NO_NODE, pages: 0, windows: Vec::new() };
         }
         let (node, pages) = self.descend(namespace, NO_NODE, 0, tokens);
         if node != NO_NODE {
             self.pin(node);
         }
-        PrefixLock { namespace, node, pages: pages as u32 }
+        PrefixLock { namespace, node, pages: pages as u32, windows: Vec::new() }
     }
 
     /// Counts a use of a locked prefix, for policies that count uses. What orders a node must not change while it is in the
@@ -82,18 +96,21 @@ impl RadixTree {
         }
     }
 
-    /// Another receipt for the same prefix, for a second request with the same prompt.
+    /// Another receipt for the same prefix without its window, for a second request with the same prompt.
     pub fn lock_again(&mut self, lock: &PrefixLock) -> PrefixLock {
         self.counts.locks += 1;
         self.namespaces.lock_added(lock.namespace);
         if lock.node != NO_NODE {
             self.pin(lock.node);
         }
-        PrefixLock { namespace: lock.namespace, node: lock.node, pages: lock.pages }
+        let (node, pages) = (lock.node, lock.pages);
+        PrefixLock { namespace: lock.namespace, node, pages, windows: Vec::new() }
     }
 
     /// Takes a receipt back. What no other receipt keeps becomes evictable, as the most recently used of its class.
-    pub fn unlock(&mut self, lock: PrefixLock) {
+    pub fn unlock(&mut self, mut lock: PrefixLock) {
+        let windows = lock.windows.len();
+        self.unlock_windows(&mut lock, windows);
         self.counts.locks -= 1;
         self.namespaces.lock_removed(lock.namespace);
         if lock.node != NO_NODE {

@@ -1,5 +1,6 @@
 //! The way in and the one way out.
 
+use super::growth::{Need, Pages};
 use super::job::{Incoming, Job, Outgoing, Stage};
 use super::peers::PeerState;
 use super::{Action, Role, RoomOpening, Scheduler};
@@ -97,15 +98,24 @@ impl Scheduler {
                 ),
             );
         }
-        let pages = self.pages_for(self.most_positions(request));
-        if pages > self.pool.total() {
-            return fail(
-                FailureCode::TooLong,
-                format!(
-                    "{prompt} prompt tokens + {answer} to generate need {pages} pages of KV cache, the pool has {}",
-                    self.pool.total()
-                ),
-            );
+        let most = self.pages_for(self.most_positions(request));
+        let window = self.least_window(most);
+        let limits = self.pool.limits();
+        for (pages, part, limit) in [
+            (most, " for the layers without a window", limits.full),
+            (window, " for the layers with one", limits.window),
+            (most + window, "", limits.total),
+        ] {
+            if pages > limit as usize {
+                let part = if self.config.window.is_some() { part } else { "" };
+                return fail(
+                    FailureCode::TooLong,
+                    format!(
+                        "{prompt} prompt tokens + {answer} to generate need {pages} pages of KV cache{part}, the pool has \
+                         {limit}"
+                    ),
+                );
+            }
         }
         if self.queue.len() >= config.max_queued as usize {
             return fail(FailureCode::Busy, format!("the queue is full ({} requests)", config.max_queued));
@@ -123,9 +133,9 @@ impl Scheduler {
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
-        let mut admitted: Vec<(Room, usize, Option<PrefixLock>)> = Vec::new();
+        let mut admitted: Vec<(Room, Need, Option<PrefixLock>)> = Vec::new();
         let (most_active, mut resumed) = (self.most_active(), 0);
-        let mut promised = 0;
+        let mut promised = Pages::default();
         let mut headroom = self.promised_headroom();
         while let Some(room) = self.queue.get(at).copied() {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
@@ -136,7 +146,7 @@ impl Scheduler {
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            let (need, worn) = (self.need(job), job.overtaken >= OVERTAKEN);
+            let worn = job.overtaken >= OVERTAKEN;
             let active = self.jobs.len() - self.queue.len();
             if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
@@ -151,10 +161,11 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let needed = need.now - lock.as_ref().map_or(0, PrefixLock::pages);
+            let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
+            let need = self.need(job, lock.as_ref());
             let first = admitted.is_empty() && self.jobs.len() == self.queue.len();
-            let kept = if first { 0 } else { headroom + need.headroom };
-            if promised + needed + kept > self.pages_to_be_had() {
+            let kept = if first { Pages::default() } else { headroom + need.headroom };
+            if !self.can_have(promised + need.now + kept) {
                 self.unlock(lock);
                 if worn {
                     break;
@@ -167,11 +178,11 @@ impl Scheduler {
                 continue;
             }
             resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage == Stage::Retracted));
-            promised += needed;
+            promised += need.now;
             headroom += need.headroom;
             self.queue.remove(at);
             self.lead(room, lock.as_ref());
-            admitted.push((room, needed, lock));
+            admitted.push((room, need, lock));
             for waits in &lacking {
                 if let Some(job) = self.jobs.get_mut(waits) {
                     job.overtaken += 1;
@@ -184,8 +195,8 @@ impl Scheduler {
         }
         // Once for all that were admitted.
         self.make_free(promised);
-        for (room, needed, lock) in admitted {
-            self.admit_one(now, room, needed, lock, actions);
+        for (room, need, lock) in admitted {
+            self.admit_one(now, room, need, lock, actions);
         }
     }
 
@@ -198,11 +209,12 @@ impl Scheduler {
         &mut self,
         now: Time,
         room: Room,
-        needed: usize,
+        need: Need,
         lock: Option<PrefixLock>,
         actions: &mut Vec<Action>,
     ) {
-        let (Some(pages), Some(aux)) = (self.pool.allocate(needed), self.aux_free.pop()) else {
+        let pages = (self.pool.allocate(need.now.full), self.pool.allocate_window(need.now.window));
+        let ((Some(pages), Some(window)), Some(aux)) = (pages, self.aux_free.pop()) else {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
@@ -223,6 +235,8 @@ impl Scheduler {
         job.held = Some(pages);
         job.lock = lock;
         job.aux = Some(aux);
+        self.begin_window(room, window);
+        let Some(job) = self.jobs.get(&room) else { return };
         let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
         let restored = if resumed { 0 } else { self.begin_restore(now, room, prefix) };
         let covered = prefix + restored;
@@ -233,8 +247,8 @@ impl Scheduler {
                 job.promised_tokens = u32::try_from(covered * page_tokens).unwrap_or(u32::MAX);
                 job.cached_tokens = job.promised_tokens;
                 let pages = covered..job.request.prompt.len().div_ceil(page_tokens);
-                let whom = (peer, self.peers.session(peer));
-                self.reserve(now, room, Incoming::new(whom, 1, pages, now), actions);
+                let (whom, window) = ((peer, self.peers.session(peer)), job.window.len());
+                self.reserve(now, room, Incoming::new(whom, 1, pages, window, now), actions);
             }
             _ if restored > 0 => job.stage = Stage::Loading(prefix..covered),
             _ => {
@@ -251,8 +265,9 @@ impl Scheduler {
     /// Tells prefill where to write, for the first time or again.
     pub(super) fn reserve(&mut self, now: Time, room: Room, incoming: Incoming, actions: &mut Vec<Action>) {
         let page_tokens = self.config.page_tokens as usize;
-        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let Some(job) = self.jobs.get(&room) else { return };
         let Some(aux_slot) = job.aux else { return };
+        let window = if incoming.window > 0 { self.window_tail(job) } else { Vec::new() };
         let (peer, attempt) = (incoming.peer, incoming.attempt);
         let prompt = job.request.prompt.len();
         let covered = prompt.div_ceil(page_tokens);
@@ -264,17 +279,20 @@ impl Scheduler {
             attempt,
             peer,
             session,
-            pages: pages.clone(),
+            pages: [&pages[..], &window].concat(),
             parts,
         }));
         let reserve = Reserve {
             pages,
+            window,
             decode_prefix_len: u32::try_from(incoming.pages.start * page_tokens).unwrap_or(u32::MAX),
             prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
             aux_slot,
             namespace: job.request.namespace.fingerprint(),
         };
-        job.stage = Stage::Transfer(incoming);
+        if let Some(job) = self.jobs.get_mut(&room) {
+            job.stage = Stage::Transfer(incoming);
+        }
         let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
         self.send(peer, message, actions);
     }
@@ -393,6 +411,7 @@ impl Scheduler {
         if let Some(spare) = job.spare {
             pages.append(spare);
         }
+        pages.append(job.window.own);
         if touchers.nobody() {
             self.pool.release(pages);
             self.aux_free.extend(job.aux);

@@ -16,10 +16,19 @@ impl Scheduler {
         if self.computing {
             return;
         }
+        let mut most = self.config.chunk_tokens as usize;
         let plan = loop {
-            let plan = self.plan_batch();
+            let plan = self.plan_batch(most);
             if self.grow(&plan) {
                 break plan;
+            }
+            if self.release_spares() {
+                continue;
+            }
+            // A shorter piece needs fewer pages of the window at once.
+            if self.config.window.is_some() && most > 1 {
+                most /= 2;
+                continue;
             }
             if !self.retract_one() {
                 // Transfers under way, or pages in quarantine, have what is missing: both come to an end.
@@ -31,12 +40,13 @@ impl Scheduler {
         let mut load = Load::default();
         for (room, end) in plan {
             let covered = self.pages_for(end);
-            let Some(job) = self.jobs.get_mut(&room) else { continue };
+            let Some(job) = self.jobs.get(&room) else { continue };
             sequences.push(Sequence {
                 room,
                 tokens: (job.computed..end).map(|position| job.token(position)).collect(),
                 start: u32::try_from(job.computed).unwrap_or(u32::MAX),
                 pages: job.table[..covered].to_vec(),
+                window: self.window_of(job, end),
                 sample: (end == job.known()).then_some(job.request.sampling),
             });
             match end - job.computed {
@@ -44,7 +54,9 @@ impl Scheduler {
                 more => load.tokens += more,
             }
             load.context += end;
-            job.in_batch = Some(end);
+            if let Some(job) = self.jobs.get_mut(&room) {
+                job.in_batch = Some(end);
+            }
         }
         if sequences.is_empty() {
             // Whoever waited for this step has ended meanwhile.
@@ -59,13 +71,13 @@ impl Scheduler {
         actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
     }
 
-    /// Who is computed next, each with the position up to which.
-    fn plan_batch(&self) -> Vec<(Room, usize)> {
+    /// Who is computed next, each with the position up to which: of prompts at most so many tokens.
+    fn plan_batch(&self, most: usize) -> Vec<(Room, usize)> {
         let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.known() - job.computed == 1);
         let order =
             self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
         let mut plan = Vec::new();
-        let mut chunk_left = self.config.chunk_tokens as usize;
+        let mut chunk_left = most;
         let mut beside = Load::default();
         for room in order.take(self.config.max_batch as usize) {
             let Some(job) = self.jobs.get(room) else { continue };
@@ -163,9 +175,12 @@ impl Scheduler {
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }
-        if before < prompt && end >= prompt {
+        // Others that part from this prompt somewhere need the window that is there now, and gone later.
+        if before < prompt && (end >= prompt || self.config.window.is_some()) {
             self.cache_computed(room);
         }
+        // Only now: what the tree takes of a prompt's windows is found again while there is room for it.
+        self.release_unseen(room);
         match &output.sampled {
             Some(sampled) => self.drawn(now, room, sampled, actions),
             None if end == known => {

@@ -1,8 +1,10 @@
 //! What requests leave behind for those that begin alike.
 
+use super::growth::Pages;
 use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
 use crate::ids::Room;
+use crate::pool::Component;
 use crate::radix::{Policy, PrefixLock, RadixTree, TreeConfig};
 use crate::request::Request;
 
@@ -51,11 +53,15 @@ impl Scheduler {
             return None;
         }
         let namespace = tree.namespace(&request.namespace)?;
-        if job.stage == Stage::Retracted {
-            return Some(tree.hold(namespace, &job.known_tokens()));
-        }
+        let known = (job.stage == Stage::Retracted).then(|| job.known_tokens());
         let usable = usable_prefix(self.config.role, request);
-        Some(tree.hold(namespace, &request.prompt[..usable]))
+        let tokens = known.as_deref().unwrap_or(&request.prompt[..usable]);
+        // Who is sent the rest is sent the window too.
+        let computes = self.config.role != Role::Decode || known.is_some();
+        Some(match self.config.window.filter(|_| computes) {
+            Some(window) => tree.hold_window(namespace, tokens, window),
+            None => tree.hold(namespace, tokens),
+        })
     }
 
     pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {
@@ -68,12 +74,13 @@ impl Scheduler {
     /// A prompt is complete: counts where it came from.
     pub(super) fn count_prefix(&mut self, room: Room) {
         let Some(job) = self.jobs.get(&room) else { return };
+        let window = u32::try_from(self.tail_pages(&job.request)).unwrap_or(u32::MAX);
         self.stats.delivered_tokens += u64::from(job.promised_tokens);
         if self.config.role == Role::Decode {
             self.stats.pages_saved += u64::from(job.promised_tokens / self.config.page_tokens);
             let kind = match (job.promised_tokens, job.transferred_pages) {
                 (0, _) => &mut self.stats.full_transfers,
-                (_, 0) => &mut self.stats.full_hits,
+                (_, pages) if pages <= window => &mut self.stats.full_hits,
                 _ => &mut self.stats.delta_transfers,
             };
             *kind += 1;
@@ -93,17 +100,38 @@ impl Scheduler {
         if let Some(hierarchy) = &mut self.hierarchy {
             hierarchy.clear();
         }
-        Some(Flushed { freed, in_use: tree.counts().pages })
+        Some(Flushed { freed, in_use: tree.counts().pages + tree.counts().window_pages })
     }
 
-    /// Pages that can be had: free ones, and cached ones that nobody uses.
-    pub(super) fn pages_to_be_had(&self) -> usize {
-        self.pool.counts().free + self.cache.as_ref().map_or(0, RadixTree::evictable)
+    /// Whether so many pages can be had: free ones, and cached ones that nobody uses, within what each component may have.
+    pub(super) fn can_have(&self, pages: Pages) -> bool {
+        let (full, window) = self.cache.as_ref().map_or((0, 0), RadixTree::evictable_parts);
+        let within = |component, wanted, evictable| {
+            self.pool.used(component) + wanted <= self.pool.limits().of(component) as usize + evictable
+        };
+        within(Component::Full, pages.full, full)
+            && within(Component::Window, pages.window, window)
+            && pages.full + pages.window <= self.pool.counts().free + full + window
     }
 
-    /// Gives up cached pages until so many are free.
-    pub(super) fn make_free(&mut self, pages: usize) {
-        let missing = pages.saturating_sub(self.pool.counts().free);
+    /// Gives up cached pages until so many can be taken.
+    pub(super) fn make_free(&mut self, pages: Pages) {
+        if self.pool.fits(pages.full, pages.window) {
+            return;
+        }
+        let over = |scheduler: &Self, component, wanted: usize| {
+            let limit = scheduler.pool.limits().of(component) as usize;
+            // One that may have all of the pool lacks what the pool lacks.
+            let over = (scheduler.pool.used(component) + wanted).saturating_sub(limit);
+            if limit == scheduler.pool.total() { 0 } else { over }
+        };
+        let (full, window) =
+            (over(self, Component::Full, pages.full), over(self, Component::Window, pages.window));
+        if let Some(tree) = &mut self.cache {
+            self.pool.release_cached(tree.evict_windows(window));
+            self.pool.release_cached(tree.evict_pages(full, &mut self.cache_changes));
+        }
+        let missing = (pages.full + pages.window).saturating_sub(self.pool.counts().free);
         if missing > 0 {
             self.evict_now(missing);
         }
@@ -113,6 +141,33 @@ impl Scheduler {
     /// pages that the tree had already from somebody else are free, or stay the job's until it ends where a transfer or
     /// a batch may still read them. Kept without need they could be what a request that runs alone lacks in the end.
     pub(super) fn cache_computed(&mut self, room: Room) {
+        // A decode worker is sent its windows.
+        self.cache_parts(room, self.config.role != Role::Decode, false);
+    }
+
+    /// The same for a request that is to compute here what is not cached any more, whatever the role.
+    pub(super) fn cache_retracted(&mut self, room: Room) {
+        self.cache_parts(room, true, true);
+    }
+
+    /// Gives back what jobs hold although they go on with the cache's pages, where nothing that was begun reads it any
+    /// more; false when there is nothing.
+    pub(super) fn release_spares(&mut self) -> bool {
+        let settled = |job: &Job| {
+            job.in_batch.is_none() && job.outgoing.as_ref().is_none_or(|outgoing| outgoing.tags.is_empty())
+        };
+        let mut released = false;
+        for job in self.jobs.values_mut().filter(|job| settled(job)) {
+            if let Some(spare) = job.spare.take() {
+                released |= !spare.ids().is_empty();
+                self.pool.release(spare);
+            }
+        }
+        released
+    }
+
+    /// `windows`: with its window parts; `retracted`: it goes on behind all of it.
+    fn cache_parts(&mut self, room: Room, windows: bool, retracted: bool) {
         let (Some(tree), Some(job)) = (&mut self.cache, self.jobs.get_mut(&room)) else { return };
         self.leaders.remove(room);
         if job.lock.is_none() || job.held.is_none() {
@@ -126,11 +181,28 @@ impl Scheduler {
         table.extend_from_slice(&job.table[table.len()..]);
         job.table = table;
         job.held = Some(inserted.rest);
-        job.lock = Some(inserted.lock);
+        let (mut lock, mut duplicates) = (inserted.lock, inserted.duplicates);
+        if let Some(shape) = self.config.window.filter(|_| windows) {
+            let own = std::mem::take(&mut job.window.own);
+            let kept = tree.keep_windows(&mut self.pool, &mut lock, job.window.first, shape, own);
+            duplicates.append(kept.duplicates);
+            // The next turn goes on behind all of it; the same prompt, and one that differs in its end, from before its last
+            // token.
+            let (end, prompt) = (job.computed, job.request.prompt.len());
+            let page_tokens = self.config.page_tokens as usize;
+            if retracted || end >= prompt {
+                tree.mark_window(&lock, end / page_tokens, shape);
+            }
+            if end >= prompt {
+                tree.mark_window(&lock, (prompt - 1) / page_tokens, shape);
+            }
+            (job.window.cached, job.window.own) = (kept.pages, kept.rest);
+        }
+        job.lock = Some(lock);
         match &mut job.spare {
-            _ if job.outgoing.is_none() && job.in_batch.is_none() => self.pool.release(inserted.duplicates),
-            Some(spare) => spare.append(inserted.duplicates),
-            None => job.spare = Some(inserted.duplicates),
+            _ if job.outgoing.is_none() && job.in_batch.is_none() => self.pool.release(duplicates),
+            Some(spare) => spare.append(duplicates),
+            None => job.spare = Some(duplicates),
         }
         self.save_computed(room, inserted.taken);
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::hierarchy::HierarchyConfig;
 use crate::layer_groups::LayerGroups;
 use crate::radix::{PageHash, Policy};
+use crate::window::WindowShape;
 
 /// What a worker does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +62,8 @@ pub struct Config {
     pub target_itl: Option<Duration>,
     /// A number that clients do not know; see [`crate::radix::TreeConfig::seed`].
     pub seed: u64,
+    /// What the window parts of a model with sliding layers take; `None` for other models.
+    pub window: Option<WindowShape>,
     /// In how many groups of layers pages are sent; the model's layers.
     pub layer_groups: LayerGroups,
     /// Sequences in one batch at most.

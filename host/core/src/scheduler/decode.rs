@@ -31,16 +31,17 @@ impl Scheduler {
         if incoming.complete() {
             let incoming = incoming.clone();
             if let Some(hierarchy) = &mut self.hierarchy {
-                hierarchy.transferred(incoming.pages.len(), now.since(incoming.asked));
+                hierarchy.transferred(incoming.len(), now.since(incoming.asked));
             }
+            let Some(job) = self.jobs.get(&notice.room) else { return };
             let Some(aux_slot) = job.aux else { return };
-            actions.push(Action::Verify {
-                room: notice.room,
-                attempt: notice.attempt,
-                pages: job.table[incoming.pages.clone()].to_vec(),
-                aux_slot,
-            });
-            job.stage = Stage::Verifying(incoming);
+            let window = if incoming.window > 0 { self.window_tail(job) } else { Vec::new() };
+            let pages = [&job.table[incoming.pages.clone()], &window].concat();
+            let (room, attempt) = (notice.room, notice.attempt);
+            actions.push(Action::Verify { room, attempt, pages, aux_slot });
+            if let Some(job) = self.jobs.get_mut(&room) {
+                job.stage = Stage::Verifying(incoming);
+            }
         }
     }
 
@@ -64,7 +65,7 @@ impl Scheduler {
         job.stage = Stage::Transfer(incoming.clone());
         let prompt = job.request.prompt.len();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let pages = count(incoming.pages.len());
+        let pages = count(incoming.len());
         let expected = Expected { room, attempt, prompt_tokens: count(prompt), pages };
         let verified = verify(expected, found);
         // In a batch it would fail all others of it.
@@ -97,7 +98,8 @@ impl Scheduler {
                 let connected = self.connected(&incoming);
                 if connected && damaged < self.config.max_attempts {
                     self.outbox.forget_room(room);
-                    let again = Incoming::new((peer, session), attempt + 1, incoming.pages.clone(), now);
+                    let (pages, window) = (incoming.pages.clone(), incoming.window);
+                    let again = Incoming::new((peer, session), attempt + 1, pages, window, now);
                     self.reserve(now, room, Incoming { damaged, supplement, ..again }, actions);
                 } else if supplement {
                     actions.push(Action::ForgetRoom { room });

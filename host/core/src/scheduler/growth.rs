@@ -10,15 +10,45 @@ use super::job::Job;
 use super::pace::Load;
 use super::{Role, Scheduler};
 use crate::ids::Room;
+use crate::radix::PrefixLock;
 use crate::request::Request;
+
+/// Pages of both [components](crate::pool::Component).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pages {
+    pub full: usize,
+    pub window: usize,
+}
+
+impl std::ops::AddAssign for Pages {
+    fn add_assign(&mut self, other: Self) {
+        self.full += other.full;
+        self.window += other.window;
+    }
+}
+
+impl std::ops::Add for Pages {
+    type Output = Pages;
+
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
+    }
+}
+
+impl std::iter::Sum for Pages {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Pages::default(), std::ops::Add::add)
+    }
+}
 
 /// What admission looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {
-    /// Pages for the tokens known so far.
-    pub now: usize,
+    /// Pages for the tokens known so far, and for the window parts that come with a transfer.
+    pub now: Pages,
     /// Pages beyond for which there must be room.
-    pub headroom: usize,
+    pub headroom: Pages,
 }
 
 impl Scheduler {
@@ -39,10 +69,14 @@ impl Scheduler {
         request.prompt.len() + self.answer_tokens(request) - 1
     }
 
-    /// What a waiting job needs.
-    pub(super) fn need(&self, job: &Job) -> Need {
-        let now = self.pages_for(job.known());
-        Need { now, headroom: self.ahead(job).saturating_sub(now) }
+    /// What a waiting job needs beside what is locked for it.
+    pub(super) fn need(&self, job: &Job, locked: Option<&PrefixLock>) -> Need {
+        let (now, ahead) = (self.pages_for(job.known()), self.ahead(job));
+        let window = self.window_need(job, locked, ahead.max(now));
+        Need {
+            now: Pages { full: now - locked.map_or(0, PrefixLock::pages), window: window.now },
+            headroom: Pages { full: ahead.saturating_sub(now), window: window.headroom },
+        }
     }
 
     /// Pages that the job will have when it has used its headroom.
@@ -52,12 +86,16 @@ impl Scheduler {
     }
 
     /// Pages that those past the queue may ask for soon.
-    pub(super) fn promised_headroom(&self) -> usize {
-        if self.config.role == Role::Prefill {
-            return 0;
+    pub(super) fn promised_headroom(&self) -> Pages {
+        if self.config.role == Role::Prefill && self.config.window.is_none() {
+            return Pages::default();
         }
         let active = self.jobs.values().filter(|job| job.held.is_some());
-        active.map(|job| self.ahead(job).saturating_sub(job.table.len())).sum()
+        let headroom = |job: &Job| {
+            let (ahead, pages) = (self.ahead(job), job.table.len());
+            Pages { full: ahead.saturating_sub(pages), window: self.window_headroom(job, ahead.max(pages)) }
+        };
+        active.map(headroom).sum()
     }
 
     /// Tokens of longer pieces in a step that also decodes, at most: what the target for the time between tokens
@@ -74,24 +112,28 @@ impl Scheduler {
     /// have not begun; false when there are too few.
     pub(super) fn grow(&mut self, plan: &[(Room, usize)]) -> bool {
         let missing = |scheduler: &Self, room: &Room, end: usize| {
-            let pages = scheduler.jobs.get(room).map_or(usize::MAX, |job| job.table.len());
-            scheduler.pages_for(end).saturating_sub(pages)
+            scheduler.jobs.get(room).map_or(Pages::default(), |job| Pages {
+                full: scheduler.pages_for(end).saturating_sub(job.table.len()),
+                window: scheduler.window_missing(job, end),
+            })
         };
-        let needed: usize = plan.iter().map(|(room, end)| missing(self, room, *end)).sum();
-        if needed == 0 {
+        let needed: Pages = plan.iter().map(|(room, end)| missing(self, room, *end)).sum();
+        if needed == Pages::default() {
             return true;
         }
         self.give_up_saves(needed);
-        if needed > self.pages_to_be_had() {
+        if !self.can_have(needed) {
             return false;
         }
         self.make_free(needed);
         for (room, end) in plan {
-            let count = missing(self, room, *end);
-            let Some(job) = self.jobs.get_mut(room).filter(|_| count > 0) else { continue };
-            let (Some(held), Some(pages)) = (&mut job.held, self.pool.allocate(count)) else {
+            let needed = missing(self, room, *end);
+            let Some(job) = self.jobs.get_mut(room).filter(|_| needed != Pages::default()) else { continue };
+            let pages = (self.pool.allocate(needed.full), self.pool.allocate_window(needed.window));
+            let (Some(held), (Some(pages), Some(window))) = (&mut job.held, pages) else {
                 unreachable!("{room:?} runs without pages, or pages that were counted are not there")
             };
+            job.window.own.append(window);
             job.table.extend_from_slice(pages.ids());
             held.append(pages);
         }

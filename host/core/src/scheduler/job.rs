@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::sharing::Follows;
+use super::window::Window;
 use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
 use crate::message::Reserve;
@@ -56,6 +57,8 @@ pub(super) struct Incoming {
     pub damaged: u32,
     /// Pages of the prompt that it brings.
     pub pages: Range<usize>,
+    /// Pages of the window that it brings: all that the first step sees, or none.
+    pub window: usize,
     /// When it was asked for.
     pub asked: Time,
     /// Sequence numbers that arrived.
@@ -84,6 +87,7 @@ impl Incoming {
         (peer, session): (Instance, u64),
         attempt: u32,
         pages: Range<usize>,
+        window: usize,
         asked: Time,
     ) -> Self {
         Self {
@@ -92,12 +96,18 @@ impl Incoming {
             attempt,
             damaged: 0,
             pages,
+            window,
             asked,
             arrived: BTreeSet::new(),
             last: None,
             supplement: false,
             leg_ended: false,
         }
+    }
+
+    /// Pages of the pool that it brings.
+    pub(super) fn len(&self) -> usize {
+        self.pages.len() + self.window
     }
 
     pub(super) fn complete(&self) -> bool {
@@ -191,6 +201,8 @@ pub(super) struct Job {
     pub held: Option<HeldPages>,
     /// Pages that the request held and no longer uses, because the cache has others with the same contents.
     pub spare: Option<HeldPages>,
+    /// The window parts of its KV, if its model has sliding layers.
+    pub window: Window,
     /// Keeps the cached pages at the front of the table.
     pub lock: Option<PrefixLock>,
     pub aux: Option<u32>,
@@ -228,6 +240,7 @@ impl Job {
             restore: None,
             held: None,
             spare: None,
+            window: Window::default(),
             lock: None,
             aux: None,
             computed: 0,

@@ -44,7 +44,8 @@ impl Job {
 impl Scheduler {
     /// After how many layers news of a batch is wanted, 0 for none: what the sequence with the smallest groups needs.
     pub(super) fn finest_group(&self, sequences: &[Sequence]) -> u32 {
-        if self.config.role != Role::Prefill {
+        // Layers of the model are not those of a page where some slide.
+        if self.config.role != Role::Prefill || self.config.window.is_some() {
             return 0;
         }
         let groups = sequences.iter().filter_map(|sequence| {
@@ -113,13 +114,19 @@ impl Scheduler {
     fn send_part(&mut self, room: Room, pages: Range<usize>, layers: Range<u32>, actions: &mut Vec<Action>) {
         let page_tokens = self.config.page_tokens as usize;
         let completes = layers.end == self.config.layer_groups.layers();
+        let Some(job) = self.jobs.get(&room) else { return };
+        let last = completes && job.stage == Stage::Inflight;
+        // Decode gets the window once, and behind everything else.
+        let window = if last { self.window_tail(job) } else { Vec::new() };
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let (Some(aux), Some(outgoing)) = (job.aux, &mut job.outgoing) else { return };
-        let last = completes && job.stage == Stage::Inflight;
         let prefix_pages = outgoing.reserve.decode_prefix_len as usize / page_tokens;
-        let source = job.table[pages.clone()].to_vec();
+        let wanted = outgoing.reserve.window.clone();
+        let window = if last && !wanted.is_empty() { &window[..] } else { &[] };
+        let source = [&job.table[pages.clone()], window].concat();
         let first_page = u32::try_from(pages.start - prefix_pages).unwrap_or(u32::MAX);
-        let target = outgoing.reserve.pages[pages.start - prefix_pages..pages.end - prefix_pages].to_vec();
+        let target = &outgoing.reserve.pages[pages.start - prefix_pages..pages.end - prefix_pages];
+        let target = [target, if last { &wanted[..] } else { &[] }].concat();
         self.last_tag += 1;
         let tag = Tag(self.last_tag);
         let aux = last.then(|| job.first.clone()).flatten().map(|first| {
@@ -128,7 +135,7 @@ impl Scheduler {
                 attempt: outgoing.attempt,
                 prompt_tokens: outgoing.reserve.prompt_tokens,
                 cached_tokens: job.cached_tokens,
-                pages: u32::try_from(outgoing.reserve.pages.len()).unwrap_or(u32::MAX),
+                pages: u32::try_from(outgoing.reserve.pages.len() + wanted.len()).unwrap_or(u32::MAX),
                 first,
             };
             (row, aux, outgoing.reserve.aux_slot)

@@ -39,8 +39,13 @@ impl Scheduler {
         }
         let expected = prompt.div_ceil(page_tokens) - prefix / page_tokens;
         let fits = reserve.pages.len() == expected || (attempt > 1 && reserve.pages.len() < expected);
-        (!fits)
-            .then(|| format!("decode offers {} pages where {expected} are to be sent", reserve.pages.len()))
+        if !fits {
+            let offered = reserve.pages.len();
+            return Some(format!("decode offers {offered} pages where {expected} are to be sent"));
+        }
+        let (offered, expected) = (reserve.window.len(), self.tail_pages(&job.request));
+        let fits = offered == expected || (attempt > 1 && offered == 0);
+        (!fits).then(|| format!("decode offers {offered} pages for the window, which takes {expected}"))
     }
 
     #[allow(clippy::too_many_arguments)] // one argument per field of the message

@@ -96,6 +96,14 @@ impl Scheduler {
         self.after_tiers(now, actions);
     }
 
+    /// Until the next tick: what those who come then would be computed after.
+    pub(super) fn tell_backlog(&mut self) {
+        let Some(hierarchy) = &mut self.hierarchy else { return };
+        let left = |room| self.jobs.get(room).map_or(0, |job| job.known() - job.computed);
+        // One token is a step of an answer.
+        hierarchy.set_backlog(self.running.iter().map(left).filter(|left| *left > 1).sum());
+    }
+
     /// Gives up what takes too long below the pool.
     pub(super) fn expire_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
         self.with_tiers(now, actions, |hierarchy, now, below| hierarchy.expire(now, below));
@@ -221,7 +229,9 @@ impl Scheduler {
             job.cached_tokens = job.cached_tokens.min(first);
         }
         self.outbox.forget_room(room);
-        let next = Incoming::new((incoming.peer, incoming.session), incoming.attempt + 1, pages, now);
+        // The window came with what is verified.
+        let window = if supplement { 0 } else { incoming.window };
+        let next = Incoming::new((incoming.peer, incoming.session), incoming.attempt + 1, pages, window, now);
         self.reserve(now, room, Incoming { damaged: incoming.damaged, supplement, ..next }, actions);
     }
 
@@ -262,6 +272,10 @@ impl Scheduler {
     pub(super) fn compute_instead(&mut self, room: Room, pages: usize) {
         if let Some(hierarchy) = &mut self.hierarchy {
             hierarchy.stats_mut().computed_instead += 1;
+        }
+        if self.config.window.is_some() {
+            // The window before the missing pages was never sent.
+            return self.begin_again(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.restore = None;

@@ -44,7 +44,22 @@ impl Scheduler {
     }
 
     fn retract(&mut self, room: Room) {
-        self.cache_computed(room);
+        self.cache_retracted(room);
+        self.stats.retractions += 1;
+        self.give_pages_back(room);
+    }
+
+    /// Computes a request from what is cached on, whatever it has received. Nobody touches its pages.
+    pub(super) fn begin_again(&mut self, room: Room) {
+        if let Some(job) = self.jobs.get_mut(&room) {
+            job.restore = None;
+            (job.cached_tokens, job.promised_tokens, job.computed) = (0, 0, 0);
+        }
+        self.give_pages_back(room);
+    }
+
+    fn give_pages_back(&mut self, room: Room) {
+        self.leaders.remove(room);
         self.running.retain(|other| *other != room);
         self.ready.retain(|other| *other != room);
         let Some(job) = self.jobs.get_mut(&room) else { return };
@@ -57,6 +72,8 @@ impl Scheduler {
         job.computed = 0;
         job.table.clear();
         let (pages, lock, submitted) = (job.held.take(), job.lock.take(), job.submitted);
+        let window = std::mem::take(&mut job.window);
+        self.pool.release(window.own);
         self.aux_free.extend(job.aux.take());
         for pages in pages.into_iter().chain(job.spare.take()) {
             self.pool.release(pages);
@@ -68,7 +85,6 @@ impl Scheduler {
             other.stage != Stage::Retracted || other.submitted > submitted
         });
         self.queue.insert(at.unwrap_or(self.queue.len()), room);
-        self.stats.retractions += 1;
     }
 }
 

@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use super::Scheduler;
+use super::growth::Pages;
 use crate::hierarchy::{Keep, WritePolicy};
 use crate::ids::{PageId, Room};
 use crate::pool::CachedPages;
@@ -78,6 +79,11 @@ impl Scheduler {
             return;
         }
         for (names, mut pages) in tree.evict_named(wanted, &mut self.cache_changes) {
+            // A window part.
+            if names.is_empty() {
+                self.pool.release_cached(pages);
+                continue;
+            }
             let unsaved = pages.extract(|place| !hierarchy.has(&names[place]));
             self.pool.release_cached(pages);
             let names: Vec<PageHash> = names.into_iter().filter(|name| !hierarchy.has(name)).collect();
@@ -94,9 +100,9 @@ impl Scheduler {
     }
 
     /// Gives up copies that have not begun and alone keep pages, the youngest first, until so many pages can be had.
-    pub(super) fn give_up_saves(&mut self, wanted: usize) {
+    pub(super) fn give_up_saves(&mut self, wanted: Pages) {
         let mut kept = Vec::new();
-        while self.pages_to_be_had() < wanted {
+        while !self.can_have(wanted) {
             let (Some(hierarchy), Some(tree)) = (&mut self.hierarchy, &self.cache) else { return };
             let taken = hierarchy.take_youngest();
             let Some(youngest) = taken.first() else { break };

@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::Scheduler;
 use super::cache::usable_prefix;
 use super::job::{Job, Stage};
+use super::{Role, Scheduler};
 use crate::ids::{Room, Time};
 use crate::radix::PrefixLock;
 use crate::request::Request;
@@ -117,6 +117,10 @@ impl Scheduler {
 
     /// Whether a request of which so much is cached is to wait for another; takes note of whom.
     pub(super) fn follow(&mut self, now: Time, room: Room, lock: &PrefixLock) -> bool {
+        // Of a prompt that is computed only the last window is kept, which is seldom where another one parts from it.
+        if self.config.window.is_some() && self.config.role != Role::Decode {
+            return false;
+        }
         let Some(job) = self.jobs.get(&room).filter(|job| job.stage == Stage::Queued) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, lock.pages()) } else { None };
         if leader.is_some() {

@@ -46,6 +46,8 @@ pub struct Stats {
     pub shared_transfers: u64,
     /// Pages that were neither sent nor computed for that.
     pub shared_pages: u64,
+    /// 1 when whoever chose the pages is out of service for what it did.
+    pub page_source_faults: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,
     /// Peers that were cut off without proof so far that nothing of them lands here any more.

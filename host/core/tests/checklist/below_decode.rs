@@ -12,13 +12,18 @@ use super::leg::{Leg, PAGE, PEER, tokens};
 use super::storage::{hierarchy, names, with_below};
 
 /// A decode worker whose storage has 8 of the 11 pages of a prompt, 2 of which it holds itself, and which was just told
-/// so. It has asked prefill for the rest, and storage for 6 pages. Returns the read.
+/// so. It has asked prefill for the rest, and storage for 6 pages. Returns the read. A transfer takes so long that
+/// anything else is worth a try.
 fn promised(below: HierarchyConfig) -> (Leg, TierTag) {
+    promised_after(below, Duration::from_secs(10))
+}
+
+/// The same after a transfer of two pages that took so long.
+fn promised_after(below: HierarchyConfig, transfer: Duration) -> (Leg, TierTag) {
     let mut leg = Leg::with(with_below(Role::Decode, 64, below));
     leg.submit(0, &tokens(0..8), 1);
     leg.answer_query(|_| false);
-    // A transfer takes so long that anything else is worth a try.
-    leg.now = leg.now.after(Duration::from_secs(10));
+    leg.now = leg.now.after(transfer);
     leg.answer_messages();
     leg.deliver(0);
     leg.serve(&mut BTreeSet::new());
@@ -146,6 +151,20 @@ fn a_restore_that_takes_too_long_is_renegotiated() {
     assert!(leg.batch.is_some());
     // The read still owns its slots.
     assert_eq!(leg.stats().hierarchy.host.abandoned, 6);
+    leg.all_end(read, 6, PageEnd::Done);
+    finish(leg);
+}
+
+#[test]
+fn a_restore_is_waited_for_as_long_as_being_sent_takes() {
+    let (mut leg, read) = promised_after(hierarchy(32, 1), Duration::from_millis(10));
+    leg.deliver(1);
+    // Nine pages of 5 ms each lie behind what it holds itself.
+    leg.wait(Duration::from_millis(44));
+    assert_eq!(leg.reserves[&Room(1)].0, 1);
+    leg.wait(Duration::from_millis(2));
+    assert_eq!(leg.reserves[&Room(1)].0, 2);
+    leg.deliver(1);
     leg.all_end(read, 6, PageEnd::Done);
     finish(leg);
 }

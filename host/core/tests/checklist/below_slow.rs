@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use host_core::hierarchy::{HierarchyConfig, PageEnd, TierAction, TierEvent, TierTag};
+use host_core::hierarchy::{HierarchyConfig, PageEnd, TierAction, TierConfig, TierEvent, TierTag};
 use host_core::radix::PageHash;
 use host_core::{Event, Role};
 
 use super::leg::{Leg, tokens};
-use super::storage::{hierarchy, with_below};
+use super::storage::{hierarchy, tier, with_below};
 
 fn queries(leg: &Leg) -> usize {
     leg.asked(|action| matches!(action, TierAction::Query { .. }))
@@ -81,6 +81,34 @@ fn nobody_waits_longer_than_told_for_an_answer_that_was_slow_once() {
     end(&mut leg, &mut stored);
     leg.wait(Duration::from_secs(61));
     leg.serve(&mut stored);
+    leg.below_at_rest();
+}
+
+#[test]
+fn reads_that_hang_for_ever_leave_an_eighth_of_host_memory_to_what_goes_down() {
+    let silent = TierConfig { writes: false, ..tier() };
+    let below = HierarchyConfig { tiers: vec![silent], ..hierarchy(32, 1) };
+    let (mut leg, mut stored) = forgotten(below);
+    let mut hanging = Vec::new();
+    for room in 1..7_u64 {
+        leg.submit(room, &tokens(100 * room as u32..100 * room as u32 + 40), 1);
+        leg.answer_query(|_| true);
+        if leg.asked(|action| matches!(action, TierAction::Read { .. })) > 0 {
+            hanging.push(leg.take_read());
+        }
+        leg.wait(Duration::from_secs(2));
+        end(&mut leg, &mut stored);
+        leg.wait(Duration::from_secs(61));
+    }
+    assert_eq!(hanging.iter().map(|(_, pages)| pages.len()).collect::<Vec<_>>(), [9, 9, 9, 1]);
+    let before = leg.stats().hierarchy.saved;
+    leg.submit(9, &tokens(900..917), 1);
+    leg.answer_query(|_| false);
+    end(&mut leg, &mut stored);
+    assert_eq!(leg.stats().hierarchy.saved - before, 4);
+    for (tag, pages) in hanging {
+        leg.all_end(tag, pages.len(), PageEnd::Failed);
+    }
     leg.below_at_rest();
 }
 

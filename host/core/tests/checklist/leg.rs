@@ -8,9 +8,11 @@ use host_core::hierarchy::TierAction;
 use host_core::integrity::{Found, LaneSum};
 use host_core::message::{Body, Message, Reserve};
 use host_core::notice::Notice;
+use host_core::pool::PoolLimits;
 use host_core::radix::{CacheEvent, NamespaceKey, Policy};
 use host_core::request::{Failure, PeerRef, Request};
 use host_core::scheduler::{PageWrite, Stats};
+use host_core::window::WindowShape;
 use host_core::{
     Action, Batch, Config, Event, Instance, PageId, Role, Room, Sampled, Sampling, Scheduler, SequenceOutput,
     Time,
@@ -27,6 +29,7 @@ pub const DRAWN: u32 = 9;
 pub struct Leg {
     pub scheduler: Scheduler,
     role: Role,
+    window: Option<WindowShape>,
     pub now: Time,
     last_message: u64,
     /// Rooms' prompts, for aux rows.
@@ -73,6 +76,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         reserved_decode_tokens: 1_000,
         target_itl: None,
         seed: 3,
+        window: None,
         layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: 64,
         max_running: 64,
@@ -96,10 +100,17 @@ impl Leg {
 
     /// Its peer is connected already, unless it needs none.
     pub fn with(config: Config) -> Self {
-        let role = config.role;
+        let limits = PoolLimits::shared(config.pages);
+        Self::with_limits(config, limits)
+    }
+
+    /// The same with a pool that its components divide.
+    pub fn with_limits(config: Config, limits: PoolLimits) -> Self {
+        let (role, window) = (config.role, config.window);
         let mut leg = Self {
-            scheduler: Scheduler::new(config),
+            scheduler: Scheduler::with_pages(config, limits, None),
             role,
+            window,
             now: Time::default(),
             last_message: 0,
             prompts: BTreeMap::new(),
@@ -263,8 +274,11 @@ impl Leg {
 
     /// Everything that decode asked for arrives, in one part.
     pub fn arrive(&mut self, room: u64) {
-        let (attempt, pages) =
-            self.reserves.get(&Room(room)).map(|(attempt, reserve)| (*attempt, reserve.pages.len())).unwrap();
+        let (attempt, pages) = self
+            .reserves
+            .get(&Room(room))
+            .map(|(attempt, reserve)| (*attempt, reserve.pages.len() + reserve.window.len()))
+            .unwrap();
         let notice = Notice { room: Room(room), attempt, sequence: 0, pages: pages as u32, last: true };
         self.event(Event::Arrived(notice));
     }
@@ -325,10 +339,16 @@ impl Leg {
             pages: (0..pages as u32).map(PageId).collect(),
             decode_prefix_len: prefix as u32,
             prompt_tokens: prompt.len() as u32,
+            window: (0..self.tail(prompt)).map(|page| PageId(1_000 + page as u32)).collect(),
             aux_slot: 0,
             namespace: NamespaceKey::default().fingerprint(),
         };
         self.message(room, attempt, Body::Reserve(reserve));
+    }
+
+    /// Pages that the window at a prompt's end takes.
+    pub fn tail(&self, prompt: &[u32]) -> usize {
+        self.window.map_or(0, |shape| shape.tail(prompt.len(), PAGE).len() * shape.parts as usize)
     }
 
     /// What decode says when it asks for `pages` pages behind `prefix` tokens.
@@ -337,6 +357,7 @@ impl Leg {
             pages: (0..pages).map(PageId).collect(),
             decode_prefix_len: prefix,
             prompt_tokens: prompt.len() as u32,
+            window: Vec::new(),
             aux_slot: 0,
             namespace: NamespaceKey::default().fingerprint(),
         }

@@ -5,6 +5,7 @@
 mod arrivals;
 mod below;
 mod below_decode;
+mod below_patience;
 mod below_slow;
 mod below_writes;
 mod budget;
@@ -19,3 +20,4 @@ mod rooms;
 mod sharing;
 mod storage;
 mod timeouts;
+mod windows;

@@ -87,6 +87,7 @@ fn a_salt_that_is_too_long_is_refused() {
 fn prefill_refuses_a_reserve_of_another_namespace_whichever_comes_first() {
     let prompt = tokens(0..6);
     let reserve = Reserve {
+        window: Vec::new(),
         pages: vec![PageId(0), PageId(1)],
         decode_prefix_len: 0,
         prompt_tokens: 6,

@@ -52,6 +52,7 @@ fn promised_pages_stay_when_everything_else_is_evicted() {
 fn prefill_refuses_promises_that_cannot_be() {
     let prompt = tokens(0..10);
     let good = Reserve {
+        window: Vec::new(),
         pages: vec![PageId(0), PageId(1), PageId(2)],
         decode_prefix_len: 0,
         prompt_tokens: 10,

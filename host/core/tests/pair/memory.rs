@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use host_core::{Batch, PageId, Sampled, SequenceOutput};
 
+use super::sliding::Sliding;
+
 pub const PAGE_TOKENS: usize = 4;
 pub const LAYERS: u32 = 5;
 pub const VOCABULARY: u32 = 50;
@@ -24,7 +26,7 @@ fn first_layer(before: u64, token: u32) -> u64 {
 }
 
 /// KV of a position in another layer.
-fn layer_value(first: u64, layer: u32) -> u64 {
+pub fn layer_value(first: u64, layer: u32) -> u64 {
     if layer == 0 { first } else { mix(first, u64::from(layer)) }
 }
 
@@ -33,7 +35,7 @@ fn drawn(words: impl Iterator<Item = u64>) -> u32 {
 }
 
 /// The right answer, computed without pages, batches or workers.
-pub fn answer_to(prompt: &[u32], count: usize) -> Vec<u32> {
+pub fn answer_to(prompt: &[u32], count: usize, sliding: Option<Sliding>) -> Vec<u32> {
     let mut firsts = Vec::new();
     let mut answer = Vec::new();
     let mut tokens = prompt.to_vec();
@@ -44,7 +46,8 @@ pub fn answer_to(prompt: &[u32], count: usize) -> Vec<u32> {
         }
         next = tokens.len();
         let words = firsts.iter().flat_map(|first| (0..LAYERS).map(|layer| layer_value(*first, layer)));
-        let token = drawn(words);
+        let seen = sliding.map(|sliding| sliding.words_seen(&firsts));
+        let token = drawn(words.chain(seen.into_iter().flatten()));
         answer.push(token);
         tokens.push(token);
     }
@@ -52,14 +55,32 @@ pub fn answer_to(prompt: &[u32], count: usize) -> Vec<u32> {
 }
 
 /// The pages of one worker.
-pub struct Memory(Vec<u64>);
+pub struct Memory {
+    words: Vec<u64>,
+    sliding: Option<Sliding>,
+}
 
 impl Memory {
-    pub fn new(pages: u32) -> Self {
-        Self(vec![0; pages as usize * PAGE])
+    pub fn new(pages: u32, sliding: Option<Sliding>) -> Self {
+        Self { words: vec![0; pages as usize * PAGE], sliding }
     }
 
-    fn at(page: PageId, layer: u32, slot: usize) -> usize {
+    /// KV of a position in the first layer.
+    pub fn first(&self, sequence: &host_core::Sequence, position: usize) -> u64 {
+        self.words[Self::place(&sequence.pages, 0, position)]
+    }
+
+    /// The word at a place that [`at`](Self::at) gave.
+    pub fn word(&mut self, place: usize) -> &mut u64 {
+        &mut self.words[place]
+    }
+
+    /// The same, to read.
+    pub fn word_at(&self, place: usize) -> u64 {
+        self.words[place]
+    }
+
+    pub fn at(page: PageId, layer: u32, slot: usize) -> usize {
         page.0 as usize * PAGE + layer as usize * PAGE_TOKENS + slot
     }
 
@@ -80,18 +101,18 @@ impl Memory {
 
     /// The words of some layers of a page.
     pub fn words(&self, page: PageId, first: u32, end: u32) -> &[u64] {
-        &self.0[Self::at(page, first, 0)..Self::at(page, end, 0)]
+        &self.words[Self::at(page, first, 0)..Self::at(page, end, 0)]
     }
 
     /// Puts words where [`words`](Self::words) finds them.
     pub fn put(&mut self, page: PageId, first: u32, words: &[u64]) {
         let at = Self::at(page, first, 0);
-        self.0[at..at + words.len()].copy_from_slice(words);
+        self.words[at..at + words.len()].copy_from_slice(words);
     }
 
     /// Flips one bit of the first token's KV in a layer.
     pub fn flip(&mut self, page: PageId, layer: u32, bit: u64) {
-        self.0[Self::at(page, layer, 0)] ^= 1 << bit;
+        self.words[Self::at(page, layer, 0)] ^= 1 << bit;
     }
 
     /// Computes layers `from..to` of a batch.
@@ -100,13 +121,16 @@ impl Memory {
         {
             let start = sequence.start as usize;
             for (position, token) in (start..).zip(&sequence.tokens) {
-                let first = |position| self.0[Self::place(&sequence.pages, 0, position)];
+                let first = |position| self.words[Self::place(&sequence.pages, 0, position)];
                 let word = match layer {
                     0 => first_layer(position.checked_sub(1).map_or(0, first), *token),
                     _ => layer_value(first(position), layer),
                 };
-                self.0[Self::place(&sequence.pages, layer, position)] = word;
+                self.words[Self::place(&sequence.pages, layer, position)] = word;
             }
+        }
+        if let Some(sliding) = self.sliding.filter(|_| from == 0 && to == LAYERS) {
+            sliding.compute(self, batch);
         }
     }
 
@@ -114,9 +138,10 @@ impl Memory {
     pub fn outputs(&self, batch: &Batch) -> Vec<SequenceOutput> {
         let draw = |sequence: &host_core::Sequence| {
             let words = (0..sequence.end()).flat_map(|position| {
-                (0..LAYERS).map(move |layer| self.0[Self::place(&sequence.pages, layer, position)])
+                (0..LAYERS).map(move |layer| self.words[Self::place(&sequence.pages, layer, position)])
             });
-            let token = drawn(words);
+            let seen = self.sliding.map(|sliding| sliding.words_read(self, sequence));
+            let token = drawn(words.chain(seen.into_iter().flatten()));
             let sampled = sequence.sample.map(|_| Sampled { token, logprob: None, top: Vec::new() });
             SequenceOutput { room: sequence.room, sampled }
         };

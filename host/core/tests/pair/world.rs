@@ -18,6 +18,7 @@ use host_core::{Action, Event, Instance, Role, Room, Time};
 
 pub use super::memory::answer_to;
 use super::memory::{LAYERS, mix};
+use super::sliding::Sliding;
 use clients::Client;
 pub use faults::{Faults, Outcome};
 use rooms::{Arrival, OpenRoom};
@@ -95,6 +96,7 @@ enum Pending {
 pub struct World {
     random: Random,
     faults: Faults,
+    sliding: Option<Sliding>,
     now: Time,
     prefill: Worker,
     decode: Worker,
@@ -124,15 +126,20 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, faults: Faults) -> Self {
         let mut random = Random(seed);
-        let pages = |random: &mut Random| 17 + random.below(if faults.pressure { 4 } else { 20 }) as u32;
+        let sliding = faults.window.then(|| Sliding::some(seed));
+        // What the longest request needs for its window.
+        let window = sliding.map_or(0, Sliding::most_pages);
+        let pages =
+            |random: &mut Random| window + 17 + random.below(if faults.pressure { 4 } else { 20 }) as u32;
         let (prefill_pages, decode_pages) = (pages(&mut random), pages(&mut random));
         let layer_groups = match faults.layers {
             true => groups(2 + (seed % 4) as u32),
             false => LayerGroups::off(LAYERS),
         };
         let mut world = Self {
-            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults, layer_groups),
-            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults, layer_groups),
+            sliding,
+            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults, layer_groups, sliding),
+            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults, layer_groups, sliding),
             random,
             faults,
             now: Time::default(),
@@ -163,7 +170,9 @@ impl World {
         let mut world = Self::new(seed, faults);
         world.aggregated = true;
         let pages = if faults.below { 18 + (seed % 4) as u32 } else { 20 };
-        world.decode = Worker::new(DECODE, Role::Aggregated, pages, faults, world.layer_groups);
+        let (groups, sliding) = (world.layer_groups, world.sliding);
+        let pages = pages + sliding.map_or(0, Sliding::most_pages);
+        world.decode = Worker::new(DECODE, Role::Aggregated, pages, faults, groups, sliding);
         world
     }
 

@@ -1,9 +1,11 @@
 //! What a configuration makes use of, as the compatibility table names it.
 
+use crate::cli::launch;
 use crate::cli::settings::{RoleName, Settings};
 use crate::plugins::requirements::Feature;
 
 type On = fn(&Settings) -> bool;
+type OnForModel = fn(&Settings, bool) -> bool;
 
 /// When each feature is on. A setting that asks something of plugins or of other settings gets a row here, and what it
 /// asks a row in the compatibility table.
@@ -17,15 +19,30 @@ const TURNED_ON: &[(Feature, On)] = &[
     }),
     (Feature::EvictionPolicy, |settings| computes(settings) && settings.radix_eviction.is_some()),
     (Feature::HierarchicalCache, |settings| computes(settings) && settings.hierarchical_cache),
+    (Feature::ComputedHierarchy, |settings| {
+        let decodes = settings.role == Some(RoleName::Decode);
+        computes(settings) && !decodes && settings.hierarchical_cache && settings.prefill_radix_cache
+    }),
     (Feature::NoPrefixCache, |settings| {
         computes(settings) && !settings.decode_radix_cache && !settings.prefill_radix_cache
     }),
-    (Feature::StorageCache, |settings| computes(settings) && settings.hicache_storage.is_some()),
+    (Feature::StorageCache, |settings| computes(settings) && !settings.stores().is_empty()),
     // A decode worker that has no room gives a request's pages to others, whatever is set.
     (Feature::Retraction, divided),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),
     (Feature::RemoteWorkers, |settings| {
         divided(settings) && settings.control.is_some_and(|address| !address.ip().is_loopback())
+    }),
+];
+
+/// When each feature is on that follows from the model; the second argument says whether it has sliding layers.
+const OF_THE_MODEL: &[(Feature, OnForModel)] = &[
+    (Feature::SlidingWindow, |settings, slides| computes(settings) && slides),
+    (Feature::SharedPool, |settings, slides| {
+        computes(settings) && slides && settings.swa_full_tokens_ratio.is_none()
+    }),
+    (Feature::WindowRatio, |settings, _slides| {
+        computes(settings) && settings.swa_full_tokens_ratio.is_some()
     }),
 ];
 
@@ -41,5 +58,8 @@ fn divided(settings: &Settings) -> bool {
 
 /// What the configuration makes use of.
 pub fn of(settings: &Settings) -> Vec<Feature> {
-    TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature).collect()
+    let turned_on = TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature);
+    let slides = computes(settings) && launch::slides(settings);
+    let of_the_model = OF_THE_MODEL.iter().filter(|(_, on)| on(settings, slides));
+    turned_on.chain(of_the_model.map(|(feature, _)| *feature)).collect()
 }

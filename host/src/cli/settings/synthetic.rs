@@ -6,8 +6,12 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct SyntheticSettings {
-    /// Transformer layers.
+    /// Transformer layers, the sliding ones included.
     pub layers: Option<usize>,
+    /// Layers of which the newest tokens only matter.
+    pub sliding_layers: Option<usize>,
+    /// How many tokens those are, the newest included.
+    pub window: Option<usize>,
     /// KV heads.
     pub kv_heads: Option<usize>,
     /// Elements of one head.

@@ -57,11 +57,24 @@ impl Tier {
     pub fn find(&self) -> anyhow::Result<Found> {
         let mut settings = self.directories.settings();
         settings.config.clone_from(&self.config);
-        settings.hicache_storage.clone_from(&self.plugin);
+        settings.hicache_storage = self.plugin.clone().map(|name| vec![name]);
         let settings = settings.with_file()?;
-        let name = settings.hicache_storage.clone().ok_or_else(|| {
-            Refused("which tier? name its plugin with --plugin, for example hicache-file, or a --config with hicache-storage".into())
-        })?;
+        let name = match settings.stores() {
+            [name] => name.clone(),
+            [] => {
+                return Err(Refused(
+                    "which tier? name its plugin with --plugin, for example hicache-file, or a --config with hicache-storage"
+                        .into(),
+                )
+                .into());
+            }
+            several => {
+                let names = several.join(", ");
+                return Err(
+                    Refused(format!("which tier? --config names {names}: choose one with --plugin")).into()
+                );
+            }
+        };
         let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
         let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?.clone();
         let role = entry.manifest.role("tier");

@@ -1,15 +1,20 @@
 //! What config.json says about a model.
 
+mod gemma3;
+
 use std::path::{Path, PathBuf};
 
 use host_core::Dtype;
-use host_kernels::math::RopeScaling;
+use host_kernels::math::{Gate, RopeScaling};
 use serde_json::Value;
 
 use super::error::LoadError;
+use crate::executor::Sliding;
 
 /// Architectures that [`super::CpuExecutor`] computes, as config.json names them.
-const ARCHITECTURES: [&str; 2] = ["Qwen3ForCausalLM", "LlamaForCausalLM"];
+const ARCHITECTURES: [&str; 3] = ["Qwen3ForCausalLM", "LlamaForCausalLM", GEMMA3];
+/// Text models of the Gemma-3 family.
+const GEMMA3: &str = "Gemma3ForCausalLM";
 /// Most bytes of a configuration file.
 const MAX_CONFIG: u64 = 1 << 20;
 
@@ -25,13 +30,49 @@ pub(super) struct ModelConfig {
     pub vocabulary: usize,
     pub max_positions: usize,
     pub norm_epsilon: f32,
-    pub rope_theta: f64,
-    pub rope_scaling: RopeScaling,
+    /// Of the layers that see all positions.
+    pub rope: Rope,
+    /// The layers that see the newest positions only, if there are any.
+    pub sliding: Option<SlidingLayers>,
+    /// What attention scores are multiplied by.
+    pub score_scale: f32,
+    /// What rows of the embedding are multiplied by.
+    pub embedding_scale: Option<f32>,
+    pub gate: Gate,
     /// The output matrix is the embedding.
     pub tied: bool,
-    /// Queries and keys are normed per head (Qwen3).
+    /// Queries and keys are normed per head.
     pub head_norms: bool,
+    /// Weights of norms are stored less 1.
+    pub norms_from_one: bool,
+    /// What attention and MLP give is normed before it is added.
+    pub output_norms: bool,
     pub kv_dtype: Dtype,
+}
+
+/// Rotary frequencies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rope {
+    pub theta: f64,
+    pub scaling: RopeScaling,
+}
+
+/// Layers that see the newest positions only.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SlidingLayers {
+    /// Positions that they see, the newest included.
+    pub window: usize,
+    /// For each layer of the model, whether it is one of them. One at least is not.
+    pub slides: Vec<bool>,
+    pub rope: Rope,
+}
+
+impl ModelConfig {
+    /// How many layers slide, and how far they see.
+    pub fn sliding(&self) -> Option<Sliding> {
+        let layers = |sliding: &SlidingLayers| sliding.slides.iter().filter(|slides| **slides).count();
+        self.sliding.as_ref().map(|sliding| Sliding { layers: layers(sliding), window: sliding.window })
+    }
 }
 
 /// config.json as bytes, and what it says.
@@ -65,15 +106,21 @@ impl Reader<'_> {
                 &ARCHITECTURES.join(", "),
             ));
         }
-        self.only("hidden_act", "silu", |value| value == "silu")?;
-        for key in ["attention_bias", "mlp_bias", "use_sliding_window"] {
-            self.only(key, "false", |value| value == false)?;
+        let gemma3 = architecture == GEMMA3;
+        if gemma3 {
+            self.only_gemma3()?;
+        } else {
+            self.only("hidden_act", "silu", |value| value == "silu")?;
+            for key in ["attention_bias", "mlp_bias", "use_sliding_window"] {
+                self.only(key, "false", |value| value == false)?;
+            }
         }
         self.only("quantization_config", "unquantized weights", |_| false)?;
         let hidden = self.size("hidden_size", None, 1 << 17)?;
         let heads = self.size("num_attention_heads", None, 1 << 10)?;
         let kv_heads = self.size("num_key_value_heads", Some(heads), 1 << 10)?;
-        let head_dim = self.size("head_dim", Some((hidden / heads).max(1)), 1 << 10)?;
+        let usual = if gemma3 { 256 } else { (hidden / heads).max(1) };
+        let head_dim = self.size("head_dim", Some(usual), 1 << 10)?;
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of num_attention_heads {heads}");
             return Err(self.wrong("num_key_value_heads", &kv_heads.into(), &expected));
@@ -84,9 +131,8 @@ impl Reader<'_> {
         if !hidden.is_multiple_of(8) {
             return Err(self.unsupported("hidden_size", &hidden.into(), "multiples of 8"));
         }
-        let (rope_theta, rope_scaling) = self.rope()?;
         let stored = ["dtype", "torch_dtype"].iter().find_map(|key| self.value[key].as_str());
-        Ok(ModelConfig {
+        let common = ModelConfig {
             hidden,
             layers: self.size("num_hidden_layers", None, 1 << 12)?,
             heads,
@@ -96,26 +142,42 @@ impl Reader<'_> {
             vocabulary: self.size("vocab_size", None, 1 << 24)?,
             max_positions: self.size("max_position_embeddings", None, u32::MAX as usize)?,
             norm_epsilon: self.number(self.value, "rms_norm_eps", Some(1e-6))? as f32,
-            rope_theta,
-            rope_scaling,
+            rope: self.rope(if gemma3 { 1_000_000.0 } else { 10_000.0 })?,
+            sliding: None,
+            score_scale: 1.0 / (head_dim as f32).sqrt(),
+            embedding_scale: None,
+            gate: Gate::Silu,
             tied: self.value["tie_word_embeddings"].as_bool().unwrap_or(false),
             head_norms: architecture == "Qwen3ForCausalLM",
+            norms_from_one: false,
+            output_norms: false,
             kv_dtype: if stored == Some("float32") { Dtype::F32 } else { Dtype::Bf16 },
-        })
+        };
+        if gemma3 { self.gemma3(common) } else { Ok(common) }
     }
 
     /// Theta and scaling, from `rope_theta` and `rope_scaling`, or from `rope_parameters`, which has both.
-    fn rope(&self) -> Result<(f64, RopeScaling), LoadError> {
+    fn rope(&self, theta: f64) -> Result<Rope, LoadError> {
         let parameters = &self.value["rope_parameters"];
-        let theta = match parameters.get("rope_theta") {
-            Some(_) => self.number(parameters, "rope_theta", None)?,
-            None => self.number(self.value, "rope_theta", Some(10_000.0))?,
-        };
-        let scaling = if parameters.is_object() { parameters } else { &self.value["rope_scaling"] };
+        let theta = self.number(self.value, "rope_theta", Some(theta))?;
+        if parameters.is_object() {
+            return self.rope_in(parameters, theta);
+        }
+        Ok(Rope { theta, scaling: self.rope_scaling(&self.value["rope_scaling"])? })
+    }
+
+    /// Theta and scaling from one object.
+    fn rope_in(&self, parameters: &Value, theta: f64) -> Result<Rope, LoadError> {
+        let theta = self.number(parameters, "rope_theta", Some(theta))?;
+        Ok(Rope { theta, scaling: self.rope_scaling(parameters)? })
+    }
+
+    fn rope_scaling(&self, scaling: &Value) -> Result<RopeScaling, LoadError> {
         let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str);
-        let scaling = match kind {
+        Ok(match kind {
             None if scaling.is_null() || scaling.is_object() => RopeScaling::None,
             Some("default") => RopeScaling::None,
+            Some("linear") => RopeScaling::Linear(self.number(scaling, "factor", None)?),
             Some("llama3") => RopeScaling::Llama3 {
                 factor: self.number(scaling, "factor", None)?,
                 low: self.number(scaling, "low_freq_factor", None)?,
@@ -126,11 +188,10 @@ impl Reader<'_> {
                 return Err(self.unsupported(
                     "rope_scaling",
                     scaling,
-                    "no scaling, \"default\" and \"llama3\"",
+                    "no scaling, \"default\", \"linear\" and \"llama3\"",
                 ));
             }
-        };
-        Ok((theta, scaling))
+        })
     }
 
     /// A positive whole number.
@@ -183,7 +244,7 @@ mod tests {
     use super::*;
 
     /// A small model's configuration, with `changes` on top.
-    fn parse(changes: Value) -> ModelConfig {
+    pub fn parse(changes: Value) -> ModelConfig {
         let mut config = json!({
             "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
             "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100, "max_position_embeddings": 512,
@@ -198,7 +259,7 @@ mod tests {
     fn absent_keys_mean_what_they_mean_in_transformers() {
         let config = parse(json!({ "head_dim": null }));
         assert_eq!((config.head_dim, config.kv_heads, config.tied), (16, 4, false));
-        assert_eq!((config.rope_theta, config.rope_scaling), (10_000.0, RopeScaling::None));
+        assert_eq!(config.rope, Rope { theta: 10_000.0, scaling: RopeScaling::None });
         assert_eq!((config.norm_epsilon, config.head_norms), (1e-6, false));
     }
 
@@ -212,10 +273,12 @@ mod tests {
         both["rope_theta"] = json!(500_000);
         let old = parse(json!({ "rope_theta": 500_000, "rope_scaling": llama3 }));
         assert!(matches!(
-            old.rope_scaling,
+            old.rope.scaling,
             RopeScaling::Llama3 { factor: 8.0, original_positions: 8192.0, .. }
         ));
         assert_eq!(old, parse(json!({ "rope_parameters": both })));
+        let linear = parse(json!({ "rope_scaling": { "type": "linear", "factor": 4.0 } }));
+        assert_eq!(linear.rope.scaling, RopeScaling::Linear(4.0));
         let plain = parse(json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 1e6 } }));
         assert_eq!(plain, parse(json!({ "rope_theta": 1e6, "rope_scaling": null })));
     }

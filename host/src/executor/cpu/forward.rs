@@ -1,13 +1,16 @@
-//! The forward pass of the Qwen3 and Llama families.
+//! The forward pass of the Qwen3, Llama and Gemma-3 families.
 
+use host_core::window::WindowShape;
 use host_core::{Batch, Dtype, Sequence};
-use host_kernels::math::{AttentionShape, Element, Heads, Math, QueryRows, RopeFrequencies};
+use host_kernels::math::{AttentionShape, Element, Heads, Math, QueryRows};
 
 use super::config::ModelConfig;
 use super::pages::{self, PagedRows};
+use super::rotation::{Angles, Rotation};
 use super::shard::Shards;
 use super::weights::{Layer, Weights};
 use crate::executor::group::{Broken, Turn};
+use crate::executor::window::{self, LayerPages, LayerPlace};
 use crate::executor::{ExecutorError, KvMemory, LayersDone};
 
 /// One rank's part of a model, which can be computed.
@@ -15,7 +18,11 @@ pub(super) struct Model {
     pub config: ModelConfig,
     pub shards: Shards,
     pub weights: Weights,
-    pub rope: RopeFrequencies,
+    pub rotation: Rotation,
+    /// What the window parts of token pages take, if some layers slide.
+    pub window: Option<WindowShape>,
+    /// Where each layer's KV lies.
+    pub places: Vec<LayerPlace>,
     pub math: Math,
 }
 
@@ -29,8 +36,7 @@ pub(super) struct Activations {
     added: Gathered,
     gate_up: Vec<f32>,
     gated: Gathered,
-    cosines: Vec<f32>,
-    sines: Vec<f32>,
+    angles: Angles,
     logits: Gathered,
 }
 
@@ -87,20 +93,16 @@ impl Model {
         let Self { config, shards, .. } = self;
         let rank = shards.rank;
         let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
-        let pairs = self.rope.pairs();
         let gates = shards.intermediate[rank].len();
         let hidden = shards.hidden[rank].len();
         a.normed.resize(rows * config.hidden, 0.0);
         a.query_key_value.resize(rows * self.width(), 0.0);
         a.gate_up.resize(rows * 2 * gates, 0.0);
-        a.cosines.resize(rows * pairs, 0.0);
-        a.sines.resize(rows * pairs, 0.0);
-        let positions = sequences.iter().flat_map(|s| s.start as usize..s.end());
-        let angles = a.cosines.chunks_exact_mut(pairs).zip(a.sines.chunks_exact_mut(pairs));
-        for (position, (cosines, sines)) in positions.zip(angles) {
-            self.rope.angles(position, cosines, sines);
-        }
+        self.rotation.angles(sequences.iter().flat_map(|s| s.start as usize..s.end()), rows, &mut a.angles);
         self.embed(turn, sequences, rows, a)?;
+        if let Some(scale) = config.embedding_scale {
+            self.math.scale(&mut a.residual, scale);
+        }
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.keys_and_values(kv, sequences, index, layer, rows, a);
             layers_done(index + 1);
@@ -109,19 +111,41 @@ impl Model {
             let added = a.added.mine(rows, hidden);
             self.math.linear(&a.attended.whole, rows, &layer.attention_output, added);
             turn.gather_columns(&mut a.added.mine, &shards.hidden, &mut a.added.whole)?;
-            self.math.add(&mut a.residual, &a.added.whole);
+            self.add(layer.attended_norm.as_deref(), a);
             self.math.rms_norm(&a.residual, &layer.mlp_norm, config.norm_epsilon, &mut a.normed);
             self.math.linear(&a.normed, rows, &layer.gate_up, &mut a.gate_up);
             let gated = a.gated.mine(rows, gates);
             if gates > 0 {
-                self.math.gated_silu(&a.gate_up, gates, gated);
+                self.math.gated(config.gate, &a.gate_up, gates, gated);
             }
             turn.gather_columns(&mut a.gated.mine, &shards.intermediate, &mut a.gated.whole)?;
             self.math.linear(&a.gated.whole, rows, &layer.down, a.added.mine(rows, hidden));
             turn.gather_columns(&mut a.added.mine, &shards.hidden, &mut a.added.whole)?;
-            self.math.add(&mut a.residual, &a.added.whole);
+            self.add(layer.down_norm.as_deref(), a);
         }
         self.output(turn, sequences, wanted, a)
+    }
+
+    /// Adds what attention or MLP gave to the residual stream, normed where the model does that.
+    fn add(&self, norm: Option<&[f32]>, a: &mut Activations) {
+        let added = match norm {
+            Some(weight) => {
+                self.math.rms_norm(&a.added.whole, weight, self.config.norm_epsilon, &mut a.normed);
+                &a.normed
+            }
+            None => &a.added.whole,
+        };
+        self.math.add(&mut a.residual, added);
+    }
+
+    /// Layers of a page of the pool.
+    fn page_layers(&self) -> usize {
+        self.places.iter().filter(|place| matches!(place, LayerPlace::Full { .. })).count()
+    }
+
+    /// Where a sequence's KV of a layer lies.
+    fn pages<'a>(&self, sequence: &'a Sequence, layer: usize) -> LayerPages<'a> {
+        LayerPages::new(sequence, self.places[layer], self.window.map_or(1, |window| window.parts as usize))
     }
 
     /// Elements of a row of this rank's queries, keys and values.
@@ -178,7 +202,8 @@ impl Model {
         let key_heads = Heads { offset: queries, heads: kv_heads, ..query_heads };
         for (heads, norm) in [(query_heads, &layer.query_norm), (key_heads, &layer.key_norm)] {
             let norm = norm.as_deref().map(|weight| (weight, epsilon));
-            self.math.rotate_heads(&mut a.query_key_value, heads, norm, &a.cosines, &a.sines);
+            let (cosines, sines) = a.angles.of(self.places[index]);
+            self.math.rotate_heads(&mut a.query_key_value, heads, norm, cosines, sines);
         }
         // All new K and V go to the pool, in its type, before anything is read from it: a position attends to its own
         // chunk exactly as it will to one that came from elsewhere.
@@ -186,8 +211,9 @@ impl Model {
             sequences.iter().flat_map(|s| (s.start as usize..s.end()).map(move |position| (s, position)));
         for (row, (sequence, position)) in a.query_key_value.chunks_exact(width).zip(places) {
             let (k, v) = row[queries..].split_at(keys);
-            pages::write(kv, &sequence.pages, index, 0, position, k);
-            pages::write(kv, &sequence.pages, index, 1, position, v);
+            let pages = self.pages(sequence, index);
+            pages::write(kv, pages, 0, position, k);
+            pages::write(kv, pages, 1, position, v);
         }
     }
 
@@ -203,7 +229,7 @@ impl Model {
         let head_dim = self.config.head_dim;
         let queries = self.shards.attended[self.shards.rank].len();
         let paged: Vec<PagedRows<'_>> =
-            sequences.iter().map(|sequence| PagedRows { kv, pages: &sequence.pages, layer: index }).collect();
+            sequences.iter().map(|sequence| PagedRows { kv, pages: self.pages(sequence, index) }).collect();
         let mut row = 0;
         let parts: Vec<QueryRows<'_>> = sequences
             .iter()
@@ -223,6 +249,11 @@ impl Model {
                 Dtype::Bf16 => Element::Bf16,
             },
             query_stride: self.width(),
+            scale: self.config.score_scale,
+            window: match self.places[index] {
+                LayerPlace::Full { .. } => None,
+                LayerPlace::Sliding { .. } => self.window.map(|window| window.tokens as usize),
+            },
         };
         self.math.attention(shape, &a.query_key_value, &parts, a.attended.mine(rows, queries));
     }
@@ -263,7 +294,7 @@ impl Model {
         let shape = kv.layout().shape;
         let heads = self.shards.kv_heads.clone();
         let (pool, model) =
-            ((shape.layers, kv.heads(), shape.head_dim), (config.layers, heads, config.head_dim));
+            ((shape.layers, kv.heads(), shape.head_dim), (self.page_layers(), heads, config.head_dim));
         if pool != model {
             return Err(ExecutorError::Failed(format!(
                 "the KV pool has (layers, heads, head dim) {pool:?}, this rank of the model {model:?}"
@@ -278,16 +309,7 @@ impl Model {
             if end > config.max_positions {
                 return refuse(format!("{end} positions, the model has {}", config.max_positions));
             }
-            if sequence.pages.len() < shape.pages_for(end) {
-                return refuse(format!(
-                    "{} pages of {} tokens for {end} positions",
-                    sequence.pages.len(),
-                    shape.page_tokens
-                ));
-            }
-            if let Some(page) = sequence.pages.iter().find(|page| page.0 as usize >= shape.pages) {
-                return refuse(format!("page {} of a pool of {}", page.0, shape.pages));
-            }
+            window::check(sequence, &shape, self.window).or_else(refuse)?;
             if let Some(token) = sequence.tokens.iter().find(|token| **token as usize >= config.vocabulary) {
                 return refuse(format!("token {token} of a vocabulary of {}", config.vocabulary));
             }

@@ -27,10 +27,14 @@ pub(super) struct Layer {
     pub query_norm: Option<Vec<f32>>,
     pub key_norm: Option<Vec<f32>>,
     pub attention_output: Panels,
+    /// Of what attention gives, before it is added.
+    pub attended_norm: Option<Vec<f32>>,
     pub mlp_norm: Vec<f32>,
     /// Gates, then ups.
     pub gate_up: Panels,
     pub down: Panels,
+    /// Of what the MLP gives, before it is added.
+    pub down_norm: Option<Vec<f32>>,
 }
 
 impl Weights {
@@ -69,7 +73,7 @@ impl Loader<'_> {
             layers: (0..config.layers)
                 .map(|index| self.layer(index, config, shards))
                 .collect::<Result<_, _>>()?,
-            final_norm: self.vector("model.norm.weight", config.hidden)?,
+            final_norm: self.norm("model.norm.weight", config.hidden, config)?,
         })
     }
 
@@ -82,13 +86,23 @@ impl Loader<'_> {
         let own_hidden = shards.hidden[shards.rank].clone();
         let own_intermediate = shards.intermediate[shards.rank].clone();
         let head_norm = |tensor: &str| match config.head_norms {
-            true => self.vector(&name(tensor), head_dim).map(Some),
+            true => self.norm(&name(tensor), head_dim, config).map(Some),
             false => Ok(None),
+        };
+        let norm = |tensor: &str| self.norm(&name(tensor), config.hidden, config);
+        // The same name, and two meanings: models with norms after attention and MLP have it for the former.
+        let (attended_norm, mlp_norm, down_norm) = match config.output_norms {
+            true => (
+                Some("post_attention_layernorm"),
+                "pre_feedforward_layernorm",
+                Some("post_feedforward_layernorm"),
+            ),
+            false => (None, "post_attention_layernorm", None),
         };
         let (q, k, v) = (name("self_attn.q_proj"), name("self_attn.k_proj"), name("self_attn.v_proj"));
         let (gate, up) = (name("mlp.gate_proj"), name("mlp.up_proj"));
         Ok(Layer {
-            attention_norm: self.vector(&name("input_layernorm"), config.hidden)?,
+            attention_norm: norm("input_layernorm")?,
             query_key_value: self.matrix(
                 &[(&q, queries, own_queries), (&k, keys, own_keys.clone()), (&v, keys, own_keys)],
                 config.hidden,
@@ -97,7 +111,8 @@ impl Loader<'_> {
             key_norm: head_norm("self_attn.k_norm")?,
             attention_output: self
                 .matrix(&[(&name("self_attn.o_proj"), config.hidden, own_hidden.clone())], queries)?,
-            mlp_norm: self.vector(&name("post_attention_layernorm"), config.hidden)?,
+            attended_norm: attended_norm.map(norm).transpose()?,
+            mlp_norm: norm(mlp_norm)?,
             gate_up: self.matrix(
                 &[
                     (&gate, config.intermediate, own_intermediate.clone()),
@@ -106,11 +121,17 @@ impl Loader<'_> {
                 config.hidden,
             )?,
             down: self.matrix(&[(&name("mlp.down_proj"), config.hidden, own_hidden)], config.intermediate)?,
+            down_norm: down_norm.map(norm).transpose()?,
         })
     }
 
-    fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>, LoadError> {
-        self.checkpoint.tensor(name, &[length])?.read_vector()
+    /// The weight of a norm.
+    fn norm(&self, name: &str, length: usize, config: &ModelConfig) -> Result<Vec<f32>, LoadError> {
+        let mut weight = self.checkpoint.tensor(name, &[length])?.read_vector()?;
+        if config.norms_from_one {
+            weight.iter_mut().for_each(|weight| *weight += 1.0);
+        }
+        Ok(weight)
     }
 
     /// Packs rows of matrices of `inputs` columns below one another.

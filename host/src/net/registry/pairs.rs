@@ -57,6 +57,8 @@ fn differences(left: &KvIdentity, right: &KvIdentity) -> String {
         number("layers", left.layers, right.layers),
         number("kv_heads", left.kv_heads, right.kv_heads),
         number("head_dim", left.head_dim, right.head_dim),
+        number("sliding_layers", left.sliding_layers, right.sliding_layers),
+        number("window", left.window, right.window),
     ]
     .into_iter()
     .flatten()

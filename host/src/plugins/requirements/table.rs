@@ -149,6 +149,18 @@ pub const RULES: &[Rule] = &[
         can::TAIL_EXTEND,
         "decode takes pages for the window's tail alone, not for the whole prompt",
     ),
+    allocator(
+        "shared-pool-allocator",
+        Feature::SharedPool,
+        can::SHARED_POOL,
+        "full parts and windows take their pages from one pool; --swa-full-tokens-ratio gives each its own",
+    ),
+    with(
+        "ratio-needs-window",
+        Feature::WindowRatio,
+        Feature::SlidingWindow,
+        "--swa-full-tokens-ratio divides the pool between full and sliding layers, and is left out for a model without any",
+    ),
     transfer("device-memory", Feature::DeviceMemory, can::VRAM, "the pools lie in device memory"),
     transfer(
         "remote-workers",
@@ -168,17 +180,12 @@ pub const RULES: &[Rule] = &[
         "transfer",
         "a worker has one way to its peers, and two workers must use the same",
     ),
-    one(
-        "storage-one-tier",
-        Feature::StorageCache,
-        "tier",
-        "two stores would each hold parts of a prefix, and neither would know which",
-    ),
     without(
         "tiers-whole-prefixes",
-        Feature::HierarchicalCache,
+        Feature::ComputedHierarchy,
         Feature::SlidingWindow,
-        "pages behind a window are given back, so that what moved on would be a prefix with holes",
+        "a worker computes on where a whole window is, and windows do not move on; leave --prefill-radix-cache out: a decode \
+         worker, which is sent its windows, keeps its cache below the pool",
     ),
     without(
         "undivided-no-decode-radix",

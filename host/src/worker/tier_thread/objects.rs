@@ -22,6 +22,7 @@ pub(super) enum Kind {
     Ask,
     Read,
     Write,
+    Remove,
 }
 
 /// One object, and the page that it is part of.

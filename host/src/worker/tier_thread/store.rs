@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use anyhow::Context;
-use host_core::hierarchy::{HostSlot, PageEnd, TierEvent, TierTag};
+use host_core::hierarchy::{HostSlot, PageEnd, TierAction, TierEvent, TierTag};
 use host_core::radix::PageHash;
 use host_plugin_api::tier::FOUND;
 use host_plugin_api::{ErrorCode, Key, RegionId, StorageTier, Tag, TierCompletion, TierLimits, TierPage};
@@ -27,6 +27,25 @@ struct Batch {
     left: usize,
 }
 
+/// Objects that the plugin is asked to take at once.
+struct Offer {
+    /// As a batch's.
+    of: Option<TierTag>,
+    kind: Kind,
+    objects: Vec<Object>,
+}
+
+/// What is to be done after a turn, if nothing new comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Another turn: more has ended.
+    Turn,
+    /// Another turn in a moment: nothing tells when the plugin has something to say, or takes something.
+    Look,
+    /// Another turn when the plugin's descriptor says so, or nothing is under way.
+    Sleep,
+}
+
 /// One plugin's instance.
 pub(super) struct Store {
     name: String,
@@ -35,14 +54,13 @@ pub(super) struct Store {
     regions: Vec<RegionId>,
     length: u32,
     requests: BTreeMap<TierTag, Request>,
-    /// Requests with objects that the plugin has not been given, oldest first.
-    waiting: VecDeque<TierTag>,
+    /// Requests with objects that the plugin has not been given, oldest first: those that somebody waits for, and writes.
+    awaited: VecDeque<TierTag>,
+    writes: VecDeque<TierTag>,
     batches: BTreeMap<u64, Batch>,
     /// Objects to remove, so that good ones can take their place.
     damaged: VecDeque<Object>,
     last_tag: u64,
-    /// It took nothing more the last time.
-    full: bool,
     /// It answers nothing any more.
     dead: bool,
 }
@@ -81,26 +99,27 @@ impl Store {
             regions,
             length,
             requests: BTreeMap::new(),
-            waiting: VecDeque::new(),
+            awaited: VecDeque::new(),
+            writes: VecDeque::new(),
             batches: BTreeMap::new(),
             damaged: VecDeque::new(),
             last_tag: 0,
-            full: false,
             dead: false,
         })
     }
 
-    pub(super) fn ask(&mut self, tag: TierTag, names: &[PageHash], memory: &HostMemory) {
-        let pages: Vec<(PageHash, HostSlot)> = names.iter().map(|name| (*name, HostSlot(0))).collect();
-        self.add(tag, Kind::Ask, &pages, memory);
-    }
-
-    pub(super) fn read(&mut self, tag: TierTag, pages: &[(PageHash, HostSlot)], memory: &HostMemory) {
-        self.add(tag, Kind::Read, pages, memory);
-    }
-
-    pub(super) fn write(&mut self, tag: TierTag, pages: &[(PageHash, HostSlot)], memory: &HostMemory) {
-        self.add(tag, Kind::Write, pages, memory);
+    /// Takes note of what is to be done.
+    pub(super) fn begin(&mut self, action: TierAction, memory: &HostMemory, events: &mut Vec<TierEvent>) {
+        match action {
+            TierAction::Query { tag, names, .. } => {
+                let pages: Vec<_> = names.into_iter().map(|name| (name, HostSlot(0))).collect();
+                self.add(tag, Kind::Ask, &pages, memory);
+            }
+            TierAction::Read { tag, pages, .. } => self.add(tag, Kind::Read, &pages, memory),
+            TierAction::Write { tag, pages, .. } => self.add(tag, Kind::Write, &pages, memory),
+            TierAction::Cancel { tag, .. } => self.cancel(tag, events),
+            TierAction::Copy { tag, .. } => unreachable!("{tag:?} is a copy, which no plugin makes"),
+        }
     }
 
     fn add(&mut self, tag: TierTag, kind: Kind, pages: &[(PageHash, HostSlot)], memory: &HostMemory) {
@@ -116,14 +135,17 @@ impl Store {
             }));
         }
         self.requests.insert(tag, Request::new(kind, pages.len(), objects));
-        self.waiting.push_back(tag);
+        match kind {
+            Kind::Ask | Kind::Read => self.awaited.push_back(tag),
+            Kind::Write | Kind::Remove => self.writes.push_back(tag),
+        }
     }
 
     /// What the plugin has not been given ends at once; the rest is for the plugin to end.
-    pub(super) fn cancel(&mut self, tag: TierTag, events: &mut Vec<TierEvent>) {
+    fn cancel(&mut self, tag: TierTag, events: &mut Vec<TierEvent>) {
         let queue = self.requests.get_mut(&tag).map(|request| std::mem::take(&mut request.queue));
         for object in queue.into_iter().flatten() {
-            self.ended(tag, object.page, PageEnd::Failed, events);
+            self.ended(Some(tag), object.page, PageEnd::Failed, events);
         }
         for (plugin_tag, _) in self.batches.iter().filter(|(_, batch)| batch.of == Some(tag)) {
             // One that has just ended is not known any more.
@@ -131,87 +153,88 @@ impl Store {
         }
     }
 
-    /// Gives the plugin what it takes, and takes what has ended. True when there may be more at once.
-    pub(super) fn turn(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
+    /// Takes what has ended, which makes room, and gives the plugin what waits.
+    pub(super) fn turn(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> Next {
+        let more = !self.dead && self.collect(memory, events);
         if self.dead {
             self.fail_queued(events);
-            return false;
+            return Next::Sleep;
         }
-        self.submit(memory, events);
-        self.remove_damaged();
-        self.collect(memory, events)
+        let full = !self.submit(memory, events);
+        let silent = !self.batches.is_empty() && self.tier.event_fd() < 0;
+        match (more, full || silent) {
+            (true, _) => Next::Turn,
+            (false, true) => Next::Look,
+            (false, false) => Next::Sleep,
+        }
     }
 
-    fn submit(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) {
-        self.full = false;
-        while let Some(tag) = self.waiting.front().copied() {
-            if self.batches.len() >= self.limits.max_batches as usize {
-                return;
-            }
-            let Some(request) = self.requests.get_mut(&tag).filter(|request| !request.queue.is_empty())
-            else {
-                self.waiting.pop_front();
-                continue;
-            };
-            let count = request.queue.len().min(self.limits.max_pages as usize);
-            let mut objects: Vec<Object> = request.queue.drain(..count).collect();
-            let kind = request.kind;
-            for object in objects.iter_mut().filter(|object| kind == Kind::Write && !object.sealed) {
+    /// Gives the plugin what waits, as long as it may have more; false when it said that it is full.
+    fn submit(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
+        while self.batches.len() < self.limits.max_batches as usize {
+            let Some(mut offer) = self.next_offer() else { return true };
+            for object in
+                offer.objects.iter_mut().filter(|object| offer.kind == Kind::Write && !object.sealed)
+            {
                 memory.seal(&object.key, object.rank, object.offset as usize);
                 object.sealed = true;
             }
-            self.last_tag += 1;
-            let plugin_tag = Tag(self.last_tag);
-            let answer = match kind {
-                Kind::Ask => {
-                    let keys: Vec<Key> = objects.iter().map(|object| object.key).collect();
-                    self.tier.exists(plugin_tag, &keys)
+            let tag = Tag(self.last_tag + 1);
+            match self.call(tag, &offer) {
+                0 => {
+                    self.last_tag = tag.0;
+                    let left = offer.objects.len();
+                    let objects = offer.objects.into_iter().map(Some).collect();
+                    self.batches.insert(tag.0, Batch { of: offer.of, objects, left });
                 }
-                Kind::Read => self.tier.get(plugin_tag, &self.pages(&objects)),
-                Kind::Write => self.tier.put(plugin_tag, &self.pages(&objects)),
-            };
-            if answer == 0 {
-                self.accepted(plugin_tag, Some(tag), objects);
-            } else if answer == ErrorCode::WOULD_BLOCK.0 {
-                if let Some(request) = self.requests.get_mut(&tag) {
-                    objects.into_iter().rev().for_each(|object| request.queue.push_front(object));
+                code if code == ErrorCode::WOULD_BLOCK.0 => {
+                    self.take_back(offer);
+                    return false;
                 }
-                self.full = true;
-                return;
-            } else {
-                tracing::warn!(plugin = self.name, answer, "a storage tier refused a batch");
-                for object in objects {
-                    self.ended(tag, object.page, PageEnd::Failed, events);
+                answer => {
+                    tracing::warn!(plugin = self.name, kind = ?offer.kind, answer, "a storage tier refused a batch");
+                    for object in offer.objects {
+                        self.ended(offer.of, object.page, PageEnd::Failed, events);
+                    }
                 }
             }
         }
+        true
     }
 
-    fn accepted(&mut self, plugin_tag: Tag, of: Option<TierTag>, objects: Vec<Object>) {
-        let left = objects.len();
-        let objects = objects.into_iter().map(Some).collect();
-        self.batches.insert(plugin_tag.0, Batch { of, objects, left });
-    }
-
-    /// A plugin that has a key need not take another value for it, so what is damaged would stay.
-    fn remove_damaged(&mut self) {
-        let count = self.damaged.len().min(self.limits.max_pages as usize);
-        if count == 0 || self.full || self.batches.len() >= self.limits.max_batches as usize {
-            return;
+    /// What is next: what requests wait for, then what is to be written, then what is to be removed. A plugin that has a
+    /// key need not take another value for it, so what is damaged would stay.
+    fn next_offer(&mut self) -> Option<Offer> {
+        let most = self.limits.max_pages as usize;
+        for waiting in [&mut self.awaited, &mut self.writes] {
+            while let Some(tag) = waiting.front() {
+                let request = self.requests.get_mut(tag).filter(|request| !request.queue.is_empty());
+                if let Some(request) = request {
+                    let count = request.queue.len().min(most);
+                    let objects = request.queue.drain(..count).collect();
+                    return Some(Offer { of: Some(*tag), kind: request.kind, objects });
+                }
+                waiting.pop_front();
+            }
         }
-        let objects: Vec<Object> = self.damaged.drain(..count).collect();
-        let keys: Vec<Key> = objects.iter().map(|object| object.key).collect();
-        self.last_tag += 1;
-        let plugin_tag = Tag(self.last_tag);
-        match self.tier.delete(plugin_tag, &keys) {
-            0 => self.accepted(plugin_tag, None, objects),
-            code if code == ErrorCode::WOULD_BLOCK.0 => {
-                self.damaged.extend(objects);
-                self.full = true;
-            }
-            answer => {
-                tracing::warn!(plugin = self.name, answer, "a storage tier does not remove damaged objects");
-            }
+        let count = self.damaged.len().min(most);
+        let objects = self.damaged.drain(..count).collect();
+        (count > 0).then_some(Offer { of: None, kind: Kind::Remove, objects })
+    }
+
+    fn take_back(&mut self, offer: Offer) {
+        let request = offer.of.and_then(|tag| self.requests.get_mut(&tag));
+        let queue = request.map_or(&mut self.damaged, |request| &mut request.queue);
+        offer.objects.into_iter().rev().for_each(|object| queue.push_front(object));
+    }
+
+    fn call(&self, tag: Tag, offer: &Offer) -> i32 {
+        let keys = || offer.objects.iter().map(|object| object.key).collect::<Vec<Key>>();
+        match offer.kind {
+            Kind::Ask => self.tier.exists(tag, &keys()),
+            Kind::Read => self.tier.get(tag, &self.pages(&offer.objects)),
+            Kind::Write => self.tier.put(tag, &self.pages(&offer.objects)),
+            Kind::Remove => self.tier.delete(tag, &keys()),
         }
     }
 
@@ -225,6 +248,7 @@ impl Store {
         objects.iter().map(page).collect()
     }
 
+    /// Takes what has ended. True when there may be more.
     fn collect(&mut self, memory: &HostMemory, events: &mut Vec<TierEvent>) -> bool {
         let mut completions = [TierCompletion::default(); COMPLETIONS];
         let answer = self.tier.poll(&mut completions);
@@ -257,8 +281,7 @@ impl Store {
         if batch.left == 0 {
             self.batches.remove(&done.tag);
         }
-        let Some(of) = of else { return };
-        let kind = self.requests.get(&of).map(|request| request.kind);
+        let kind = of.and_then(|of| self.requests.get(&of)).map(|request| request.kind);
         let mut end = match done.status {
             FOUND => PageEnd::Done,
             0 => PageEnd::Missing,
@@ -280,8 +303,9 @@ impl Store {
         self.ended(of, object.page, end, events);
     }
 
-    /// One object has ended.
-    fn ended(&mut self, tag: TierTag, page: u32, end: PageEnd, events: &mut Vec<TierEvent>) {
+    /// One object of a request has ended, or one of nobody's.
+    fn ended(&mut self, of: Option<TierTag>, page: u32, end: PageEnd, events: &mut Vec<TierEvent>) {
+        let Some(tag) = of else { return };
         let Some(request) = self.requests.get_mut(&tag) else { return };
         let ended = request.ended(page, end);
         let done = request.is_done();
@@ -300,10 +324,11 @@ impl Store {
 
     /// A plugin that is gone takes nothing more. What it was given may still be touched, and never ends.
     fn fail_queued(&mut self, events: &mut Vec<TierEvent>) {
-        for tag in std::mem::take(&mut self.waiting) {
+        let awaited = std::mem::take(&mut self.awaited);
+        for tag in awaited.into_iter().chain(std::mem::take(&mut self.writes)) {
             let queue = self.requests.get_mut(&tag).map(|request| std::mem::take(&mut request.queue));
             for object in queue.into_iter().flatten() {
-                self.ended(tag, object.page, PageEnd::Failed, events);
+                self.ended(Some(tag), object.page, PageEnd::Failed, events);
             }
         }
     }
@@ -311,22 +336,8 @@ impl Store {
     /// What is readable when something has ended, if the plugin has such a thing.
     pub(super) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         let fd = self.tier.event_fd();
-        // SAFETY: the plugin keeps its descriptor open until it is shut down, which this store does last of all.
+        // SAFETY: the plugin keeps its descriptor open until it is shut down, which happens when the thread that has this store has ended.
         (fd >= 0 && !self.dead).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
-    }
-
-    /// Whether it has to be asked again in a moment.
-    pub(super) fn wants_polling(&self) -> bool {
-        !self.dead && (self.full || (!self.batches.is_empty() && self.tier.event_fd() < 0))
-    }
-
-    /// Ends the plugin; false when it may still touch memory.
-    pub(super) fn shutdown(&self, milliseconds: u64) -> bool {
-        let stopped = self.tier.shutdown(milliseconds);
-        if let Err(error) = &stopped {
-            tracing::error!(plugin = self.name, %error, "a storage tier did not stop");
-        }
-        stopped.is_ok()
     }
 }
 

@@ -36,6 +36,18 @@ enum Fault {
     HangExists,
     HangGet,
     HangPut,
+    /// The call itself does not return.
+    BlockPut,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Stop {
+    #[default]
+    #[serde(rename = "")]
+    Ends,
+    Fails,
+    Hangs,
 }
 
 #[derive(Deserialize)]
@@ -46,11 +58,12 @@ struct Text {
     seed: u64,
     delay_ms: u64,
     spare: u64,
+    stop: Stop,
 }
 
 impl Default for Text {
     fn default() -> Self {
-        Self { faults: String::new(), every: 1, seed: 1, delay_ms: 0, spare: 0 }
+        Self { faults: String::new(), every: 1, seed: 1, delay_ms: 0, spare: 0, stop: Stop::Ends }
     }
 }
 
@@ -107,6 +120,13 @@ host_plugin_api::export_plugin! {
     tier: open,
 }
 
+/// Does not return.
+fn never() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
 /// A number that follows from two others and looks like none (SplitMix64's finalizer).
 fn mixed(seed: u64, number: u64) -> u64 {
     let mut value = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -119,7 +139,9 @@ fn mixed(seed: u64, number: u64) -> u64 {
 fn applies(work: &Work, fault: Fault) -> bool {
     match work {
         Work::Exists(_) => matches!(fault, Fault::Forget | Fault::Lie | Fault::HangExists),
-        Work::Get(_) => !matches!(fault, Fault::Refuse | Fault::HangExists | Fault::HangPut),
+        Work::Get(_) => {
+            !matches!(fault, Fault::Refuse | Fault::HangExists | Fault::HangPut | Fault::BlockPut)
+        }
         Work::Put(_) => matches!(fault, Fault::Refuse | Fault::HangPut),
         Work::Delete(_) => false,
     }
@@ -265,6 +287,9 @@ impl StorageTier for FaultyTier {
         self.queue(tag, Work::Get(pages.to_vec()))
     }
     fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        if self.faults.contains(&Fault::BlockPut) {
+            never();
+        }
         self.queue(tag, Work::Put(pages.to_vec()))
     }
     fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
@@ -295,6 +320,10 @@ impl StorageTier for FaultyTier {
         -1
     }
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {
-        self.inner.shutdown(deadline_ms)
+        match self.text.stop {
+            Stop::Ends => self.inner.shutdown(deadline_ms),
+            Stop::Fails => Err(Error::new(ErrorCode::TIMEOUT, "something is in flight for ever")),
+            Stop::Hangs => never(),
+        }
     }
 }

@@ -91,7 +91,8 @@ impl World {
         }
         client.ended = Some(finished);
         if finished {
-            let expected = answer_to(&client.request.prompt, client.request.max_new_tokens as usize);
+            let expected =
+                answer_to(&client.request.prompt, client.request.max_new_tokens as usize, self.sliding);
             assert_eq!(client.tokens, expected, "wrong answer in {room:?}");
             let request = &client.request;
             let (conversation, namespace) =

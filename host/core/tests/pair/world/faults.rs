@@ -39,6 +39,8 @@ pub struct Faults {
     pub copy: f64,
     /// Nor this: half of the requests have the same prompt.
     pub alike: bool,
+    /// Nor this: some layers of the model see the newest tokens only.
+    pub window: bool,
 }
 
 /// What happened.

@@ -74,7 +74,7 @@ impl World {
         let pages = self.prefill.scheduler.stats().pool;
         let total = (pages.free + pages.held + pages.cached + pages.quarantined) as u32;
         let (instance, groups) = (Instance(dead.0 + 1), self.layer_groups);
-        self.prefill = Worker::new(instance, Role::Prefill, total, self.faults, groups);
+        self.prefill = Worker::new(instance, Role::Prefill, total, self.faults, groups, self.sliding);
         // A dead process writes no more; the backend tells us so.
         self.prefill_link = None;
         if let Some(session) = self.decode_link.take() {

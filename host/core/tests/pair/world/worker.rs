@@ -7,11 +7,13 @@ use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::hierarchy::{HierarchyConfig, TierConfig};
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
+use host_core::pool::PoolLimits;
 use host_core::radix::Policy;
 use host_core::routing::EventLog;
 use host_core::{Batch, Config, Instance, Role, Room, Scheduler, Time};
 
 use super::super::memory::{LAYERS, Memory, PAGE_TOKENS, VOCABULARY};
+use super::super::sliding::Sliding;
 use super::Faults;
 
 /// The rule that cuts every chunk into so many groups of layers.
@@ -78,6 +80,7 @@ impl Worker {
         pages: u32,
         faults: Faults,
         layer_groups: LayerGroups,
+        sliding: Option<Sliding>,
     ) -> Self {
         let config = Config {
             role,
@@ -87,12 +90,14 @@ impl Worker {
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
             radix_cache: faults.cache.then_some(Policy::Lru),
-            hierarchy: faults.below.then(|| below(faults, pages)),
+            hierarchy: (faults.below && (sliding.is_none() || role == Role::Decode))
+                .then(|| below(faults, pages)),
             cache_events: true,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },
             target_itl: faults.paced.then_some(Duration::from_millis(12)),
             seed: 5,
+            window: sliding.map(Sliding::shape),
             layer_groups,
             max_batch: 3,
             max_running: 5,
@@ -102,11 +107,16 @@ impl Worker {
             request_timeout: Duration::from_secs(600),
             peer_patience: Duration::from_secs(20),
         };
+        // Half of the workers with windows divide their pages.
+        let limits = match sliding.filter(|_| pages.is_multiple_of(2)) {
+            Some(sliding) => sliding.limits(pages),
+            None => PoolLimits::shared(pages),
+        };
         Self {
             instance,
-            scheduler: Scheduler::new(config),
-            memory: Memory::new(pages),
-            host: Memory::new(slots(pages)),
+            scheduler: Scheduler::with_pages(config, limits, None),
+            memory: Memory::new(pages, sliding),
+            host: Memory::new(slots(pages), None),
             aux: vec![[0; AUX_ROW_BYTES]; 5],
             batch: None,
             layers: 0,

@@ -31,6 +31,8 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
             kv_heads: 2,
             head_dim: 8,
             ranks: 1,
+            sliding_layers: 1,
+            window: 64,
         }),
         max_tokens: 100,
         pages: 10,
@@ -124,7 +126,7 @@ async fn a_worker_is_lost_only_after_the_longer_wait() {
 #[tokio::test]
 async fn each_field_of_the_identity_must_agree_and_both_values_are_named() {
     type Change = (&'static str, fn(&mut KvIdentity));
-    let changes: [Change; 8] = [
+    let changes: [Change; 10] = [
         ("weights is \"w\" on prefill and \"x\" on decode", |id| id.weights = "x".into()),
         ("executor is \"cpu-1\" on prefill and \"x\" on decode", |id| id.executor = "x".into()),
         ("dtype is \"bf16\" on prefill and \"x\" on decode", |id| id.dtype = "x".into()),
@@ -133,6 +135,8 @@ async fn each_field_of_the_identity_must_agree_and_both_values_are_named() {
         ("layers is 2 on prefill and 99 on decode", |id| id.layers = 99),
         ("kv_heads is 2 on prefill and 99 on decode", |id| id.kv_heads = 99),
         ("head_dim is 8 on prefill and 99 on decode", |id| id.head_dim = 99),
+        ("sliding_layers is 1 on prefill and 99 on decode", |id| id.sliding_layers = 99),
+        ("window is 64 on prefill and 99 on decode", |id| id.window = 99),
     ];
     for (sentence, change) in changes {
         let (mut table, now) = (WorkerTable::new(terms()), Instant::now());

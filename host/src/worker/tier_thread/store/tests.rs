@@ -124,20 +124,43 @@ fn seal_all(memory: &HostMemory, pages: &[(PageHash, HostSlot)]) {
     }
 }
 
-fn turn(store: &mut Store, memory: &HostMemory) -> Vec<TierEvent> {
+fn begin(store: &mut Store, memory: &HostMemory, action: TierAction) -> Vec<TierEvent> {
     let mut events = Vec::new();
-    store.turn(memory, &mut events);
+    store.begin(action, memory, &mut events);
     events
+}
+
+fn read(store: &mut Store, memory: &HostMemory, tag: TierTag, pages: Vec<(PageHash, HostSlot)>) {
+    assert_eq!(begin(store, memory, TierAction::Read { tag, tier: 0, pages }), []);
+}
+
+fn write(store: &mut Store, memory: &HostMemory, tag: TierTag, pages: Vec<(PageHash, HostSlot)>) {
+    assert_eq!(begin(store, memory, TierAction::Write { tag, tier: 0, pages }), []);
+}
+
+fn ask(store: &mut Store, memory: &HostMemory, tag: TierTag, pages: std::ops::Range<u8>) {
+    let names = pages.map(|page| PageHash([page; 32])).collect();
+    assert_eq!(begin(store, memory, TierAction::Query { tag, tier: 0, names }), []);
+}
+
+/// One turn: what it tells, and what is to be done then.
+fn next(store: &mut Store, memory: &HostMemory) -> (Vec<TierEvent>, Next) {
+    let mut events = Vec::new();
+    let next = store.turn(memory, &mut events);
+    (events, next)
+}
+
+fn turn(store: &mut Store, memory: &HostMemory) -> Vec<TierEvent> {
+    next(store, memory).0
 }
 
 #[test]
 fn what_a_full_plugin_does_not_take_waits_and_goes_later_in_order() {
     let (mut store, fake, memory) = store();
     fake.answers.lock().unwrap().extend([0, ErrorCode::WOULD_BLOCK.0]);
-    store.read(READ, &pages(5), &memory);
-    assert_eq!(turn(&mut store, &memory), []);
+    read(&mut store, &memory, READ, pages(5));
+    assert_eq!(next(&mut store, &memory), (vec![], Next::Look));
     assert_eq!(fake.taken(), [(1, 4)]);
-    assert!(store.wants_polling());
     turn(&mut store, &memory);
     seal_all(&memory, &pages(5));
     assert_eq!(fake.taken().len(), 2, "two batches are the most that it has said it takes");
@@ -147,22 +170,37 @@ fn what_a_full_plugin_does_not_take_waits_and_goes_later_in_order() {
     let ended = turn(&mut store, &memory);
     let done = |range: std::ops::Range<u32>| range.map(|page| (page, PageEnd::Done)).collect();
     assert_eq!(ended, [TierEvent::Ended { tag: READ, pages: done(0..4) }]);
-    turn(&mut store, &memory);
+    // What has ended made room, and was not looked at for nothing.
     let (tag, count) = fake.taken()[2];
     assert_eq!(count, 2);
     fake.end(tag, 0, FOUND);
     fake.end(tag, 1, 0);
-    assert_eq!(
-        turn(&mut store, &memory),
-        [TierEvent::Ended { tag: READ, pages: vec![(4, PageEnd::Missing)] }]
-    );
-    assert!(store.requests.is_empty() && store.batches.is_empty() && !store.wants_polling());
+    let missing = TierEvent::Ended { tag: READ, pages: vec![(4, PageEnd::Missing)] };
+    assert_eq!(next(&mut store, &memory), (vec![missing], Next::Sleep));
+    assert!(store.requests.is_empty() && store.batches.is_empty());
+}
+
+#[test]
+fn what_requests_wait_for_goes_before_what_is_to_be_written() {
+    let (mut store, fake, memory) = store();
+    write(&mut store, &memory, TierTag(5), pages(6));
+    turn(&mut store, &memory);
+    assert_eq!(fake.taken(), [(1, 4), (2, 4)], "a third of it waits");
+    read(&mut store, &memory, READ, pages(1));
+    ask(&mut store, &memory, TierTag(8), 0..1);
+    for tag in 1..3 {
+        (0..4).for_each(|page| fake.end(tag, page, FOUND));
+    }
+    turn(&mut store, &memory);
+    assert_eq!(fake.taken()[2..], [(3, 2), (4, 2)]);
+    assert_eq!(store.batches[&3].of, Some(READ));
+    assert_eq!(store.batches[&4].of, Some(TierTag(8)));
 }
 
 #[test]
 fn ends_of_what_nobody_began_and_second_ends_change_nothing() {
     let (mut store, fake, memory) = store();
-    store.write(READ, &pages(1), &memory);
+    write(&mut store, &memory, READ, pages(1));
     turn(&mut store, &memory);
     for (tag, page) in [(9, 0), (1, 77), (1, 0), (1, 0)] {
         fake.end(tag, page, FOUND);
@@ -179,10 +217,9 @@ fn ends_of_what_nobody_began_and_second_ends_change_nothing() {
 fn cancelling_ends_what_the_plugin_was_not_given_and_waits_for_the_rest() {
     let (mut store, fake, memory) = store();
     fake.answers.lock().unwrap().extend([0, ErrorCode::WOULD_BLOCK.0]);
-    store.read(READ, &pages(3), &memory);
+    read(&mut store, &memory, READ, pages(3));
     turn(&mut store, &memory);
-    let mut events = Vec::new();
-    store.cancel(READ, &mut events);
+    let events = begin(&mut store, &memory, TierAction::Cancel { tag: READ, tier: 0 });
     assert_eq!(events, [TierEvent::Ended { tag: READ, pages: vec![(2, PageEnd::Failed)] }]);
     assert_eq!(*fake.cancelled.lock().unwrap(), [1]);
     (0..4).for_each(|page| fake.end(1, page, ErrorCode::CANCELLED.0));
@@ -194,25 +231,25 @@ fn cancelling_ends_what_the_plugin_was_not_given_and_waits_for_the_rest() {
 #[test]
 fn what_a_plugin_has_when_it_dies_never_ends_and_it_is_given_nothing_more() {
     let (mut store, fake, memory) = store();
-    store.read(READ, &pages(1), &memory);
+    read(&mut store, &memory, READ, pages(1));
     turn(&mut store, &memory);
     *fake.gone.lock().unwrap() = Some(ErrorCode::INTERNAL.0);
     assert_eq!(turn(&mut store, &memory), [], "it may still write");
-    store.ask(TierTag(8), &[PageHash([1; 32])], &memory);
-    store.read(TierTag(9), &pages(2), &memory);
+    ask(&mut store, &memory, TierTag(8), 1..2);
+    read(&mut store, &memory, TierTag(9), pages(2));
     let failed = vec![(0, PageEnd::Failed), (1, PageEnd::Failed)];
     let expected = [
         TierEvent::Answered { tag: TierTag(8), found: vec![false] },
         TierEvent::Ended { tag: TierTag(9), pages: failed },
     ];
-    assert_eq!(turn(&mut store, &memory), expected);
+    assert_eq!(next(&mut store, &memory), (expected.to_vec(), Next::Sleep));
     assert_eq!(fake.taken().len(), 1);
 }
 
 #[test]
 fn a_page_is_found_when_all_its_heads_are() {
     let (mut store, fake, memory) = store();
-    store.ask(READ, &[PageHash([1; 32]), PageHash([2; 32])], &memory);
+    ask(&mut store, &memory, READ, 1..3);
     turn(&mut store, &memory);
     for (object, status) in [FOUND, FOUND, 0, FOUND].into_iter().enumerate() {
         fake.end(1, object as u32, status);
@@ -224,17 +261,16 @@ fn a_page_is_found_when_all_its_heads_are() {
 fn what_a_plugin_found_is_used_only_if_it_is_what_was_written_and_is_removed_if_not() {
     let (mut store, fake, memory) = store();
     let pages = pages(2);
-    store.write(TierTag(6), &pages, &memory);
+    write(&mut store, &memory, TierTag(6), pages.clone());
     turn(&mut store, &memory);
     (0..4).for_each(|page| fake.end(1, page, FOUND));
     turn(&mut store, &memory);
     // The second page is read into the slot of the first, as if the plugin had taken one for the other.
-    store.read(READ, &[pages[0], (pages[1].0, pages[0].1)], &memory);
+    read(&mut store, &memory, READ, vec![pages[0], (pages[1].0, pages[0].1)]);
     turn(&mut store, &memory);
     (0..4).for_each(|page| fake.end(2, page, FOUND));
     let ended = TierEvent::Ended { tag: READ, pages: vec![(0, PageEnd::Done), (1, PageEnd::Damaged)] };
     assert_eq!(turn(&mut store, &memory), [ended]);
-    turn(&mut store, &memory);
     assert_eq!(fake.taken()[2..], [(3, 2)], "both heads of it are deleted");
     (0..2).for_each(|page| fake.end(3, page, FOUND));
     assert_eq!(turn(&mut store, &memory), []);

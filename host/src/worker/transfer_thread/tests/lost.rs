@@ -19,6 +19,15 @@ fn one_rank_that_is_gone_loses_the_link_and_all_of_it_is_fenced() {
 }
 
 #[test]
+fn all_pairs_of_ranks_are_fenced_at_the_same_time() {
+    let (_prefill, decode, wire) = pair((4, ORDERS[0]), (2, ORDERS[0]));
+    let link = decode.links.get(PREFILL).unwrap();
+    wire.fences_meet(4);
+    decode.links.fence(PREFILL, link.session).unwrap();
+    assert_eq!(decode.nodes.iter().map(|node| node.connections()).sum::<usize>(), 0);
+}
+
+#[test]
 fn news_that_a_peer_is_gone_is_of_the_link_that_was_in_use_when_it_came() {
     let (mut prefill, decode, wire) = pair((2, ORDERS[0]), (1, ORDERS[0]));
     let session = prefill.links.get(DECODE).unwrap().session;

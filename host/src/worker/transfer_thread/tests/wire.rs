@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use host_plugin_api::transfer::{
     Completion, Memory, Notification, NotificationKind, PeerId, PreparedId, RegionId, Submission, Tag,
@@ -16,6 +16,28 @@ pub struct Wire {
     nodes: Mutex<BTreeMap<String, Arc<Node>>>,
     /// Whether completions and notifications are kept back.
     hold: AtomicBool,
+    /// Fences that must be under way at once before any ends.
+    meet: Barrier,
+}
+
+/// A barrier with an end to its patience.
+#[derive(Default)]
+struct Barrier {
+    /// How many are waited for, and how many are there.
+    waiting: Mutex<(u32, u32)>,
+    changed: Condvar,
+}
+
+impl Barrier {
+    /// Waits for the others; false when they did not come.
+    fn meet(&self) -> bool {
+        let mut waiting = self.waiting.lock().unwrap();
+        waiting.1 += 1;
+        self.changed.notify_all();
+        let patience = std::time::Duration::from_secs(10);
+        let met = self.changed.wait_timeout_while(waiting, patience, |(wanted, here)| here < wanted);
+        !met.unwrap().1.timed_out()
+    }
 }
 
 /// One instance.
@@ -41,7 +63,7 @@ type Meanwhile = Box<dyn FnOnce() + Send>;
 
 impl Wire {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { nodes: Mutex::default(), hold: AtomicBool::new(false) })
+        Arc::new(Self { nodes: Mutex::default(), hold: AtomicBool::new(false), meet: Barrier::default() })
     }
 
     pub fn node(self: &Arc<Self>, name: &str) -> Arc<Node> {
@@ -81,6 +103,11 @@ impl Wire {
     /// So many fences of this instance fail.
     pub fn fences_fail(&self, name: &str, times: u32) {
         self.find(name).fences_fail.store(times, Ordering::SeqCst);
+    }
+
+    /// From now on so many fences of all instances end when the last of them has begun.
+    pub fn fences_meet(&self, count: u32) {
+        *self.meet.waiting.lock().unwrap() = (count, 0);
     }
 
     /// One instance is told that another is gone, and before its host does anything about that, `meanwhile` happens.
@@ -180,7 +207,7 @@ impl TransferBackend for Node {
     fn disconnect(&self, peer: PeerId) -> Result<()> {
         let failing =
             self.fences_fail.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if failing.is_ok() {
+        if failing.is_ok() || self.wire.upgrade().is_some_and(|wire| !wire.meet.meet()) {
             return Err(Error::new(ErrorCode::TIMEOUT, "not proven"));
         }
         let name = self.peers.lock().unwrap().remove(&peer.0);

@@ -1,0 +1,193 @@
+//! How many requests a decode pool of fixed bytes holds when most layers of the model see a window only, and what that is
+//! worth: three ways to give out memory, in one run.
+//!
+//! `cargo build --release --workspace && cargo bench -p host --bench sliding_window [-- REQUESTS]`
+//!
+//! Prompts of 8192 tokens, answers of 128, a window of 128, pages of 64 and of 256 tokens; models of six layers of which
+//! three slide (as in gpt-oss) or five (as in Gemma-3); 64 requests in flight. The synthetic executor's decode steps take
+//! 17.4 ms and 0.417 ms per sequence, as in the bench `shared_prefixes`. The pool holds eight whole requests of the first
+//! arm.
+//!
+//! - `whole`: every layer keeps every token, as if none slid. One pool.
+//! - `tail`: as SGLang's pull request 24857 does with the default `--swa-full-tokens-ratio` of 0.8: memory is divided
+//!   beforehand into a part for the layers that see everything, of N tokens, and one for the sliding layers, of 0.8 N tokens; a
+//!   request takes its tokens of the one and the tail of its window of the other. `host` with the same flag.
+//! - `shared`: one pool whose pages serve both, as `host` does it.
+//!
+//! Requests held are the mean number of those that have their first token and not their last, over the middle of the run,
+//! as clients see it; requests per second those that end there. The middle begins when a quarter of the requests has ended,
+//! and ends when three quarters have.
+
+#![allow(clippy::disallowed_methods, reason = "measures real time")]
+
+#[path = "../multi_round/server.rs"]
+mod server;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use host_tests::streaming::{Streamed, generate};
+use server::{Server, Worker};
+
+const IN_FLIGHT: usize = 64;
+const PROMPT: usize = 8192;
+const ANSWER: usize = 128;
+const WINDOW: usize = 128;
+const LAYERS: usize = 6;
+/// K and V of one layer: one head of four elements, f32.
+const TOKEN_BYTES: usize = 2 * 4 * 4;
+/// Whole requests that the pool holds when all layers keep all tokens.
+const FITTING: usize = 8;
+const RATIO: &str = "0.8";
+const STEP_US: usize = 17_400;
+const SEQUENCE_US: usize = 417;
+const PREFILL_TOKEN_US: usize = 2;
+
+/// One way to give out memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arm {
+    Whole,
+    Tail,
+    Shared,
+}
+
+/// A model and a page size.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    sliding: usize,
+    page_tokens: usize,
+}
+
+impl Setting {
+    /// Token pages of a whole request.
+    fn request(self) -> usize {
+        (PROMPT + ANSWER).div_ceil(self.page_tokens)
+    }
+
+    /// The pool, in bytes.
+    fn bytes(self) -> usize {
+        FITTING * self.request() * self.page_tokens * LAYERS * TOKEN_BYTES
+    }
+
+    /// Bytes of a page of the pool with so many layers.
+    fn page(self, layers: usize) -> usize {
+        layers * self.page_tokens * TOKEN_BYTES
+    }
+
+    /// Pages that the arm's pool has.
+    fn pages(self, arm: Arm) -> usize {
+        let full = LAYERS - self.sliding;
+        match arm {
+            Arm::Whole => self.bytes() / self.page(LAYERS),
+            Arm::Tail | Arm::Shared => self.bytes() / self.page(full),
+        }
+    }
+}
+
+/// What one run came to.
+struct Row {
+    arm: Arm,
+    setting: Setting,
+    held: f64,
+    rate: f64,
+    bytes: u64,
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
+    let requests: usize = numbers.next().unwrap_or(192);
+    anyhow::ensure!(requests >= 2 * IN_FLIGHT, "at least {} requests, or there is no middle", 2 * IN_FLIGHT);
+    println!("| sliding layers | page | memory | requests held | requests/s | KV moved per request |");
+    println!("| ---: | ---: | --- | ---: | ---: | ---: |");
+    for (sliding, page_tokens) in [(3, 64), (3, 256), (5, 64), (5, 256)] {
+        let setting = Setting { sliding, page_tokens };
+        let mut whole: Option<(f64, f64)> = None;
+        for arm in [Arm::Whole, Arm::Tail, Arm::Shared] {
+            let row = measure(arm, setting, requests)?;
+            let (held, rate) = *whole.get_or_insert((row.held, row.rate));
+            println!(
+                "| {} of {LAYERS} | {} | {} | {:.1} ({:.2}x) | {:.2} ({:.2}x) | {} KiB |",
+                row.setting.sliding,
+                row.setting.page_tokens,
+                format!("{:?}", row.arm).to_lowercase(),
+                row.held,
+                row.held / held,
+                row.rate,
+                row.rate / rate,
+                row.bytes / 1024
+            );
+        }
+    }
+    Ok(())
+}
+
+fn measure(arm: Arm, setting: Setting, requests: usize) -> anyhow::Result<Row> {
+    let model = match arm {
+        Arm::Whole => String::new(),
+        Arm::Tail | Arm::Shared => format!("sliding-layers = {}\nwindow = {WINDOW}\n", setting.sliding),
+    };
+    let worker = |pages: usize, own: &[&str], cost: &str| Worker {
+        flags: [
+            ("--pool-pages", pages),
+            ("--page-size", setting.page_tokens),
+            ("--reserved-decode-tokens", ANSWER),
+        ]
+        .iter()
+        .flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()])
+        .chain(["--chunk-tokens", "2048", "--max-batch", "256"].map(str::to_owned))
+        .collect(),
+        config: format!("[synthetic]\nlayers = {LAYERS}\nkv-heads = 1\nhead-dim = 4\n{model}{cost}"),
+    };
+    let own: &[&str] = if arm == Arm::Tail { &["--swa-full-tokens-ratio", RATIO] } else { &[] };
+    // The prefill worker is no bottleneck: room for all that are in flight, however memory is given out.
+    let prefill =
+        worker(2 * IN_FLIGHT * setting.request(), &[], &format!("prefill-token-us = {PREFILL_TOKEN_US}\n"));
+    let decode =
+        worker(setting.pages(arm), own, &format!("step-us = {STEP_US}\nsequence-us = {SEQUENCE_US}\n"));
+    let server = Server::start(&prefill, &decode)?;
+    let answers = run(server.url(), requests)?;
+    let mut ends: Vec<Instant> = answers.iter().filter_map(|answer| answer.read.last().copied()).collect();
+    ends.sort_unstable();
+    let (from, to) = (ends[requests / 4], ends[requests * 3 / 4]);
+    let time = (to - from).as_secs_f64();
+    let overlap = |answer: &Streamed| match (answer.read.first(), answer.read.last()) {
+        (Some(first), Some(last)) => {
+            (*last).min(to).saturating_duration_since((*first).max(from)).as_secs_f64()
+        }
+        _ => 0.0,
+    };
+    Ok(Row {
+        arm,
+        setting,
+        held: answers.iter().map(overlap).sum::<f64>() / time,
+        rate: (requests * 3 / 4 - requests / 4) as f64 / time,
+        bytes: answers.iter().map(|answer| answer.transferred_bytes).sum::<u64>() / requests as u64,
+    })
+}
+
+/// Sends all requests, each prompt another.
+fn run(url: &str, requests: usize) -> anyhow::Result<Vec<Streamed>> {
+    let next = AtomicUsize::new(0);
+    let answers = Mutex::new(Vec::new());
+    let client = || -> anyhow::Result<()> {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= requests {
+                return Ok(());
+            }
+            let prompt: Vec<u32> =
+                (0..PROMPT).map(|token| ((token * 7 + number * 13 + token / 100) % 250) as u32).collect();
+            let answer = generate(url, &prompt, ANSWER).map_err(anyhow::Error::msg)?;
+            answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
+        }
+    };
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..IN_FLIGHT).map(|_| scope.spawn(client)).collect();
+        clients.into_iter().try_for_each(|client| match client.join() {
+            Ok(result) => result,
+            Err(_panic) => anyhow::bail!("a client panicked"),
+        })
+    })?;
+    Ok(answers.into_inner().unwrap_or_else(PoisonError::into_inner))
+}

@@ -1,0 +1,215 @@
+//! The window parts of a request's KV: what it has of them, needs next, and no longer needs.
+//!
+//! ```text
+//! token pages     0 . . . . . . . first . . . . . . . . . . . . . . end
+//! window parts    gone            cached, kept by its lock   own    none yet
+//! ```
+//!
+//! A job whose KV comes from elsewhere has the parts that its first step sees from admission on ([`WindowShape::tail`]); they
+//! arrive with the last part of the transfer. One that computes gets parts for each piece just before it is computed
+//! ([`growth`](super::growth)). When a batch is done, the parts that no later position sees are given back: the job's
+//! own to the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on its length.
+//!
+//! Nobody but batches touches parts that are given back: a transfer sends those of the prompt's end, which stay until the
+//! job ends, and what arrives belongs to steps that have not begun.
+
+use std::ops::Range;
+
+use super::job::{Job, Stage};
+use super::{Role, Scheduler};
+use crate::ids::{PageId, Room};
+use crate::pool::HeldPages;
+use crate::radix::PrefixLock;
+use crate::request::Request;
+use crate::window::{WindowPages, WindowShape};
+
+/// The window parts of one job; nothing for models without sliding layers.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// The token page of the first part.
+    pub first: usize,
+    /// Cached parts in front, as many as the job's lock keeps.
+    pub cached: Vec<PageId>,
+    /// The job's own, behind them.
+    pub own: HeldPages,
+}
+
+impl Window {
+    /// The pages of all parts, in order.
+    pub(super) fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.cached.iter().chain(self.own.ids()).copied()
+    }
+
+    /// Pages of all parts.
+    pub(super) fn len(&self) -> usize {
+        self.cached.len() + self.own.ids().len()
+    }
+
+    /// The token page after the last that has its part.
+    fn end(&self, shape: WindowShape) -> usize {
+        self.first + self.len() / shape.parts as usize
+    }
+
+    /// The pages of some token pages.
+    fn parts(&self, shape: WindowShape, token_pages: &Range<usize>) -> Vec<PageId> {
+        let parts = shape.parts as usize;
+        self.pages().skip((token_pages.start - self.first) * parts).take(token_pages.len() * parts).collect()
+    }
+}
+
+/// What is looked for at admission, in pages of the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct WindowNeed {
+    pub now: usize,
+    pub headroom: usize,
+}
+
+/// Parts between two token pages that are kept at once, computed in pieces of so many positions.
+fn kept(shape: WindowShape, token_pages: Range<usize>, piece: usize, page_tokens: usize) -> usize {
+    shape.parts as usize * token_pages.len().min(shape.most_kept(piece.max(1), page_tokens))
+}
+
+impl Scheduler {
+    /// Whether the KV of a job that waits comes from elsewhere, so that only its last window comes with it.
+    fn arrives(&self, job: &Job) -> bool {
+        self.config.role == Role::Decode && job.stage != Stage::Retracted
+    }
+
+    /// Token pages of a prompt whose parts are sent.
+    fn tail(&self, shape: WindowShape, request: &Request) -> Range<usize> {
+        shape.tail(request.prompt.len(), self.config.page_tokens as usize)
+    }
+
+    /// Pages that come with the last part of a transfer.
+    pub(super) fn tail_pages(&self, request: &Request) -> usize {
+        self.config.window.map_or(0, |shape| self.tail(shape, request).len() * shape.parts as usize)
+    }
+
+    /// Pages of parts that a sequence of so many token pages must be able to have, computed one by one if need be.
+    pub(super) fn least_window(&self, token_pages: usize) -> usize {
+        let page_tokens = self.config.page_tokens as usize;
+        self.config.window.map_or(0, |shape| kept(shape, 0..token_pages, 1, page_tokens))
+    }
+
+    /// What a waiting job needs of parts, if it gets what is locked and may get as long as `end` token pages.
+    pub(super) fn window_need(&self, job: &Job, locked: Option<&PrefixLock>, end: usize) -> WindowNeed {
+        let Some(shape) = self.config.window else { return WindowNeed::default() };
+        let page_tokens = self.config.page_tokens as usize;
+        if self.arrives(job) {
+            let first = self.tail(shape, &job.request).start;
+            let now = self.tail_pages(&job.request);
+            let most = kept(shape, first..end.max(first), 1, page_tokens);
+            return WindowNeed { now, headroom: most.saturating_sub(now) };
+        }
+        let computed = locked.map_or(0, PrefixLock::pages) * page_tokens;
+        let cached = locked.map_or(0, PrefixLock::windows) * shape.parts as usize;
+        let piece = (job.known() - computed).min(self.config.chunk_tokens as usize);
+        let first = shape.first_kept(computed, page_tokens);
+        WindowNeed {
+            now: 0,
+            headroom: kept(shape, first..end.max(first), piece, page_tokens).saturating_sub(cached),
+        }
+    }
+
+    /// Pages that a job past the queue may ask for, until it is as long as `end` token pages.
+    pub(super) fn window_headroom(&self, job: &Job, end: usize) -> usize {
+        let Some(shape) = self.config.window else { return 0 };
+        let piece = match job.stage {
+            Stage::Running | Stage::Loading(_) => job.known() - job.computed,
+            _ => 1,
+        };
+        let first = job.window.first;
+        let piece = piece.min(self.config.chunk_tokens as usize);
+        let most = kept(shape, first..end.max(first), piece, self.config.page_tokens as usize);
+        most.saturating_sub(job.window.len())
+    }
+
+    /// Pages of parts that a job lacks to be computed up to a position.
+    pub(super) fn window_missing(&self, job: &Job, end: usize) -> usize {
+        let Some(shape) = self.config.window else { return 0 };
+        self.pages_for(end).saturating_sub(job.window.end(shape)) * shape.parts as usize
+    }
+
+    /// A job is admitted: takes over the parts that it got, or notes where its first ones begin.
+    pub(super) fn begin_window(&mut self, room: Room, own: HeldPages) {
+        let (Some(shape), Some(job)) = (self.config.window, self.jobs.get(&room)) else {
+            return self.pool.release(own);
+        };
+        let page_tokens = self.config.page_tokens as usize;
+        let first = match self.arrives(job) {
+            true => self.tail(shape, &job.request).start,
+            false => shape.first_kept(job.computed, page_tokens),
+        };
+        let cached = match (&self.cache, &job.lock) {
+            (Some(tree), Some(lock)) => tree.window_pages(lock),
+            _ => Vec::new(),
+        };
+        let Some(job) = self.jobs.get_mut(&room) else { return self.pool.release(own) };
+        job.window = Window { first, cached, own };
+    }
+
+    /// The parts for a batch that computes up to a position.
+    pub(super) fn window_of(&self, job: &Job, end: usize) -> WindowPages {
+        let Some(shape) = self.config.window else { return WindowPages::default() };
+        let token_pages = job.window.first..self.pages_for(end);
+        WindowPages {
+            first: u32::try_from(token_pages.start).unwrap_or(u32::MAX),
+            pages: job.window.parts(shape, &token_pages),
+        }
+    }
+
+    /// The pages of the parts that a transfer brings.
+    pub(super) fn window_tail(&self, job: &Job) -> Vec<PageId> {
+        let Some(shape) = self.config.window else { return Vec::new() };
+        job.window.parts(shape, &self.tail(shape, &job.request))
+    }
+
+    /// Gives back what no position behind the computed ones sees. No batch is being computed.
+    pub(super) fn release_unseen(&mut self, room: Room) {
+        let (Some(shape), Some(job)) = (self.config.window, self.jobs.get_mut(&room)) else { return };
+        let first = shape.first_kept(job.computed, self.config.page_tokens as usize);
+        let parts = shape.parts as usize;
+        let unseen = first.saturating_sub(job.window.first);
+        let cached = unseen.min(job.window.cached.len() / parts);
+        if let (Some(tree), Some(lock)) = (&mut self.cache, &mut job.lock) {
+            tree.unlock_windows(lock, cached);
+        }
+        job.window.cached.drain(..cached * parts);
+        let kept = job.window.own.split_off((unseen - cached) * parts);
+        self.pool.release(std::mem::replace(&mut job.window.own, kept));
+        job.window.first += unseen;
+    }
+
+    /// # Panics
+    /// When a job has other parts than it must have, or its lock keeps others.
+    pub(super) fn audit_windows(&self) {
+        for (room, job) in &self.jobs {
+            let Some(shape) = self.config.window else {
+                assert_eq!(job.window.len(), 0, "{room:?} has window parts of a model without a window");
+                continue;
+            };
+            let parts = shape.parts as usize;
+            let locked = job.lock.as_ref().map_or(0, PrefixLock::windows);
+            assert_eq!(
+                job.window.cached.len(),
+                locked * parts,
+                "{room:?}: cached parts are kept by its lock"
+            );
+            assert!(job.window.len().is_multiple_of(parts), "{room:?} has a part in part");
+            if job.held.is_none() {
+                assert_eq!(job.window.len(), 0, "{room:?} waits and has window parts");
+            } else if matches!(job.stage, Stage::Running | Stage::Ready | Stage::Inflight) {
+                let page_tokens = self.config.page_tokens as usize;
+                let end = self.pages_for(job.in_batch.unwrap_or(job.computed));
+                assert!(
+                    job.window.first <= shape.first_live(job.computed, page_tokens),
+                    "{room:?} lost a part"
+                );
+                assert!(job.window.end(shape) >= end, "{room:?} lacks a part");
+                let most =
+                    shape.most_kept((end * page_tokens).saturating_sub(job.computed).max(1), page_tokens);
+                assert!(job.window.len() <= (most + 1) * parts, "{room:?} keeps parts that nobody sees");
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Models of which some layers see the newest tokens only.
+//!
+//! Such a model has F layers that attend to every earlier token and S *sliding* ones that attend to the [`tokens`] newest,
+//! the position's own included. A page of the pool holds F layers. The KV of a *token page*, the positions
+//! `page x page_tokens ..`, therefore has two parts:
+//!
+//! - the *full part*, exactly one page of the pool, for as long as the sequence lives;
+//! - the *window part*, `parts = ceil(S / F)` pages of the pool, only while some position to come still sees it. The j-th
+//!   sliding layer lies in the (j / F)-th of them, at layer j % F.
+//!
+//! Both come from the same pool, so there is nothing to divide beforehand: a long prompt has many full parts and the
+//! window parts that its window needs. Everything that moves or keeps pages sees pages of the pool and does not care which
+//! part they are.
+//!
+//! [`tokens`]: WindowShape::tokens
+
+use std::ops::Range;
+
+use crate::ids::PageId;
+
+/// What a window costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WindowShape {
+    /// Tokens that a sliding layer sees, the newest included; at least 1.
+    pub tokens: u32,
+    /// Pages of the pool that the window part of one token page takes, `ceil(S / F)`; at least 1.
+    pub parts: u32,
+}
+
+impl WindowShape {
+    /// See [`first_live`].
+    #[must_use]
+    pub const fn first_live(&self, position: usize, page_tokens: usize) -> usize {
+        first_live(position, self.tokens as usize, page_tokens)
+    }
+
+    /// The first token page whose window part is kept by a sequence of which so many positions have KV: what the next
+    /// position sees, and what the first one of its page saw. With that, whatever is cached of the sequence ends in a
+    /// whole window.
+    #[must_use]
+    pub const fn first_kept(&self, computed: usize, page_tokens: usize) -> usize {
+        self.first_live(computed - computed % page_tokens, page_tokens)
+    }
+
+    /// Token pages of a prompt whose window parts must be there when its first token is computed on: what prefill sends.
+    #[must_use]
+    pub fn tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
+        let end = prompt.div_ceil(page_tokens);
+        self.first_live(prompt, page_tokens).min(end)..end
+    }
+
+    /// Most token pages whose window parts are kept while `tokens` positions (at least one) are computed at once, wherever
+    /// they lie: `ceil((W - 1) / page) + 1 + ceil((tokens - 1) / page)`.
+    #[must_use]
+    pub const fn most_kept(&self, tokens: usize, page_tokens: usize) -> usize {
+        (self.tokens as usize - 1).div_ceil(page_tokens) + 1 + (tokens - 1).div_ceil(page_tokens)
+    }
+
+    /// Pages of the pool that a sequence of so many positions must be able to have, both parts, computed one by one if
+    /// need be.
+    #[must_use]
+    pub const fn least_pages(&self, positions: usize, page_tokens: usize) -> usize {
+        let full = positions.div_ceil(page_tokens);
+        let kept = self.most_kept(1, page_tokens);
+        full + self.parts as usize * if full < kept { full } else { kept }
+    }
+
+    /// Positions of the longest sequence that a pool can hold: the most with [`least_pages`](Self::least_pages) in it.
+    #[must_use]
+    pub const fn most_positions(&self, pages: usize, page_tokens: usize) -> usize {
+        let parts = self.parts as usize;
+        let kept = self.most_kept(1, page_tokens);
+        let full = if pages > (1 + parts) * kept { pages - parts * kept } else { pages / (1 + parts) };
+        full * page_tokens
+    }
+}
+
+/// The token page of the first token that the one at `position` sees under a window of so many tokens:
+/// `max(0, position + 1 - window) / page_tokens`.
+#[must_use]
+pub const fn first_live(position: usize, window: usize, page_tokens: usize) -> usize {
+    (position + 1).saturating_sub(window) / page_tokens
+}
+
+/// The window parts of a sequence; empty for a model without sliding layers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WindowPages {
+    /// The token page whose part comes first.
+    pub first: u32,
+    /// [`WindowShape::parts`] pages for each token page from `first` on, in order.
+    pub pages: Vec<PageId>,
+}
+
+impl WindowPages {
+    /// The `part`-th page of a token page's window part, of `parts`; `None` for a token page that is not among these.
+    #[must_use]
+    pub fn page(&self, token_page: usize, part: usize, parts: usize) -> Option<PageId> {
+        let place = token_page.checked_sub(self.first as usize)?;
+        self.pages.get(place * parts + part).copied().filter(|_| part < parts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_begins_at_the_page_of_its_oldest_token() {
+        for window in 1..40 {
+            for page in 1..9 {
+                for position in 0..200 {
+                    let oldest = (position + 1_usize).saturating_sub(window);
+                    let first = first_live(position, window, page);
+                    assert!(first * page <= oldest && oldest < (first + 1) * page);
+                }
+            }
+        }
+    }
+
+    /// `(prompt, window, page tokens, SGLang's tail, ours)` in tokens: of a prompt, what decode must be sent of the window
+    /// parts. SGLang's begins a token earlier, at the oldest one that the prompt's last token saw.
+    #[test]
+    fn the_tail_of_a_prompt_is_what_its_next_token_sees() {
+        let table = [
+            (1, 128, 64, 1, 1),
+            (127, 128, 64, 127, 127),
+            (128, 128, 64, 128, 128),
+            (129, 128, 64, 129, 129),
+            (1000, 128, 64, 168, 168),
+            (1000, 128, 256, 232, 232),
+            (1000, 1024, 64, 1000, 1000),
+            (8191, 128, 64, 191, 127),
+            (8192, 128, 64, 128, 128),
+            (8192, 128, 256, 256, 256),
+            (8192, 1024, 64, 1024, 1024),
+            (8193, 128, 64, 129, 129),
+            (8193, 128, 256, 257, 257),
+            (8193, 1024, 64, 1025, 1025),
+        ];
+        for (prompt, tokens, page, sglang, ours) in table {
+            let tail = WindowShape { tokens, parts: 1 }.tail(prompt, page);
+            assert_eq!(prompt - tail.start * page, ours, "{prompt} {tokens} {page}");
+            let start = prompt.saturating_sub(tokens as usize) / page * page;
+            assert_eq!(prompt - start, sglang, "{prompt} {tokens} {page}");
+            assert!(ours + 1 >= prompt.min(tokens as usize));
+        }
+    }
+
+    #[test]
+    fn no_piece_of_a_sequence_keeps_more_pages_than_the_most() {
+        for (tokens, page) in (1..30).flat_map(|tokens| (1..9).map(move |page| (tokens, page))) {
+            let window = WindowShape { tokens, parts: 1 };
+            for piece in 1..20 {
+                let kept = |start: usize| {
+                    let first = window.first_kept(start, page);
+                    assert!(first <= window.first_live(start, page));
+                    assert!(
+                        first <= window.first_live(start / page * page, page),
+                        "the page's first position"
+                    );
+                    (start + piece).div_ceil(page) - first
+                };
+                assert_eq!(
+                    (0..200).map(kept).max(),
+                    Some(window.most_kept(piece, page)),
+                    "{tokens} {page} {piece}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_sequence_of_a_pool_fits_and_a_longer_one_does_not() {
+        for (tokens, parts, page) in [(1, 1, 1), (5, 1, 4), (8, 3, 4), (16, 2, 16), (100, 5, 8)] {
+            let window = WindowShape { tokens, parts };
+            for pages in 0..300 {
+                let most = window.most_positions(pages, page);
+                assert!(most == 0 || window.least_pages(most, page) <= pages, "{window:?} {pages}");
+                assert!(window.least_pages(most + 1, page) > pages, "{window:?} {pages}");
+            }
+        }
+    }
+
+    #[test]
+    fn pages_are_found_by_token_page_and_part() {
+        let pages = WindowPages { first: 3, pages: [5, 6, 7, 8].map(PageId).to_vec() };
+        assert_eq!(pages.page(3, 0, 2), Some(PageId(5)));
+        assert_eq!(pages.page(4, 1, 2), Some(PageId(8)));
+        assert_eq!([(2, 0), (5, 0), (3, 2)].map(|(page, part)| pages.page(page, part, 2)), [None; 3]);
+    }
+}

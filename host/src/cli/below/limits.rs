@@ -1,0 +1,104 @@
+//! `[hicache]`: each limit within its bounds.
+
+use std::time::Duration;
+
+use host_core::hierarchy::HierarchyConfig;
+
+use crate::cli::Refused;
+use crate::cli::settings::{HicacheSettings, parse_bytes};
+
+/// Longest wait that can be set, in milliseconds: longer than any request lasts.
+const LONGEST_MS: u64 = 600_000;
+/// Most pages in one batch.
+const MOST_BATCH: u64 = 1 << 16;
+
+/// The limits that were set over those that were not.
+///
+/// # Errors
+/// With the key and its bounds, when one is out of them.
+pub fn apply(set: &HicacheSettings, mut below: HierarchyConfig) -> Result<HierarchyConfig, Refused> {
+    let counts = u64::from(u32::MAX);
+    for (key, value, least, most, limit) in [
+        ("fewest-pages", set.fewest_pages, 1, counts, &mut below.fewest_pages),
+        ("write-after-hits", set.write_after_hits, 1, counts, &mut below.write_after_hits),
+        ("write-back-ahead-pages", set.write_back_ahead_pages, 0, counts, &mut below.write_back_ahead),
+        ("batch-pages", set.batch_pages, 1, MOST_BATCH, &mut below.batch_pages),
+        ("queued-write-pages", set.queued_write_pages, 0, counts, &mut below.queued_writes),
+    ] {
+        if let Some(value) = within(key, value, least, most)? {
+            *limit = u32::try_from(value).unwrap_or(u32::MAX);
+        }
+    }
+    for (key, value, least, limit) in [
+        ("wait-ms", set.wait_ms, 0, &mut below.wait_base),
+        ("wait-ms-per-1024-tokens", set.wait_ms_per_1024_tokens, 0, &mut below.wait_per_1024_tokens),
+        ("longest-wait-ms", set.longest_wait_ms, 1, &mut below.longest_wait),
+    ] {
+        if let Some(value) = within(key, value, least, LONGEST_MS)? {
+            *limit = Duration::from_millis(value);
+        }
+    }
+    for (key, value, limit) in [
+        ("read-bytes", &set.read_bytes, &mut below.read_bytes),
+        ("write-bytes", &set.write_bytes, &mut below.write_bytes),
+        ("copy-bytes", &set.copy_bytes, &mut below.copy_bytes),
+    ] {
+        let value = value.as_deref().map(parse_bytes).transpose();
+        let value = value.map_err(|refused| Refused(format!("[hicache] {key}: {refused}")))?;
+        if let Some(value) = within(key, value, 1, u64::MAX)? {
+            *limit = value;
+        }
+    }
+    Ok(below)
+}
+
+fn within(key: &str, value: Option<u64>, least: u64, most: u64) -> Result<Option<u64>, Refused> {
+    match value {
+        Some(value) if value < least || value > most => {
+            Err(Refused(format!("[hicache] {key} is {value}: it must be {least} to {most}")))
+        }
+        value => Ok(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_names_the_defaults() {
+        let readme = include_str!("../../../../README.md");
+        let table = readme.split("    [hicache]\n").nth(1).unwrap().split("\n\n").next().unwrap();
+        let standard = HierarchyConfig::new(8, 1000, Vec::new());
+        let set: HicacheSettings = toml::from_str(table).unwrap();
+        assert!(set.wait_ms.is_some() && set.queued_write_pages.is_some());
+        assert_eq!(apply(&set, standard.clone()).unwrap(), standard);
+    }
+
+    #[test]
+    fn what_is_set_is_taken_with_its_unit_and_nonsense_is_refused_by_its_key() {
+        let standard = HierarchyConfig::new(8, 1000, Vec::new());
+        let parse = |text: &str| toml::from_str::<HicacheSettings>(text).unwrap();
+        assert_eq!(apply(&HicacheSettings::default(), standard.clone()).unwrap(), standard);
+        let set = parse("wait-ms = 5\nlongest-wait-ms = 70\nbatch-pages = 9\nread-bytes = \"2MiB\"\n");
+        let expected = HierarchyConfig {
+            wait_base: Duration::from_millis(5),
+            longest_wait: Duration::from_millis(70),
+            batch_pages: 9,
+            read_bytes: 2 << 20,
+            ..standard.clone()
+        };
+        assert_eq!(apply(&set, standard.clone()).unwrap(), expected);
+        for (text, says) in [
+            ("batch-pages = 0", "batch-pages is 0: it must be 1 to 65536"),
+            ("write-after-hits = 5000000000", "write-after-hits"),
+            ("wait-ms = 600001", "it must be 0 to 600000"),
+            ("copy-bytes = \"0\"", "copy-bytes is 0"),
+            ("write-bytes = \"much\"", "write-bytes: \"much\""),
+        ] {
+            let refused = apply(&parse(text), standard.clone()).unwrap_err().to_string();
+            assert!(refused.contains(says) && refused.contains("[hicache]"), "{text}: {refused}");
+        }
+        assert!(toml::from_str::<HicacheSettings>("wait-s = 1").is_err());
+    }
+}

@@ -1,0 +1,31 @@
+//! Thresholds and limits of what lies below the pool, which the file alone has.
+
+use serde::Deserialize;
+
+/// `[hicache]` of the configuration file. What is not set is as [`host_core::hierarchy::HierarchyConfig::new`] has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct HicacheSettings {
+    /// Milliseconds that `timeout` waits at most.
+    pub wait_ms: Option<u64>,
+    /// Milliseconds more for each 1024 tokens that are read.
+    pub wait_ms_per_1024_tokens: Option<u64>,
+    /// Milliseconds that nobody waits longer than, under any policy.
+    pub longest_wait_ms: Option<u64>,
+    /// Pages that storage must add to what is nearer before any is read.
+    pub fewest_pages: Option<u64>,
+    /// Uses after which `write_through_selective` writes a page.
+    pub write_after_hits: Option<u64>,
+    /// Pages that `write_back` keeps free or on their way out.
+    pub write_back_ahead_pages: Option<u64>,
+    /// Pages in one batch of reads, writes or copies.
+    pub batch_pages: Option<u64>,
+    /// Bytes of pages being read from one tier at once, for example 256MiB.
+    pub read_bytes: Option<String>,
+    /// The same for writes to one tier.
+    pub write_bytes: Option<String>,
+    /// The same for copies between pool and host memory, each way.
+    pub copy_bytes: Option<String>,
+    /// Pages that may wait for their write to one tier.
+    pub queued_write_pages: Option<u64>,
+}

@@ -1,0 +1,153 @@
+//! Where the KV of a sequence lies when some of a model's layers slide.
+//!
+//! The layout is that of [`host_core::window`]: a page of the pool has the layers that see all positions; the sliding layers
+//! of a token page lie in pages of the same pool that the sequence names separately and for its newest positions only.
+
+use host_core::layout::KvShape;
+use host_core::window::{WindowShape, first_live};
+use host_core::{PageId, Sequence};
+
+/// Where one layer lies in the pages of a token page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerPlace {
+    /// In the page of the full part.
+    Full {
+        /// At this layer of the page.
+        layer: usize,
+    },
+    /// In the window part.
+    Sliding {
+        /// In this one of its pages.
+        part: usize,
+        /// At this layer of that page.
+        layer: usize,
+    },
+}
+
+impl LayerPlace {
+    /// The places of a model's layers, of which `slides` says whether they slide.
+    pub fn of(slides: &[bool]) -> Vec<LayerPlace> {
+        let full = slides.iter().filter(|slides| !**slides).count();
+        let (mut next_full, mut next_sliding) = (0, 0);
+        let mut place = |slides: &bool| {
+            if *slides {
+                next_sliding += 1;
+                LayerPlace::sliding(next_sliding - 1, full)
+            } else {
+                next_full += 1;
+                LayerPlace::Full { layer: next_full - 1 }
+            }
+        };
+        slides.iter().map(&mut place).collect()
+    }
+
+    /// The place of the sliding layer of this number, beside `full` layers that do not slide.
+    #[must_use]
+    pub const fn sliding(number: usize, full: usize) -> Self {
+        LayerPlace::Sliding { part: number / full, layer: number % full }
+    }
+
+    /// Which layer of a page of the pool this is.
+    #[must_use]
+    pub const fn layer(self) -> usize {
+        match self {
+            LayerPlace::Full { layer } | LayerPlace::Sliding { layer, .. } => layer,
+        }
+    }
+}
+
+/// The pages in which one layer of a sequence lies.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerPages<'a> {
+    ids: &'a [PageId],
+    /// The token page of the first id.
+    first: usize,
+    /// Ids of one token page, and which of them it is.
+    parts: usize,
+    part: usize,
+    /// The layer of each of these pages.
+    pub layer: usize,
+}
+
+impl<'a> LayerPages<'a> {
+    /// Where the layer at `place` lies; the window part of a token page has `parts` pages.
+    #[must_use]
+    pub fn new(sequence: &'a Sequence, place: LayerPlace, parts: usize) -> Self {
+        match place {
+            LayerPlace::Full { layer } => Self { ids: &sequence.pages, first: 0, parts: 1, part: 0, layer },
+            LayerPlace::Sliding { part, layer } => {
+                let window = &sequence.window;
+                Self { ids: &window.pages, first: window.first as usize, parts, part, layer }
+            }
+        }
+    }
+
+    /// The page of a token page.
+    ///
+    /// # Panics
+    /// When the sequence does not name it, which [`check`] rules out for all positions that the sequence's new ones see.
+    #[must_use]
+    #[inline]
+    pub fn page(&self, token_page: usize) -> PageId {
+        self.ids[(token_page - self.first) * self.parts + self.part]
+    }
+}
+
+/// Checks that a sequence names every page of the pool `shape` that its new positions write or see; `window` is that of the
+/// model's sliding layers.
+///
+/// # Errors
+/// With what is missing.
+pub fn check(sequence: &Sequence, shape: &KvShape, window: Option<WindowShape>) -> Result<(), String> {
+    let (start, end) = (sequence.start as usize, sequence.end());
+    let wanted = shape.pages_for(end);
+    if sequence.pages.len() < wanted {
+        let (pages, page_tokens) = (sequence.pages.len(), shape.page_tokens);
+        return Err(format!("{pages} pages of {page_tokens} tokens for {end} positions"));
+    }
+    if let Some(window) = window {
+        let parts = window.parts as usize;
+        let first = sequence.window.first as usize;
+        let live = first_live(start, window.tokens as usize, shape.page_tokens);
+        let named = first..first + sequence.window.pages.len() / parts;
+        if !sequence.window.pages.len().is_multiple_of(parts) || named.start > live || named.end < wanted {
+            return Err(format!(
+                "{} window pages, {parts} for each token page from {first} on; the positions {start} to {} see token pages \
+                 {live} to {} in a window of {} tokens",
+                sequence.window.pages.len(),
+                end.saturating_sub(1),
+                wanted.saturating_sub(1),
+                window.tokens
+            ));
+        }
+    }
+    let mut pages = sequence.pages.iter().chain(&sequence.window.pages);
+    match pages.find(|page| page.0 as usize >= shape.pages) {
+        Some(page) => Err(format!("page {} of a pool of {}", page.0, shape.pages)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_layer_has_a_place_of_its_own_and_parts_are_no_more_than_needed() {
+        for (full, sliding) in (1..6usize).flat_map(|full| (0..20usize).map(move |sliding| (full, sliding))) {
+            let slides: Vec<bool> = (0..full + sliding).map(|layer| layer < sliding).collect();
+            let places = LayerPlace::of(&slides);
+            let mut seen = std::collections::BTreeSet::new();
+            let parts = sliding.div_ceil(full);
+            for (place, slides) in places.iter().zip(&slides) {
+                let (part, layer) = match *place {
+                    LayerPlace::Full { layer } => (None, layer),
+                    LayerPlace::Sliding { part, layer } => (Some(part), layer),
+                };
+                assert_eq!(part.is_some(), *slides);
+                assert!(layer < full && part.is_none_or(|part| part < parts) && seen.insert((part, layer)));
+            }
+            assert!(parts == 0 || seen.contains(&(Some(parts - 1), 0)));
+        }
+    }
+}
