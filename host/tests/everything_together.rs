@@ -85,7 +85,8 @@ fn conversation(plugin: &str, plugin_config: &str) {
             let flags = [
                 &["--plugins", plugin, "--prefill-tp", prefill, "--decode-tp", decode, "--staging", staging]
                     [..],
-                &["--kv-layout", "layer-kv-page-token-head-dim", "--staging-bytes", "4MiB"],
+                &["--kv-layout", "layer-kv-page-token-head-dim"],
+                if staging == "always" { &["--staging-bytes", "4MiB"] } else { &[] },
                 &["--decode-radix-cache", "--prefill-radix-cache", "--hierarchical-cache"],
                 &["--hicache-storage", "hicache-file"],
             ];

@@ -1,4 +1,5 @@
-//! A plugin that never returns from its shutdown is named in the log, and the process ends all the same.
+//! A plugin that never returns from its shutdown is named in the log, and the process ends all the same, with the memory in
+//! place that the plugin goes on using.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

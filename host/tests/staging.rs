@@ -114,8 +114,9 @@ fn pools_of_different_ranks_are_staged_where_it_pays_and_answer_as_an_undivided_
     for (prefill, decode) in [("4", "2"), ("2", "4"), ("3", "2")] {
         for (mode, staged) in [("auto", true), ("always", true), ("never", false)] {
             let ranks = ["--prefill-tp", prefill, "--decode-tp", decode];
-            let flags = ["--staging", mode, "--staging-bytes", "1MiB", "--chunk-tokens", "64"];
-            let split = Server::shm("", &[&LAYER_FIRST[..], &ranks, &flags].concat());
+            let flags = ["--staging", mode, "--chunk-tokens", "64"];
+            let bytes: &[&str] = if staged { &["--staging-bytes", "1MiB"] } else { &[] };
+            let split = Server::shm("", &[&LAYER_FIRST[..], &ranks, &flags, bytes].concat());
             let how = format!("{prefill} to {decode}, {mode}");
             assert_eq!(split.tokens(), right, "{how}");
             split.settles();

@@ -118,7 +118,8 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
-        (&large, &["--hicache-memory", "214748364800000 bytes"]),
+        // Only the decode worker has something below its pool.
+        (&large, &["--hicache-memory", "107374182400000 bytes of host memory", "2 workers"]),
         (&store, &["no tier plugin is loaded"]),
         (&["--executor", "synthetic", "--hierarchical-cache"], &["HierarchicalCache", "NoPrefixCache"]),
         (&["--executor", "synthetic", "--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
@@ -137,6 +138,106 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     ];
     for (flags, says) in cases {
         refused(flags, says);
+    }
+}
+
+#[test]
+fn settings_that_say_nothing_are_refused() {
+    let cases: [(&[&str], &str); 8] = [
+        (
+            &["--staging", "never", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging never",
+        ),
+        (
+            &["--staging", "never", "--staging-bytes", "1MiB"],
+            "--staging-bytes says nothing with --staging never",
+        ),
+        (
+            &["--staging", "always", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging always",
+        ),
+        (
+            &["--staging-bytes", "0", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging-bytes 0",
+        ),
+        (&["--role", "aggregated", "--staging", "auto"], "--staging says nothing for an undivided worker"),
+        (
+            &["--role", "aggregated", "--staging-bytes", "1MiB"],
+            "--staging-bytes says nothing for an undivided worker",
+        ),
+        (
+            &["--role", "decode", "--hierarchical-cache", "--prefill-radix-cache"],
+            "--hierarchical-cache says nothing on this worker without --decode-radix-cache",
+        ),
+        (
+            &["--role", "prefill", "--hierarchical-cache", "--decode-radix-cache"],
+            "--hierarchical-cache says nothing on this worker without --prefill-radix-cache",
+        ),
+    ];
+    for (flags, says) in cases {
+        refused(&[&["--executor", "synthetic"], flags].concat(), &[says]);
+    }
+}
+
+#[test]
+fn a_router_refuses_nonsense_for_its_workers_too() {
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["--tp", "0"], &["--tp is 0", "1 to 64"]),
+        (&["--staging", "nonsense"], &["--staging", "nonsense"]),
+        (&["--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
+        (&["--radix-eviction", "sometimes"], &["--radix-eviction", "sometimes"]),
+    ];
+    for (flags, says) in cases {
+        refused(
+            &[&["--role", "router", "--executor", "synthetic", "--control", "127.0.0.1:0"], flags].concat(),
+            says,
+        );
+    }
+}
+
+#[test]
+fn staging_memory_that_does_not_suit_the_ranks_and_the_model_is_refused_with_what_would() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("host.toml");
+    // A page has 8 MiB, in blocks of 8 KiB.
+    std::fs::write(&config, "[synthetic]\nlayers = 64\nkv-heads = 16\nhead-dim = 64\n").unwrap();
+    let config = config.display().to_string();
+    let cases: [(&[&str], &[&str]); 4] = [
+        (
+            &["--tp", "8", "--staging-bytes", "64KiB"],
+            &["--staging-bytes", "8192 for each of 8 ranks", "at least 524288"],
+        ),
+        (
+            &["--staging", "always", "--page-size", "256", "--staging-bytes", "128KiB"],
+            &["--staging always", "65536 bytes", "raise --staging-bytes to 524288"],
+        ),
+        (
+            &["--staging", "always", "--page-size", "65536"],
+            &["--staging always", "16777216 bytes", "lower --page-size"],
+        ),
+        (
+            &["--config", &config, "--role", "decode", "--kv-memory", "2GiB", "--staging-bytes", "64KiB"],
+            &["65536 bytes", "4096 tokens into 262144 pieces", "raise it to 131072", "--max-model-len"],
+        ),
+    ];
+    for (flags, says) in cases {
+        refused(&[&["--executor", "synthetic"], flags].concat(), says);
+    }
+}
+
+#[test]
+fn steps_that_would_be_modelled_for_longer_than_a_minute_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("host.toml");
+    for (times, says) in [
+        ("step-us = 9000000000000000000", "step-us (9000000000000000000)"),
+        ("prefill-token-us = 9000000000000000000", "prefill-token-us (9000000000000000000)"),
+        ("prefill-token-us = 200000", "a step of 512 prompt tokens and 64 sequences"),
+        ("sequence-us = 1000000", "sequence-us (1000000)"),
+    ] {
+        std::fs::write(&config, format!("[synthetic]\n{times}\n")).unwrap();
+        let config = config.display().to_string();
+        refused(&["--executor", "synthetic", "--config", &config], &[says, "more than 60 s"]);
     }
 }
 

@@ -140,8 +140,8 @@ struct Tier {
 
 /// A save that waits for its turn.
 #[derive(Debug)]
-struct Queued {
-    keep: Keep,
+pub(crate) struct Queued {
+    pub keep: Keep,
     pages: Vec<(PageId, HostSlot)>,
 }
 

@@ -194,6 +194,16 @@ impl RadixTree {
         hashes
     }
 
+    /// Whether a locked prefix can still be found; not after the tree was [cleared](Self::clear).
+    pub(crate) fn is_found(&self, lock: &PrefixLock) -> bool {
+        self.namespaces.contains(lock.namespace)
+    }
+
+    /// Whether nothing but so many receipts like this one keeps the last pages of a prefix.
+    pub(crate) fn is_kept_by(&self, lock: &PrefixLock, receipts: usize) -> bool {
+        lock.node != NO_NODE && self.nodes[lock.node].full().pins as usize == receipts
+    }
+
     /// How often the pages of a locked prefix were matched, in pieces, the last pages first.
     pub(crate) fn hits(&self, lock: &PrefixLock) -> Vec<(Range<usize>, u32)> {
         let pages = |node: &node::Node| node.end as usize - node.pages()..node.end as usize;

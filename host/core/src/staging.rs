@@ -121,6 +121,9 @@ impl Span {
 /// Longest piece by default: on a fast link some hundred microseconds, so that gathering, wire and scattering overlap.
 pub const LONGEST_PIECE: u64 = 4 << 20;
 
+/// Most pieces that a ring takes of a room in one attempt, from all ranks of the peer; each costs memory until the room ends.
+pub const MOST_PIECES: usize = 1 << 18;
+
 /// Most bytes of a piece between a sender's and a target's staging memory: several of them fit into either.
 #[must_use]
 pub fn piece_limit(own: u64, peer: u64) -> u64 {

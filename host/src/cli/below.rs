@@ -3,7 +3,7 @@
 use host_core::hierarchy::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 use host_core::{Instance, KvLayout};
 
-use super::settings::{Settings, parse_bytes};
+use super::settings::{RoleName, Settings, parse_bytes};
 use super::{Refused, plugins};
 use crate::worker::{Below, slot_bytes};
 
@@ -46,16 +46,30 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         ("--hicache-write-policy", settings.hicache_write_policy.is_some()),
         ("--hicache-prefetch-policy", settings.hicache_prefetch_policy.is_some()),
     ];
-    match set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache) {
-        Some((flag, _)) => Err(Refused(format!("{flag} says nothing without --hierarchical-cache: add it"))),
-        None => Ok(()),
+    if let Some((flag, _)) = set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache) {
+        return Err(Refused(format!("{flag} says nothing without --hierarchical-cache: add it")));
+    }
+    // Without a role, and in the children of such a process, one of the two workers may go without.
+    let needed = match settings.role.filter(|_| !settings.supervised) {
+        Some(RoleName::Decode) if !settings.decode_radix_cache => "--decode-radix-cache",
+        Some(RoleName::Prefill | RoleName::Aggregated) if !settings.prefill_radix_cache => {
+            "--prefill-radix-cache"
+        }
+        _ => return Ok(()),
+    };
+    // That there is no cache at all is a row of the compatibility table.
+    match settings.hierarchical_cache && (settings.decode_radix_cache || settings.prefill_radix_cache) {
+        true => Err(Refused(format!(
+            "--hierarchical-cache says nothing on this worker without {needed}: add it, or leave both out"
+        ))),
+        false => Ok(()),
     }
 }
 
 /// L2 and L3 of a worker that keeps a radix cache.
 ///
 /// # Errors
-/// When host memory holds no page, or more than the machine has.
+/// When host memory holds no page, or more of them than can be counted.
 pub fn hierarchy(
     settings: &Settings,
     layouts: &[KvLayout],
@@ -74,15 +88,6 @@ pub fn hierarchy(
     if slots == 0 {
         return Err(Refused(format!(
             "--hicache-memory {bytes} holds no page: one page has {page_bytes} bytes"
-        )));
-    }
-    // Without a role, a prefill and a decode worker share this machine.
-    let workers = if settings.role.is_none() { 2 } else { 1 };
-    let needed = bytes.saturating_mul(workers);
-    if let Some(available) = super::memory::available().filter(|available| needed > *available) {
-        return Err(Refused(format!(
-            "--hicache-memory asks for {needed} bytes ({workers} workers on this machine), which has {available} bytes of \
-             memory: lower it"
         )));
     }
     let slots = u32::try_from(slots).map_err(|_too_many| {

@@ -1,5 +1,6 @@
 //! From settings to the parts of a worker: everything is checked here, before anything starts.
 
+mod needs;
 mod ranks;
 
 use std::time::Duration;
@@ -12,7 +13,7 @@ use host_core::radix::Policy;
 use host_core::{Config, Dtype, Instance, KvLayout, KvShape, Role};
 
 use super::settings::{ExecutorName, RoleName, Settings, parse_bytes};
-use super::{Refused, below, memory, staging};
+use super::{Refused, below, staging};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
@@ -23,6 +24,7 @@ use crate::net::random::random_u64;
 use crate::net::registry::Policy as RouterPolicy;
 use crate::text::TextModel;
 use crate::worker::{Parts, RankParts};
+use needs::Needs;
 
 /// Memory for a KV pool when nothing is said.
 const KV_MEMORY: &str = "256MiB";
@@ -43,6 +45,12 @@ const MOST_RUNNING: u32 = 1 << 15;
 const MOST_QUEUED: u32 = 1 << 20;
 /// Most tokens in a page.
 const MOST_PAGE_TOKENS: u32 = 1 << 16;
+/// Prompt tokens in one step when nothing is said.
+const CHUNK_TOKENS: u32 = 512;
+/// Sequences in one step when nothing is said.
+const BATCH: u32 = 64;
+/// Longest step that may be modelled: a worker that is to stop waits for it.
+const LONGEST_STEP: Duration = Duration::from_secs(60);
 
 /// A worker that was checked and not started.
 #[derive(Debug)]
@@ -106,27 +114,38 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
     router_policy(settings)?;
-    staging::staging(settings)?;
+    let staging = staging::staging(settings)?;
     check_numbers(settings)?;
     let shape = shape(settings)?;
-    let workers = ranks::of_workers(settings)?;
-    let plans: Result<Vec<Plan>, Refused> =
-        workers.iter().map(|ranks| plan_worker(settings, &shape, *ranks)).collect();
-    let plans = plans?;
-    let flag = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
-    let layouts = plans.iter().flat_map(|plan| &plan.layouts);
-    let needed = layouts.fold(0u64, |sum, layout| {
-        let KvShape { pages, .. } = layout.shape;
-        sum.saturating_add((pages as u64).saturating_mul(layout.shape.page_bytes() as u64))
-    });
-    if let Some(available) = memory::available().filter(|available| needed > *available) {
-        let pools = plans.len();
-        return Err(refused(format!(
-            "{flag} asks for {needed} bytes of KV pages ({pools} workers on this machine), which has {available} bytes \
-             of memory: lower {flag}"
-        )));
+    let roles = settings.role.map_or(vec![RoleName::Prefill, RoleName::Decode], |role| vec![role]);
+    let mut needs = Needs::default();
+    let mut plans = Vec::new();
+    for (role, ranks) in roles.into_iter().zip(ranks::of_workers(settings)?) {
+        let plan = plan_worker(settings, &shape, ranks)?;
+        let packs = matches!(role, RoleName::Prefill | RoleName::Decode).then_some(&staging);
+        if let Some(staging) = packs {
+            staging::check_ranks(staging, &plan.layouts, plan.max_tokens)?;
+        }
+        let cached =
+            radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill })?;
+        let below = below::hierarchy(settings, &plan.layouts, cached.is_some())?;
+        needs.add(&plan.layouts, below.as_ref(), packs);
+        plans.push(plan);
     }
+    needs.check(settings)?;
     plans.into_iter().next().ok_or_else(|| refused("no worker to plan"))
+}
+
+/// Checks what a router makes no use of itself: it would be as wrong for its workers.
+///
+/// # Errors
+/// When a value is not one.
+pub fn check_router(settings: &Settings) -> Result<(), Refused> {
+    radix_cache(settings, Role::Decode)?;
+    below::check(settings)?;
+    staging::staging(settings)?;
+    ranks::check_bounds(settings)?;
+    check_numbers(settings)
 }
 
 /// One worker of `ranks` ranks.
@@ -180,7 +199,6 @@ fn plan_worker(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
     let layer_groups = layer_groups(settings, &layouts[0])?;
-    below::hierarchy(settings, &layouts, true)?;
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
@@ -227,6 +245,18 @@ fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError
         prefill_token: Duration::from_micros(given.prefill_token_us),
         sequence: Duration::from_micros(given.sequence_us),
     };
+    let chunk = settings.chunk_tokens.unwrap_or(CHUNK_TOKENS);
+    let batch = settings.max_batch.unwrap_or(BATCH);
+    if cost.step_of(chunk as usize, batch as usize) > LONGEST_STEP {
+        return Err(ExecutorError::Failed(format!(
+            "[synthetic] a step of {chunk} prompt tokens and {batch} sequences would take more than {} s: lower step-us ({}), \
+             prefill-token-us ({}) or sequence-us ({})",
+            LONGEST_STEP.as_secs(),
+            given.step_us,
+            given.prefill_token_us,
+            given.sequence_us
+        )));
+    }
     Synthetic::for_rank(shape, cost, seat)
 }
 
@@ -299,7 +329,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         _ => Some(super::plugins::open_transfer(settings, instance, ranks)?),
     };
     let executors = ranks::executors(settings, ranks)?;
-    let max_batch = settings.max_batch.unwrap_or(64);
+    let max_batch = settings.max_batch.unwrap_or(BATCH);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let identity = KvIdentity {
         model: settings.model_name(),
@@ -319,7 +349,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         page_tokens: count(page.page_tokens),
         max_tokens,
         vocabulary: count(shape.vocabulary),
-        chunk_tokens: settings.chunk_tokens.unwrap_or(512),
+        chunk_tokens: settings.chunk_tokens.unwrap_or(CHUNK_TOKENS),
         radix_cache: radix_cache(settings, core_role)?,
         hierarchy: below::hierarchy(settings, &layouts, radix_cache(settings, core_role)?.is_some())?,
         cache_events: radix_cache(settings, core_role)?.is_some(),

@@ -162,7 +162,7 @@ fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Ref
 }
 
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {
-    launch::check_numbers(settings)?;
+    launch::check_router(settings)?;
     let config = front_config(settings, launch::text_model(settings)?)?;
     let (http, control) = match settings.listen_fds.as_deref() {
         Some([http, control]) => (inherited(*http)?, inherited(*control)?),

@@ -158,11 +158,12 @@ pub struct Settings {
     #[serde(deserialize_with = "word_or_number", default)]
     pub layer_groups: Option<String>,
 
-    /// Small pieces of KV are packed into large writes: auto (where it pays), always or never [default: auto]
+    /// Prefill and decode workers pack small pieces of KV into large writes: auto (where it pays), always or never [default:
+    /// auto]
     #[arg(long, value_name = "MODE")]
     pub staging: Option<String>,
 
-    /// Memory for that, per worker; 0 for none [default: 128MiB]
+    /// Memory for that, per worker, shared out to its ranks, at least 64KiB for each; 0 for none [default: 128MiB]
     #[arg(long, value_name = "BYTES")]
     pub staging_bytes: Option<String>,
 
@@ -242,7 +243,7 @@ pub struct Settings {
     #[arg(long)]
     pub threads: Option<usize>,
 
-    /// Tensor-parallel ranks of a worker, which share its model and its KV pool [default: 1]
+    /// Tensor-parallel ranks of a worker, which share its model and its KV pool, at most 64 [default: 1]
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
 

@@ -1,12 +1,14 @@
 //! When a worker packs small pieces of KV, and in how much memory.
 
-use host_core::transfer::StagingMode;
+use host_core::KvLayout;
+use host_core::staging::{LONGEST_PIECE, MOST_PIECES, piece_limit};
+use host_core::transfer::{Cut, StagingMode};
 
 use super::Refused;
-use super::settings::{Settings, parse_bytes};
+use super::settings::{RoleName, Settings, parse_bytes};
 use crate::worker::Staging;
 
-/// Least memory: with less, pieces are no larger than what they are made of.
+/// Least memory of a rank: with less, pieces are no larger than what they are made of.
 const LEAST: u64 = 64 << 10;
 /// Most memory, far beyond what a link can have under way.
 const MOST: u64 = 1 << 40;
@@ -37,7 +39,81 @@ pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
     let too_large =
         |error| Refused(format!("--staging-bytes: {bytes} bytes are too many for this machine: {error}"));
     let bytes = usize::try_from(bytes).map_err(too_large)?;
+    let set = [
+        ("--staging-knee", knee.is_some()),
+        ("--staging-bytes", settings.staging_bytes.is_some()),
+        ("--staging", settings.staging.is_some()),
+    ];
+    let of_no_use =
+        |flags: &[&str], why: &str| match set.iter().find(|(flag, set)| *set && flags.contains(flag)) {
+            Some((flag, _)) => Err(Refused(format!("{flag} says nothing {why}: leave it out"))),
+            None => Ok(()),
+        };
+    if settings.role == Some(RoleName::Aggregated) {
+        of_no_use(
+            &["--staging-knee", "--staging-bytes", "--staging"],
+            "for an undivided worker, which sends no pages",
+        )?;
+    }
+    match mode {
+        StagingMode::Never => of_no_use(&["--staging-knee", "--staging-bytes"], "with --staging never")?,
+        StagingMode::Always => of_no_use(&["--staging-knee"], "with --staging always")?,
+        StagingMode::Auto if bytes == 0 => of_no_use(&["--staging-knee"], "with --staging-bytes 0")?,
+        StagingMode::Auto => {}
+    }
     Ok(Staging { mode, knee, bytes })
+}
+
+/// Checks the memory against the pools of a worker's ranks, which share it, and prompts of up to `max_tokens` tokens.
+///
+/// # Errors
+/// When pieces would be too small to be cut, or too many.
+pub fn check_ranks(staging: &Staging, layouts: &[KvLayout], max_tokens: u32) -> Result<(), Refused> {
+    let ranks = layouts.len() as u64;
+    let bytes = staging.bytes_of_rank(layouts.len()) as u64;
+    if staging.bytes == 0 || staging.mode == StagingMode::Never {
+        return Ok(());
+    }
+    if bytes < LEAST {
+        return Err(Refused(format!(
+            "--staging-bytes: {} bytes are {bytes} for each of {ranks} ranks: give at least {}, or 0 for none",
+            staging.bytes,
+            LEAST * ranks
+        )));
+    }
+    layouts.iter().try_for_each(|layout| {
+        // The whole prompt's pieces for this rank, if the other side has as much memory.
+        let shape = layout.shape;
+        let block = shape.block_bytes() as u64;
+        let pages = (max_tokens as usize).div_ceil(shape.page_tokens);
+        let pieces = |bytes| {
+            let limit = usize::try_from(piece_limit(bytes, bytes)).ok()?;
+            Some(Cut::new(&shape, pages, 0..shape.layers, 0..shape.heads, limit)?.pieces())
+        };
+        // Half of them is left for pieces that end with a part of the prompt or a group of layers.
+        let fits = |pieces: usize| pieces <= MOST_PIECES / 2;
+        match pieces(bytes) {
+            None if staging.mode == StagingMode::Always => Err(Refused(format!(
+                "--staging always: one head of one layer of a page has {block} bytes, more than a piece may have with {bytes} \
+                 bytes of staging memory for a rank: {}",
+                match block > LONGEST_PIECE {
+                    true => "lower --page-size".to_owned(),
+                    false => format!("raise --staging-bytes to {}", block * 8 * ranks),
+                }
+            ))),
+            Some(count) if !fits(count) => {
+                let doubled = std::iter::successors(Some(bytes), |bytes| bytes.checked_mul(2));
+                let enough = doubled.take_while(|bytes| *bytes <= MOST).find(|bytes| pieces(*bytes).is_some_and(fits));
+                let raise = enough.map(|bytes| format!("raise it to {}, or ", bytes * ranks)).unwrap_or_default();
+                Err(Refused(format!(
+                    "--staging-bytes: {bytes} bytes of a rank cut a prompt of {max_tokens} tokens into {count} pieces, and {} \
+                     may be under way: {raise}lower --max-model-len",
+                    MOST_PIECES / 2
+                )))
+            }
+            _ => Ok(()),
+        }
+    })
 }
 
 fn parsed(flag: &str, text: &str) -> Result<u64, Refused> {

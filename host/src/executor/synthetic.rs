@@ -35,10 +35,22 @@ impl Cost {
     /// The time that a batch takes.
     #[must_use]
     pub fn of(&self, batch: &Batch) -> Duration {
-        batch.sequences.iter().fold(self.step, |time, sequence| match sequence.tokens.len() {
-            1 => time + self.sequence,
-            tokens => time + self.prefill_token * u32::try_from(tokens).unwrap_or(u32::MAX),
-        })
+        let (mut tokens, mut sequences) = (0, 0);
+        for sequence in &batch.sequences {
+            match sequence.tokens.len() {
+                1 => sequences += 1,
+                more => tokens += more,
+            }
+        }
+        self.step_of(tokens, sequences)
+    }
+
+    /// The time of a step with so many prompt tokens, and so many sequences that compute one token.
+    #[must_use]
+    pub fn step_of(&self, tokens: usize, sequences: usize) -> Duration {
+        let times = |time: Duration, count| time.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+        let tokens = times(self.prefill_token, tokens);
+        self.step.saturating_add(tokens).saturating_add(times(self.sequence, sequences))
     }
 }
 
@@ -244,10 +256,10 @@ impl Executor for Synthetic {
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Vec<SequenceOutput>, ExecutorError> {
         let started = Instant::now();
+        let mut turn = self.seat.turn()?;
         let whole = self.cost.of(batch);
         // The modelled accelerator computes for this long; the thread stands in for it.
         let until = |end: Duration| sleep(end.saturating_sub(started.elapsed()));
-        let mut turn = self.seat.turn()?;
         let ModelShape { layers, kv_heads, .. } = self.shape;
         let heads = rank_heads(kv_heads, turn.ranks(), turn.rank());
         if kv.heads() != heads {
@@ -354,6 +366,20 @@ mod tests {
         ] {
             let refused = Synthetic::new(shape, Cost::default()).unwrap_err().to_string();
             assert!(refused.contains(sentence), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_step_takes_what_its_parts_take_and_never_more_than_can_be_counted() {
+        let second = Duration::from_secs(1);
+        let cost = Cost { step: 100 * second, prefill_token: second, sequence: 10 * second };
+        assert_eq!(cost.step_of(5, 2), 125 * second);
+        for cost in [
+            Cost { step: Duration::MAX, ..cost },
+            Cost { prefill_token: Duration::MAX, ..cost },
+            Cost { sequence: Duration::MAX, ..cost },
+        ] {
+            assert_eq!(cost.step_of(5, 2), Duration::MAX);
         }
     }
 

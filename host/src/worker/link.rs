@@ -58,7 +58,7 @@ pub(super) struct Rank {
 
 /// A rank's staging memory.
 pub(super) struct Staging {
-    pub memory: SharedMemory,
+    pub memory: Arc<SharedMemory>,
     pub region: RegionId,
 }
 
@@ -130,7 +130,7 @@ impl Links {
             let staging = match staging_bytes {
                 0 => None,
                 bytes => {
-                    let memory = SharedMemory::new("host-staging", bytes)?;
+                    let memory = Arc::new(SharedMemory::new("host-staging", bytes)?);
                     let region = register(&backend, &memory, "staging memory")?;
                     Some(Staging { memory, region })
                 }
@@ -316,7 +316,16 @@ impl Links {
             let backend = own.backend.clone();
             let name =
                 if self.ranks.len() == 1 { self.plugin.clone() } else { format!("{}.{rank}", self.plugin) };
-            running.opened(&name, move |deadline| backend.shutdown(deadline));
+            // What a plugin may still touch stays mapped as long as the process.
+            let staging = own.staging.as_ref().map(|staging| staging.memory.clone());
+            let kept = (own.kv.memory().clone(), self.aux.clone(), staging);
+            running.opened(&name, move |deadline| {
+                let stopped = backend.shutdown(deadline);
+                if stopped.is_err() {
+                    std::mem::forget(kept);
+                }
+                stopped
+            });
         }
         running.stop_together(SHUTDOWN).map_err(|failed| {
             let said: Vec<_> =

@@ -31,7 +31,8 @@ impl Staging {
     }
 
     /// What each of so many ranks has.
-    pub(super) fn bytes_of_rank(&self, ranks: usize) -> usize {
+    #[must_use]
+    pub fn bytes_of_rank(&self, ranks: usize) -> usize {
         match self.mode {
             StagingMode::Never => 0,
             StagingMode::Auto | StagingMode::Always => self.bytes / ranks.max(1),

@@ -9,259 +9,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+#[path = "support/ways.rs"]
+mod ways;
+
+use std::path::PathBuf;
 use std::time::Instant;
 
 use host_plugin_api::*;
-use io_uring::{IoUring, opcode, types};
-use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, fadvise, fallocate, open};
-
-/// Memory that pages are written from and read to.
-const MEMORY: usize = 256 << 20;
-const RAW_DEPTH: usize = 64;
-
-#[repr(C, align(4096))]
-#[derive(Clone)]
-struct Block([u8; 4096]);
-
-struct Measured {
-    seconds: f64,
-    processor: f64,
-}
-
-fn processor() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-fn measure(run: impl FnOnce()) -> Measured {
-    let (start, before) = (Instant::now(), processor());
-    run();
-    Measured { seconds: start.elapsed().as_secs_f64(), processor: processor() - before }
-}
-
-fn sync(dir: &Path) {
-    let dir = open(dir, OFlags::RDONLY, Mode::empty()).unwrap();
-    rustix::fs::syncfs(&dir).unwrap();
-}
-
-/// Forgets what the page cache has of these files.
-fn forget(dir: &Path) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let file = std::fs::File::open(entry.unwrap().path()).unwrap();
-        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-    }
-}
-
-struct Bench {
-    dir: PathBuf,
-    memory: &'static mut [Block],
-    page: usize,
-    pages: usize,
-}
-
-impl Bench {
-    fn address(&self, page: usize) -> *mut u8 {
-        let at = page % (MEMORY / self.page) * self.page;
-        self.memory.as_ptr().cast_mut().cast::<u8>().wrapping_add(at)
-    }
-
-    fn key(&self, page: usize) -> Key {
-        let mut key = Key([0x11; 32]);
-        key.0[..8].copy_from_slice(&(page as u64).to_le_bytes());
-        key.0[8..16].copy_from_slice(&(self.page as u64).to_le_bytes());
-        key
-    }
-
-    /// One request per page through one ring, without a checksum.
-    fn raw(&self, file: &OwnedFd, write: bool) {
-        let mut ring = IoUring::new(RAW_DEPTH as u32).unwrap();
-        let (mut started, mut ended) = (0, 0);
-        while ended < self.pages {
-            while started < self.pages && started - ended < RAW_DEPTH {
-                let (fd, address) = (types::Fd(file.as_raw_fd()), self.address(started));
-                let (length, offset) = (self.page as u32, (started * self.page) as u64);
-                let entry = if write {
-                    opcode::Write::new(fd, address, length).offset(offset).build()
-                } else {
-                    opcode::Read::new(fd, address, length).offset(offset).build()
-                };
-                // SAFETY: the memory lives for ever, and requests that share a piece of it only race for its bytes.
-                unsafe { ring.submission().push(&entry).unwrap() };
-                started += 1;
-            }
-            ring.submit_and_wait(1).unwrap();
-            for entry in ring.completion() {
-                assert_eq!(entry.result() as usize, self.page);
-                ended += 1;
-            }
-        }
-    }
-
-    fn raw_both(&self) -> [Measured; 2] {
-        let path = self.dir.join("raw");
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT;
-        let file = open(&path, flags, Mode::from_raw_mode(0o600)).unwrap();
-        let write = measure(|| {
-            fallocate(&file, FallocateFlags::empty(), 0, (self.pages * self.page) as u64).unwrap();
-            self.raw(&file, true);
-            sync(&self.dir);
-        });
-        let read = measure(|| self.raw(&file, false));
-        std::fs::remove_file(path).unwrap();
-        [write, read]
-    }
-
-    fn tier(&self, config: &str) -> (impl StorageTier + use<>, RegionId) {
-        let config =
-            format!("dir = {:?}\nfree_floor_mib = 0\nsize_limit_mib = 8192\n{config}", self.dir.join("tier"));
-        let tier = host_plugin_hicache_file::open(&Opening { name: "bench".into(), config }).unwrap();
-        let memory = Memory {
-            address: self.memory.as_ptr() as u64,
-            length: MEMORY as u64,
-            kind: MemoryKind::DRAM,
-            device: 0,
-            fd: -1,
-            generation: 0,
-            fd_offset: 0,
-        };
-        let region = tier.register(&memory).unwrap();
-        (tier, region)
-    }
-
-    /// All pages, as many batches at once as the tier takes.
-    fn through(&self, tier: &impl StorageTier, region: RegionId, start: impl Fn(Tag, &[TierPage]) -> i32) {
-        let page = |number: usize| TierPage {
-            key: self.key(number),
-            region: region.0,
-            length: self.page as u32,
-            offset: (number % (MEMORY / self.page) * self.page) as u64,
-        };
-        let all: Vec<TierPage> = (0..self.pages).map(page).collect();
-        // No more in flight than there is memory.
-        let batch = (MEMORY / 8 / self.page).min(256);
-        let mut batches = all.chunks(batch).enumerate().peekable();
-        // SAFETY: the tier lives as long as this borrow, and never closes it.
-        let event = unsafe { std::os::fd::BorrowedFd::borrow_raw(tier.event_fd()) };
-        let (mut ended, mut in_flight) = (0, 0);
-        while ended < self.pages {
-            while in_flight + batch <= 4 * batch
-                && let Some((tag, pages)) = batches.peek()
-            {
-                if start(Tag(*tag as u64), pages) != 0 {
-                    break;
-                }
-                in_flight += pages.len();
-                batches.next();
-            }
-            let mut fds = [rustix::event::PollFd::new(&event, rustix::event::PollFlags::IN)];
-            rustix::event::poll(&mut fds, None).unwrap();
-            let mut done = [TierCompletion::default(); 256];
-            let count = usize::try_from(tier.poll(&mut done)).unwrap();
-            assert!(done[..count].iter().all(|done| done.status == 1), "{done:?}");
-            ended += count;
-            in_flight -= count;
-        }
-    }
-
-    fn tier_both(&self, config: &str) -> [Measured; 2] {
-        let write = measure(|| {
-            let (tier, region) = self.tier(config);
-            self.through(&tier, region, |tag, pages| tier.put(tag, pages));
-            tier.shutdown(60_000).unwrap();
-            sync(&self.dir);
-        });
-        let (tier, region) = self.tier(config);
-        while tier.usage().unwrap().values < self.pages as u64 {
-            std::thread::yield_now();
-        }
-        let read = measure(|| self.through(&tier, region, |tag, pages| tier.get(tag, pages)));
-        drop(tier);
-        std::fs::remove_dir_all(self.dir.join("tier")).unwrap();
-        [write, read]
-    }
-
-    /// As upstream's file backend: a temporary file, written, renamed; read with one call. By so many threads.
-    fn files_both(&self, threads: usize, direct: bool) -> [Measured; 2] {
-        let dir = self.dir.join("files");
-        std::fs::create_dir(&dir).unwrap();
-        let flag = if direct { OFlags::DIRECT } else { OFlags::empty() };
-        let each = |work: &(dyn Fn(usize) + Sync)| {
-            std::thread::scope(|scope| {
-                for thread in 0..threads {
-                    scope.spawn(move || (thread..self.pages).step_by(threads).for_each(work));
-                }
-            });
-        };
-        let name = |page: usize| {
-            let hex: String = self.key(page).0.iter().map(|byte| format!("{byte:02x}")).collect();
-            dir.join(format!("{hex}.bin"))
-        };
-        // SAFETY: as in `raw`.
-        let bytes = |page: usize| unsafe { std::slice::from_raw_parts_mut(self.address(page), self.page) };
-        let write = measure(|| {
-            each(&|page| {
-                let (to, part) = (name(page), name(page).with_extension("part"));
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | flag;
-                let file = open(&part, flags, Mode::from_raw_mode(0o600)).unwrap();
-                assert_eq!(rustix::io::write(&file, bytes(page)).unwrap(), self.page);
-                std::fs::rename(part, to).unwrap();
-            });
-            sync(&self.dir);
-        });
-        forget(&dir);
-        let read = measure(|| {
-            each(&|page| {
-                let file = open(name(page), OFlags::RDONLY | flag, Mode::empty()).unwrap();
-                assert_eq!(rustix::io::read(&file, bytes(page)).unwrap(), self.page);
-            });
-        });
-        std::fs::remove_dir_all(dir).unwrap();
-        [write, read]
-    }
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
-}
-
-/// A way to write all pages and read them again.
-type Way<'a> = (&'a str, &'a dyn Fn(&Bench) -> [Measured; 2]);
-
-fn pages(bench: &mut Bench, megabytes: usize, count: usize) {
-    let ways: [Way<'_>; 6] = [
-        ("raw", &Bench::raw_both),
-        ("tier, io_uring", &|b: &Bench| b.tier_both("io = 'uring'")),
-        ("tier, threads", &|b: &Bench| b.tier_both("io = 'threads'")),
-        ("file per page, 1 thread", &|b: &Bench| b.files_both(1, false)),
-        ("file per page, 16 threads", &|b: &Bench| b.files_both(16, false)),
-        ("same, O_DIRECT", &|b: &Bench| b.files_both(16, true)),
-    ];
-    println!("| page | way | write GB/s | of raw | core s/GB | read GB/s | of raw | core s/GB |");
-    println!("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |");
-    for page in [64 << 10, 256 << 10, 1 << 20, 4 << 20] {
-        bench.page = page;
-        bench.pages = (megabytes << 20) / page;
-        let bytes = (bench.pages * page) as f64 / 1e9;
-        let mut rounds: Vec<Vec<[Measured; 2]>> = Vec::new();
-        for _ in 0..count {
-            rounds.push(ways.iter().map(|(_, way)| way(bench)).collect());
-        }
-        for (at, (name, _)) in ways.iter().enumerate() {
-            print!("| {} KiB | {name} |", page >> 10);
-            for side in 0..2 {
-                let of = |f: &dyn Fn(&Vec<[Measured; 2]>) -> f64| median(rounds.iter().map(f).collect());
-                let speed = of(&|round| bytes / round[at][side].seconds);
-                let ratio = of(&|round| round[0][side].seconds / round[at][side].seconds);
-                let core = of(&|round| round[at][side].processor / bytes);
-                print!(" {speed:.2} | {ratio:.2} | {core:.3} |");
-            }
-            println!();
-        }
-    }
-}
+use ways::{Bench, Way, forget, measure, number, processor, sync, table};
 
 /// A million pages of 4 KiB: how long until the tier serves, and until it knows them all.
 fn opening(bench: &mut Bench) {
@@ -332,22 +87,17 @@ fn main() {
     }
     let above = std::env::var_os("TIER_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let dir = tempfile::tempdir_in(above).unwrap();
-    let memory = vec![Block([0; 4096]); MEMORY / 4096].leak();
-    for (number, block) in memory.iter_mut().enumerate() {
-        let mut word = number as u64 + 1;
-        for bytes in block.0.chunks_exact_mut(8) {
-            word ^= word << 13;
-            word ^= word >> 7;
-            word ^= word << 17;
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-    }
-    let mut bench = Bench { dir: dir.path().to_owned(), memory, page: 0, pages: 0 };
+    let mut bench = Bench::new(dir.path());
     if !arguments.iter().any(|argument| argument == "open") {
-        let number = |name: &str, or: usize| {
-            std::env::var(name).map_or(or, |text| text.parse().expect("a number of MiB or of rounds"))
-        };
-        pages(&mut bench, number("TIER_BENCH_MIB", 1024), number("TIER_BENCH_ROUNDS", 5));
+        let ways: [Way<'_>; 6] = [
+            ("raw", &Bench::raw_both),
+            ("tier, io_uring", &|b: &Bench| b.tier_both("io = 'uring'")),
+            ("tier, threads", &|b: &Bench| b.tier_both("io = 'threads'")),
+            ("file per page, 1 thread", &|b: &Bench| b.files_both(1, false)),
+            ("file per page, 16 threads", &|b: &Bench| b.files_both(16, false)),
+            ("same, O_DIRECT", &|b: &Bench| b.files_both(16, true)),
+        ];
+        table(&mut bench, &ways, number("TIER_BENCH_MIB", 1024), number("TIER_BENCH_ROUNDS", 5));
     }
     opening(&mut bench);
 }

@@ -57,6 +57,7 @@ pub struct Config {
     pub direct: Direct,
     pub threads: usize,
     pub queue_depth: u32,
+    pub pinned_mib: u64,
     pub max_pages: u32,
     pub max_batches: u32,
     pub refresh_ms: u64,
@@ -77,6 +78,7 @@ impl Default for Config {
             direct: Direct::Auto,
             threads: 0,
             queue_depth: 32,
+            pinned_mib: 65_536,
             max_pages: 256,
             max_batches: 64,
             refresh_ms: 500,
@@ -112,6 +114,7 @@ impl Config {
         within("free_floor_mib", config.free_floor_mib, 0, 1 << 30)?;
         within("threads", config.threads as u64, 0, 64)?;
         within("queue_depth", config.queue_depth.into(), 1, 1024)?;
+        within("pinned_mib", config.pinned_mib, 0, 1 << 20)?;
         within("max_pages", config.max_pages.into(), 1, 65_536)?;
         within("max_batches", config.max_batches.into(), 1, 4096)?;
         let (pages, batches) = (u64::from(config.max_pages), u64::from(config.max_batches));
@@ -167,6 +170,7 @@ mod tests {
             ("direct", "direct = 'perhaps'"),
             ("threads", "threads = 65"),
             ("queue_depth", "queue_depth = 0"),
+            ("pinned_mib", "pinned_mib = 1048577"),
             ("max_pages", "max_pages = 65537"),
             ("max_batches", "max_batches = 0"),
             ("max_pages * max_batches", "max_pages = 65536\nmax_batches = 17"),

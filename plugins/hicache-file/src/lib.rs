@@ -82,6 +82,8 @@
 //! ends in one completion. Neighbouring pages of a batch go to disk as one write of up to 1 MiB, and come back as one read
 //! if they still lie together. Memory that is aligned to 4096 bytes, offset and length too, is read and written in place; anything else
 //! goes through a copy.
+//! With io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration, up to
+//! `pinned_mib` and the system's limit, since looking up its pages is about half of what a direct read costs.
 
 mod backing;
 mod config;
@@ -90,6 +92,7 @@ mod index;
 mod keeper;
 mod memory;
 mod metrics;
+mod pinned;
 mod queue;
 mod room;
 mod run;

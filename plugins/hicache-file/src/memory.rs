@@ -21,7 +21,11 @@ pub struct Vector {
 
 /// Where a page lies in the host's memory, from its claim to its completion.
 #[derive(Clone, Copy, Debug)]
-pub struct Span(Vector);
+pub struct Span {
+    page: Vector,
+    /// All of its region.
+    region: Vector,
+}
 
 // SAFETY: the memory belongs to the page's batch, and one thread at a time works on a page.
 unsafe impl Send for Span {}
@@ -29,31 +33,41 @@ unsafe impl Send for Span {}
 impl Span {
     /// Whether it can be read and written without a copy.
     pub fn is_aligned(self) -> bool {
-        (self.0.base as u64).is_multiple_of(BLOCK) && (self.0.length as u64).is_multiple_of(BLOCK)
+        (self.page.base as u64).is_multiple_of(BLOCK) && (self.page.length as u64).is_multiple_of(BLOCK)
     }
 
     pub fn vector(self) -> Vector {
-        self.0
+        self.page
+    }
+
+    /// The piece of its region that all of it lies in, if there is one: which of the pieces of so many bytes, and where it is.
+    pub fn piece(self, size: u64) -> Option<(u64, Vector)> {
+        let offset = self.page.base as u64 - self.region.base as u64;
+        let (number, last) = (offset / size, (offset + self.page.length as u64 - 1) / size);
+        let start = number * size;
+        let length = size.min(self.region.length as u64 - start) as usize;
+        (number == last)
+            .then(|| (number, Vector { base: self.region.base.wrapping_add(start as usize), length }))
     }
 
     pub fn checksum(self, key: &Key) -> u64 {
         // SAFETY: registered memory stays mapped until its region is deregistered, which waits for claimed pages; until
         // the page's completion nobody else writes there.
-        checksum(key, unsafe { std::slice::from_raw_parts(self.0.base, self.0.length) })
+        checksum(key, unsafe { std::slice::from_raw_parts(self.page.base, self.page.length) })
     }
 
     /// Copies into a buffer of at least this length.
     pub fn copy_to(self, buffer: &mut Buffer) {
-        buffer.bytes_mut()[..self.0.length].copy_from_slice(
+        buffer.bytes_mut()[..self.page.length].copy_from_slice(
             // SAFETY: as in `checksum`.
-            unsafe { std::slice::from_raw_parts(self.0.base, self.0.length) },
+            unsafe { std::slice::from_raw_parts(self.page.base, self.page.length) },
         );
     }
 
     pub fn copy_from(self, buffer: &Buffer) {
         // SAFETY: as in `checksum`, and the page is ours to write: it belongs to a get.
-        unsafe { std::slice::from_raw_parts_mut(self.0.base, self.0.length) }
-            .copy_from_slice(&buffer.bytes()[..self.0.length]);
+        unsafe { std::slice::from_raw_parts_mut(self.page.base, self.page.length) }
+            .copy_from_slice(&buffer.bytes()[..self.page.length]);
     }
 }
 
@@ -157,7 +171,12 @@ impl Regions {
         }
         region.in_use += 1;
         let base = (region.memory.address + page.offset) as *mut u8;
-        Some(Span(Vector { base, length: page.length as usize }))
+        let whole = Vector { base: region.memory.address as *mut u8, length: region.memory.length as usize };
+        Some(Span { page: Vector { base, length: page.length as usize }, region: whole })
+    }
+
+    pub fn has(&self, region: u32) -> bool {
+        self.regions.contains_key(&region)
     }
 
     /// A page that was claimed has ended.

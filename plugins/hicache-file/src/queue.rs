@@ -4,6 +4,7 @@ mod batch;
 mod state;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ pub struct Queue {
     wakers: Vec<Waker>,
     /// Readable while completions wait.
     event: OwnedFd,
+    /// Regions that were deregistered since the start.
+    regions_gone: AtomicU64,
     max_pages: usize,
     max_value: u64,
     metrics: Metrics,
@@ -55,6 +58,7 @@ impl Queue {
             released: Condvar::new(),
             wakers: (0..wakers).map(|_| Waker::new()).collect::<Result<_>>()?,
             event: new_event()?,
+            regions_gone: AtomicU64::new(0),
             max_pages: max_pages as usize,
             max_value,
             metrics,
@@ -331,7 +335,19 @@ impl Queue {
             }
             state = self.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+        drop(state);
+        self.regions_gone.fetch_add(1, Ordering::SeqCst);
+        // Whoever has it pinned lets go of it.
+        self.wake(true);
         Ok(())
+    }
+
+    pub fn regions_gone(&self) -> u64 {
+        self.regions_gone.load(Ordering::SeqCst)
+    }
+
+    pub fn has_region(&self, region: u32) -> bool {
+        locked(&self.state).regions.has(region)
     }
 
     fn open_state(&self) -> Result<MutexGuard<'_, State>> {

@@ -53,7 +53,19 @@ impl Run {
             (None, Some(span)) => span.vector(),
             (None, None) => Vector { base: std::ptr::null_mut(), length: 0 },
         };
-        let vectors: Vec<Vector> = parts.iter_mut().map(vector).collect();
+        let mut vectors: Vec<Vector> = Vec::with_capacity(parts.len());
+        let mut after_host = false;
+        for part in &mut parts {
+            let (is_host, next) = (part.buffer.is_none(), vector(part));
+            match vectors.last_mut() {
+                // Neighbours in the host's memory, too.
+                Some(last) if is_host && after_host && last.base.wrapping_add(last.length) == next.base => {
+                    last.length += next.length;
+                }
+                _ => vectors.push(next),
+            }
+            after_host = is_host;
+        }
         let total = vectors.iter().map(|vector| vector.length).sum();
         let start = parts.first().map_or(0, |part| part.value.start());
         Self { place, parts, file, start, vectors, behind: 0, total, done: 0 }
@@ -61,6 +73,20 @@ impl Run {
 
     pub fn is_read(&self) -> bool {
         matches!(self.place, Place::From(_))
+    }
+
+    /// The piece of the host's memory that all of it lies in, if there is one: its region, which of the pieces of so many
+    /// bytes, and where that is.
+    pub fn piece(&self, size: u64) -> Option<(u32, u64, Vector)> {
+        let of = |part: &Part| {
+            let span = part.page.span.filter(|_| part.buffer.is_none())?;
+            let (number, piece) = span.piece(size)?;
+            Some((part.page.what.region, number, piece))
+        };
+        let first = self.parts.first().and_then(of)?;
+        let same =
+            |part: &Part| of(part).is_some_and(|(region, number, _)| (region, number) == (first.0, first.1));
+        self.parts[1..].iter().all(same).then_some(first)
     }
 
     /// What is left to do, and from which byte of the file on.

@@ -16,6 +16,7 @@ use host_plugin_api::{
 use crate::config::{Config, Io};
 use crate::index::Index;
 use crate::keeper;
+use crate::pinned::PIECE;
 use crate::queue::{Kind, locked};
 use crate::store::Store;
 use crate::uring::{self, Ring};
@@ -173,7 +174,9 @@ fn rings(config: &Config) -> Result<Vec<Ring>> {
         return Ok(Vec::new());
     }
     let count = if config.threads == 0 { THREADS.0 } else { config.threads };
-    let rings: io::Result<Vec<Ring>> = (0..count).map(|_| Ring::new(config.queue_depth)).collect();
+    let pieces = (config.pinned_mib << 20) / PIECE / count as u64;
+    let pieces = usize::try_from(pieces).unwrap_or(usize::MAX);
+    let rings: io::Result<Vec<Ring>> = (0..count).map(|_| Ring::new(config.queue_depth, pieces)).collect();
     rings.or_else(|e| {
         if config.io == Io::Auto {
             log!(Level::INFO, "no io_uring, threads read and write instead: {e}");

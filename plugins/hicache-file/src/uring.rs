@@ -10,6 +10,8 @@ use host_plugin_api::{Level, log};
 use io_uring::{IoUring, Probe, opcode, types};
 use rustix::io::Errno;
 
+use crate::memory::Vector;
+use crate::pinned::Pinned;
 use crate::queue::Ended;
 use crate::run::Run;
 use crate::store::Store;
@@ -23,8 +25,9 @@ const BREATH: Duration = Duration::from_millis(1);
 /// See the module.
 pub struct Ring {
     ring: IoUring,
-    /// What the kernel works on, boxed so that it does not move.
-    runs: Vec<Option<Box<Run>>>,
+    pinned: Pinned,
+    /// What the kernel works on, boxed so that it does not move, and whether from pinned memory.
+    runs: Vec<Option<(Box<Run>, bool)>>,
     free: Vec<usize>,
     polling: bool,
     /// Set when it goes while the kernel works on runs: nobody will learn when they end.
@@ -32,11 +35,11 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring for so many runs.
+    /// A ring for so many runs, and so many [pieces](crate::pinned) of memory.
     ///
     /// # Errors
     /// When the kernel has no io_uring, or not what is needed of it, or forbids it.
-    pub fn new(depth: u32) -> io::Result<Self> {
+    pub fn new(depth: u32, pieces: usize) -> io::Result<Self> {
         let entries = (depth + 1).next_power_of_two();
         let ring =
             IoUring::builder().setup_coop_taskrun().build(entries).or_else(|_| IoUring::new(entries))?;
@@ -46,9 +49,19 @@ impl Ring {
         if !needed.iter().all(|code| probe.is_supported(*code)) {
             return Err(io::Error::other("this kernel's io_uring lacks vectored reads and writes"));
         }
+        let fixed = [opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
+        let pieces = if fixed.iter().all(|code| probe.is_supported(*code)) { pieces } else { 0 };
+        let vectored = [opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
+        let pinned = Pinned::new(&ring, pieces, vectored.iter().all(|code| probe.is_supported(*code)));
         let depth = depth as usize;
-        let runs = (0..depth).map(|_| None).collect();
-        Ok(Self { ring, runs, free: (0..depth).rev().collect(), polling: false, abandoned: Arc::default() })
+        Ok(Self {
+            ring,
+            pinned,
+            runs: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            polling: false,
+            abandoned: Arc::default(),
+        })
     }
 
     fn in_flight(&self) -> usize {
@@ -77,14 +90,15 @@ impl Ring {
         let Some(at) = self.free.pop() else {
             return Err((run, io::Error::other("more runs than the ring has room for")));
         };
-        let entry = entry_of(&run, at);
-        self.runs[at] = Some(run);
+        let place = self.pinned.place(&self.ring, &run);
+        let entry = entry_of(&run, at, place);
+        self.runs[at] = Some((run, place.is_some()));
         match self.push(&entry) {
             Ok(()) => Ok(()),
             Err(e) => {
                 self.free.push(at);
                 // It was not submitted, so the kernel does not know of it.
-                Err((self.runs[at].take().unwrap_or_else(|| unreachable!("put there above")), e))
+                Err((self.runs[at].take().unwrap_or_else(|| unreachable!("put there above")).0, e))
             }
         }
     }
@@ -111,14 +125,30 @@ fn passing(entered: io::Result<usize>) -> io::Result<()> {
     }
 }
 
-fn entry_of(run: &Run, at: usize) -> io_uring::squeue::Entry {
+/// What the kernel is asked for; `place` is that of the pinned piece that the run lies in.
+fn entry_of(run: &Run, at: usize, place: Option<u16>) -> io_uring::squeue::Entry {
     let (vectors, offset) = run.rest();
     let (pointer, count) = (vectors.as_ptr().cast(), vectors.len() as u32);
     let file = types::Fd(run.file.as_raw_fd());
-    let entry = if run.is_read() {
-        opcode::Readv::new(file, pointer, count).offset(offset).build()
-    } else {
-        opcode::Writev::new(file, pointer, count).offset(offset).build()
+    let one = match vectors {
+        [Vector { base, length }] => Some((*base, *length as u32)),
+        _ => None,
+    };
+    let entry = match (run.is_read(), place, one) {
+        (true, Some(place), Some((base, length))) => {
+            opcode::ReadFixed::new(file, base, length, place).offset(offset).build()
+        }
+        (false, Some(place), Some((base, length))) => {
+            opcode::WriteFixed::new(file, base, length, place).offset(offset).build()
+        }
+        (true, Some(place), None) => {
+            opcode::ReadvFixed::new(file, pointer, count, place).offset(offset).build()
+        }
+        (false, Some(place), None) => {
+            opcode::WritevFixed::new(file, pointer, count, place).offset(offset).build()
+        }
+        (true, None, _) => opcode::Readv::new(file, pointer, count).offset(offset).build(),
+        (false, None, _) => opcode::Writev::new(file, pointer, count).offset(offset).build(),
     };
     entry.user_data(at as u64)
 }
@@ -126,7 +156,7 @@ fn entry_of(run: &Run, at: usize) -> io_uring::squeue::Entry {
 impl Drop for Ring {
     fn drop(&mut self) {
         // What the kernel still works on must stay where it is.
-        for run in self.runs.drain(..).flatten() {
+        for (run, _) in self.runs.drain(..).flatten() {
             self.abandoned.store(true, Ordering::SeqCst);
             Box::leak(run);
         }
@@ -145,6 +175,7 @@ pub fn thread(store: &Store, mut ring: Ring, number: usize) -> io::Result<()> {
     let (mut done, mut finished) = (Vec::new(), Vec::new());
     loop {
         waker.arm();
+        ring.pinned.forget_gone(&ring.ring, &store.queue);
         loop {
             let room = !ring.free.is_empty() && waiting.is_empty();
             if !store.queue.claim(room, &mut claim) {
@@ -202,7 +233,7 @@ fn begin(store: &Store, ring: &mut Ring, waiting: &mut Vec<Run>, ended: &mut Vec
 
 /// The kernel's answer to the run at this place; the run, if it has ended.
 fn complete(ring: &mut Ring, at: usize, result: i32) -> Option<(Run, io::Result<()>)> {
-    let Some(mut run) = ring.runs.get_mut(at).and_then(Option::take) else {
+    let Some((mut run, is_pinned)) = ring.runs.get_mut(at).and_then(Option::take) else {
         log!(Level::ERROR, "io_uring completed run {at}, which was not in flight");
         return None;
     };
@@ -215,6 +246,8 @@ fn complete(ring: &mut Ring, at: usize, result: i32) -> Option<(Run, io::Result<
         Err(_) if is(Errno::INTR) => None,
         // The kernel cannot do it in the background: then here.
         Err(_) if is(Errno::AGAIN) => Some(run.execute()),
+        // Not every file system takes what was made known beforehand; an error of the device comes again.
+        Err(_) if is_pinned => Some(run.execute()),
         Err(_) => Some(Err(io::Error::from_raw_os_error(-result))),
     };
     match outcome {
@@ -234,8 +267,8 @@ mod tests {
 
     #[test]
     fn a_ring_that_goes_while_the_kernel_reads_says_so_and_one_that_is_idle_does_not() {
-        let Ok(mut ring) = Ring::new(4) else { return println!("SKIPPED: no io_uring here") };
-        let (idle, read) = (Ring::new(4).unwrap(), Arc::new(AtomicBool::new(false)));
+        let Ok(mut ring) = Ring::new(4, 1) else { return println!("SKIPPED: no io_uring here") };
+        let (idle, read) = (Ring::new(4, 0).unwrap(), Arc::new(AtomicBool::new(false)));
         ring.abandoned = read.clone();
         let unread = idle.abandoned.clone();
         drop(idle);

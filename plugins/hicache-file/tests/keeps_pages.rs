@@ -9,7 +9,8 @@ use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{ErrorCode, Key, StorageTier, TierPage};
 use world::{World, can, files, wait_until};
 
-const WAYS: [&str; 4] = [
+const WAYS: [&str; 5] = [
+    "io = 'uring'\ndirect = 'always'\npinned_mib = 0",
     "io = 'uring'\ndirect = 'always'",
     "io = 'threads'\ndirect = 'always'\nthreads = 3",
     "io = 'uring'\ndirect = 'never'",
@@ -180,4 +181,50 @@ fn a_region_that_is_taken_back_is_touched_no_more() {
         assert!(world.bytes().iter().all(|byte| *byte == 0x77), "round {round}");
         world.register_again();
     }
+}
+
+#[test]
+fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_what_it_is() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    const LENGTH: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::new(dir.path(), 1 << 20, "segment_mib = 4\nsize_limit_mib = 64\nthreads = 1");
+    let mut at = std::ptr::null_mut();
+    for round in 0..4_u8 {
+        let fixed =
+            if round == 0 { MapFlags::PRIVATE } else { MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE };
+        // SAFETY: fresh memory, at a place that is free.
+        at = unsafe { mmap_anonymous(at, LENGTH, ProtFlags::READ | ProtFlags::WRITE, fixed) }.unwrap();
+        // SAFETY: mapped above, and unmapped below; no batch is in flight when it is used.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), LENGTH) };
+        let memory = host_plugin_api::Memory {
+            address: at as u64,
+            length: LENGTH as u64,
+            kind: host_plugin_api::MemoryKind::DRAM,
+            device: 0,
+            fd: -1,
+            generation: 0,
+            fd_offset: 0,
+        };
+        let region = world.tier.register(&memory).unwrap();
+        let page = |number: u8, offset: u64| TierPage {
+            key: Key([number; 32]),
+            region: region.0,
+            length: 65_536,
+            offset,
+        };
+        bytes[..65_536].fill(round + 1);
+        assert_eq!(world.run(1, |tier, tag| tier.put(tag, &[page(round, 0)]))[0].0, STORED);
+        for stored in 0..=round {
+            bytes.fill(0xEE);
+            let ended = world.run(1, |tier, tag| tier.get(tag, &[page(stored, 131_072)]));
+            assert_eq!(ended[0].0, FOUND, "page {stored} in round {round}");
+            assert!(bytes[131_072..][..65_536].iter().all(|byte| *byte == stored + 1));
+            assert!(bytes[..131_072].iter().all(|byte| *byte == 0xEE));
+        }
+        world.tier.deregister(region).unwrap();
+        // SAFETY: as above; the tier has let go of it.
+        unsafe { munmap(at, LENGTH) }.unwrap();
+    }
+    world.close();
 }

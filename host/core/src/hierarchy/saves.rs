@@ -50,6 +50,39 @@ impl Hierarchy {
         }
     }
 
+    /// Takes the youngest saves that nobody has begun and that keep the same pages: several batches of one request, or one that
+    /// was evicted. Each is to be [dropped](Self::drop_save) or [put back](Self::wait_again).
+    pub(crate) fn take_youngest(&mut self) -> Vec<Queued> {
+        let mut taken: Vec<Queued> = Vec::new();
+        while let Some(queued) = self.saves.pop_back() {
+            let alike = match (taken.last().map(|queued| &queued.keep), &queued.keep) {
+                (None, _) => true,
+                (Some(Keep::Lock(last)), Keep::Lock(lock)) => last == lock,
+                _ => false,
+            };
+            if !alike {
+                self.saves.push_back(queued);
+                break;
+            }
+            taken.push(queued);
+        }
+        taken
+    }
+
+    /// Puts saves that were taken back behind all others.
+    pub(crate) fn wait_again(&mut self, taken: Vec<Queued>) {
+        self.saves.extend(taken.into_iter().rev());
+    }
+
+    /// Drops saves that were taken, for want of time; returns what they kept.
+    pub(crate) fn give_up(&mut self, taken: Vec<Queued>) -> Vec<Keep> {
+        for queued in taken {
+            self.stats.dropped += queued.pages.len() as u64;
+            self.drop_save(queued);
+        }
+        self.take_released()
+    }
+
     /// A save that nobody has begun is not wanted any more.
     pub(super) fn drop_save(&mut self, queued: Queued) {
         for (_, slot) in queued.pages {

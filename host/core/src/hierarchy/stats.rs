@@ -34,7 +34,7 @@ pub struct HierarchyStats {
     pub saved: u64,
     /// Not copied to host memory, for want of slots there.
     pub not_saved: u64,
-    /// Evicted from the pool without a copy anywhere below, for want of time.
+    /// Not copied although it was to be, because somebody needed the pool's pages at once.
     pub dropped: u64,
     /// Pages of the pool that are evicted and being copied now.
     pub writing_back: usize,

@@ -51,6 +51,14 @@ impl RadixTree {
     ///
     /// Counts as a use of the prefix, for policies that count uses.
     pub fn lock(&mut self, namespace: Namespace, tokens: &[u32]) -> PrefixLock {
+        let lock = self.hold(namespace, tokens);
+        self.count_use(&lock);
+        lock
+    }
+
+    /// As [`lock`](Self::lock), for a request that may have to give the receipt back unused: it counts as a use only with
+    /// [`count_use`](Self::count_use).
+    pub fn hold(&mut self, namespace: Namespace, tokens: &[u32]) -> PrefixLock {
         self.counts.locks += 1;
         if !self.namespaces.lock_added(namespace) {
             return PrefixLock { namespace, node: NO_NODE, pages: 0 };
@@ -58,17 +66,20 @@ impl RadixTree {
         let (node, pages) = self.descend(namespace, NO_NODE, 0, tokens);
         if node != NO_NODE {
             self.pin(node);
-            // Only now: what orders a node must not change while it is in the order.
-            let mut at = node;
-            loop {
-                let node = &mut self.nodes[at];
-                let part = node.full_mut();
-                part.hits = part.hits.saturating_add(1);
-                let Ok(parent) = node.owner.get() else { break };
-                at = parent;
-            }
         }
         PrefixLock { namespace, node, pages: pages as u32 }
+    }
+
+    /// Counts a use of a locked prefix, for policies that count uses. What orders a node must not change while it is in the
+    /// order of eviction, and what is locked is not.
+    pub fn count_use(&mut self, lock: &PrefixLock) {
+        let mut at = lock.node;
+        while at != NO_NODE {
+            let node = &mut self.nodes[at];
+            let part = node.full_mut();
+            part.hits = part.hits.saturating_add(1);
+            at = node.owner.get().unwrap_or(NO_NODE);
+        }
     }
 
     /// Another receipt for the same prefix, for a second request with the same prompt.

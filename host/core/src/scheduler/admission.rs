@@ -206,7 +206,8 @@ impl Scheduler {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
-        if let (Some(tree), Some(lock)) = (&self.cache, &lock) {
+        if let (Some(tree), Some(lock)) = (&mut self.cache, &lock) {
+            tree.count_use(lock);
             tree.pages(lock, &mut job.table);
         }
         let resumed = job.stage == Stage::Retracted;
@@ -328,7 +329,7 @@ impl Scheduler {
         let room = job.request.room;
         let (peer, attempt, body) = match (&job.stage, &job.outgoing) {
             (Stage::Transfer(incoming) | Stage::Verifying(incoming) | Stage::Restoring(incoming), _)
-                if self.may_write(incoming.peer, incoming.session) =>
+                if self.peers.may_write(incoming.peer, incoming.session) =>
             {
                 (incoming.peer, incoming.attempt, Body::Abort)
             }
@@ -364,23 +365,24 @@ impl Scheduler {
         self.patience.remove(room);
         let loads = self.hierarchy.as_mut().map(|hierarchy| hierarchy.forget(room)).unwrap_or_default();
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
-        let opened = matches!(job.stage, Stage::Transfer(_) | Stage::Verifying(_));
+        let (opened, writer, receiver) = match &job.stage {
+            Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
+                actions.push(Action::CloseRoom { room });
+                let writes = self.peers.may_write(incoming.peer, incoming.session);
+                (true, Some(incoming.peer).filter(|_| writes), true)
+            }
+            // It is being closed, and its pages were asked back.
+            Stage::Reclaiming(reclaiming) => (true, reclaiming.writer, reclaiming.receiver),
+            _ => (false, None, false),
+        };
         let touchers = Touchers {
-            writer: match &job.stage {
-                Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
-                    Some(incoming.peer).filter(|_| self.may_write(incoming.peer, incoming.session))
-                }
-                _ => None,
-            },
+            writer,
             batch: job.in_batch.is_some(),
             verification: matches!(job.stage, Stage::Verifying(_)),
-            receiver: opened,
+            receiver,
             tags,
             loads,
         };
-        if opened {
-            actions.push(Action::CloseRoom { room });
-        }
         for tag in &touchers.tags {
             actions.push(Action::CancelWrite(*tag));
         }

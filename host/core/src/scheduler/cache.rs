@@ -42,7 +42,7 @@ pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
 
 impl Scheduler {
     /// Locks what is cached of a request's prompt; of a retracted one's answer so far too. `None` for a request that
-    /// runs without the cache.
+    /// runs without the cache. It is a use of the prefix only when the request is admitted.
     pub(super) fn lock_prefix(&mut self, room: Room) -> Option<PrefixLock> {
         let job = self.jobs.get(&room)?;
         let tree = self.cache.as_mut()?;
@@ -52,10 +52,10 @@ impl Scheduler {
         }
         let namespace = tree.namespace(&request.namespace)?;
         if job.stage == Stage::Retracted {
-            return Some(tree.lock(namespace, &job.known_tokens()));
+            return Some(tree.hold(namespace, &job.known_tokens()));
         }
         let usable = usable_prefix(self.config.role, request);
-        Some(tree.lock(namespace, &request.prompt[..usable]))
+        Some(tree.hold(namespace, &request.prompt[..usable]))
     }
 
     pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {

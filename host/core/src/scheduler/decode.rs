@@ -1,7 +1,6 @@
 //! The decode side of a room: what arrives, checking it, going on with it.
 
-use super::job::{Incoming, Stage};
-use super::peers::PeerState;
+use super::job::{Incoming, Reclaiming, Stage};
 use super::{Action, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::integrity::{Expected, Found, verify};
@@ -67,7 +66,18 @@ impl Scheduler {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let pages = count(incoming.pages.len());
         let expected = Expected { room, attempt, prompt_tokens: count(prompt), pages };
-        match verify(expected, found) {
+        let verified = verify(expected, found);
+        // In a batch it would fail all others of it.
+        if let Ok(verified) = &verified
+            && verified.first().token >= self.config.vocabulary
+        {
+            let (token, end) = (verified.first().token, self.config.vocabulary - 1);
+            let message = format!(
+                "prefill drew token {token}, but the model's token ids end at {end}: start both workers with the same model"
+            );
+            return self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
+        }
+        match verified {
             Ok(verified) => {
                 job.stage = Stage::Restoring(incoming);
                 job.cached_tokens = job.cached_tokens.max(verified.cached_tokens());
@@ -83,17 +93,24 @@ impl Scheduler {
                 self.stats.integrity_failures += 1;
                 // Every part of this attempt has arrived, so nothing of it can still be written: the same pages
                 // can be asked for again at once.
-                let connected = self.peers.state(peer) == Some(&PeerState::Ready);
-                if !connected || session != self.peers.session(peer) {
-                    let message = format!("{mismatch}, and the connection to worker {peer} is gone");
-                    self.fail(now, room, Failure::new(FailureCode::PeerLost, message), actions);
-                } else if incoming.damaged + 1 < self.config.max_attempts {
+                let (damaged, supplement) = (incoming.damaged + 1, incoming.supplement);
+                let connected = self.connected(&incoming);
+                if connected && damaged < self.config.max_attempts {
                     self.outbox.forget_room(room);
                     let again = Incoming::new((peer, session), attempt + 1, incoming.pages.clone(), now);
-                    self.reserve(now, room, Incoming { damaged: incoming.damaged + 1, ..again }, actions);
+                    self.reserve(now, room, Incoming { damaged, supplement, ..again }, actions);
+                } else if supplement {
+                    actions.push(Action::ForgetRoom { room });
+                    self.outbox.forget_room(room);
+                    if connected {
+                        self.commit(now, room, &incoming, actions);
+                    }
+                    self.compute_instead(room, incoming.pages.start);
+                } else if !connected {
+                    let message = format!("{mismatch}, and worker {peer} cannot send it again");
+                    self.fail(now, room, Failure::new(FailureCode::PeerLost, message), actions);
                 } else {
-                    let times = incoming.damaged + 1;
-                    let message = format!("KV pages arrived damaged {times} times: {mismatch}");
+                    let message = format!("KV pages arrived damaged {damaged} times: {mismatch}");
                     self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
                 }
             }
@@ -101,7 +118,7 @@ impl Scheduler {
     }
 
     /// Prefill refused or gave up. Its pages are asked back like after any failure: only `Drained` proves that no
-    /// repeat of an earlier message makes it write after all.
+    /// repeat of an earlier message makes it write after all. What has arrived whole needs it no longer.
     pub(super) fn prefill_gave_up(
         &mut self,
         now: Time,
@@ -111,12 +128,19 @@ impl Scheduler {
         retryable: bool,
         actions: &mut Vec<Action>,
     ) {
-        let waits = self.jobs.get(&room).is_some_and(|job| match &job.stage {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let waits = match &mut job.stage {
             Stage::Transfer(incoming) => incoming.peer == from,
+            Stage::Verifying(incoming) | Stage::Restoring(incoming) => {
+                incoming.leg_ended |= incoming.peer == from;
+                false
+            }
             Stage::Queued => job.request.prefill.as_ref().is_some_and(|peer| peer.instance == from),
             _ => false,
-        });
-        if waits {
+        };
+        if waits && job.stage.waits_for_supplement() {
+            self.reclaim(now, room, actions);
+        } else if waits {
             let failure = Failure { code: FailureCode::PeerFailed, message, retryable };
             self.fail(now, room, failure, actions);
         }
@@ -128,6 +152,7 @@ impl Scheduler {
             touchers.receiver &= other != room;
         });
         self.finish_clearing(cleared, actions);
+        self.reclaimed(room, |reclaiming| reclaiming.receiver = false, actions);
     }
 
     /// Prefill has nothing of the room in flight any more.
@@ -138,5 +163,9 @@ impl Scheduler {
             }
         });
         self.finish_clearing(cleared, actions);
+        let gone = |reclaiming: &mut Reclaiming| {
+            reclaiming.writer = reclaiming.writer.filter(|writer| *writer != from);
+        };
+        self.reclaimed(room, gone, actions);
     }
 }

@@ -70,8 +70,8 @@ impl Scheduler {
         self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
     }
 
-    /// Finds pages for a plan (each job with the position up to which it is to be computed); false when there are too
-    /// few.
+    /// Finds pages for a plan (each job with the position up to which it is to be computed), if need be those of copies that
+    /// have not begun; false when there are too few.
     pub(super) fn grow(&mut self, plan: &[(Room, usize)]) -> bool {
         let missing = |scheduler: &Self, room: &Room, end: usize| {
             let pages = scheduler.jobs.get(room).map_or(usize::MAX, |job| job.table.len());
@@ -81,6 +81,7 @@ impl Scheduler {
         if needed == 0 {
             return true;
         }
+        self.give_up_saves(needed);
         if needed > self.pages_to_be_had() {
             return false;
         }

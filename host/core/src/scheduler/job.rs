@@ -23,6 +23,9 @@ pub(super) enum Stage {
     Verifying(Incoming),
     /// Decode: what was sent is verified; waits for what it restores itself.
     Restoring(Incoming),
+    /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as nobody else can
+    /// write them.
+    Reclaiming(Reclaiming),
     /// Decode: verified; waits until the pace lets it into the steps.
     Ready,
     /// Prefill, aggregated: these pages of the prompt are being copied from host memory.
@@ -33,6 +36,13 @@ pub(super) enum Stage {
     Retracted,
     /// Prefill: computed; pages are on their way, or wait for decode's commit.
     Inflight,
+}
+
+impl Stage {
+    /// Whether a span of pages is under way that is all that decode lacks, and that it could compute.
+    pub(super) fn waits_for_supplement(&self) -> bool {
+        matches!(self, Stage::Transfer(incoming) if incoming.supplement)
+    }
 }
 
 /// What decode knows of a transfer towards it.
@@ -52,6 +62,21 @@ pub(super) struct Incoming {
     pub arrived: BTreeSet<u32>,
     /// The highest sequence number, once known.
     pub last: Option<u32>,
+    /// Whether these are the only pages that are missing: what else prefill sends was verified in an earlier attempt.
+    pub supplement: bool,
+    /// Whether prefill's leg has ended: it sends nothing more.
+    pub leg_ended: bool,
+}
+
+/// Pages that were asked for and will not come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reclaiming {
+    /// The first page that is missing.
+    pub page: usize,
+    /// Prefill, as long as it may write them.
+    pub writer: Option<Instance>,
+    /// Whether our own transfer threads may copy into them what arrived elsewhere.
+    pub receiver: bool,
 }
 
 impl Incoming {
@@ -61,7 +86,18 @@ impl Incoming {
         pages: Range<usize>,
         asked: Time,
     ) -> Self {
-        Self { peer, session, attempt, damaged: 0, pages, asked, arrived: BTreeSet::new(), last: None }
+        Self {
+            peer,
+            session,
+            attempt,
+            damaged: 0,
+            pages,
+            asked,
+            arrived: BTreeSet::new(),
+            last: None,
+            supplement: false,
+            leg_ended: false,
+        }
     }
 
     pub(super) fn complete(&self) -> bool {

@@ -122,6 +122,12 @@ impl Peers {
         (early.0 == session).then_some(early.1)
     }
 
+    /// Whether writes over this connection may still land here: an earlier one was fenced when the next began.
+    pub(super) fn may_write(&self, peer: Instance, session: u64) -> bool {
+        let gone = matches!(self.state(peer), None | Some(PeerState::Fenced));
+        !gone && session == self.session(peer)
+    }
+
     /// The connection that a room begun now belongs to.
     pub(super) fn session(&self, peer: Instance) -> u64 {
         self.by_instance.get(&peer).map_or(0, |peer| peer.session)
@@ -277,6 +283,10 @@ impl Scheduler {
             known.state = PeerState::Unfenced;
         }
         self.orphans.retain(|_, orphan| orphan.peer != peer);
+        // What it alone has not sent can be computed.
+        for room in self.rooms_with(peer, Stage::waits_for_supplement) {
+            self.reclaim(now, room, actions);
+        }
         // What has arrived whole needs the peer no longer.
         let waiting = |stage: &Stage| !matches!(stage, Stage::Verifying(_));
         for room in self.rooms_with(peer, waiting) {
@@ -290,12 +300,12 @@ impl Scheduler {
             touchers.writer = touchers.writer.filter(|writer| *writer != peer);
         });
         self.finish_clearing(cleared, actions);
-    }
-
-    /// Whether writes over this connection may still land here: an earlier one was fenced when the next began.
-    pub(super) fn may_write(&self, peer: Instance, session: u64) -> bool {
-        let gone = matches!(self.peers.state(peer), None | Some(PeerState::Fenced));
-        !gone && session == self.peers.session(peer)
+        let reclaims = |job: &super::job::Job| matches!(&job.stage, Stage::Reclaiming(reclaiming) if reclaiming.writer == Some(peer));
+        let rooms: Vec<Room> =
+            self.jobs.iter().filter(|(_, job)| reclaims(job)).map(|(room, _)| *room).collect();
+        for room in rooms {
+            self.reclaimed(room, |reclaiming| reclaiming.writer = None, actions);
+        }
     }
 
     /// Rooms that depend on a peer and are in one of the stages asked for.

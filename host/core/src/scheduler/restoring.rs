@@ -7,27 +7,29 @@
 //! decode       Queued ─► Transfer ─► Verifying ─► Restoring ─► Ready
 //!                           ▲ │ restore failed,       │ │ prefill gone: compute it here
 //!                           └─┘ nothing arrived       │ └─────────────────────────────► Running
-//!                           ▲                         │ restore failed
-//!                           └──── the span it lacks ──┘
+//!                           ▲                         │ restore failed                     ▲
+//!                           └──── the span it lacks ──┘                                    │
+//!                           │ prefill gone, or it will not                                 │
+//!                           └──────────────────────────────► Reclaiming ─(nobody writes)───┘
 //! ```
 //!
 //! On a decode worker a restore runs beside the transfer of what lies behind it. What was promised and cannot be restored
 //! is asked of prefill by another attempt: a [`Reserve`](crate::message::Reserve) that covers it. Prefill has computed or
 //! cached the whole prompt and keeps it until `Commit`, which decode says only when everything is there. As long as
 //! nothing has arrived the new attempt takes the place of the first and asks for all; else it asks for the missing span
-//! alone, when the first is verified. A request is renegotiated once at most. When prefill has gone meanwhile, decode
-//! computes from the first missing page on.
+//! alone, when the first is verified. A request is renegotiated once at most. When prefill has gone meanwhile, or goes while
+//! it sends the span, decode computes from the first missing page on; pages of a span that was asked for it takes back first,
+//! like those of a request that has ended.
 
 use std::ops::Range;
 
 use super::cache::usable_prefix;
-use super::job::{Incoming, Job, Restore, Stage};
+use super::job::{Incoming, Job, Reclaiming, Restore, Stage};
 use super::peers::PeerState;
 use super::{Action, Role, Scheduler};
-use crate::hierarchy::{Hierarchy, Keep, Progress, TierAction, TierEvent};
+use crate::hierarchy::{Hierarchy, Progress, TierAction, TierEvent};
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
-use crate::quarantine;
 use crate::radix::PageHash;
 
 impl Job {
@@ -119,13 +121,8 @@ impl Scheduler {
 
     fn after_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
         let Some(hierarchy) = &mut self.hierarchy else { return };
-        let changed = hierarchy.take_changed();
-        for keep in hierarchy.take_released() {
-            match keep {
-                Keep::Lock(lock) => self.unlock(Some(lock)),
-                Keep::Evicted(pages) => quarantine::copied(&mut self.pool, pages),
-            }
-        }
+        let (changed, released) = (hierarchy.take_changed(), hierarchy.take_released());
+        self.released(released);
         for room in changed {
             self.restore_changed(now, room, actions);
         }
@@ -194,8 +191,9 @@ impl Scheduler {
     }
 
     /// Whether prefill can be asked for something more over the connection of a transfer.
-    fn connected(&self, incoming: &Incoming) -> bool {
-        self.peers.state(incoming.peer) == Some(&PeerState::Ready)
+    pub(super) fn connected(&self, incoming: &Incoming) -> bool {
+        !incoming.leg_ended
+            && self.peers.state(incoming.peer) == Some(&PeerState::Ready)
             && self.peers.session(incoming.peer) == incoming.session
     }
 
@@ -214,7 +212,9 @@ impl Scheduler {
             stats.renegotiated_pages += pages.len() as u64;
         }
         let page_tokens = self.config.page_tokens;
+        let mut supplement = false;
         if let Some(job) = self.jobs.get_mut(&room) {
+            supplement = matches!(job.stage, Stage::Restoring(_));
             let first = u32::try_from(pages.start).unwrap_or(u32::MAX).saturating_mul(page_tokens);
             job.restore = None;
             job.promised_tokens = job.promised_tokens.min(first);
@@ -222,11 +222,44 @@ impl Scheduler {
         }
         self.outbox.forget_room(room);
         let next = Incoming::new((incoming.peer, incoming.session), incoming.attempt + 1, pages, now);
-        self.reserve(now, room, Incoming { damaged: incoming.damaged, ..next }, actions);
+        self.reserve(now, room, Incoming { damaged: incoming.damaged, supplement, ..next }, actions);
+    }
+
+    /// Prefill will not send the last pages that are missing, or not all of them: takes them back, to compute them here.
+    pub(super) fn reclaim(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let Stage::Transfer(incoming) = &job.stage else { return };
+        let (peer, attempt, page) = (incoming.peer, incoming.attempt, incoming.pages.start);
+        let may_write = self.peers.may_write(peer, incoming.session);
+        let writer = Some(peer).filter(|_| may_write);
+        job.stage = Stage::Reclaiming(Reclaiming { page, writer, receiver: true });
+        actions.push(Action::CloseRoom { room });
+        self.outbox.forget_room(room);
+        if may_write && self.peers.state(peer) == Some(&PeerState::Ready) {
+            let abort = self.outbox.request(now, peer, room, attempt, Body::Abort);
+            self.send(peer, abort, actions);
+        }
+    }
+
+    /// Somebody writes the pages that a room takes back no more.
+    pub(super) fn reclaimed(
+        &mut self,
+        room: Room,
+        change: impl FnOnce(&mut Reclaiming),
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let Stage::Reclaiming(reclaiming) = &mut job.stage else { return };
+        change(reclaiming);
+        if reclaiming.writer.is_none() && !reclaiming.receiver {
+            let page = reclaiming.page;
+            actions.push(Action::ForgetRoom { room });
+            self.compute_instead(room, page);
+        }
     }
 
     /// Decode computes what it lacks, because nobody else can.
-    fn compute_instead(&mut self, room: Room, pages: usize) {
+    pub(super) fn compute_instead(&mut self, room: Room, pages: usize) {
         if let Some(hierarchy) = &mut self.hierarchy {
             hierarchy.stats_mut().computed_instead += 1;
         }
@@ -244,17 +277,22 @@ impl Scheduler {
     /// Decode: everything is there, received or restored.
     fn received(&mut self, now: Time, room: Room, incoming: &Incoming, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let peer: Instance = incoming.peer;
         job.stage = Stage::Ready;
         job.computed = job.request.prompt.len();
         self.ready.push_back(room);
-        if self.peers.state(peer) == Some(&PeerState::Ready) {
-            let commit = self.outbox.request(now, peer, room, incoming.attempt, Body::Commit);
-            self.send(peer, commit, actions);
-        }
+        self.commit(now, room, incoming, actions);
         self.cache_computed(room);
         if !self.pace.is_set() {
             self.let_in(now, actions);
+        }
+    }
+
+    /// Decode needs nothing more of prefill, which may let go.
+    pub(super) fn commit(&mut self, now: Time, room: Room, incoming: &Incoming, actions: &mut Vec<Action>) {
+        let peer: Instance = incoming.peer;
+        if self.peers.state(peer) == Some(&PeerState::Ready) {
+            let commit = self.outbox.request(now, peer, room, incoming.attempt, Body::Commit);
+            self.send(peer, commit, actions);
         }
     }
 }

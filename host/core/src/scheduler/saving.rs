@@ -3,7 +3,8 @@
 //! Write-through: those that enter the radix tree. Selective: those that enter or are used and were matched often enough.
 //! Write-back: those about to be evicted. Evicting goes ahead of need then, so that a page's copy is under way while
 //! others are still free; it is in quarantine until the copy has ended. Whoever needs pages *now* takes what is free and
-//! evicts the rest at once, copied or not: nothing in a tick waits for a copy.
+//! evicts the rest at once, copied or not: nothing in a tick waits for a copy. What would keep a step from its pages are
+//! copies under way, of pages that stay until they have ended; those that have not begun are given up then.
 
 use std::ops::Range;
 
@@ -11,16 +12,18 @@ use super::Scheduler;
 use crate::hierarchy::{Keep, WritePolicy};
 use crate::ids::{PageId, Room};
 use crate::pool::CachedPages;
+use crate::quarantine;
 use crate::radix::PageHash;
 
 impl Scheduler {
-    /// Some pages of a job are in the tree, the last `taken` of its locked ones only now.
+    /// Some pages of a job are in the tree, the last `taken` of its locked ones only now. Of a tree that was flushed since,
+    /// nothing is saved.
     pub(super) fn save_computed(&mut self, room: Room, taken: usize) {
         let (Some(hierarchy), Some(tree), Some(job)) = (&self.hierarchy, &self.cache, self.jobs.get(&room))
         else {
             return;
         };
-        let Some(lock) = &job.lock else { return };
+        let Some(lock) = job.lock.as_ref().filter(|lock| tree.is_found(lock)) else { return };
         let pages = lock.pages();
         let (all, often) = (vec![(0..pages, u32::MAX)], hierarchy.config().write_after_hits);
         let (first, wanted) = match hierarchy.config().write {
@@ -85,7 +88,38 @@ impl Scheduler {
             let ids = unsaved.ids().to_vec();
             let keep = Keep::Evicted(self.pool.quarantine_cached(unsaved));
             if let Some(Keep::Evicted(pages)) = hierarchy.save(keep, names.into_iter().zip(ids)) {
-                crate::quarantine::copied(&mut self.pool, pages);
+                quarantine::copied(&mut self.pool, pages);
+            }
+        }
+    }
+
+    /// Gives up copies that have not begun and alone keep pages, the youngest first, until so many pages can be had.
+    pub(super) fn give_up_saves(&mut self, wanted: usize) {
+        let mut kept = Vec::new();
+        while self.pages_to_be_had() < wanted {
+            let (Some(hierarchy), Some(tree)) = (&mut self.hierarchy, &self.cache) else { return };
+            let taken = hierarchy.take_youngest();
+            let Some(youngest) = taken.first() else { break };
+            if let Keep::Lock(lock) = &youngest.keep
+                && !tree.is_kept_by(lock, taken.len())
+            {
+                kept.push(taken);
+                continue;
+            }
+            let released = hierarchy.give_up(taken);
+            self.released(released);
+        }
+        if let Some(hierarchy) = &mut self.hierarchy {
+            kept.into_iter().rev().for_each(|taken| hierarchy.wait_again(taken));
+        }
+    }
+
+    /// Copies have ended, or never will begin.
+    pub(super) fn released(&mut self, kept: Vec<Keep>) {
+        for keep in kept {
+            match keep {
+                Keep::Lock(lock) => self.unlock(Some(lock)),
+                Keep::Evicted(pages) => quarantine::copied(&mut self.pool, pages),
             }
         }
     }

@@ -10,7 +10,7 @@ mod room;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use super::message::Answer;
+use super::message::{Answer, Verdict};
 use super::slots::Slots;
 use super::{Key, PeerRank, Span};
 use crate::ids::{Instance, PageId, Room};
@@ -137,8 +137,9 @@ impl<N> Ring<N> {
         }
     }
 
-    /// From now on pieces of this room are taken. A repeat changes nothing; a later attempt voids what came before it.
-    pub fn open(&mut self, opening: Opening) {
+    /// From now on pieces of this room are taken. A repeat changes nothing; a later attempt voids what came before it: who
+    /// waits for an answer within an earlier one is told that it is over, for the next begins only then.
+    pub fn open(&mut self, opening: Opening, actions: &mut Vec<Action>) {
         let room = opening.room;
         match self.rooms.get_mut(&room) {
             None => {
@@ -152,7 +153,13 @@ impl<N> Ring<N> {
                 open.stop();
                 open.opening = opening;
                 open.asked.clear();
+                actions.extend(open.waiting_pieces().map(|(to, key, repeat)| {
+                    let answer = Answer { key, repeat, verdict: Verdict::Done };
+                    Action::Say { to, answer }
+                }));
                 self.drop_work(room);
+                // A window may have been kept free for it.
+                self.serve(actions);
             }
             Some(_) => {}
         }

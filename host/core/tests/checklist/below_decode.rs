@@ -166,6 +166,139 @@ fn when_prefill_has_gone_decode_computes_what_is_missing() {
     finish(leg);
 }
 
+/// A decode worker that has asked for a span of 6 pages which storage did not bring; all else is there.
+fn supplemented() -> Leg {
+    let (mut leg, read) = promised(hierarchy(32, 1));
+    leg.deliver(1);
+    leg.all_end(read, 6, PageEnd::Missing);
+    assert_eq!(leg.reserves[&Room(1)].0, 2);
+    leg.closes = false;
+    leg
+}
+
+/// It computes the span, and all behind it.
+fn computes_instead(leg: Leg) {
+    assert!(leg.failed.is_empty(), "{:?}", leg.failed);
+    assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start as usize, 2 * PAGE);
+    assert_eq!(leg.stats().hierarchy.computed_instead, 1);
+    finish(leg);
+}
+
+#[test]
+fn when_prefill_goes_while_it_sends_a_missing_span_decode_computes_it_once_nothing_can_land_there() {
+    let lost = |fenced| Event::PeerLost { peer: PEER, session: 1, fenced };
+    let mut leg = supplemented();
+    leg.event(lost(true));
+    assert!(leg.batch.is_none(), "our own threads may still copy what arrived");
+    leg.close_rooms();
+    computes_instead(leg);
+    // A fence that takes its time, and a late notice.
+    let mut leg = supplemented();
+    leg.event(lost(false));
+    leg.arrive(1);
+    leg.close_rooms();
+    assert!(leg.batch.is_none() && leg.verifying.is_empty(), "late writes may still land");
+    leg.event(lost(true));
+    computes_instead(leg);
+    // A new life of it is a fence too.
+    let mut leg = supplemented();
+    leg.close_rooms();
+    leg.event(Event::PeerReady { peer: PEER, floor: 0, session: 2 });
+    leg.close_rooms();
+    computes_instead(leg);
+}
+
+#[test]
+fn when_prefill_will_not_send_a_missing_span_decode_takes_its_pages_back_and_computes_it() {
+    let refusal = |body: fn(String, bool) -> Body| body("it has ended".into(), true);
+    let refused = || refusal(|message, retryable| Body::Refused { message, retryable });
+    let gave_up = || refusal(|message, retryable| Body::PrefillFailed { message, retryable });
+    for (answered, closed_first) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut leg = supplemented();
+        match answered {
+            true => leg.answer(1, |body| matches!(body, Body::Reserve(_)), refused()),
+            false => leg.message(1, 1, gave_up()),
+        }
+        assert!(leg.failed.is_empty() && leg.batch.is_none());
+        if closed_first {
+            leg.close_rooms();
+            assert!(leg.batch.is_none(), "prefill may still write");
+            leg.drained(1);
+        } else {
+            leg.drained(1);
+            assert!(leg.batch.is_none(), "our own threads may still copy");
+            leg.close_rooms();
+        }
+        computes_instead(leg);
+    }
+}
+
+#[test]
+fn a_missing_span_that_only_comes_damaged_is_computed() {
+    let mut leg = supplemented();
+    for _ in 0..2 {
+        leg.arrive(1);
+        leg.verified(1, false);
+    }
+    assert_eq!(commits(&leg), 1, "prefill may let go");
+    computes_instead(leg);
+}
+
+#[test]
+fn a_prefill_leg_that_has_ended_is_asked_for_nothing_more() {
+    let gave_up = || Body::PrefillFailed { message: "it took too long".into(), retryable: true };
+    for verified_first in [true, false] {
+        let (mut leg, read) = promised(hierarchy(32, 1));
+        leg.arrive(1);
+        if verified_first {
+            leg.verified(1, true);
+            leg.message(1, 1, gave_up());
+        } else {
+            leg.message(1, 1, gave_up());
+            leg.verified(1, true);
+        }
+        leg.all_end(read, 6, PageEnd::Missing);
+        assert_eq!(leg.reserves[&Room(1)].0, 1);
+        computes_instead(leg);
+    }
+    // What it sent damaged cannot be had again.
+    let (mut leg, read) = promised(hierarchy(32, 1));
+    leg.arrive(1);
+    leg.message(1, 1, gave_up());
+    leg.verified(1, false);
+    assert!(leg.failed.contains_key(&Room(1)) && leg.reserves[&Room(1)].0 == 1);
+    leg.drained(1);
+    leg.all_end(read, 6, PageEnd::Done);
+    leg.answer_messages();
+    leg.serve(&mut BTreeSet::new());
+    leg.below_at_rest();
+}
+
+#[test]
+fn giving_up_while_a_span_is_taken_back_gives_everything_back() {
+    for (drained, closed) in [(false, false), (true, false), (false, true)] {
+        let mut leg = supplemented();
+        leg.message(1, 1, Body::PrefillFailed { message: "it has ended".into(), retryable: true });
+        if drained {
+            leg.drained(1);
+        }
+        if closed {
+            leg.close_rooms();
+        }
+        leg.event(Event::Cancel(Room(1)));
+        assert!(leg.stats().pool.quarantined > 0);
+        if !drained {
+            leg.drained(1);
+        }
+        if !closed {
+            leg.close_rooms();
+        }
+        leg.answer_messages();
+        leg.serve(&mut BTreeSet::new());
+        leg.below_at_rest();
+    }
+}
+
 #[test]
 fn without_patience_only_what_is_in_host_memory_is_promised() {
     let below = HierarchyConfig { prefetch: PrefetchPolicy::BestEffort, ..hierarchy(32, 1) };

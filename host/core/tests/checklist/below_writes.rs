@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use host_core::hierarchy::{Direction, HierarchyConfig, PageEnd, TierAction, WritePolicy};
-use host_core::{Event, Role, Room};
+use host_core::{Config, Event, Role, Room};
 
 use super::leg::{DRAWN, Leg, tokens};
 use super::storage::{hierarchy, names, with_below};
@@ -67,6 +67,91 @@ fn selective_takes_what_was_used_often_enough() {
     assert_eq!(saves(&leg), 0, "one match");
     answer(&mut leg, 2, &tokens(0..21), 1);
     assert_eq!(leg.take_copy(Direction::Save).1.len(), 4, "two matches, and the rest has none");
+}
+
+#[test]
+fn waiting_for_pages_is_no_use_of_a_prefix() {
+    let below = HierarchyConfig { write: WritePolicy::WriteThroughSelective, ..hierarchy(32, 0) };
+    let mut leg = Leg::with(with_below(Role::Aggregated, 12, below));
+    answer(&mut leg, 0, &tokens(0..17), 1);
+    leg.submit(1, &tokens(100..128), 3);
+    leg.submit(2, &tokens(0..17), 1);
+    for _ in 0..5 {
+        leg.wait(Duration::from_millis(1));
+        assert_eq!(leg.stats().queued, 1, "it lacks pages");
+    }
+    leg.compute_all();
+    assert_eq!(leg.finished, [Room(0), Room(1), Room(2)]);
+    assert_eq!(leg.below, [], "one match");
+    answer(&mut leg, 3, &tokens(0..17), 1);
+    assert_eq!(leg.take_copy(Direction::Save).1.len(), 4, "two matches");
+}
+
+#[test]
+fn what_was_flushed_is_not_written_when_its_request_goes_on() {
+    let below = HierarchyConfig { write: WritePolicy::WriteThroughSelective, ..hierarchy(32, 0) };
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, below));
+    for room in 0..2 {
+        answer(&mut leg, room, &tokens(0..17), 1);
+    }
+    leg.submit(2, &tokens(0..21), 1);
+    assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 16, "the second match");
+    leg.scheduler.flush_cache();
+    leg.compute_all();
+    assert_eq!(leg.finished.len(), 3);
+    assert_eq!(leg.below, []);
+    leg.below_at_rest();
+}
+
+#[test]
+fn a_retraction_frees_pages_although_they_are_to_be_copied() {
+    let config = with_below(Role::Aggregated, 12, hierarchy(64, 0));
+    let mut leg = Leg::with(Config { chunk_tokens: 1_000, ..config });
+    let requests =
+        (0..3).map(|room| leg.request(room, &tokens(room as u32 * 100..room as u32 * 100 + 8), 30));
+    let requests: Vec<_> = requests.collect();
+    leg.events(requests.into_iter().map(Event::Submit));
+    leg.compute();
+    leg.serve(&mut BTreeSet::new());
+    // Their answers grow alike, until all three lack a page in the same step.
+    while leg.stats().retractions == 0 {
+        assert!(leg.compute(), "nobody computes");
+    }
+    assert_eq!(leg.stats().retractions, 1, "what the first one gave up is enough for the others");
+    assert_eq!(leg.batch.as_ref().map(|batch| batch.sequences.len()), Some(2));
+    while leg.compute() {
+        leg.serve(&mut BTreeSet::new());
+    }
+    assert_eq!(leg.finished.len(), 3);
+    leg.below_at_rest();
+}
+
+#[test]
+fn a_step_that_lacks_pages_gives_up_copies_that_have_not_begun_and_keep_pages_alone() {
+    let below = HierarchyConfig { copy_bytes: 1_000, ..hierarchy(64, 0) };
+    let config = with_below(Role::Aggregated, 12, below);
+    let mut leg = Leg::with(Config { chunk_tokens: 1_000, ..config });
+    let prompt = |room: u64| tokens(room as u32 * 100..room as u32 * 100 + 8);
+    // The first one's copy takes for ever, and the second one's waits for it: four pages for nobody.
+    for room in 0..2 {
+        leg.submit(room, &prompt(room), 1);
+        leg.compute();
+    }
+    assert_eq!((leg.finished.len(), leg.stats().locked_pages, leg.below.len()), (2, 4, 1));
+    let requests = [2, 3].map(|room| leg.request(room, &prompt(room), 11));
+    leg.events(requests.map(Event::Submit));
+    // Four pages each, and then a fifth.
+    for _ in 0..9 {
+        leg.compute();
+    }
+    assert_eq!(leg.stats().pool.free, 0);
+    let stats = leg.stats();
+    assert_eq!((stats.retractions, stats.hierarchy.dropped, stats.evicted_pages), (0, 2, 2));
+    leg.compute_all();
+    leg.serve(&mut BTreeSet::new());
+    // Prompt and answer of those that ran, and the prompt whose copy had begun.
+    assert_eq!((leg.stats().hierarchy.saved, leg.finished.len()), (2 + 4 + 4, 4));
+    leg.below_at_rest();
 }
 
 #[test]

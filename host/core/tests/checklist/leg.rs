@@ -271,6 +271,11 @@ impl Leg {
 
     /// The verification finds what it should, or a flipped byte.
     pub fn verified(&mut self, room: u64, intact: bool) {
+        self.found(room, intact, DRAWN);
+    }
+
+    /// The verification finds an aux row with this first token.
+    pub fn found(&mut self, room: u64, intact: bool, token: u32) {
         let (attempt, pages) = self.verifying.remove(&Room(room)).unwrap();
         let row = AuxRow {
             room: Room(room),
@@ -278,7 +283,7 @@ impl Leg {
             prompt_tokens: self.prompts[&Room(room)].len() as u32,
             cached_tokens: 0,
             pages: pages.len() as u32,
-            first: Sampled { token: DRAWN, logprob: None, top: Vec::new() },
+            first: Sampled { token, logprob: None, top: Vec::new() },
         };
         let lanes = Some(vec![LaneSum { source: 0, target: 0, sent: 5, found: if intact { 5 } else { 6 } }]);
         let found = Box::new(Found { aux_row: row.encode(), lanes });

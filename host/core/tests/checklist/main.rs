@@ -9,6 +9,7 @@ mod below_slow;
 mod below_writes;
 mod budget;
 mod cursor;
+mod first_token;
 mod flush;
 mod leg;
 mod locks;

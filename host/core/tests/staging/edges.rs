@@ -57,7 +57,7 @@ fn a_part_that_is_asked_for_again_while_it_is_sent_ends_well() {
     let mut sender = Sender::new(BYTES);
     let asks = add(&mut sender, lane(1, 1, 0, target(0), 2)).asks;
     // Decode gives the attempt up before its questions come, and before prefill hears of the next.
-    ring.open(opening(1, 2, 100));
+    ring.open(opening(1, 2, 100), &mut Vec::new());
     let mut ended = Vec::new();
     for (_, asked) in asks {
         let verdict = verdict(&mut ring, asked.key, asked.span);
@@ -66,6 +66,37 @@ fn a_part_that_is_asked_for_again_while_it_is_sent_ends_well() {
     assert_eq!(ended, [(Tag(1), target(0), None)]);
     assert!(sender.idle());
     assert_eq!((ring.slots().count(), ring.stats().refused), (0, 0));
+}
+
+#[test]
+fn who_waits_for_a_slot_in_an_attempt_is_told_at_once_when_the_next_begins() {
+    let mut ring = ring(&[(1, 1000), (2, 1000)]);
+    for piece in 0..4 {
+        let first = u32::from(piece) * 16;
+        ask(&mut ring, source(0), key(2, 0, piece), span(first..first + 16));
+    }
+    let mut sender = Sender::new(BYTES);
+    let mut waiting = Vec::new();
+    for (_, asked) in add(&mut sender, lane(1, 1, 0, target(0), 4)).asks {
+        let verdict = verdict(&mut ring, asked.key, asked.span);
+        waiting.extend((verdict == Verdict::Wait).then_some(asked.key));
+        hear(&mut sender, 0, asked.key, verdict);
+    }
+    while let Some((_, written)) = gather(&mut sender) {
+        settle(&mut sender, written.id);
+    }
+    assert!(!waiting.is_empty() && !sender.idle());
+    let mut actions = Vec::new();
+    ring.open(opening(1, 2, 1000), &mut actions);
+    let said = said(actions);
+    assert_eq!(said.iter().map(|(to, answer)| (*to, answer.key)).collect::<Vec<_>>(), {
+        waiting.iter().map(|key| (source(0), *key)).collect::<Vec<_>>()
+    });
+    // Prefill begins the next attempt when the part has ended, and that it does now.
+    let ended = said.iter().flat_map(|(_, answer)| hear(&mut sender, 0, answer.key, answer.verdict).ended);
+    assert_eq!(ended.collect::<Vec<_>>(), [(Tag(1), target(0), None)]);
+    assert!(sender.idle());
+    assert_eq!(ring.stats().waiting, 0);
 }
 
 #[test]

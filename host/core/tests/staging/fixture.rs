@@ -49,7 +49,7 @@ pub fn lane(tag: u64, room: u64, sequence: u32, to: Target, pieces: u32) -> Lane
 pub fn ring(rooms: &[(u64, u32)]) -> Ring<Key> {
     let mut ring = Ring::new(BYTES, Geometry { layers: LAYERS, block_bytes: BLOCK });
     for (room, pages) in rooms {
-        ring.open(opening(*room, 1, *pages));
+        ring.open(opening(*room, 1, *pages), &mut Vec::new());
     }
     ring
 }

@@ -136,7 +136,7 @@ fn h6_peers_that_are_gone_leave_no_trace_and_are_told_nothing() {
     // There is nobody to subscribe: a ring answers who asks. So what is left when rooms are forgotten is nothing.
     let mut ring = ring(&[]);
     for room in 0..1000 {
-        ring.open(opening(room, 1, 100));
+        ring.open(opening(room, 1, 100), &mut Vec::new());
         (0..4).for_each(|piece| drop(ask(&mut ring, source(0), key(room, 0, piece), span(0..16))));
         let mut actions = Vec::new();
         ring.close(Room(room), &mut actions);
@@ -177,7 +177,7 @@ fn h7_rooms_that_stand_still_leave_slots_for_others() {
 fn crowded(ring: &mut Ring<Key>) -> Vec<(PeerRank, Key, u32)> {
     let mut live = Vec::new();
     for room in 1..9 {
-        ring.open(Opening { peer: Instance(room), ..opening(room, 1, 100_000) });
+        ring.open(Opening { peer: Instance(room), ..opening(room, 1, 100_000) }, &mut Vec::new());
     }
     for (room, piece) in (0..16).flat_map(|piece| (1..9).map(move |room| (room, piece))) {
         more(ring, room, piece, &mut live);
@@ -226,7 +226,7 @@ fn h7_a_large_piece_is_not_starved_by_small_ones() {
         let mut live = crowded(&mut ring);
         // Some stand still.
         live.drain(..8);
-        ring.open(Opening { peer: Instance(9), ..opening(9, 1, 1000) });
+        ring.open(Opening { peer: Instance(9), ..opening(9, 1, 1000) }, &mut Vec::new());
         let from = PeerRank { peer: Instance(9), rank: 0 };
         assert_eq!(ask(&mut ring, from, key(9, 0, 0), span(0..32))[0].1.verdict, Verdict::Wait);
         turn_over(seed, &mut ring, &mut live);
@@ -238,7 +238,7 @@ fn h7_memory_that_is_kept_free_for_a_room_is_everybodys_again_when_the_room_ends
     let mut ring = ring(&[]);
     let mut live = crowded(&mut ring);
     for room in [10, 9] {
-        ring.open(Opening { peer: Instance(room), ..opening(room, 1, 1000) });
+        ring.open(Opening { peer: Instance(room), ..opening(room, 1, 1000) }, &mut Vec::new());
         let from = PeerRank { peer: Instance(room), rank: 0 };
         assert_eq!(ask(&mut ring, from, key(room, 0, 0), span(0..32))[0].1.verdict, Verdict::Wait);
     }
@@ -301,7 +301,7 @@ fn h8_slots_of_an_earlier_attempt_are_free_when_their_sender_asks_within_the_nex
     let mut ring = ring(&[(1, 1000)]);
     let lost = granted(verdict(&mut ring, key(1, 0, 0), span(0..16)));
     ask(&mut ring, source(1), key(1, 0, 0), span(0..16));
-    ring.open(opening(1, 2, 1000));
+    ring.open(opening(1, 2, 1000), &mut Vec::new());
     assert_eq!(ring.slots().count(), 2, "they may still be written");
     assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), Verdict::Done, "not wanted, and no failure");
     assert_eq!(ring.arrived(source(0), key(1, 0, 0), lost.1, key(1, 0, 0)), Arrival::Unknown);
@@ -314,11 +314,11 @@ fn h8_slots_of_an_earlier_attempt_are_free_when_their_sender_asks_within_the_nex
 fn opening_again_changes_nothing_unless_it_is_a_later_attempt_which_has_the_whole_room_to_ask_for() {
     let mut ring = ring(&[(1, 16)]);
     let first = verdict(&mut ring, key(1, 0, 0), span(0..16));
-    ring.open(opening(1, 1, 16));
+    ring.open(opening(1, 1, 16), &mut Vec::new());
     assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), first);
-    ring.open(opening(1, 2, 16));
+    ring.open(opening(1, 2, 16), &mut Vec::new());
     granted(verdict(&mut ring, Key { attempt: 2, ..key(1, 0, 0) }, span(0..16)));
-    ring.open(opening(1, 1, 16));
+    ring.open(opening(1, 1, 16), &mut Vec::new());
     assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), Verdict::Done, "not wanted, and no failure");
 }
 

@@ -13,14 +13,21 @@ use crate::executor::group::{Seat, seats};
 /// Most ranks of a worker.
 const MOST_RANKS: u32 = 64;
 
-/// The ranks of each worker that this command starts.
-pub(super) fn of_workers(settings: &Settings) -> Result<Vec<usize>, Refused> {
+/// Checks the numbers of ranks.
+pub(super) fn check_bounds(settings: &Settings) -> Result<(), Refused> {
     let Settings { tp, prefill_tp, decode_tp, .. } = *settings;
     for (flag, ranks) in [("--tp", tp), ("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp)] {
         if let Some(ranks) = ranks.filter(|ranks| !(1..=MOST_RANKS).contains(ranks)) {
             return Err(refused(format!("{flag} is {ranks}: it must be 1 to {MOST_RANKS}")));
         }
     }
+    Ok(())
+}
+
+/// The ranks of each worker that this command starts.
+pub(super) fn of_workers(settings: &Settings) -> Result<Vec<usize>, Refused> {
+    check_bounds(settings)?;
+    let Settings { tp, prefill_tp, decode_tp, .. } = *settings;
     let (prefill, decode) = (("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp));
     let workers = match settings.role {
         None => vec![prefill, decode],

@@ -52,7 +52,11 @@ pub(super) fn encode(
         ("host_hicache_loaded_pages", "Pages copied from host memory for a request", stats.loaded),
         ("host_hicache_saved_pages", "Pages copied to host memory", stats.saved),
         ("host_hicache_unsaved_pages", "Pages not copied to host memory, for want of room", stats.not_saved),
-        ("host_hicache_dropped_pages", "Pages evicted before they could be written back", stats.dropped),
+        (
+            "host_hicache_dropped_pages",
+            "Pages to be copied to host memory that were needed at once",
+            stats.dropped,
+        ),
         ("host_hicache_evicted_pages", "Pages that made way for others in host memory", stats.host_evicted),
         ("host_hicache_not_restored_pages", "Pages promised and not restored", stats.not_restored),
         (

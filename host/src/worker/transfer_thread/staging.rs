@@ -212,7 +212,10 @@ impl Thread {
         });
         let lanes = lanes.collect();
         let RoomOpening { room, attempt, peer, ref pages, .. } = *opening;
-        self.staging.ring.open(Opening { room, attempt, peer, pages: pages.clone(), lanes });
+        let opening = Opening { room, attempt, peer, pages: pages.clone(), lanes };
+        let mut actions = Vec::new();
+        self.staging.ring.open(opening, &mut actions);
+        self.ring_acts(actions);
     }
 
     pub(super) fn close_room(&mut self, room: Room) {

@@ -1,6 +1,7 @@
 //! A fake for tests: a transfer plugin without a descriptor of its own, that logs, counts and wakes the host.
 //!
-//! It moves nothing. A thread of its own completes what was submitted, and wakes the host for each.
+//! It moves nothing. A thread of its own completes what was submitted, and wakes the host for each. When it is told to be
+//! stubborn, its shutdown never ends, and it goes on looking at the host's memory.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Sender, channel};
@@ -16,6 +17,8 @@ pub struct CallingBackend {
     started: Mutex<Option<Sender<Tag>>>,
     done: Arc<Mutex<VecDeque<Completion>>>,
     stubborn: bool,
+    /// The addresses of registered memory.
+    registered: Mutex<Vec<u64>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -82,7 +85,7 @@ pub fn open(opening: &Opening) -> Result<CallingBackend> {
         }
     });
     let stubborn = value(config, "stubborn") == Some("true");
-    Ok(CallingBackend { started: Mutex::new(Some(started)), done, stubborn })
+    Ok(CallingBackend { started: Mutex::new(Some(started)), done, stubborn, registered: Mutex::default() })
 }
 
 host_plugin_api::export_plugin! {
@@ -95,7 +98,8 @@ impl TransferBackend for CallingBackend {
     fn limits(&self) -> TransferLimits {
         TransferLimits { max_writes: 64, max_submissions: 1024, reserved: [0; 6] }
     }
-    fn register(&self, _memory: &Memory) -> Result<RegionId> {
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        locked(&self.registered).push(memory.address);
         Ok(RegionId(1))
     }
     fn deregister(&self, _region: RegionId) -> Result<()> {
@@ -148,7 +152,11 @@ impl TransferBackend for CallingBackend {
         locked(&self.started).take();
         if self.stubborn {
             loop {
-                std::thread::park();
+                for address in &*locked(&self.registered) {
+                    // SAFETY: nobody deregistered the memory, so the host keeps it mapped.
+                    let _byte = unsafe { std::ptr::read_volatile(*address as *const u8) };
+                }
+                std::thread::yield_now();
             }
         }
         Ok(())

@@ -5,10 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::Opening;
 use crate::ids::Room;
 use crate::staging::message::Refusal;
-use crate::staging::{Key, Span};
-
-/// Most pieces of a room in one attempt; far more than prompts have.
-const MOST_PIECES: usize = 1 << 18;
+use crate::staging::{Key, MOST_PIECES, PeerRank, Span};
 
 /// Names a piece within its room. Pieces of an earlier attempt come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,6 +114,15 @@ impl OpenRoom {
             }
         }
         self.pieces.retain(|_, piece| matches!(piece.state, State::Waiting | State::Scattering(_)));
+    }
+
+    /// Pieces that wait for a slot: who sends each, its name, and how often it was asked for.
+    pub(super) fn waiting_pieces(&self) -> impl Iterator<Item = (PeerRank, Key, u8)> {
+        let (room, peer) = (self.opening.room, self.opening.peer);
+        self.waiting.iter().filter_map(move |key| {
+            let repeat = self.pieces.get(key)?.repeat;
+            Some((PeerRank { peer, rank: key.source }, key.key(room), repeat))
+        })
     }
 
     /// Forgets pieces that wait; returns how many.

@@ -127,12 +127,15 @@ impl World {
         let (prefill, decode) = (story.prefill, story.decode);
         let pages = story.pages.clone();
         let lanes = self.lanes(prefill.0, decode.0);
-        for (rank, at) in self.decode[decode.0].rings.iter_mut().enumerate() {
+        for rank in 0..self.decode[decode.0].ranks() {
             let of_rank = lanes.iter().filter(|lane| lane.target == rank);
             let lanes =
                 of_rank.map(|lane| (lane.source as u8, lane.heads.start as u16..lane.heads.end as u16));
             let lanes = lanes.collect();
-            at.ring.open(Opening { room, attempt, peer: prefill.1, pages: pages.clone(), lanes });
+            let opening = Opening { room, attempt, peer: prefill.1, pages: pages.clone(), lanes };
+            let mut actions = Vec::new();
+            self.decode[decode.0].rings[rank].ring.open(opening, &mut actions);
+            self.ring_acts(decode.0, rank, actions);
         }
         let wait = self.random.micros(100..20_000);
         self.after(wait, Pending::Attempt { room, attempt });

@@ -1,0 +1,33 @@
+//! The first token of an answer, which prefill draws.
+
+use host_core::request::FailureCode;
+use host_core::{Role, Room};
+
+use super::leg::{DRAWN, Leg, tokens};
+
+#[test]
+fn one_that_the_model_does_not_have_ends_its_own_request_and_no_other() {
+    let mut leg = Leg::new(Role::Decode, 64);
+    for room in 1..=3 {
+        leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 8), 3);
+        leg.arrive(room);
+    }
+    leg.verified(1, true);
+    leg.found(2, true, 1_000);
+    leg.found(3, true, 999);
+    let failure = &leg.failed[&Room(2)];
+    assert_eq!(failure.code, FailureCode::Transfer);
+    assert!(failure.message.contains("token 1000") && failure.message.contains("end at 999"), "{failure:?}");
+    // An executor cannot compute a batch with such a token for anybody.
+    let mut steps = 0;
+    while let Some(batch) = &leg.batch {
+        let fed: Vec<u32> = batch.sequences.iter().flat_map(|sequence| sequence.tokens.clone()).collect();
+        assert!(fed.iter().all(|token| [DRAWN, 999].contains(token)), "{fed:?}");
+        leg.compute();
+        steps += 1;
+    }
+    assert!(steps > 0);
+    leg.drained(2);
+    assert_eq!(leg.finished, [Room(1), Room(3)]);
+    leg.at_rest();
+}

@@ -1,0 +1,106 @@
+//! What workers take of this machine's memory, added up before any of it is taken.
+
+use host_core::KvLayout;
+use host_core::hierarchy::HierarchyConfig;
+
+use super::super::memory;
+use super::super::settings::Settings;
+use super::{Refused, refused};
+use crate::worker::Staging;
+
+/// Bytes that all workers of this machine take.
+#[derive(Debug, Default)]
+pub(super) struct Needs {
+    workers: usize,
+    pools: u64,
+    below: u64,
+    staging: u64,
+}
+
+impl Needs {
+    /// Adds a worker: its ranks' pools, what lies below them, and what it packs pages in.
+    pub(super) fn add(
+        &mut self,
+        layouts: &[KvLayout],
+        below: Option<&HierarchyConfig>,
+        staging: Option<&Staging>,
+    ) {
+        let product = |count: usize, bytes: usize| (count as u64).saturating_mul(bytes as u64);
+        let pools = layouts.iter().map(|layout| product(layout.shape.pages, layout.shape.page_bytes()));
+        let below = below.map(|below| u64::from(below.host_slots).saturating_mul(below.page_bytes));
+        let staging = staging.map(|staging| product(layouts.len(), staging.bytes_of_rank(layouts.len())));
+        self.workers += 1;
+        self.pools = pools.fold(self.pools, u64::saturating_add);
+        self.below = self.below.saturating_add(below.unwrap_or_default());
+        self.staging = self.staging.saturating_add(staging.unwrap_or_default());
+    }
+
+    /// Compares the sum with what the machine has.
+    ///
+    /// # Errors
+    /// When that is less, with what asks for how much.
+    pub(super) fn check(&self, settings: &Settings) -> Result<(), Refused> {
+        match memory::available() {
+            Some(available) => self.check_against(settings, available),
+            None => Ok(()),
+        }
+    }
+
+    fn check_against(&self, settings: &Settings, available: u64) -> Result<(), Refused> {
+        let pools = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
+        let parts = [
+            (self.pools, "of KV pages", pools),
+            (self.below, "of host memory for pages", "--hicache-memory"),
+            (self.staging, "to pack pages in", "--staging-bytes"),
+        ];
+        let needed = parts.iter().fold(0u64, |sum, (bytes, _, _)| sum.saturating_add(*bytes));
+        if needed <= available {
+            return Ok(());
+        }
+        let said = parts.iter().filter(|(bytes, _, _)| *bytes > 0);
+        let said: Vec<String> =
+            said.map(|(bytes, what, flag)| format!("{bytes} bytes {what} ({flag})")).collect();
+        Err(refused(format!(
+            "the settings ask for {needed} bytes of memory in {} workers on this machine, which has {available}: {}; lower one",
+            self.workers,
+            said.join(", ")
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use host_core::layout::{Dtype, KvOrder, KvShape};
+
+    #[test]
+    fn what_fits_alone_is_refused_when_the_sum_does_not() {
+        let shape = KvShape {
+            pages: 10,
+            heads: 1,
+            layers: 1,
+            page_tokens: 1,
+            head_dim: 25,
+            value_dim: 25,
+            dtype: Dtype::Bf16,
+        };
+        // 1000 bytes for each of two ranks.
+        let layouts = [KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim); 2];
+        let below = HierarchyConfig::new(15, 200, Vec::new());
+        let staging = Staging { bytes: 700, ..Staging::default() };
+        let settings = Settings { pool_pages: Some(10), ..Settings::default() };
+        let mut needs = Needs::default();
+        needs.add(&layouts, Some(&below), Some(&staging));
+        assert!(needs.check_against(&settings, 5_700).is_ok());
+        let refused = needs.check_against(&settings, 5_699).unwrap_err().to_string();
+        for part in ["5700 bytes", "1 workers", "2000 bytes of KV pages (--pool-pages)", "3000", "700"] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        // Another worker without a cache, and one that sends nothing.
+        needs.add(&layouts, None, Some(&staging));
+        needs.add(&layouts, None, None);
+        let refused = needs.check_against(&settings, 10_399).unwrap_err().to_string();
+        assert!(refused.contains("10400 bytes") && refused.contains("3 workers"), "{refused}");
+        assert!(needs.check_against(&settings, 10_400).is_ok());
+    }
+}
