@@ -28,6 +28,8 @@ mod regions;
 mod runs;
 mod service;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::os::fd::AsRawFd;

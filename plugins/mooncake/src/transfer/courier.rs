@@ -18,7 +18,7 @@ use host_plugin_api::{Level, Result, log};
 /// How long an acknowledgement may take before everything from the oldest message on is sent again,
 const REPEAT: Duration = Duration::from_millis(300);
 /// and what that grows to for a peer that does not answer.
-const SELDOM: Duration = Duration::from_secs(5);
+const SELDOM: Duration = Duration::from_secs(1);
 /// How long to wait after a message could not be sent,
 const AGAIN: Duration = Duration::from_millis(50);
 /// and after how many refusals in a row nobody is there.

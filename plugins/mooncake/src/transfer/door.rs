@@ -28,6 +28,8 @@ pub struct Door {
     pub stage: Stage,
     /// The sender has asked for the end, and is told in other words.
     pub cut: bool,
+    /// The host hears of the end, because it is the peer's doing.
+    pub report: bool,
 }
 
 impl Door {
@@ -50,7 +52,7 @@ impl Door {
             });
             own.tell(Event::DoorOpened { connection, opened: made });
         })?;
-        Ok(Self { connection, peer_name, regions, stage: Stage::Opening, cut: false })
+        Ok(Self { connection, peer_name, regions, stage: Stage::Opening, cut: false, report: false })
     }
 
     /// Starts to close it; the service is told when that is done. One that is being opened is closed after that.

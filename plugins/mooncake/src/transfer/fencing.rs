@@ -12,7 +12,7 @@ use super::service::{Known, Service};
 use super::shared::Connection;
 use super::wire::{Body, Random};
 
-/// How often a peer is asked again to close a door, in case it has forgotten and was reminded of us.
+/// How often a peer that has heard us is asked again to close a door.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How long a peer with which there is a connection may be silent before it is asked whether it is there.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -22,6 +22,8 @@ const MEMORY: Duration = Duration::from_secs(60);
 /// A disconnect that waits for its proof.
 pub struct Fence {
     peer: PeerId,
+    /// The doors that were there when it began. Those that come later are other connections'.
+    doors: Vec<Connection>,
     deadline: Instant,
     reply: SyncSender<Result<()>>,
 }
@@ -67,17 +69,19 @@ impl Service {
         known.link.peer.set_gone();
         known.told = true;
         let instance = known.link.peer.instance;
-        self.close_doors(|door| door.connection.instance == instance);
+        let doors = self.close_doors(|door| door.connection.instance == instance);
         self.ask_to_close(id.0);
         let deadline = Instant::now() + self.shared.config.fence_timeout();
-        self.fences.push(Fence { peer: id, deadline, reply });
+        self.fences.push(Fence { peer: id, doors, deadline, reply });
     }
 
     /// Starts to close the doors that are meant. Those who come through them are told when they are closed.
-    fn close_doors(&mut self, meant: impl Fn(&Door) -> bool) {
-        for door in self.doors.iter_mut().filter(|door| meant(door)) {
+    fn close_doors(&mut self, meant: impl Fn(&Door) -> bool) -> Vec<Connection> {
+        let close = |door: &mut Door| {
             door.close(&self.shared);
-        }
+            door.connection
+        };
+        self.doors.iter_mut().filter(|door| meant(door)).map(close).collect()
     }
 
     /// A door's engine is gone: nothing lands through it any more.
@@ -86,7 +90,9 @@ impl Service {
         let door = self.doors.swap_remove(at);
         let body = if door.cut { Body::CutDone } else { Body::Closed };
         self.say(connection.instance, connection.number, body);
-        self.report_if_alone(connection.instance, &door.peer_name);
+        if door.report {
+            self.report_if_alone(connection.instance, &door.peer_name);
+        }
     }
 
     /// A link failed, or was told to. Its door is closed at both ends.
@@ -116,7 +122,7 @@ impl Service {
     pub fn cut(&mut self, connection: Connection) {
         match self.doors.iter_mut().find(|door| door.connection == connection) {
             Some(door) => {
-                door.cut = true;
+                (door.cut, door.report) = (true, true);
                 door.close(&self.shared);
             }
             // Closed already: the answer may be the second.
@@ -169,6 +175,9 @@ impl Service {
             connecting.fail(Error::new(ErrorCode::PEER_LOST, text));
         }
         self.close_doors(|door| door.connection.instance == instance);
+        for door in self.doors.iter_mut().filter(|door| door.connection.instance == instance) {
+            door.report = true;
+        }
         let mut name = None;
         let mut over = Vec::new();
         for (id, known) in self.links.iter_mut().filter(|(_, k)| k.link.peer.instance == instance) {
@@ -205,7 +214,9 @@ impl Service {
         self.end_waiting(now);
         let due = |known: &Known| {
             let asked = known.asked.is_some_and(|asked| now.duration_since(asked) >= ASK_AGAIN);
-            asked && !known.running && !known.is_over()
+            // What it has not heard is repeated anyway.
+            let heard = self.fronts.get(&known.link.peer.instance).is_some_and(|f| f.courier.is_idle());
+            asked && heard && !known.running && !known.is_over()
         };
         let again: Vec<u32> = self.links.iter().filter(|(_, known)| due(known)).map(|(id, _)| *id).collect();
         again.into_iter().for_each(|id| self.ask_to_close(id));
@@ -221,7 +232,10 @@ impl Service {
                 continue;
             }
             let concerned = self.doors.iter().any(|door| door.connection.instance == *instance)
-                || self.links.values().any(|k| !k.told && k.link.peer.instance == *instance);
+                || self
+                    .links
+                    .values()
+                    .any(|k| (!k.told || !k.is_over()) && k.link.peer.instance == *instance);
             if concerned {
                 front.courier.say(0, Body::Ping);
             } else if silence >= MEMORY {
@@ -242,8 +256,7 @@ impl Service {
                 answer(&fence.reply, Ok(()));
                 continue;
             };
-            let instance = known.link.peer.instance;
-            let door = self.doors.iter().any(|door| door.connection.instance == instance);
+            let door = self.doors.iter().any(|door| fence.doors.contains(&door.connection));
             if known.is_over() && !door {
                 self.links.remove(&id);
                 self.shared.remove_peer(fence.peer);

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Level, log};
@@ -26,6 +27,8 @@ const LIVELY: (Duration, Duration) = (Duration::from_micros(200), Duration::from
 const DROWSY: Duration = Duration::from_millis(1);
 /// How often what waits for time is looked at.
 const TICK: Duration = Duration::from_millis(1);
+/// Most strangers that are turned away at the same time; more are left without an answer.
+const ANSWERS: usize = 8;
 /// How long goodbyes may take.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -64,6 +67,7 @@ pub struct Service {
     pub connecting: Vec<Connecting>,
     pub fences: Vec<Fence>,
     pub deregistrations: Vec<Deregistration>,
+    answering: Arc<AtomicUsize>,
     lively: Instant,
     ticked: Instant,
 }
@@ -83,6 +87,7 @@ impl Service {
             connecting: Vec::new(),
             fences: Vec::new(),
             deregistrations: Vec::new(),
+            answering: Arc::default(),
             lively: now,
             ticked: now,
         }
@@ -224,6 +229,9 @@ impl Service {
 
     /// Tells whoever means somebody else, or counts on what we have forgotten.
     fn turn_away(&self, frame: &Frame) {
+        if self.answering.load(Ordering::SeqCst) >= ANSWERS {
+            return;
+        }
         let answer = Frame {
             from: frame.to,
             to: frame.from,
@@ -235,10 +243,16 @@ impl Service {
             body: Body::Stranger,
         };
         let (front, session) = (self.front.clone(), frame.session.clone());
-        // Whoever does not get it asks again, or cannot be helped.
-        let _told = self.shared.spawn_alone("mooncake-answer", move || {
+        let answering = self.answering.clone();
+        answering.fetch_add(1, Ordering::SeqCst);
+        let spawned = self.shared.spawn_alone("mooncake-answer", move || {
+            // Whoever does not get it asks again, or cannot be helped.
             let _told = front.notify(&session, &answer.encode()).is_ok();
+            answering.fetch_sub(1, Ordering::SeqCst);
         });
+        if spawned.is_err() {
+            self.answering.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     /// Ends everything, and says goodbye.
