@@ -260,3 +260,32 @@ pub fn open_allocator(
     let opened = plugins::open_allocator(entry, &opening).map_err(|error| Refused(error.to_string()))?;
     Ok(Some((name, opened)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_plays_the_roles_that_it_is_named_for() {
+        let text = "manifest_version = 1\n[plugin]\nid = \"x.both\"\nname = \"both\"\nversion = \"1.0.0\"\n\
+                    [api]\nversion = \"1.0.0\"\n[[role]]\nkind = \"transfer\"\n[[role]]\nkind = \"tier\"\n\
+                    [build]\npanic = \"unwind\"\ntarget = \"t\"\nrustc = \"r\"\nsymbol = \"s\"\n";
+        let manifest = Manifest::parse(text).unwrap();
+        for (plugins, storage, played) in [
+            (Some("both"), None, &["transfer"][..]),
+            (Some("both"), Some("both"), &["transfer", "tier"]),
+            (Some("wire"), Some("both"), &["tier"]),
+            (None, Some("both"), &["tier"]),
+            (Some("both"), Some("other"), &["transfer"]),
+        ] {
+            let settings = Settings {
+                plugins: plugins.map(|name| vec![name.to_owned()]),
+                hicache_storage: storage.map(|name| vec![name.to_owned()]),
+                ..Settings::default()
+            };
+            let roles = roles_played(&settings, &manifest, false).roles;
+            let roles: Vec<&str> = roles.iter().map(|role| role.kind.as_str()).collect();
+            assert_eq!(roles, played, "--plugins {plugins:?} --hicache-storage {storage:?}");
+        }
+    }
+}

@@ -17,7 +17,7 @@ use super::queue::{Lane, Queue, Work, locked};
 use super::signal;
 
 /// From how many bytes on a call takes no more.
-const CALL_BYTES: u64 = 64 << 20;
+const CALL_BYTES: u64 = 256 << 20;
 
 /// A page of a batch that ends so once nothing touches it.
 type Held = (u32, u32, TierPage, End);
