@@ -3,6 +3,7 @@
 pub mod addresses;
 mod allocator;
 mod below;
+pub mod companion;
 pub mod launch;
 pub mod memory;
 pub mod output;
@@ -47,6 +48,9 @@ enum Command {
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
+    /// Becomes a companion of the supervisor's
+    #[command(hide = true)]
+    Companion(companion::Become),
 }
 
 /// Runs the program.
@@ -57,6 +61,7 @@ pub fn main() -> ExitCode {
         None => cli.settings.with_file().and_then(serve::run),
         Some(Command::Plugins(command)) => command.run(),
         Some(Command::Tier(command)) => command.run(),
+        Some(Command::Companion(companion)) => companion.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

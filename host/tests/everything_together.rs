@@ -5,6 +5,8 @@
 
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
+#[path = "plugin_support/mooncake.rs"]
+mod mooncake;
 #[path = "plugin_support/nixl.rs"]
 mod nixl;
 #[path = "plugin_support/skip.rs"]
@@ -116,6 +118,12 @@ fn conversation(plugin: &str, plugin_config: &str) {
 fn every_arrangement_over_nixl_answers_as_one_worker_alone() {
     let Some(library) = nixl::config() else { return };
     conversation("nixl", &format!("[plugin.nixl]\n{library}"));
+}
+
+#[test]
+fn every_arrangement_over_mooncake_answers_as_one_worker_alone() {
+    let Some(config) = mooncake::config() else { return };
+    conversation("mooncake", &format!("[plugin.mooncake]\n{config}"));
 }
 
 #[test]

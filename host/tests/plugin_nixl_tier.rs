@@ -281,7 +281,8 @@ fn check_says_what_is_missing_for_the_tier() {
         std::fs::write(&file, config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
         command.args(["plugins", "check", "--executor", "synthetic", "--plugins", "nixl", "--plugins-dir"]);
-        command.arg(plugins.path()).arg("--config").arg(file).env_remove("NIXL_PLUGIN_DIR");
+        command.arg(plugins.path()).args(["--hierarchical-cache", "--decode-radix-cache"]);
+        command.args(["--hicache-storage", "nixl"]).arg("--config").arg(file).env_remove("NIXL_PLUGIN_DIR");
         let output = command.envs(plugin_dir.map(|dir| ("NIXL_PLUGIN_DIR", dir))).output().unwrap();
         let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
         (output.status.code().unwrap(), said.concat())

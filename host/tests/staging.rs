@@ -4,6 +4,8 @@
 
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
+#[path = "plugin_support/mooncake.rs"]
+mod mooncake;
 #[path = "plugin_support/nixl.rs"]
 mod nixl;
 #[path = "plugin_support/skip.rs"]
@@ -190,6 +192,18 @@ fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answere
         assert_ne!(split.cluster.worker(role).instance, first.instance);
         split.settles();
     }
+}
+
+#[test]
+fn staged_answers_over_mooncake_are_those_of_an_undivided_worker() {
+    let Some(config) = mooncake::config() else { return };
+    let right = Server::shm("", &["--role", "aggregated"]).tokens();
+    let config = format!("[plugin.mooncake]\n{config}\n");
+    let flags = [&LAYER_FIRST[..], &ALWAYS, &["--staging-bytes", "1MiB"]].concat();
+    let split = Server::start("mooncake", &config, "", &flags);
+    assert_eq!(split.tokens(), right);
+    split.settles();
+    assert!(split.staged() > 0.0);
 }
 
 #[test]

@@ -5,6 +5,8 @@
 
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
+#[path = "plugin_support/mooncake.rs"]
+mod mooncake;
 #[path = "plugin_support/nixl.rs"]
 mod nixl;
 #[path = "plugin_support/skip.rs"]
@@ -206,6 +208,14 @@ fn ranks_exchange_pages_over_nixl() {
     let setting = Setting::new("nixl", &format!("[plugin.nixl]\n{library}"), false);
     every_pair(&setting, (PAGE_FIRST, PAGE_FIRST), &RANKS);
     every_pair(&setting, (PAGE_FIRST, LAYER_FIRST), &[(4, 2), (1, 4)]);
+}
+
+#[test]
+fn ranks_exchange_pages_over_mooncake() {
+    let Some(config) = mooncake::config() else { return };
+    let setting = Setting::new("mooncake", &format!("[plugin.mooncake]\n{config}"), false);
+    every_pair(&setting, (PAGE_FIRST, PAGE_FIRST), &[(4, 2), (2, 4)]);
+    every_pair(&setting, (PAGE_FIRST, LAYER_FIRST), &[(4, 2)]);
 }
 
 #[test]

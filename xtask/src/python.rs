@@ -17,6 +17,18 @@ const OPENAI: &str = "openai==3.52.0";
 /// its dependencies is used, only its libraries. 66 MiB.
 const NIXL: &str = "nixl-cu12==1.5.1";
 
+/// Exactly this version, because Mooncake's Python API is a project's own and not a standard, and this is the one that the
+/// plugin was written and measured against. It needs no GPU and no network adapter, and nothing of its dependencies is used.
+const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
+
+/// What Mooncake links to and machines without network adapters for RDMA lack: Debian's packages, and what of them is
+/// loaded, in this order.
+const VERBS: [(&str, &str); 3] = [
+    ("libnl-3-200", "libnl-3.so.200"),
+    ("libnl-route-3-200", "libnl-route-3.so.200"),
+    ("libibverbs1", "libibverbs.so.1"),
+];
+
 /// NVIDIA's run-time compiler of CUDA 12 and of CUDA 13, exactly these, so that a new release changes nothing here by
 /// itself. Neither needs a GPU. 86 and 56 MiB.
 const NVRTC: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.5.37"];
@@ -59,6 +71,59 @@ pub fn nixl(workspace: &Workspace) -> Result<PathBuf, String> {
     let output = output.map_err(|error| format!("python cannot be run: {error}"))?;
     let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     if path.is_file() { Ok(path) } else { Err(format!("{NIXL} was installed without libnixl_capi.so")) }
+}
+
+/// An interpreter with Mooncake, and the libraries to load before it, as a list of paths.
+///
+/// # Errors
+/// With the reason why there is none.
+pub fn mooncake(workspace: &Workspace) -> Result<(PathBuf, OsString), String> {
+    let python = installed(workspace, MOONCAKE, &["--no-deps"])?;
+    let preload = if imports(&python, &[]).is_ok() { Vec::new() } else { verbs(workspace)? };
+    imports(&python, &preload)?;
+    let list = std::env::join_paths(preload).map_err(|error| format!("these make no list: {error}"))?;
+    Ok((python, list))
+}
+
+/// Whether an interpreter can import Mooncake, after it has loaded some libraries.
+fn imports(python: &Path, preload: &[PathBuf]) -> Result<(), String> {
+    let ask = "import ctypes, sys\n\
+               for path in sys.argv[1:]: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)\n\
+               import mooncake.engine, mooncake.store";
+    succeed(Command::new(python).args(["-c", ask]).args(preload), "`import mooncake.engine`")
+}
+
+/// The libraries that Mooncake links to, unpacked below the target folder: neither needs rights of any kind.
+fn verbs(workspace: &Workspace) -> Result<Vec<PathBuf>, String> {
+    let folder = workspace.target.join("verbs");
+    let root = folder.join("root");
+    let find =
+        || -> Option<Vec<PathBuf>> { VERBS.iter().map(|(_, file)| found_below(&root, file)).collect() };
+    if let Some(found) = find() {
+        return Ok(found);
+    }
+    let failed = |error: std::io::Error| format!("{} cannot be made: {error}", folder.display());
+    std::fs::create_dir_all(&folder).map_err(failed)?;
+    let names = VERBS.map(|(package, _)| package);
+    let mut download = Command::new("apt-get");
+    succeed(download.arg("download").args(names).current_dir(&folder), "`apt-get download`")?;
+    for entry in std::fs::read_dir(&folder).map_err(failed)?.filter_map(Result::ok) {
+        let path = entry.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            succeed(Command::new("dpkg").arg("-x").arg(&path).arg(&root), "`dpkg -x`")?;
+        }
+    }
+    find().ok_or_else(|| format!("{} have no {}", names.join(", "), VERBS.map(|(_, file)| file).join(", ")))
+}
+
+/// A file of this name somewhere below a folder.
+fn found_below(folder: &Path, name: &str) -> Option<PathBuf> {
+    let path = folder.join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    let folders = std::fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    folders.filter(|path| path.is_dir() && !path.is_symlink()).find_map(|path| found_below(&path, name))
 }
 
 /// The folders of both compilers for CUDA, as a list of paths.

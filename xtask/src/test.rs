@@ -16,8 +16,8 @@ Build everything and run every test.
 
 Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`
 with the comparison of the CPU executor with candle, and runs the `openai` python package against a split server. The
-package is installed into an environment below the target folder, and so are NIXL (66 MiB), for the tests of its plugin,
-and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for those of the CUDA kernels. Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
+package is installed into an environment below the target folder, and so are NIXL (66 MiB) and Mooncake (60 MiB), for the
+tests of their plugins, with Debian's libibverbs1 for the latter where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for those of the CUDA kernels. Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
 that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is
 missing; the summary names each.
 
@@ -28,6 +28,8 @@ With arguments, only `cargo test` runs, with them: `cargo xtask test -p host --t
 Environment:
   CI=true       The openai client may not be skipped
   NIXL_LIBRARY  Another libnixl_capi.so for the tests of the NIXL plugin [default: the installed one]
+  MOONCAKE_PYTHON
+                Another Python with Mooncake for the tests of its plugin [default: the installed one]
   NVRTC         Other folders with libnvrtc.so for the tests of the CUDA kernels, separated as in PATH
   PYTHON        Python that makes the environment [default: python3]";
 
@@ -49,7 +51,10 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     workspace.build(Profile::Dev)?;
     let nixl = nixl_library(&workspace);
     let nvrtc = nvrtc_folders(&workspace);
-    let mut parts = vec![("cargo test", cargo_test(&workspace, arguments, nixl, nvrtc)?)];
+    let mooncake = mooncake_environment(&workspace);
+    let variables = nixl.map(|library| ("NIXL_LIBRARY", library.into()));
+    let variables = variables.into_iter().chain(nvrtc.map(|folders| ("NVRTC", folders))).chain(mooncake);
+    let mut parts = vec![("cargo test", cargo_test(&workspace, arguments, variables.collect())?)];
     let client = if arguments.is_empty() {
         openai_client(&workspace)
     } else {
@@ -83,6 +88,20 @@ fn nixl_library(workspace: &Workspace) -> Option<PathBuf> {
     found.ok()
 }
 
+/// What the tests of the Mooncake plugin find their Mooncake by. They say that they are skipped when there is none.
+fn mooncake_environment(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
+    if std::env::var_os("MOONCAKE_PYTHON").is_some_and(|path| !path.is_empty()) {
+        return Vec::new();
+    }
+    match python::mooncake(workspace) {
+        Ok((python, preload)) => vec![("MOONCAKE_PYTHON", python.into()), ("MOONCAKE_PRELOAD", preload)],
+        Err(reason) => {
+            println!("Mooncake cannot be had: {reason}");
+            Vec::new()
+        }
+    }
+}
+
 /// The compilers for the tests of the CUDA kernels, which say that they are skipped when there is none.
 fn nvrtc_folders(workspace: &Workspace) -> Option<OsString> {
     if let Some(named) = std::env::var_os("NVRTC").filter(|paths| !paths.is_empty()) {
@@ -98,8 +117,7 @@ fn nvrtc_folders(workspace: &Workspace) -> Option<OsString> {
 fn cargo_test(
     workspace: &Workspace,
     arguments: &[String],
-    nixl: Option<PathBuf>,
-    nvrtc: Option<OsString>,
+    variables: Vec<(&'static str, OsString)>,
 ) -> anyhow::Result<Outcome> {
     let package = |argument: &String| argument.starts_with("-p") || argument.starts_with("--package");
     let chosen = arguments.iter().take_while(|argument| *argument != "--").any(package);
@@ -109,8 +127,7 @@ fn cargo_test(
         // The CPU executor against candle's models: 130 more crates, so only where all tests run.
         command.args(["--workspace", "--features", "host-tests/oracle"]);
     }
-    command.envs(nixl.map(|library| ("NIXL_LIBRARY", library)));
-    command.envs(nvrtc.map(|folders| ("NVRTC", folders)));
+    command.envs(variables);
     let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
     let mut counts = Counts::default();
     if let Some(stdout) = child.stdout.take() {

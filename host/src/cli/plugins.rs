@@ -109,13 +109,16 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
 }
 
 /// A plugin with the roles that it will be opened for: a transfer plugin that could also store or allocate does not where
-/// another one is named for that.
+/// another one is named for that, and one that is named for storage or pages alone moves nothing.
 fn roles_played(settings: &Settings, manifest: &Manifest, allocates: bool) -> Manifest {
     let mut played = manifest.clone();
-    let stores = settings.stores().contains(&manifest.plugin.name);
+    let name = &manifest.plugin.name;
+    let stores = settings.stores().contains(name);
+    let moves = !(stores || allocates) || settings.movers().contains(name);
     played.roles.retain(|role| match role.kind.as_str() {
         "tier" => stores,
         "allocator" => allocates,
+        "transfer" => moves,
         _ => true,
     });
     played
@@ -169,12 +172,14 @@ pub fn ask(settings: &Settings) -> Result<(), Refused> {
     }
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let (mut names, mut wrong) = (settings.plugins(), Vec::new());
-    names.extend(allocator(settings, &features, &catalog).filter(|name| !names.contains(name)));
+    let allocator = allocator(settings, &features, &catalog);
+    names.extend(allocator.clone().filter(|name| !names.contains(name)));
     for name in names {
         let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
         let config = config_of(settings, &name)?;
-        let roles = ["transfer", "tier", "allocator"].into_iter();
-        let played = roles.filter(|role| entry.manifest.role(role).is_some());
+        let roles = ["transfer", "tier", "allocator"];
+        let manifest = roles_played(settings, &entry.manifest, allocator.as_ref() == Some(&name));
+        let played = roles.into_iter().filter(|role| manifest.role(role).is_some());
         let refused = played.filter_map(|role| plugins::check_config(entry, role, &config).err());
         wrong.extend(refused.map(|error| error.to_string()).next());
     }
@@ -254,4 +259,33 @@ pub fn open_allocator(
     let opening = PoolOpening { config: config_of(settings, &name)?, ..opening };
     let opened = plugins::open_allocator(entry, &opening).map_err(|error| Refused(error.to_string()))?;
     Ok(Some((name, opened)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_plays_the_roles_that_it_is_named_for() {
+        let text = "manifest_version = 1\n[plugin]\nid = \"x.both\"\nname = \"both\"\nversion = \"1.0.0\"\n\
+                    [api]\nversion = \"1.0.0\"\n[[role]]\nkind = \"transfer\"\n[[role]]\nkind = \"tier\"\n\
+                    [build]\npanic = \"unwind\"\ntarget = \"t\"\nrustc = \"r\"\nsymbol = \"s\"\n";
+        let manifest = Manifest::parse(text).unwrap();
+        for (plugins, storage, played) in [
+            (Some("both"), None, &["transfer"][..]),
+            (Some("both"), Some("both"), &["transfer", "tier"]),
+            (Some("wire"), Some("both"), &["tier"]),
+            (None, Some("both"), &["tier"]),
+            (Some("both"), Some("other"), &["transfer"]),
+        ] {
+            let settings = Settings {
+                plugins: plugins.map(|name| vec![name.to_owned()]),
+                hicache_storage: storage.map(|name| vec![name.to_owned()]),
+                ..Settings::default()
+            };
+            let roles = roles_played(&settings, &manifest, false).roles;
+            let roles: Vec<&str> = roles.iter().map(|role| role.kind.as_str()).collect();
+            assert_eq!(roles, played, "--plugins {plugins:?} --hicache-storage {storage:?}");
+        }
+    }
 }

@@ -36,6 +36,10 @@ const LARGEST_MESSAGE: usize = 32 << 20;
 /// When the configuration cannot work ([`Refused`]), or something fails on the way.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     start_logging(&settings)?;
+    if settings.start_companion.is_some() && settings.role.is_some() && !settings.supervised {
+        let message = "--start-companion is for the process that starts all parts: leave --role out, or start the companion yourself";
+        return Err(Refused(message.to_owned()).into());
+    }
     if settings.supervised {
         // It was started through a descriptor, whose number would be its name in `ps` and `top`.
         rustix::thread::set_name(c"host").context("this process cannot be named")?;

@@ -3,6 +3,7 @@
 mod hicache;
 mod synthetic;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -10,6 +11,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
 use super::Refused;
+use super::companion::CompanionSettings;
 use crate::plugins::Policy;
 pub use hicache::HicacheSettings;
 pub use synthetic::SyntheticSettings;
@@ -294,6 +296,15 @@ pub struct Settings {
     #[serde(default)]
     pub plugin: toml::Table,
 
+    /// Programs that plugins want beside the workers, to be started too, by name; see `host plugins inspect` [default: none]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub start_companion: Option<Vec<String>>,
+
+    /// What companions are, by name
+    #[arg(skip)]
+    #[serde(default)]
+    pub companion: BTreeMap<String, CompanionSettings>,
+
     /// Listening sockets handed down by the supervisor: HTTP, control
     #[arg(long, hide = true, value_delimiter = ',')]
     #[serde(skip)]
@@ -356,7 +367,7 @@ impl Settings {
             default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
             allocator swa_full_tokens_ratio hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
             tp prefill_tp decode_tp log_format log_level staging staging_bytes staging_knee
-            hicache synthetic
+            start_companion hicache synthetic
         );
         self.no_page_integrity |= file.no_page_integrity;
         self.insecure_plugin_permissions |= file.insecure_plugin_permissions;
@@ -365,6 +376,7 @@ impl Settings {
         self.hierarchical_cache |= file.hierarchical_cache;
         self.prefill_radix_cache |= file.prefill_radix_cache;
         self.plugin = file.plugin;
+        self.companion = file.companion;
         Ok(self)
     }
 
@@ -377,19 +389,24 @@ impl Settings {
     /// Plugins to load.
     #[must_use]
     pub fn plugins(&self) -> Vec<String> {
-        let named = self.plugins.clone();
-        let mut plugins: Vec<String> = match self.role {
-            // An undivided worker moves no pages.
-            Some(RoleName::Aggregated) => named.unwrap_or_default(),
-            _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
-        };
-        let named = self.stores().iter().chain(&self.allocator).cloned();
-        for name in named.collect::<Vec<String>>() {
-            if !plugins.contains(&name) {
-                plugins.push(name);
+        let mut plugins = self.movers();
+        for name in self.stores().iter().chain(&self.allocator) {
+            if !plugins.contains(name) {
+                plugins.push(name.clone());
             }
         }
         plugins
+    }
+
+    /// Of those, the ones that are there to move pages: what is named for storage alone only stores.
+    #[must_use]
+    pub fn movers(&self) -> Vec<String> {
+        let named = self.plugins.clone();
+        match self.role {
+            // An undivided worker moves no pages.
+            Some(RoleName::Aggregated) => named.unwrap_or_default(),
+            _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
+        }
     }
 
     /// Plugins that store pages, in the order in which they are asked.

@@ -7,6 +7,10 @@
 //! Children end when their standard input does, which is how the supervisor ends them and why none outlives a
 //! supervisor that was killed. They ignore signals that ask them to stop: Ctrl-C and many process managers send those to
 //! all processes at once, and workers must outlast the requests that the router still carries.
+//!
+//! [Companions](super::companion) are other people's programs: they take no notice of their standard input, so they are
+//! asked to end by a signal, and the system sends it to them when the supervisor was killed. They start first and end last,
+//! and one that cannot be kept alive is given up alone.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -23,6 +27,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::Refused;
+use super::companion::{self, Companion};
 use super::settings::{RoleName, Settings};
 
 /// Restarts of one child within [`WINDOW`] before the supervisor gives up.
@@ -43,7 +48,34 @@ enum Stage {
     Serving,
     /// The router finishes the requests under way, which needs the workers.
     RouterEnds,
-    AllEnd,
+    WorkersEnd,
+    CompanionsEnd,
+}
+
+/// What a child runs.
+#[derive(Clone, Debug)]
+enum Part {
+    /// This program.
+    Own { role: RoleName, arguments: Vec<String> },
+    /// Another one.
+    Companion(Companion),
+}
+
+impl Part {
+    fn name(&self) -> &str {
+        match self {
+            Part::Own { role, .. } => role.as_str(),
+            Part::Companion(companion) => &companion.name,
+        }
+    }
+
+    fn ends_at(&self) -> Stage {
+        match self {
+            Part::Own { role: RoleName::Router, .. } => Stage::RouterEnds,
+            Part::Own { .. } => Stage::WorkersEnd,
+            Part::Companion(_) => Stage::CompanionsEnd,
+        }
+    }
 }
 
 /// The program that children run.
@@ -61,13 +93,28 @@ impl Program {
         Ok(Self { path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), _file: Some(file) })
     }
 
-    fn spawn(&self, arguments: &[String]) -> std::io::Result<Child> {
+    fn spawn(&self, part: &Part) -> std::io::Result<Child> {
         let mut own = std::env::args_os();
         let mut command = Command::new(&self.path);
         if let Some(name) = own.next() {
             command.arg0(name);
         }
-        command.args(own).args(arguments).stdin(Stdio::piped()).kill_on_drop(true).spawn()
+        match part {
+            Part::Own { arguments, .. } => {
+                command.args(own).args(arguments).stdin(Stdio::piped());
+            }
+            Part::Companion(companion) => {
+                let parent = std::process::id().to_string();
+                command.args(["companion", "--parent", &parent, "--"]).arg(&companion.program);
+                // A Ctrl-C is for the supervisor, which ends it last. What it prints is not ours to say.
+                command
+                    .args(&companion.arguments)
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::null())
+                    .process_group(0);
+            }
+        }
+        command.kill_on_drop(true).spawn()
     }
 }
 
@@ -96,20 +143,21 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
 
     let program = Arc::new(Program::own()?);
     let (stage, now) = watch::channel(Stage::Serving);
+    let start = |part| tokio::spawn(keep(Arc::clone(&program), part, now.clone()));
+    let companions = start_companions(companion::named(settings)?, start).await?;
     let worker = |role: RoleName| {
         let mut arguments = role_arguments(role, &format!("{}-0", role.as_str()));
         arguments.extend(["--router".to_owned(), router_url.clone()]);
         if settings.threads.is_none() {
             arguments.extend(["--threads".to_owned(), threads.clone()]);
         }
-        tokio::spawn(keep(Arc::clone(&program), role, arguments, Stage::AllEnd, now.clone()))
+        start(Part::Own { role, arguments })
     };
     let prefill = worker(RoleName::Prefill);
     let decode = worker(RoleName::Decode);
     let mut arguments = role_arguments(RoleName::Router, "router");
     arguments.extend(["--listen-fds".to_owned(), fds]);
-    let router =
-        tokio::spawn(keep(Arc::clone(&program), RoleName::Router, arguments, Stage::RouterEnds, now.clone()));
+    let router = start(Part::Own { role: RoleName::Router, arguments });
     println!("host: serving {} on http://{http_address} (Ctrl-C ends it)", settings.model_name());
 
     let mut children = [prefill, decode, router];
@@ -138,9 +186,46 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         }
     };
     wait_for(router).await;
-    stage.send_replace(Stage::AllEnd);
+    stage.send_replace(Stage::WorkersEnd);
     tokio::join!(wait_for(prefill), wait_for(decode));
+    stage.send_replace(Stage::CompanionsEnd);
+    for companion in companions {
+        wait_for(companion).await;
+    }
     gave_up
+}
+
+/// A task that keeps a child running.
+type Kept = tokio::task::JoinHandle<anyhow::Result<()>>;
+
+/// Starts companions, one after the other, and waits until each is ready.
+///
+/// # Errors
+/// When one does not get ready, or its place is taken.
+async fn start_companions(
+    companions: Vec<Companion>,
+    start: impl Fn(Part) -> Kept,
+) -> anyhow::Result<Vec<Kept>> {
+    let mut all = Vec::new();
+    for companion in companions {
+        if let Some(address) = companion.ready
+            && companion.answers().await
+        {
+            let name = &companion.name;
+            let message = format!(
+                "something listens at {address} already, where companion {name:?} would: end it, or leave --start-companion \
+                 {name} out to use it"
+            );
+            return Err(Refused(message).into());
+        }
+        let mut kept = start(Part::Companion(companion.clone()));
+        tokio::select! {
+            ended = &mut kept => ended.context("a supervising task failed")??,
+            ready = companion.until_ready() => ready?,
+        }
+        all.push(kept);
+    }
+    Ok(all)
 }
 
 fn cores() -> usize {
@@ -161,32 +246,26 @@ fn role_arguments(role: RoleName, name: &str) -> Vec<String> {
     ["--role", role.as_str(), "--name", name, "--supervised"].map(str::to_owned).to_vec()
 }
 
-/// Runs one child, again and again, until `stage` reaches the one at which it has to end.
-async fn keep(
-    program: Arc<Program>,
-    role: RoleName,
-    arguments: Vec<String>,
-    ends_at: Stage,
-    mut stage: watch::Receiver<Stage>,
-) -> anyhow::Result<()> {
+/// Runs one child, again and again, until it has to end.
+async fn keep(program: Arc<Program>, part: Part, mut stage: watch::Receiver<Stage>) -> anyhow::Result<()> {
     let mut restarts: VecDeque<Instant> = VecDeque::new();
+    let (role, own) = (part.name(), matches!(part, Part::Own { .. }));
     loop {
-        let (pid, why) = match program.spawn(&arguments) {
+        let (pid, why) = match program.spawn(&part) {
             Ok(mut child) => {
                 // Held open until the child has to end: `wait` would close it.
                 let lifeline = child.stdin.take();
                 let pid = child.id().unwrap_or_default();
-                tracing::info!(role = role.as_str(), pid, "started");
+                tracing::info!(role, pid, "started");
                 let status = tokio::select! {
                     status = child.wait() => status.context("a child cannot be waited for")?,
-                    () = reached(&mut stage, ends_at) => {
+                    () = reached(&mut stage, part.ends_at()) => {
                         drop(lifeline);
-                        return end(role, child).await;
+                        return end(&part, child).await;
                     }
                 };
-                if status.code() == Some(REFUSED) {
-                    let message =
-                        format!("the {} process refused its configuration; see above", role.as_str());
+                if own && status.code() == Some(REFUSED) {
+                    let message = format!("the {role} process refused its configuration; see above");
                     return Err(Refused(message).into());
                 }
                 (pid, format!("ended with {status}"))
@@ -200,29 +279,18 @@ async fn keep(
         }
         // A signal to all processes can end a child that is too young to ignore it, a moment before it is noted here.
         if asked_within(FIRST_WAIT, &mut stage).await {
-            tracing::warn!(
-                role = role.as_str(),
-                pid,
-                why,
-                "a process ended by itself while everything stops"
-            );
+            tracing::warn!(role, pid, why, "a process ended by itself while everything stops");
             return Ok(());
         }
         if restarts.len() > RESTARTS {
-            anyhow::bail!(
-                "the {} process failed {} times within {WINDOW:?}: it {why}; giving up",
-                role.as_str(),
-                restarts.len()
-            );
+            let times = restarts.len();
+            let message =
+                format!("the {role} process failed {times} times within {WINDOW:?}: it {why}; giving up");
+            tracing::error!(role, pid, "{message}");
+            anyhow::bail!(message);
         }
         let wait = FIRST_WAIT * (1 << (restarts.len() - 1).min(5));
-        tracing::error!(
-            role = role.as_str(),
-            pid,
-            why,
-            ?wait,
-            "a process ended by itself; starting it again"
-        );
+        tracing::error!(role, pid, why, ?wait, "a process ended by itself; starting it again");
         if asked_within(wait - FIRST_WAIT, &mut stage).await {
             return Ok(());
         }
@@ -239,10 +307,16 @@ async fn asked_within(wait: Duration, stage: &mut watch::Receiver<Stage>) -> boo
     timeout(wait, reached(stage, Stage::RouterEnds)).await.is_ok()
 }
 
-/// Waits for a child whose standard input has ended, and ends it if it does not do so itself.
-async fn end(role: RoleName, mut child: Child) -> anyhow::Result<()> {
+/// Waits for a child whose standard input has ended, or that is asked by a signal, and ends it if it does not do so itself.
+async fn end(part: &Part, mut child: Child) -> anyhow::Result<()> {
+    let pid = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.try_into().ok()?));
+    if let (Part::Companion(_), Some(pid)) = (part, pid) {
+        // One that has ended is still there to be waited for, so the number is nobody else's.
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+            .context("a companion cannot be asked to end")?;
+    }
     if timeout(GRACE, child.wait()).await.is_err() {
-        tracing::error!(role = role.as_str(), "did not end within {GRACE:?}; killing it");
+        tracing::error!(role = part.name(), "did not end within {GRACE:?}; killing it");
         child.kill().await.context("a child cannot be killed")?;
     }
     Ok(())
@@ -256,7 +330,8 @@ mod tests {
     async fn a_program_that_does_not_start_is_tried_again_before_everything_is_given_up() {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::Serving);
-        let kept = keep(program, RoleName::Decode, Vec::new(), Stage::AllEnd, now).await;
+        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new() };
+        let kept = keep(program, part, now).await;
         let message = kept.unwrap_err().to_string();
         assert!(message.contains("failed 6 times") && message.contains("could not be started"), "{message}");
     }
@@ -265,6 +340,7 @@ mod tests {
     async fn nothing_is_started_again_once_everything_ends() {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::RouterEnds);
-        keep(program, RoleName::Decode, Vec::new(), Stage::AllEnd, now).await.unwrap();
+        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new() };
+        keep(program, part, now).await.unwrap();
     }
 }

@@ -19,6 +19,9 @@ pub struct Manifest {
     /// The keys of its configuration table.
     #[serde(default)]
     pub config: BTreeMap<String, ConfigKey>,
+    /// Programs that it wants beside the workers.
+    #[serde(default, rename = "companion")]
+    pub companions: Vec<CompanionManifest>,
     /// How it was built.
     pub build: Build,
 }
@@ -75,6 +78,21 @@ pub struct ConfigKey {
     /// What it means.
     #[serde(default)]
     pub doc: String,
+}
+
+/// A program that the supervisor runs when `--start-companion` names it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct CompanionManifest {
+    /// What users write to get it.
+    pub name: String,
+    /// Its file's name, which is looked for in the active virtual environment and in `PATH`.
+    pub program: String,
+    /// Its arguments.
+    #[serde(default)]
+    pub arguments: Vec<String>,
+    /// Address at which it takes connections once it is ready; empty if it takes none.
+    #[serde(default)]
+    pub ready: String,
 }
 
 /// See [`Manifest::build`].

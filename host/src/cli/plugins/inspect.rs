@@ -49,6 +49,10 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
         say!("role       {}: memory {}", role.kind, role.memory.join(", "));
         say!("           can {}", role.capabilities.join(", "));
     }
+    for companion in &manifest.companions {
+        let command = [std::slice::from_ref(&companion.program), &companion.arguments].concat().join(" ");
+        say!("companion  {}: {}", on_one_line(&companion.name), on_one_line(&command));
+    }
     for (key, of) in &manifest.config {
         let default = of.default.as_ref().map(|value| format!(", default {value}")).unwrap_or_default();
         say!("config     {key}: {}{default}. {}", of.kind, on_one_line(&of.doc));

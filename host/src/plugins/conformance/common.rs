@@ -48,8 +48,8 @@ pub(super) const CASES: &[Case] = &[
 /// Instances opened one after the other, in search of what each leaves behind.
 const INSTANCES: usize = 20;
 
-/// Time that a shutdown gets.
-pub(super) const DEADLINE_MS: u64 = 2000;
+/// Time that a shutdown gets, which is what the server gives.
+pub(super) const DEADLINE_MS: u64 = 3000;
 
 /// An instance of any role.
 pub(super) enum Instance {

@@ -1,0 +1,319 @@
+//! Real workers above the real Mooncake Store: what one process stores another restores, whatever the numbers of ranks are,
+//! and no answer changes, nothing is held and nobody waits for long when the pool loses its memory, its master, or time.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+#![allow(clippy::disallowed_methods, reason = "how late an answer is, is what is to be shown")]
+
+#[path = "plugin_support/fixture.rs"]
+mod fixture;
+#[path = "plugin_support/mooncake.rs"]
+mod mooncake;
+#[path = "plugin_support/mooncake_pool.rs"]
+mod mooncake_pool;
+#[path = "plugin_support/skip.rs"]
+mod skip;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use host_tests::cluster::{Cluster, Start, runs, signal};
+use mooncake_pool::Pool;
+
+const PAGE_TOKENS: usize = 16;
+/// Tokens of an answer.
+const ANSWER: u32 = 20;
+/// Computing takes long enough that restoring is worth it.
+const MODEL: &str = "[synthetic]\nkv-heads = 8\nprefill-token-us = 200\n";
+const CACHES: [&str; 5] = [
+    "--decode-radix-cache",
+    "--prefill-radix-cache",
+    "--hierarchical-cache",
+    "--hicache-storage",
+    "mooncake",
+];
+
+fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
+    let directory = plugins.display().to_string();
+    let always = ["--executor", "synthetic", "--plugins-dir", &directory, "--chunk-tokens", "64"];
+    let flags: Vec<String> = always.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+    let workers = if flags.iter().any(|flag| flag == "aggregated") { 1 } else { 2 };
+    Cluster::start(&Start { program: Path::new(env!("CARGO_BIN_EXE_host")), flags, config, workers })
+}
+
+/// A prefill and a decode worker that lend nothing to the pool, or so much.
+fn workers(pool: &Pool, plugins: &Path, lent: &str, flags: &[&str]) -> Cluster {
+    let table = pool.config(&format!("global_segment_size = {lent:?}\nstore_deadline_ms = 500\n"));
+    start(&[&CACHES, flags].concat(), plugins, format!("{MODEL}[plugin.mooncake]\n{table}"))
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    let prompt = |length: u32| (0..length).map(|token| (token * 37 + length) % 250).collect();
+    [33, 64, 100, 130, 200].map(prompt).to_vec()
+}
+
+fn ask(cluster: &Cluster) -> Vec<Vec<u64>> {
+    let prompts = prompts();
+    std::thread::scope(|scope| {
+        let asks: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.generate(prompt, ANSWER).unwrap().tokens))
+            .collect();
+        asks.into_iter().map(|ask| ask.join().unwrap()).collect()
+    })
+}
+
+fn expected(plugins: &Path) -> Vec<Vec<u64>> {
+    ask(&start(&["--role", "aggregated"], plugins, MODEL.to_owned()))
+}
+
+/// A worker's series that start and contain so, added up.
+fn total(cluster: &Cluster, role: &str, starts: &str, contains: &str) -> f64 {
+    let metrics = cluster.metrics(&cluster.worker(role));
+    let wanted = metrics.iter().filter(|(name, _)| name.starts_with(starts) && name.contains(contains));
+    wanted.map(|(_, value)| value).sum()
+}
+
+/// One of the plugin's own words.
+fn word(cluster: &Cluster, role: &str, name: &str) -> f64 {
+    total(cluster, role, "host_plugin_", &format!("name=\"{name}\""))
+}
+
+fn restored(cluster: &Cluster, role: &str) -> f64 {
+    total(cluster, role, "host_storage_pages_total", "end=\"read\"")
+}
+
+/// Waits until decode has stored all whole pages of what was said. The last token that was drawn has no KV.
+fn await_stored(cluster: &Cluster) {
+    let pages: usize =
+        prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
+    cluster.wait("whole pages to be stored", || {
+        total(cluster, "decode", "host_storage_pages_total", "end=\"written\"") >= pages as f64
+            && cluster.all_free()
+    });
+}
+
+fn flush(cluster: &Cluster) {
+    let (status, text) = cluster.post("/flush_cache", "").unwrap();
+    assert_eq!(status, 200, "{text}");
+}
+
+/// Waits until nothing is held: no page of a pool, no slot, no pin, nothing that waits for storage, and nothing of the
+/// plugin's.
+fn await_nothing_held(cluster: &Cluster) {
+    cluster.wait("all requests to end", || cluster.all_free());
+    for (series, part) in [
+        ("host_storage_queue_pages", ""),
+        ("host_hicache_slots_pinned", ""),
+        ("host_hicache_slots", "filling"),
+        ("host_hicache_slots", "quarantined"),
+        ("host_plugin_gauge", "store_pages_held"),
+    ] {
+        cluster.wait(&format!("{series} {part} to be 0"), || {
+            ["prefill", "decode"].into_iter().all(|role| total(cluster, role, series, part) == 0.0)
+        });
+    }
+    for role in ["prefill", "decode"] {
+        assert_eq!(total(cluster, role, "host_integrity_failures_total", ""), 0.0);
+    }
+}
+
+/// Waits for another life of a worker.
+fn await_another(cluster: &Cluster, role: &str, before: &str) {
+    cluster.wait("another life", || {
+        let workers = cluster.workers();
+        workers.iter().any(|worker| worker.role == role && worker.instance != before) && workers.len() == 2
+    });
+}
+
+#[test]
+fn the_tier_cases_of_the_conformance_kit_pass() {
+    let Some(pool) = Pool::new() else { return };
+    let _master = pool.master();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    std::fs::write(&file, pool.config("global_segment_size = \"64mb\"\n")).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--case", "tier-", "--plugin-config"])
+        .args([&file, &fixture::plugin("mooncake")])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
+    assert!(output.status.success(), "{said}");
+    assert!(skipped.iter().all(|line| line.contains("tier-shared") || line.contains("tier-scan")), "{said}");
+    assert!(said.contains("tier-data") && said.contains("tier-hot-allocations"), "{said}");
+}
+
+#[test]
+fn every_arrangement_restores_from_the_pool_and_answers_as_one_worker_alone() {
+    let Some(pool) = Pool::new() else { return };
+    let plugins = fixture::directory(&["shm", "mooncake"]);
+    let expected = expected(plugins.path());
+    for (prefill, decode) in [("1", "1"), ("4", "2"), ("2", "4")] {
+        let _master = pool.master();
+        let flags = ["--plugins", "shm", "--prefill-tp", prefill, "--decode-tp", decode];
+        let cluster = workers(&pool, plugins.path(), "64mb", &flags);
+        assert_eq!(ask(&cluster), expected, "{prefill} to {decode}");
+        await_stored(&cluster);
+        // From here on only the pool has anything.
+        flush(&cluster);
+        assert_eq!(ask(&cluster), expected, "{prefill} to {decode}, restored");
+        await_nothing_held(&cluster);
+        let restored: f64 = ["prefill", "decode"].map(|role| restored(&cluster, role)).iter().sum();
+        let hits: f64 = ["prefill", "decode"].map(|role| word(&cluster, role, "store_hits")).iter().sum();
+        assert!(
+            restored > 0.0 && hits >= restored,
+            "{prefill} to {decode}: {restored} pages of {hits} objects"
+        );
+    }
+}
+
+#[test]
+fn what_dead_workers_stored_others_restore_with_another_number_of_ranks() {
+    let Some(pool) = Pool::new() else { return };
+    let plugins = fixture::directory(&["shm", "mooncake"]);
+    let expected = expected(plugins.path());
+    let (_master, _owner) = (pool.master(), pool.owner(64));
+    let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm", "--prefill-tp", "2"]);
+    assert_eq!(ask(&cluster), expected);
+    await_stored(&cluster);
+    // One worker dies, and its next life finds all that it had stored.
+    let before = cluster.worker("decode").instance;
+    signal(cluster.pid("decode").unwrap(), "KILL");
+    await_another(&cluster, "decode", &before);
+    flush(&cluster);
+    assert_eq!(ask(&cluster), expected, "after the decode worker was killed");
+    assert!(restored(&cluster, "decode") > 0.0);
+    await_nothing_held(&cluster);
+    drop(cluster);
+    // Nobody is left of those that stored it, and others are divided otherwise.
+    let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm", "--decode-tp", "4"]);
+    assert_eq!(ask(&cluster), expected, "other workers");
+    // What one of the two restores in time the other need not.
+    assert!(restored(&cluster, "decode") + restored(&cluster, "prefill") > 0.0);
+    await_nothing_held(&cluster);
+}
+
+#[test]
+fn the_death_of_the_process_that_holds_the_pages_costs_the_cache_and_no_answer() {
+    let Some(pool) = Pool::new() else { return };
+    let plugins = fixture::directory(&["shm", "mooncake"]);
+    let expected = expected(plugins.path());
+    let (_master, owner) = (pool.master(), pool.owner(64));
+    let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm"]);
+    assert_eq!(ask(&cluster), expected);
+    await_stored(&cluster);
+    signal(owner.pid(), "KILL");
+    for turn in 0..3 {
+        flush(&cluster);
+        assert_eq!(ask(&cluster), expected, "turn {turn}");
+    }
+    await_nothing_held(&cluster);
+    let failed = ["prefill", "decode"].map(|role| word(&cluster, role, "store_get_errors"));
+    assert!(failed.iter().sum::<f64>() > 0.0, "{failed:?}");
+    // Whoever lends memory next is used.
+    let _other = pool.owner(64);
+    let before = word(&cluster, "decode", "store_stored");
+    cluster.wait("pages to be stored with the next owner", || {
+        flush(&cluster);
+        assert_eq!(ask(&cluster), expected);
+        word(&cluster, "decode", "store_stored") > before
+    });
+    await_nothing_held(&cluster);
+}
+
+#[test]
+fn without_its_master_the_pool_is_skipped_and_used_again_when_there_is_one() {
+    let Some(pool) = Pool::new() else { return };
+    let plugins = fixture::directory(&["shm", "mooncake"]);
+    let expected = expected(plugins.path());
+    let master = pool.master();
+    let cluster = workers(&pool, plugins.path(), "64mb", &["--plugins", "shm"]);
+    assert_eq!(ask(&cluster), expected);
+    await_stored(&cluster);
+    assert_eq!(word(&cluster, "decode", "store_master_up"), 1.0);
+    drop(master);
+    for turn in 0..3 {
+        flush(&cluster);
+        assert_eq!(ask(&cluster), expected, "turn {turn} without a master");
+    }
+    cluster.wait("the workers to notice", || {
+        ["prefill", "decode"].into_iter().all(|role| word(&cluster, role, "store_master_up") == 0.0)
+    });
+    // A worker that is started now would find no master, and says so.
+    await_nothing_held(&cluster);
+    let _master = pool.master();
+    cluster.wait("the link", || {
+        ["prefill", "decode"].into_iter().all(|role| word(&cluster, role, "store_master_up") == 1.0)
+    });
+    // The master remembers nothing: all is stored anew, and then found.
+    let before = restored(&cluster, "decode");
+    cluster.wait("pages to be restored again", || {
+        flush(&cluster);
+        assert_eq!(ask(&cluster), expected);
+        restored(&cluster, "decode") > before
+    });
+    await_nothing_held(&cluster);
+    assert!(word(&cluster, "decode", "store_master_lost") >= 1.0);
+    assert!(word(&cluster, "decode", "store_master_back") >= 1.0);
+}
+
+#[test]
+fn a_frozen_peer_costs_a_request_no_more_than_its_deadline_for_storage() {
+    let Some(pool) = Pool::new() else { return };
+    let plugins = fixture::directory(&["shm", "mooncake"]);
+    let expected = expected(plugins.path());
+    for what in ["owner", "master"] {
+        let (master, owner) = (pool.master(), pool.owner(64));
+        let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm"]);
+        assert_eq!(ask(&cluster), expected);
+        await_stored(&cluster);
+        let frozen = if what == "owner" { owner.pid() } else { master.pid() };
+        flush(&cluster);
+        signal(frozen, "STOP");
+        for turn in 0..3 {
+            let asked = Instant::now();
+            assert_eq!(ask(&cluster), expected, "turn {turn} with a frozen {what}");
+            // The longest wait for storage is 1 s and a bit; the rest is for a machine that does something else.
+            assert!(asked.elapsed().as_secs() < 12, "a frozen {what} cost {:?}", asked.elapsed());
+            flush(&cluster);
+        }
+        signal(frozen, "CONT");
+        assert_eq!(ask(&cluster), expected, "after the {what} was frozen");
+        await_nothing_held(&cluster);
+    }
+}
+
+#[test]
+fn the_supervisor_runs_the_master_and_starts_it_again() {
+    let Some(pool) = Pool::new() else { return };
+    let plugins = fixture::directory(&["shm", "mooncake"]);
+    let table = pool.config("global_segment_size = \"64mb\"\n");
+    // With what it needs to find its libraries.
+    let settings = pool.environment().into_iter().map(|(name, value)| format!("{name}={value}"));
+    let program = pool.program().display().to_string();
+    let arguments: Vec<String> = settings.chain([program]).chain(pool.arguments()).collect();
+    let companion = format!(
+        "[companion.mooncake-master]\nprogram = \"env\"\narguments = {arguments:?}\nready = \"{}\"\n",
+        pool.address
+    );
+    let flags = [&CACHES[..], &["--plugins", "shm", "--start-companion", "mooncake-master"]].concat();
+    let expected = expected(plugins.path());
+    let cluster = start(&flags, plugins.path(), format!("{MODEL}[plugin.mooncake]\n{table}{companion}"));
+    assert_eq!(ask(&cluster), expected);
+    await_stored(&cluster);
+    let master = cluster.pid("mooncake-master").unwrap();
+    signal(master, "KILL");
+    cluster.wait("another master", || cluster.pid("mooncake-master").is_some_and(|pid| pid != master));
+    let before = restored(&cluster, "decode");
+    cluster.wait("pages to be restored again", || {
+        flush(&cluster);
+        assert_eq!(ask(&cluster), expected);
+        restored(&cluster, "decode") > before
+    });
+    let master = cluster.pid("mooncake-master").unwrap();
+    // Also when nobody is left to end it.
+    signal(cluster.supervisor(), "KILL");
+    cluster.wait("the master to end", || !runs(master));
+}

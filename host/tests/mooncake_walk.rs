@@ -1,0 +1,103 @@
+//! Prefill and decode over the real Mooncake: the same tokens as one undivided worker, also when a worker dies on the way.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
+#[path = "plugin_support/fixture.rs"]
+mod fixture;
+#[path = "plugin_support/mooncake.rs"]
+mod mooncake;
+#[path = "plugin_support/skip.rs"]
+mod skip;
+
+use std::path::Path;
+
+use host_tests::cluster::{Cluster, Start, signal};
+
+/// A synthetic server; `None` when there is no Mooncake here.
+fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)> {
+    let config = mooncake::config()?;
+    let plugins = fixture::directory(&["mooncake"]);
+    let mut all = ["--executor", "synthetic", "--plugins", "mooncake", "--kv-memory", "16MiB"]
+        .map(str::to_owned)
+        .to_vec();
+    all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
+    let config = format!("[plugin.mooncake]\n{config}\n[synthetic]\n{synthetic}");
+    let program = Path::new(env!("CARGO_BIN_EXE_host"));
+    Some((Cluster::start(&Start { program, flags: all, config, workers }), plugins))
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    let prompt = |length: u32| (0..length).map(|token| (token * 7 + length) % 250).collect();
+    [1, 15, 16, 17, 33, 64, 100, 200].map(prompt).to_vec()
+}
+
+/// All prompts at once, so that batches mix.
+fn tokens(cluster: &Cluster) -> Vec<Vec<u64>> {
+    let prompts = prompts();
+    std::thread::scope(|scope| {
+        let asks: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.generate(prompt, 12).unwrap().tokens))
+            .collect();
+        asks.into_iter().map(|ask| ask.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_split_server_over_mooncake_answers_as_an_undivided_one_with_and_without_caches() {
+    let Some((whole, _plugins)) = start(&["--role", "aggregated"], "") else { return };
+    let right = tokens(&whole);
+    for caches in [&[][..], &["--decode-radix-cache", "--prefill-radix-cache"]] {
+        for chunk in ["512", "16", "33"] {
+            let flags = [caches, &["--chunk-tokens", chunk]].concat();
+            let Some((split, _plugins)) = start(&flags, "") else { return };
+            let moved = split.generate(&prompts()[7], 1).unwrap().transferred_bytes;
+            assert!(moved > 0, "{flags:?} moved nothing");
+            for round in 0..2 {
+                assert_eq!(tokens(&split), right, "{flags:?}, round {round}");
+            }
+            split.wait("all requests to end", || split.all_free());
+        }
+    }
+}
+
+#[test]
+fn a_conversation_over_mooncake_moves_only_what_decode_lacks() {
+    let flags = ["--decode-radix-cache", "--prefill-radix-cache"];
+    let Some((split, _plugins)) = start(&flags, "") else { return };
+    let page = split.generate(&[201; 16], 1).unwrap().transferred_bytes;
+    let first: Vec<u32> = (0..160).map(|token| token * 7 % 200).collect();
+    assert_eq!(split.generate(&first, 1).unwrap().transferred_bytes, 10 * page);
+    let metrics = split.metrics(&split.worker("prefill"));
+    let written = metrics["host_plugin_counter_total{plugin=\"host.mooncake\",name=\"bytes_written\"}"];
+    assert!(written >= 11.0 * page as f64, "{written} bytes were counted");
+    let second: Vec<u32> = first.iter().copied().chain(220..236).collect();
+    assert_eq!(split.generate(&second, 1).unwrap().transferred_bytes, page);
+}
+
+#[test]
+fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
+    // 100 parts of one page each, 2 ms apart: the kill falls among them.
+    let cost = "prefill-token-us = 120\n";
+    for victim in ["prefill", "decode"] {
+        let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], cost) else { return };
+        let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
+        let right = split.generate(&prompt, 8).unwrap();
+        let first = split.worker(victim);
+        let prefill = split.worker("prefill");
+        let sent = || split.metrics(&prefill).get("host_pages_sent_total").copied().unwrap_or(0.0);
+        let before = sent();
+        std::thread::scope(|scope| {
+            let request = scope.spawn(|| split.generate(&prompt, 8));
+            split.wait("some pages of the request to be sent", || sent() > before + 5.0);
+            signal(split.pid(victim).unwrap(), "KILL");
+            // Tried again on the restarted worker; nobody notices.
+            assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
+        });
+        assert_ne!(split.worker(victim).instance, first.instance);
+        split.wait("the pages to come back", || split.all_free());
+        assert_eq!(split.generate(&prompt, 8).unwrap().tokens, right.tokens);
+    }
+}

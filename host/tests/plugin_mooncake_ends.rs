@@ -1,0 +1,53 @@
+//! What connections over the real Mooncake leave behind: nothing. The only test of its process, whose threads it counts.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "plugin_support/fixture.rs"]
+mod fixture;
+#[path = "plugin_support/mooncake.rs"]
+mod mooncake;
+#[path = "plugin_support/peer.rs"]
+mod peer;
+#[path = "plugin_support/skip.rs"]
+mod skip;
+
+use host_plugin_api::*;
+use peer::*;
+
+const BYTES: usize = 1 << 16;
+
+#[test]
+fn instances_leave_no_thread_and_no_descriptor_behind_whether_they_are_shut_down_or_dropped() {
+    let Some(config) = mooncake::config() else { return };
+    let directory = fixture::directory(&["mooncake"]);
+    let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+    let connected = |end: bool| {
+        let receiver = Worker::open(directory.path(), "mooncake", "decode", BYTES, &config);
+        let sender = Worker::open(directory.path(), "mooncake", "prefill", BYTES, &config);
+        let peer = sender.backend.connect("decode", &receiver.backend.endpoint().unwrap()).unwrap();
+        let write = Write {
+            source_region: sender.region.0,
+            target_region: receiver.region.0,
+            length: 64,
+            target_generation: 1,
+            ..Write::default()
+        };
+        assert_eq!(sender.backend.submit(&submission(peer, 1, b"n"), &[write]), 0);
+        assert_eq!(sender.completion().status, 0);
+        if end {
+            sender.backend.shutdown(10_000).unwrap();
+            receiver.backend.shutdown(10_000).unwrap();
+        }
+    };
+    // Python and Mooncake have threads of their own from the first on.
+    connected(true);
+    let before = (count("task"), count("fd"));
+    for round in 0..6 {
+        connected(round % 2 == 0);
+    }
+    // What was dropped ends a moment later.
+    wait("all threads and descriptors to go", || {
+        let now = (count("task"), count("fd"));
+        (now.0 <= before.0 && now.1 <= before.1).then_some(())
+    });
+}

@@ -1,0 +1,157 @@
+//! Mooncake's transfer engine, whichever way it is reached. What is above knows only this.
+
+pub mod c;
+pub mod find;
+pub mod python;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Between two knocks at an engine that ends.
+const KNOCK: Duration = Duration::from_millis(2);
+
+/// Memory of ours that an engine is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// First byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// One write, as an engine takes it: bytes that follow each other on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Address here.
+    pub from: u64,
+    /// Address at the peer.
+    pub to: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// A write or a group of them that an engine works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Mooncake's batch.
+    pub batch: u64,
+    /// Runs in it.
+    pub runs: u32,
+    /// Of which so many, from the first on, are done.
+    pub ended: u32,
+}
+
+/// How a ticket stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Mooncake may still read our memory, or write the peer's.
+    Running,
+    /// Everything is in the peer's memory.
+    Done,
+    /// Something failed. Others may go on until the engine ends.
+    Failed,
+}
+
+/// Why a message could not be given to a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Undelivered {
+    /// Nobody listens there.
+    Refused,
+    /// Something else, which may pass.
+    Other(String),
+}
+
+/// One of Mooncake's engines: its sockets, its threads, its list of registered memory. Dropping it ends all of them, which
+/// may take a moment; from then on nothing of its memory is read or written by it.
+///
+/// Any thread may call any method. Those that talk to peers may block for seconds.
+pub trait Engine: Send + Sync {
+    /// Where other engines find this one: host and port.
+    fn session(&self) -> &str;
+
+    /// Lets peers write here, and lets us write from here.
+    ///
+    /// # Errors
+    /// What Mooncake answered.
+    fn register(&self, ranges: &[Range]) -> Result<(), String>;
+
+    /// Takes memory back. Writes that have begun go on.
+    ///
+    /// # Errors
+    /// What Mooncake answered.
+    fn unregister(&self, ranges: &[Range]) -> Result<(), String>;
+
+    /// Meets another engine. The answer names it in submissions.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    fn open(&self, session: &str) -> Result<Target, String>;
+
+    /// Starts writes to another engine. Adds a ticket for each group that was started.
+    ///
+    /// # Errors
+    /// When something was not started; what was is among the tickets.
+    fn submit(&self, to: &Target, runs: &[Run], tickets: &mut Vec<Ticket>) -> Result<(), String>;
+
+    /// How a ticket stands. Not to be asked again after the end.
+    fn poll(&self, ticket: &mut Ticket) -> State;
+
+    /// Gives a text to another engine, which keeps it until it is asked for its messages. `look` makes sure first that
+    /// somebody is there, where Mooncake would not say; that is as much work as the message itself.
+    ///
+    /// # Errors
+    /// When it was certainly not delivered. No error does not say that it was.
+    fn notify(&self, session: &str, text: &str, look: bool) -> Result<(), Undelivered>;
+
+    /// The texts that came.
+    fn messages(&self) -> Vec<String>;
+}
+
+/// Another engine, as an engine knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Host and port.
+    pub session: String,
+    /// Mooncake's number for it, where it has one.
+    pub segment: i32,
+}
+
+/// A Mooncake that was found and loaded.
+pub trait Driver: Send + Sync {
+    /// Starts an engine.
+    ///
+    /// # Errors
+    /// What Mooncake answered.
+    fn engine(&self) -> Result<Box<dyn Engine>, String>;
+
+    /// What it is, for people.
+    fn describe(&self) -> String;
+}
+
+/// Name under which our messages travel; Mooncake's users share its mailbox.
+pub const MESSAGE_NAME: &str = "host.mooncake";
+
+/// Ends an engine while somebody knocks at its door: its listener looks once a second whether it should end, and otherwise
+/// only when somebody comes. That is 10 ms instead of half a second, during which the wheel holds Python's lock.
+pub fn end_quickly(session: &str, end: impl FnOnce()) {
+    let port = session.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let knock = || {
+            while let Some(port) = port.filter(|_| !ended.load(Ordering::SeqCst)) {
+                // It listens on all addresses of this machine.
+                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+                if TcpStream::connect_timeout(&address, KNOCK).is_err() {
+                    break;
+                }
+                std::thread::sleep(KNOCK);
+            }
+        };
+        // Without a thread it takes as long as it takes.
+        let _knocking =
+            std::thread::Builder::new().name("mooncake-knock".to_owned()).spawn_scoped(scope, knock).is_ok();
+        end();
+        ended.store(true, Ordering::SeqCst);
+    });
+}

@@ -1,0 +1,62 @@
+//! CPython inside this process, loaded when it is first needed and never unloaded. Nothing links to it.
+//!
+//! [`Interpreter::get`] starts it, once per process; [`Interpreter::with`] runs a closure under its lock, from any thread.
+//! Values are [`Object`]s, which may be kept and sent; arguments are [`Value`]s. A call that raises is an error with the
+//! exception's text. Calls into Mooncake that may take long let go of the lock by themselves.
+//!
+//! What can go wrong with an installation is found out by [`Probe::run`] in a process of its own, before anything is loaded
+//! here: a Python that cannot start ends its process.
+
+#[allow(dead_code, reason = "as below")]
+mod api;
+#[allow(dead_code, reason = "the tier calls more of it than the transfer role")]
+mod object;
+mod probe;
+
+pub use api::preload;
+pub use object::{Gil, Object, Value};
+pub use probe::Probe;
+
+use std::sync::{Mutex, PoisonError};
+
+use api::Api;
+
+/// Python, running in this process.
+pub struct Interpreter {
+    api: &'static Api,
+    /// The interpreter that it was started as.
+    executable: String,
+}
+
+static RUNNING: Mutex<Option<&'static Interpreter>> = Mutex::new(None);
+
+impl Interpreter {
+    /// The interpreter of this process, started as a probe found it if none runs yet.
+    ///
+    /// # Errors
+    /// When no library of Python's can be loaded, or another interpreter was started before.
+    pub fn get(probe: &Probe) -> Result<&'static Self, String> {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(interpreter) = *running {
+            if interpreter.executable != probe.executable {
+                return Err(format!(
+                    "this process runs the Python of {} already, and can run no other: {} cannot be used beside it",
+                    interpreter.executable, probe.executable
+                ));
+            }
+            return Ok(interpreter);
+        }
+        crate::environment::set(probe.preloaded.as_slice())?;
+        let candidates = probe.libraries();
+        let api = Api::load(&candidates, &probe.executable).map_err(|tried| probe.no_library(&tried))?;
+        let interpreter = &*Box::leak(Box::new(Self { api, executable: probe.executable.clone() }));
+        *running = Some(interpreter);
+        Ok(interpreter)
+    }
+
+    /// Runs something under Python's lock. It must not wait for another thread that wants the lock.
+    pub fn with<R>(&self, run: impl FnOnce(&Gil) -> R) -> R {
+        let gil = Gil::hold(self.api);
+        run(&gil)
+    }
+}

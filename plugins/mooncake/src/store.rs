@@ -1,0 +1,366 @@
+//! The storage role: pages in Mooncake Store, a pool of memory on many machines, of which each worker may lend a piece. What
+//! the host's threads call; the hot calls only touch a queue.
+//!
+//! - The host's memory is registered once; values go between it and the pool without a copy in between.
+//! - All calls into Mooncake are made by threads of ours: one lane for questions, one for reads, one for writes
+//!   ([`lanes`]). A call that hangs holds up its thread and its pages. What waits behind it ends with `TIMEOUT` after
+//!   `store_deadline_ms`, so that nobody waits for a peer that is frozen.
+//! - That a key exists is a hint: its owner may be gone since. A get that fails is an error of that page alone.
+//! - A key never gets another value: Mooncake answers a put of a key that is there with success and writes nothing.
+//! - While the master is away nothing is called ([`link`]).
+//! - Mooncake has no checksums. Who puts values in must know them again; the host seals them.
+
+mod capi;
+mod client;
+mod config;
+mod find;
+mod lanes;
+mod link;
+mod memory;
+mod metrics;
+mod python;
+mod queue;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{
+    Error, ErrorCode, Key, Level, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag,
+    TierCompletion, TierLimits, TierPage, TierUsage, log,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+use client::Library;
+use config::Config;
+use lanes::Shared;
+use link::{Link, UNSETTLED};
+use metrics::Metrics;
+use queue::{LANES, Queue, Work, locked, named};
+
+/// As many keys as one call takes.
+const MAX_PAGES: u32 = client::CALL_KEYS as u32;
+const MAX_BATCHES: u32 = 64;
+/// Longest value. Mooncake's own limit is that of an allocation in a segment.
+const MAX_VALUE: u64 = 1 << 30;
+/// How long opening may take, with the start of a Python. Mooncake tries for 88 s if the master does not answer.
+const SETUP: Duration = Duration::from_secs(30);
+/// How long an instance that nobody shut down waits for its end. Mooncake takes 1 to 2 s, which it mostly sleeps through.
+const END: Duration = Duration::from_secs(5);
+/// How many times in `store_deadline_ms` it is looked after what waits.
+const LOOKS: u32 = 8;
+
+/// An instance of the tier. See the module.
+pub struct MooncakeTier {
+    shared: Arc<Shared>,
+    closed: AtomicBool,
+    broken: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Makes a descriptor readable.
+fn signal(event: &OwnedFd) {
+    // Fails only when it is readable already, up to 2^64 times.
+    let _readable_already = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// Finds what the configuration asks for, without starting anything of it.
+type Find = Box<dyn FnOnce() -> Result<Box<dyn Library>> + Send>;
+
+/// Opens an instance: finds and loads Mooncake Store, and starts its client.
+///
+/// # Errors
+/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a Mooncake Store, `IO` without a master, `TIMEOUT` when it does not
+/// answer.
+pub fn open(opening: &Opening) -> Result<MooncakeTier> {
+    let shared = crate::config::Config::parse(&opening.config)?;
+    let config = Config::parse(&opening.config)?;
+    let library = config.store_library.clone();
+    let find = move || find::load(&shared, library.as_deref());
+    MooncakeTier::start(&config, Box::new(find), UNSETTLED)
+}
+
+/// Says whether a Mooncake Store would be found with this configuration. Nothing of it is loaded, and no master is asked.
+///
+/// # Errors
+/// As [`open`], without `IO` and `TIMEOUT`.
+pub fn check(text: &str) -> Result<()> {
+    let shared = crate::config::Config::parse(text)?;
+    find::check(&shared, Config::parse(text)?.store_library.as_deref())
+}
+
+impl MooncakeTier {
+    fn start(config: &Config, find: Find, unsettled: Duration) -> Result<Self> {
+        let metrics = Metrics::new()?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let threads = [1, config.read_threads as usize, config.write_threads as usize];
+        let shared = Arc::new(Shared {
+            queue: Queue::new(MAX_BATCHES, MAX_PAGES, threads),
+            link: Link::new(config.making(), metrics),
+            regions: memory::Regions::default(),
+            metrics,
+            held: Mutex::default(),
+            event: event.map_err(|e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}")))?,
+            unsettled,
+        });
+        let tier = Self {
+            shared: shared.clone(),
+            closed: AtomicBool::new(false),
+            broken: Arc::default(),
+            threads: Mutex::default(),
+        };
+        let (opened, open) = sync_channel(1);
+        let own = shared.clone();
+        tier.spawn("mooncake-link", move || {
+            let library = match find().and_then(|library| {
+                own.link.open(&*library, &own.regions)?;
+                Ok(library)
+            }) {
+                Ok(library) => library,
+                Err(error) => {
+                    let _nobody_waits = opened.try_send(Err(error)).is_err();
+                    return;
+                }
+            };
+            let _nobody_waits = opened.try_send(Ok(library.describe())).is_err();
+            own.link.keep(&*library, &own.regions, || own.release_held());
+        })?;
+        // Dropped on the way out, which stops the thread when Mooncake lets it go.
+        let what = open.recv_timeout(SETUP).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                let text = format!(
+                    "Mooncake Store was not set up within {SETUP:?}, though somebody listens at {}: is that a mooncake_master?",
+                    config.master_server_address
+                );
+                Error::new(ErrorCode::TIMEOUT, text)
+            }
+            RecvTimeoutError::Disconnected => Error::new(ErrorCode::PANICKED, "the tier's thread panicked at its start"),
+        })??;
+        for (lane, threads) in LANES.into_iter().zip(threads) {
+            for thread in 0..threads {
+                let own = shared.clone();
+                tier.spawn(["mooncake-ask", "mooncake-read", "mooncake-write"][lane as usize], move || {
+                    own.serve(lane, thread);
+                })?;
+            }
+        }
+        let patience = Duration::from_millis(config.store_deadline_ms);
+        tier.spawn("mooncake-watch", move || {
+            while !shared.link.is_stopping() {
+                std::thread::park_timeout(patience / LOOKS);
+                shared.watch(patience);
+            }
+        })?;
+        log!(
+            Level::INFO,
+            "Mooncake Store is {what}, with the master at {}; Mooncake listens on all interfaces and asks nobody for a password",
+            config.master_server_address
+        );
+        Ok(tier)
+    }
+
+    fn spawn(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        let (broken, shared) = (self.broken.clone(), self.shared.clone());
+        let run = move || {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+                // Its drop may panic, and nobody is above us to catch that.
+                std::mem::forget(payload);
+                broken.store(true, Ordering::SeqCst);
+                signal(&shared.event);
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        let thread = thread.map_err(|e| Error::new(ErrorCode::IO, format!("cannot start a thread: {e}")))?;
+        locked(&self.threads).push(thread);
+        Ok(())
+    }
+
+    /// 0, or why no call is taken.
+    fn state(&self) -> i32 {
+        match () {
+            () if self.closed.load(Ordering::SeqCst) => ErrorCode::CLOSED.0,
+            () if self.broken.load(Ordering::SeqCst) => ErrorCode::PANICKED.0,
+            () => 0,
+        }
+    }
+
+    fn ready(&self) -> Result<()> {
+        match ErrorCode(self.state()) {
+            ErrorCode(0) => Ok(()),
+            ErrorCode::CLOSED => Err(Error::new(ErrorCode::CLOSED, "the instance was shut down")),
+            code => Err(Error::new(code, "one of the tier's threads panicked")),
+        }
+    }
+
+    fn batch(&self, tag: Tag, work: Work, pages: impl ExactSizeIterator<Item = TierPage>) -> i32 {
+        match self.state() {
+            0 if pages.len() == 0 || pages.len() > MAX_PAGES as usize => ErrorCode::INVALID_ARGUMENT.0,
+            0 if self.shared.queue.push(tag, work, pages) => 0,
+            0 => ErrorCode::WOULD_BLOCK.0,
+            state => state,
+        }
+    }
+
+    fn stop(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.shared.queue.stop();
+        self.shared.link.stop();
+        locked(&self.threads).iter().for_each(|thread| thread.thread().unpark());
+    }
+}
+
+impl StorageTier for MooncakeTier {
+    fn limits(&self) -> TierLimits {
+        TierLimits {
+            max_pages: MAX_PAGES,
+            max_batches: MAX_BATCHES,
+            max_value: MAX_VALUE,
+            alignment: 1,
+            reserved: [0; 4],
+        }
+    }
+
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        self.ready()?;
+        let mut regions = self.shared.regions.still();
+        let span = regions.check(memory)?;
+        if let Some(Err(why)) = self.shared.link.tell(|client| client.register(span)) {
+            let text = format!("Mooncake takes no {} bytes at {:#x}: {why}", span.length, span.address);
+            return Err(Error::new(ErrorCode::IO, text));
+        }
+        Ok(regions.add(span))
+    }
+
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.ready()?;
+        self.shared.regions.remove(region, |span| {
+            if let Some(Err(why)) = self.shared.link.tell(|client| client.unregister(span)) {
+                // Nothing of it is touched all the same.
+                log!(
+                    Level::WARN,
+                    "Mooncake does not let go of {} bytes at {:#x}: {why}",
+                    span.length,
+                    span.address
+                );
+            }
+        })
+    }
+
+    fn exists(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.batch(tag, Work::Exists, keys.iter().map(named))
+    }
+
+    fn get(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.batch(tag, Work::Get, pages.iter().copied())
+    }
+
+    fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.batch(tag, Work::Put, pages.iter().copied())
+    }
+
+    fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.batch(tag, Work::Delete, keys.iter().map(named))
+    }
+
+    fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
+        let state = self.state();
+        if state != 0 {
+            return state;
+        }
+        let taken = self.shared.queue.take(completions);
+        // Level-triggered: cleared once nothing waits, set again when something came meanwhile.
+        if !self.shared.queue.has_done() {
+            let mut count = [0; 8];
+            // Fails only when it is not readable.
+            let _clear_already = rustix::io::read(&self.shared.event, &mut count);
+            if self.shared.queue.has_done() {
+                signal(&self.shared.event);
+            }
+        }
+        taken as i32
+    }
+
+    fn cancel(&self, tag: Tag) -> i32 {
+        match self.state() {
+            0 if self.shared.queue.cancel(tag) => {
+                signal(&self.shared.event);
+                0
+            }
+            0 => ErrorCode::INVALID_ARGUMENT.0,
+            state => state,
+        }
+    }
+
+    fn settled(&self, tag: Tag) -> i32 {
+        match self.state() {
+            0 => i32::from(self.shared.queue.is_settled(tag)),
+            state => state,
+        }
+    }
+
+    fn scan(&self, _cursor: u64, _keys: &mut [Key]) -> Result<Scanned> {
+        self.ready()?;
+        Err(Error::new(ErrorCode::UNSUPPORTED, "Mooncake Store cannot list its keys"))
+    }
+
+    fn usage(&self) -> Result<TierUsage> {
+        self.ready()?;
+        let text = "Mooncake Store does not tell a client what it holds; ask the master's metrics";
+        Err(Error::new(ErrorCode::UNSUPPORTED, text))
+    }
+
+    fn event_fd(&self) -> i32 {
+        self.shared.event.as_raw_fd()
+    }
+
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.stop();
+        if self.ended_within(Duration::from_millis(deadline_ms.min(600_000))) {
+            return Ok(());
+        }
+        if self.shared.link.is_quiet() && locked(&self.shared.held).is_empty() {
+            log!(
+                Level::INFO,
+                "Mooncake Store's client takes longer than {deadline_ms} ms to end, and touches nothing of ours"
+            );
+            return Ok(());
+        }
+        let text = format!("Mooncake did not come back from its calls within {deadline_ms} ms");
+        Err(Error::new(ErrorCode::TIMEOUT, text))
+    }
+}
+
+impl MooncakeTier {
+    /// Whether all threads have ended, which is waited for.
+    fn ended_within(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut threads = locked(&self.threads);
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for thread in threads.drain(..) {
+            // It has ended; what it panicked with was caught inside.
+            let _caught = thread.join().is_err();
+        }
+        true
+    }
+}
+
+impl Drop for MooncakeTier {
+    fn drop(&mut self) {
+        self.stop();
+        // A process whose exit Mooncake's own threads outlive may crash there. Nobody waits for those that hang: what they
+        // share is theirs, too.
+        let _hangs = !self.ended_within(END);
+    }
+}
+
+#[cfg(test)]
+mod tests;

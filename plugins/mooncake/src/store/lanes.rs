@@ -1,0 +1,201 @@
+//! The tier's threads that call Mooncake: each takes a batch, and makes calls of it.
+//!
+//! A call has at most [`CALL_KEYS`] keys and [`CALL_BYTES`], so that the first pages of a long batch end early, and a
+//! cancelled one soon.
+
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{ErrorCode, Level, TierPage, log};
+
+use super::client::{CALL_KEYS, Client, End, Span, Verdict, existed, got, put, removed, verdict};
+use super::link::Link;
+use super::memory::Regions;
+use super::metrics::Metrics;
+use super::queue::{Lane, Queue, Work, locked};
+use super::signal;
+
+/// From how many bytes on a call takes no more.
+const CALL_BYTES: u64 = 256 << 20;
+
+/// A page of a batch that ends so once nothing touches it.
+type Held = (u32, u32, TierPage, End);
+
+/// What the tier's threads and the host's share.
+pub struct Shared {
+    pub queue: Queue,
+    pub link: Link,
+    pub regions: Regions,
+    pub metrics: Metrics,
+    /// Pages that end with the client.
+    pub held: Mutex<Vec<Held>>,
+    /// Readable while completions wait.
+    pub event: OwnedFd,
+    /// From how long a call on that failed may have left transfers behind that go on: [`UNSETTLED`](super::link::UNSETTLED)
+    /// but for tests.
+    pub unsettled: Duration,
+}
+
+/// A page in a call.
+struct Item {
+    number: u32,
+    page: TierPage,
+    span: Span,
+}
+
+fn name(page: &TierPage) -> String {
+    let mut name = String::with_capacity(72);
+    name.push_str("host-kv/");
+    for byte in page.key.0 {
+        for digit in [byte >> 4, byte & 15] {
+            name.push(char::from_digit(digit.into(), 16).unwrap_or('0'));
+        }
+    }
+    name
+}
+
+impl Shared {
+    /// One thread of a lane, until the instance is shut down.
+    pub fn serve(&self, lane: Lane, thread: usize) {
+        while let Some((index, work)) = self.queue.next(lane) {
+            self.carry_out(index, work, lane, thread);
+            signal(&self.event);
+        }
+    }
+
+    fn carry_out(&self, index: u32, work: Work, lane: Lane, thread: usize) {
+        let pages = self.queue.pages(index);
+        let room = CALL_KEYS.min(pages.len());
+        let mut rest = (0..).zip(pages);
+        let mut items = Vec::with_capacity(room);
+        loop {
+            let cancelled = self.queue.is_cancelled(index);
+            let mut bytes = 0;
+            while items.len() < CALL_KEYS
+                && bytes < CALL_BYTES
+                && let Some((number, page)) = rest.next()
+            {
+                if cancelled {
+                    self.queue.finish(index, number, (ErrorCode::CANCELLED.0, 0));
+                    continue;
+                }
+                let span = match lane {
+                    Lane::Ask => Some(Span { address: 0, length: 0 }),
+                    Lane::Read | Lane::Write => self.regions.pin(&page),
+                };
+                match span {
+                    Some(span) => {
+                        bytes += span.length;
+                        items.push(Item { number, page, span });
+                    }
+                    None => self.queue.finish(index, number, (ErrorCode::INVALID_ARGUMENT.0, 0)),
+                }
+            }
+            if items.is_empty() {
+                return;
+            }
+            self.call(index, work, thread, &items);
+            items.clear();
+            signal(&self.event);
+        }
+    }
+
+    /// Makes one call and ends its pages, or holds them.
+    fn call(&self, index: u32, work: Work, thread: usize, items: &[Item]) {
+        let lane = work.lane();
+        let call = match self.link.enter() {
+            Ok(call) => call,
+            Err(code) => {
+                self.metrics.skipped_no_master.add(items.len() as u64);
+                items.iter().for_each(|item| self.end(index, lane, item, (code.0, 0)));
+                return;
+            }
+        };
+        let started = Instant::now();
+        self.queue.in_call(lane, thread, Some(started));
+        let results = ask(&*call.client, work, items);
+        self.queue.in_call(lane, thread, None);
+        let took = started.elapsed();
+        let (results, unknown) = match results {
+            Ok(results) => (results, false),
+            Err(why) => {
+                log!(Level::ERROR, "a call of {} pages of Mooncake Store went wrong: {why}", items.len());
+                (vec![i64::MIN; items.len()], true)
+            }
+        };
+        if results.iter().any(|result| verdict(*result) == Verdict::MasterLost) {
+            self.link.lost("it does not answer");
+        }
+        let (mut ends, mut held) = (Vec::with_capacity(items.len()), Vec::new());
+        for (item, result) in items.iter().zip(results) {
+            let end = match work {
+                Work::Exists => existed(result),
+                Work::Delete => removed(result),
+                Work::Get => got(result, item.span.length),
+                Work::Put => put(result, item.span.length),
+            };
+            self.metrics.ended(work, end);
+            let touched = lane != Lane::Ask && end.0 < 0;
+            if touched && (unknown || took >= self.unsettled) {
+                held.push((index, item.number, item.page, end));
+            } else {
+                ends.push((item, end));
+            }
+        }
+        if !held.is_empty() {
+            let mut all = locked(&self.held);
+            all.extend(held);
+            self.metrics.pages_held.set(all.len() as u64);
+            drop(all);
+            self.link.fence();
+        }
+        ends.into_iter().for_each(|(item, end)| self.end(index, lane, item, end));
+        drop(call);
+        log!(Level::TRACE, "{work:?} of {} pages took {took:?}", items.len());
+    }
+
+    fn end(&self, index: u32, lane: Lane, item: &Item, end: End) {
+        if lane != Lane::Ask {
+            self.regions.release(&item.page);
+        }
+        self.queue.finish(index, item.number, end);
+    }
+
+    /// Ends the pages that were held, when nothing touches memory any more.
+    pub fn release_held(&self) {
+        for (index, number, page, end) in std::mem::take(&mut *locked(&self.held)) {
+            self.regions.release(&page);
+            self.queue.finish(index, number, end);
+        }
+        self.metrics.pages_held.set(0);
+        signal(&self.event);
+    }
+
+    /// Ends what waits in vain. To be called now and then.
+    pub fn watch(&self, patience: Duration) {
+        let (pages, nobody_answers) = self.queue.expire(Instant::now(), patience);
+        if nobody_answers {
+            self.link.lost("a question to it hangs");
+        }
+        if pages > 0 {
+            self.metrics.timed_out.add(pages.into());
+            signal(&self.event);
+        }
+    }
+}
+
+fn ask(client: &dyn Client, work: Work, items: &[Item]) -> Result<Vec<i64>, String> {
+    let names: Vec<String> = items.iter().map(|item| name(&item.page)).collect();
+    let spans = || items.iter().map(|item| item.span).collect::<Vec<_>>();
+    let results = match work {
+        Work::Exists => client.exist(&names),
+        Work::Delete => client.remove(&names),
+        Work::Get => client.get(&names, &spans()),
+        Work::Put => client.put(&names, &spans()),
+    }?;
+    match results.len() == items.len() {
+        true => Ok(results),
+        false => Err(format!("of {} keys {} were answered", items.len(), results.len())),
+    }
+}

@@ -1,0 +1,274 @@
+//! The connection to Mooncake: whether calls go through, who is in one, and its ends and new beginnings.
+//!
+//! Without a master every call fails, and a get only after 4.3 s, so after the first that does none is made any more until a
+//! question to the master was answered (a circuit breaker). Mooncake's own client comes back by itself when the master
+//! does; `health_check` says that all is well either way, so it is not asked.
+//!
+//! Mooncake gives a transfer up after 60 s and then leaves it running: the owner of the segment may have been frozen, and
+//! when it thaws, bytes come into memory that has long been somebody else's. What ends that is the end of the client, so
+//! the pages of a call that failed after [`UNSETTLED`] are *held*: they end when no call runs any more and the client has
+//! been closed, and a new one is made.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{Error, ErrorCode, Level, Result, log};
+
+use super::client::{Client, Library, Setup};
+use super::memory::Regions;
+use super::metrics::Metrics;
+use super::queue::locked;
+
+/// From how long a call on that failed may have left transfers behind that go on. Mooncake's own limit is 60 s.
+pub const UNSETTLED: Duration = Duration::from_secs(50);
+
+/// A key that nobody puts: asking for it tells whether the master answers.
+const NOBODYS: &str = "host-kv/is-anybody-there";
+
+/// How the link is made.
+#[derive(Clone, Debug)]
+pub struct Making {
+    pub setup: Setup,
+    pub connect_timeout: Duration,
+    pub retry: Duration,
+    /// Whether there has to be a master at the start.
+    pub is_needed: bool,
+}
+
+#[derive(Default)]
+struct State {
+    client: Option<Arc<dyn Client>>,
+    up: bool,
+    /// Calls that run.
+    calls: usize,
+    /// Calls left something behind: the client has to end.
+    fence: bool,
+    stopping: bool,
+}
+
+/// See the module.
+pub struct Link {
+    state: Mutex<State>,
+    changed: Condvar,
+    making: Making,
+    metrics: Metrics,
+}
+
+/// A call that runs.
+pub struct Call<'a> {
+    link: &'a Link,
+    pub client: Arc<dyn Client>,
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        locked(&self.link.state).calls -= 1;
+        self.link.changed.notify_all();
+    }
+}
+
+/// Finds out within a time whether somebody listens. Mooncake itself would try for 88 s.
+///
+/// # Errors
+/// With what the system says.
+pub fn reach(address: &str, timeout: Duration) -> std::io::Result<()> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(_) => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+impl Link {
+    pub fn new(making: Making, metrics: Metrics) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), making, metrics }
+    }
+
+    /// Begins a call, if one would go through.
+    ///
+    /// # Errors
+    /// The code with which pages end instead.
+    pub fn enter(&self) -> std::result::Result<Call<'_>, ErrorCode> {
+        let mut state = locked(&self.state);
+        match &state.client {
+            _ if state.stopping => Err(ErrorCode::CLOSED),
+            Some(client) if state.up && !state.fence => {
+                let client = client.clone();
+                state.calls += 1;
+                Ok(Call { link: self, client })
+            }
+            _ => Err(ErrorCode::PEER_LOST),
+        }
+    }
+
+    /// The master did not answer.
+    pub fn lost(&self, why: &str) {
+        let mut state = locked(&self.state);
+        if std::mem::replace(&mut state.up, false) {
+            self.metrics.master_up.set(0);
+            self.metrics.master_lost.add(1);
+            let address = &self.making.setup.master_server_address;
+            log!(
+                Level::WARN,
+                "the Mooncake master at {address} is lost: {why}; storage is skipped until it is back"
+            );
+        }
+        self.changed.notify_all();
+    }
+
+    /// A call left something behind that may still touch memory.
+    pub fn fence(&self) {
+        let mut state = locked(&self.state);
+        state.fence = true;
+        self.metrics.master_up.set(0);
+        self.changed.notify_all();
+    }
+
+    /// Tells the client of a change to memory, if there is one that stays. The next one is told of all memory.
+    pub fn tell<T>(&self, what: impl FnOnce(&dyn Client) -> T) -> Option<T> {
+        let mut state = locked(&self.state);
+        let client = state.client.clone().filter(|_| !state.fence && !state.stopping)?;
+        state.calls += 1;
+        drop(state);
+        let call = Call { link: self, client };
+        Some(what(&*call.client))
+    }
+
+    /// From here on no call begins.
+    pub fn stop(&self) {
+        locked(&self.state).stopping = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether no call runs.
+    pub fn is_quiet(&self) -> bool {
+        locked(&self.state).calls == 0
+    }
+
+    /// Whether no call begins any more.
+    pub fn is_stopping(&self) -> bool {
+        locked(&self.state).stopping
+    }
+
+    /// Makes the first client, unless it may come later.
+    ///
+    /// # Errors
+    /// `IO` when nobody listens at the master's address, or Mooncake refuses.
+    pub fn open(&self, library: &dyn Library, regions: &Regions) -> Result<()> {
+        let address = &self.making.setup.master_server_address;
+        if let Err(error) = reach(address, self.making.connect_timeout) {
+            let text = format!("no Mooncake master answers at {address}: {error}");
+            if self.making.is_needed {
+                let text = format!("{text}; start mooncake_master, or correct master_server_address");
+                return Err(Error::new(ErrorCode::IO, text));
+            }
+            log!(Level::WARN, "{text}; storage is skipped until there is one");
+            return Ok(());
+        }
+        self.make(library, regions).map_err(|why| {
+            let text = format!("Mooncake Store cannot be set up with the master at {address}: {why}");
+            Error::new(ErrorCode::IO, text)
+        })
+    }
+
+    fn make(&self, library: &dyn Library, regions: &Regions) -> std::result::Result<(), String> {
+        let client: Arc<dyn Client> = library.connect(&self.making.setup)?.into();
+        let still = regions.still();
+        for span in still.spans() {
+            if let Err(why) = client.register(span) {
+                client.close();
+                return Err(why);
+            }
+        }
+        let mut state = locked(&self.state);
+        (state.client, state.up) = (Some(client), true);
+        self.metrics.master_up.set(1);
+        drop(state);
+        drop(still);
+        Ok(())
+    }
+
+    /// The link's thread: brings it up again when it is down, and ends clients. `release` ends the pages that are held.
+    pub fn keep(&self, library: &dyn Library, regions: &Regions, release: impl Fn()) {
+        let mut state = locked(&self.state);
+        loop {
+            if state.stopping || state.fence {
+                while state.calls > 0 {
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                let client = state.client.take();
+                state.up = false;
+                drop(state);
+                if let Some(client) = client {
+                    client.close();
+                }
+                release();
+                state = locked(&self.state);
+                if state.stopping {
+                    return;
+                }
+                state.fence = false;
+                self.metrics.fences.add(1);
+                log!(
+                    Level::WARN,
+                    "transfers were given up that might have gone on, so the client of Mooncake Store was closed; a new one \
+                     is made"
+                );
+            } else if state.up {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                drop(state);
+                let back = self.try_again(library, regions);
+                state = locked(&self.state);
+                if back {
+                    continue;
+                }
+                let until = Instant::now() + self.making.retry;
+                while !state.stopping && !state.fence {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break;
+                    }
+                    state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    /// Whether the link is up again.
+    fn try_again(&self, library: &dyn Library, regions: &Regions) -> bool {
+        let address = &self.making.setup.master_server_address;
+        if let Err(error) = reach(address, self.making.connect_timeout) {
+            log!(Level::DEBUG, "no Mooncake master answers at {address} yet: {error}");
+            return false;
+        }
+        let client = locked(&self.state).client.clone();
+        let back = match client {
+            Some(client) => match client.exist(&[NOBODYS.to_owned()]) {
+                Ok(answers) if answers.iter().all(|answer| *answer >= 0) => {
+                    locked(&self.state).up = true;
+                    self.metrics.master_up.set(1);
+                    Ok(())
+                }
+                Ok(answers) => Err(format!("a question was answered with {answers:?}")),
+                Err(why) => Err(why),
+            },
+            None => self.make(library, regions),
+        };
+        match back {
+            Ok(()) => {
+                self.metrics.master_back.add(1);
+                log!(Level::INFO, "the Mooncake master at {address} answers again");
+                true
+            }
+            Err(why) => {
+                log!(Level::DEBUG, "the Mooncake master at {address} is not back yet: {why}");
+                false
+            }
+        }
+    }
+}

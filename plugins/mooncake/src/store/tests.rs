@@ -1,0 +1,375 @@
+//! The tier over a pool that a test keeps, with a master that is a listening socket: what happens when calls fail, hang, or
+//! leave something behind.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use host_plugin_api::MemoryKind;
+use host_plugin_api::tier::{FOUND, MISSING, STORED};
+
+use super::client::{Client, Setup, Span};
+use super::*;
+
+const PAGE: usize = 4096;
+const PAGES: usize = 16;
+/// Long enough that nothing in these tests is unsettled, and that nothing waits so long.
+const NEVER: Duration = Duration::from_secs(3600);
+/// After which a test gives up.
+const LONG: Duration = Duration::from_secs(60);
+
+/// What the fake does, and what happened to it.
+#[derive(Default)]
+struct World {
+    values: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// Codes that keys end with, by their first byte in hex.
+    codes: Mutex<BTreeMap<String, i64>>,
+    master_is_gone: AtomicBool,
+    /// A get tells that it has begun, and waits for leave.
+    hang: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+    calls: AtomicUsize,
+    connected: AtomicUsize,
+    closed: AtomicUsize,
+    registered: Mutex<Vec<Span>>,
+}
+
+struct FakeLibrary(Arc<World>);
+struct FakeClient(Arc<World>);
+
+impl Library for FakeLibrary {
+    fn connect(&self, _: &Setup) -> std::result::Result<Box<dyn Client>, String> {
+        self.0.connected.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(FakeClient(self.0.clone())))
+    }
+
+    fn describe(&self) -> String {
+        "a fake".into()
+    }
+}
+
+impl FakeClient {
+    fn each(
+        &self,
+        names: &[String],
+        mut each: impl FnMut(usize, &String) -> i64,
+    ) -> std::result::Result<Vec<i64>, String> {
+        // Whoever asks whether a master is there has to.
+        let asks = names[0].ends_with("is-anybody-there");
+        self.0.calls.fetch_add(usize::from(!asks), Ordering::SeqCst);
+        if self.0.master_is_gone.load(Ordering::SeqCst) {
+            return Ok(vec![-900; names.len()]);
+        }
+        let code = |name: &String| locked(&self.0.codes).get(&name[8..10]).copied();
+        Ok(names.iter().enumerate().map(|(at, name)| code(name).unwrap_or_else(|| each(at, name))).collect())
+    }
+}
+
+impl Client for FakeClient {
+    fn exist(&self, names: &[String]) -> std::result::Result<Vec<i64>, String> {
+        self.each(names, |_, name| locked(&self.0.values).contains_key(name).into())
+    }
+
+    fn put(&self, names: &[String], spans: &[Span]) -> std::result::Result<Vec<i64>, String> {
+        self.each(names, |at, name| {
+            let Span { address, length } = spans[at];
+            // SAFETY: a page of the test's memory, which the batch has.
+            let value = unsafe { std::slice::from_raw_parts(address as *const u8, length as usize) };
+            locked(&self.0.values).entry(name.clone()).or_insert_with(|| value.to_vec());
+            0
+        })
+    }
+
+    fn get(&self, names: &[String], spans: &[Span]) -> std::result::Result<Vec<i64>, String> {
+        let hang = locked(&self.0.hang).take();
+        if let Some((begun, leave)) = hang {
+            begun.send(()).unwrap();
+            leave.recv().unwrap();
+        }
+        self.each(names, |at, name| {
+            let values = locked(&self.0.values);
+            let Some(value) = values.get(name) else { return -704 };
+            if value.len() as u64 > spans[at].length {
+                return -600;
+            }
+            // SAFETY: a page of the test's memory, which the batch has, and at least as long as the value.
+            unsafe { std::ptr::copy(value.as_ptr(), spans[at].address as *mut u8, value.len()) };
+            value.len() as i64
+        })
+    }
+
+    fn remove(&self, names: &[String]) -> std::result::Result<Vec<i64>, String> {
+        self.each(names, |_, name| if locked(&self.0.values).remove(name).is_some() { 0 } else { -704 })
+    }
+
+    fn register(&self, span: Span) -> std::result::Result<(), String> {
+        locked(&self.0.registered).push(span);
+        Ok(())
+    }
+
+    fn unregister(&self, span: Span) -> std::result::Result<(), String> {
+        locked(&self.0.registered).retain(|other| *other != span);
+        Ok(())
+    }
+
+    fn close(&self) {
+        locked(&self.0.registered).clear();
+        self.0.closed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+struct Rig {
+    world: Arc<World>,
+    tier: Arc<MooncakeTier>,
+    memory: &'static mut [u8],
+    region: RegionId,
+    _master: TcpListener,
+}
+
+fn rig(more: &str, unsettled: Duration) -> Rig {
+    let master = TcpListener::bind("127.0.0.1:0").unwrap();
+    let world = Arc::new(World::default());
+    let address = master.local_addr().unwrap();
+    let table =
+        format!("master_server_address = \"{address}\"\nmaster_timeout_ms = 20\nread_threads = 1\n{more}");
+    let config = Config::parse(&table).unwrap();
+    let library = FakeLibrary(world.clone());
+    let tier = MooncakeTier::start(&config, Box::new(|| Ok(Box::new(library))), unsettled).unwrap();
+    // Threads that a test left hanging may still know it.
+    let memory = Vec::leak(vec![0; PAGE * PAGES]);
+    let region = tier.register(&Memory {
+        address: memory.as_ptr() as u64,
+        length: memory.len() as u64,
+        kind: MemoryKind::DRAM,
+        device: 0,
+        fd: -1,
+        generation: 1,
+        fd_offset: 0,
+    });
+    Rig { world, tier: Arc::new(tier), memory, region: region.unwrap(), _master: master }
+}
+
+fn key(page: usize) -> Key {
+    Key([page as u8; 32])
+}
+
+impl Rig {
+    fn pages(&self, pages: std::ops::Range<usize>) -> Vec<TierPage> {
+        let offset = |page: usize| (page * PAGE) as u64;
+        let page = |page| TierPage {
+            key: key(page),
+            region: self.region.0,
+            length: PAGE as u32,
+            offset: offset(page),
+        };
+        pages.map(page).collect()
+    }
+
+    fn wait<T>(&self, what: &str, mut is: impl FnMut() -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(found) = is() {
+                return found;
+            }
+            assert!(start.elapsed() < LONG, "waited in vain for {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The next completions, as many as are wanted, by tag and page.
+    fn ends(&self, count: usize) -> BTreeMap<(u64, u32), i32> {
+        let mut ends = BTreeMap::new();
+        self.wait("completions", || {
+            let mut done = [TierCompletion::default(); 8];
+            let taken = self.tier.poll(&mut done) as usize;
+            for end in &done[..taken] {
+                assert!(ends.insert((end.tag, end.page), end.status).is_none(), "{end:?} came twice");
+            }
+            (ends.len() >= count).then_some(())
+        });
+        ends
+    }
+
+    fn statuses(&self, code: i32, count: usize) -> Vec<i32> {
+        assert_eq!(code, 0);
+        self.ends(count).into_values().collect()
+    }
+
+    fn put(&self, pages: std::ops::Range<usize>) -> Vec<i32> {
+        let pages = self.pages(pages);
+        self.statuses(self.tier.put(Tag(1), &pages), pages.len())
+    }
+
+    fn get(&self, pages: std::ops::Range<usize>) -> Vec<i32> {
+        let pages = self.pages(pages);
+        self.statuses(self.tier.get(Tag(2), &pages), pages.len())
+    }
+
+    fn exist(&self, pages: std::ops::Range<usize>) -> Vec<i32> {
+        let keys: Vec<Key> = pages.map(key).collect();
+        self.statuses(self.tier.exists(Tag(3), &keys), keys.len())
+    }
+
+    fn calls(&self) -> usize {
+        self.world.calls.load(Ordering::SeqCst)
+    }
+
+    /// Makes the next get hang: what says that it does, and what ends that.
+    fn hang(&self) -> (Receiver<()>, Sender<()>) {
+        let ((begun, begins), (ends, leave)) = (channel(), channel());
+        *locked(&self.world.hang) = Some((begun, leave));
+        (begins, ends)
+    }
+}
+
+#[test]
+fn each_key_of_a_batch_ends_as_its_own_code_says() {
+    let rig = rig("", NEVER);
+    rig.memory.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / PAGE + 1) as u8);
+    assert_eq!(rig.put(0..8), [STORED; 8]);
+    *locked(&rig.world.codes) =
+        [("01", -800), ("02", -200), ("03", -706), ("04", 100)].map(|(k, c)| (k.into(), c)).into();
+    locked(&rig.world.values).remove(&format!("host-kv/{}", "05".repeat(32)));
+    rig.memory.fill(0);
+    let (io, full) = (ErrorCode::IO.0, ErrorCode::NO_RESOURCE.0);
+    assert_eq!(rig.get(0..8), [FOUND, io, full, io, io, MISSING, FOUND, FOUND]);
+    let right = |page: usize| rig.memory[page * PAGE..][..PAGE].iter().all(|byte| *byte as usize == page + 1);
+    assert!([0, 6, 7].into_iter().all(right));
+    assert_eq!(rig.exist(0..8), [FOUND, io, full, io, io, MISSING, FOUND, FOUND]);
+    assert_eq!(rig.put(0..4), [STORED, io, full, io]);
+    // One call for each batch.
+    assert_eq!(rig.calls(), 4);
+    // A page that is nowhere ends alone.
+    let mut pages = rig.pages(5..8);
+    pages[1].offset = (PAGE * PAGES) as u64;
+    let ends = rig.statuses(rig.tier.get(Tag(1), &pages), 3);
+    assert_eq!(ends, [MISSING, ErrorCode::INVALID_ARGUMENT.0, FOUND]);
+}
+
+#[test]
+fn without_a_master_nothing_is_called_until_it_answers_again() {
+    let rig = rig("", NEVER);
+    assert_eq!(rig.put(0..1), [STORED]);
+    rig.world.master_is_gone.store(true, Ordering::SeqCst);
+    let lost = ErrorCode::PEER_LOST.0;
+    assert_eq!(rig.get(0..4), [lost; 4]);
+    // From here on only the question whether it is there is asked.
+    let calls = rig.calls();
+    for _ in 0..50 {
+        assert_eq!((rig.get(0..1), rig.put(0..1), rig.exist(0..1)), (vec![lost], vec![lost], vec![lost]));
+    }
+    assert_eq!(rig.calls(), calls);
+    locked(&rig.world.values).clear();
+    rig.world.master_is_gone.store(false, Ordering::SeqCst);
+    rig.wait("the link", || (rig.exist(0..1) == [MISSING]).then_some(()));
+    assert_eq!(rig.put(0..1), [STORED]);
+    let counts = [&rig.world.connected, &rig.world.closed].map(|count| count.load(Ordering::SeqCst));
+    assert_eq!(counts, [1, 0], "the client comes back by itself");
+}
+
+#[test]
+fn what_a_call_leaves_behind_is_held_until_the_client_has_ended() {
+    let rig = rig("", Duration::ZERO);
+    assert_eq!(rig.put(0..3), [STORED; 3]);
+    locked(&rig.world.codes).insert("01".into(), -800);
+    let (begun, leave) = rig.hang();
+    let pages = rig.pages(0..1);
+    assert_eq!(rig.tier.get(Tag(7), &pages), 0);
+    begun.recv().unwrap();
+    // While a read hangs, a write leaves something behind.
+    let written = rig.pages(0..3);
+    assert_eq!(rig.tier.put(Tag(8), &written), 0);
+    let ends = rig.ends(2);
+    assert_eq!(ends.into_iter().collect::<Vec<_>>(), [((8, 0), STORED), ((8, 2), STORED)]);
+    assert_eq!((rig.tier.settled(Tag(8)), rig.tier.settled(Tag(7))), (0, 0));
+    // No call begins any more, and the client stays as long as one runs.
+    assert_eq!(rig.exist(0..1), [ErrorCode::PEER_LOST.0]);
+    assert_eq!(rig.world.closed.load(Ordering::SeqCst), 0);
+    leave.send(()).unwrap();
+    let ends = rig.ends(2);
+    assert_eq!(rig.world.closed.load(Ordering::SeqCst), 1);
+    assert_eq!(ends.into_iter().collect::<Vec<_>>(), [((7, 0), FOUND), ((8, 1), ErrorCode::IO.0)]);
+    assert_eq!((rig.tier.settled(Tag(8)), rig.tier.settled(Tag(7))), (1, 1));
+    // The next one knows the memory.
+    rig.wait("another client", || (rig.exist(0..1) == [FOUND]).then_some(()));
+    assert_eq!(rig.world.connected.load(Ordering::SeqCst), 2);
+    assert_eq!(locked(&rig.world.registered).len(), 1);
+    assert_eq!(rig.get(0..1), [FOUND]);
+}
+
+#[test]
+fn what_waits_behind_a_call_that_hangs_ends_at_its_deadline_and_the_call_when_it_comes_back() {
+    let rig = rig("store_deadline_ms = 50\n", NEVER);
+    assert_eq!(rig.put(0..4), [STORED; 4]);
+    let (begun, leave) = rig.hang();
+    assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
+    begun.recv().unwrap();
+    assert_eq!(rig.tier.get(Tag(2), &rig.pages(1..3)), 0);
+    let timeout = ErrorCode::TIMEOUT.0;
+    assert_eq!(rig.ends(2).into_iter().collect::<Vec<_>>(), [((2, 0), timeout), ((2, 1), timeout)]);
+    // Others than reads go on.
+    assert_eq!((rig.exist(0..1), rig.put(5..6)), (vec![FOUND], vec![STORED]));
+    assert_eq!((rig.tier.settled(Tag(1)), rig.tier.settled(Tag(2))), (0, 1));
+    leave.send(()).unwrap();
+    assert_eq!(rig.ends(1).into_values().collect::<Vec<_>>(), [FOUND]);
+    assert_eq!(rig.get(3..4), [FOUND]);
+}
+
+#[test]
+fn a_region_stays_while_a_call_is_in_it_and_shutdown_says_so_when_one_does_not_end() {
+    let rig = rig("", NEVER);
+    let (begun, leave) = rig.hang();
+    assert_eq!(rig.tier.get(Tag(1), &rig.pages(0..1)), 0);
+    begun.recv().unwrap();
+    let (tier, region) = (rig.tier.clone(), rig.region);
+    let gone = std::thread::spawn(move || tier.deregister(region));
+    // Puts are refused from when it leaves.
+    rig.wait("the region to leave", || (rig.put(1..2) == [ErrorCode::INVALID_ARGUMENT.0]).then_some(()));
+    assert!(!gone.is_finished() && locked(&rig.world.registered).len() == 1);
+    let error = rig.tier.shutdown(1).unwrap_err();
+    assert_eq!(error.code, ErrorCode::TIMEOUT);
+    assert_eq!(rig.world.closed.load(Ordering::SeqCst), 0);
+    leave.send(()).unwrap();
+    rig.tier.shutdown(60_000).unwrap();
+    gone.join().unwrap().unwrap();
+    assert_eq!(rig.world.closed.load(Ordering::SeqCst), 1);
+    assert_eq!(rig.tier.exists(Tag(1), &[key(0)]), ErrorCode::CLOSED.0);
+}
+
+#[test]
+fn without_a_master_opening_fails_with_its_address_and_mooncake_is_not_called() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let world = Arc::new(World::default());
+    let config = Config::parse(&format!("master_server_address = \"{address}\"\n")).unwrap();
+    let library = FakeLibrary(world.clone());
+    let error = MooncakeTier::start(&config, Box::new(|| Ok(Box::new(library))), NEVER).err().unwrap();
+    assert_eq!(error.code, ErrorCode::IO);
+    assert!(error.message.contains(&address) && error.message.contains("start mooncake_master"), "{error}");
+    assert_eq!(world.connected.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_tier_that_needs_no_master_at_its_start_finds_one_later() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let world = Arc::new(World::default());
+    let table = format!(
+        "master_server_address = \"{address}\"\nmaster_timeout_ms = 20\nstart_without_master = true\n"
+    );
+    let library = FakeLibrary(world.clone());
+    let find = Box::new(|| Ok(Box::new(library) as Box<dyn Library>));
+    let tier = Arc::new(MooncakeTier::start(&Config::parse(&table).unwrap(), find, NEVER).unwrap());
+    let rig = Rig {
+        region: RegionId(0),
+        world,
+        tier,
+        memory: &mut [],
+        _master: TcpListener::bind("127.0.0.1:0").unwrap(),
+    };
+    assert_eq!(rig.exist(0..2), [ErrorCode::PEER_LOST.0; 2]);
+    let _master = TcpListener::bind(address).unwrap();
+    rig.wait("a client", || (rig.exist(0..1) == [MISSING]).then_some(()));
+}

@@ -1,0 +1,311 @@
+//! A connection on which we are the sender: an engine of its own, and the thread that feeds it.
+//!
+//! A submission becomes runs, of which no more than `max_outstanding` are with Mooncake at a time. It is done when every run
+//! is in the peer's memory; then the peer is told, and when it has said that it knows, the submission completes. The first
+//! failure ends the link: Mooncake goes on with what it was given, and only the end of the engine stops that here, and of
+//! the door there.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use host_plugin_api::ErrorCode;
+
+use super::courier::Courier;
+use super::peer::Peer;
+use super::queue::locked;
+use super::regions::Card;
+use super::runs::join;
+use super::shared::{Event, Shared};
+use super::wire::Body;
+use crate::engine::{Engine, Run, State, Target, Ticket};
+
+/// Runs that Mooncake is given in one call, between two looks at what is done.
+const CHUNK: usize = 32;
+/// There is nothing to wait on while Mooncake works, so the thread looks: this often,
+const FLYING: Duration = Duration::from_micros(20);
+/// and, for the first moment, without a pause.
+const KEEN: Duration = Duration::from_micros(100);
+/// How long it sleeps when nothing is in flight.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// A submission that Mooncake works on.
+struct Flight {
+    index: u32,
+    runs: Vec<Run>,
+    posted: usize,
+    /// In the order of their posts.
+    tickets: VecDeque<Ticket>,
+    bytes: u64,
+    /// Our regions that it reads.
+    used: Vec<Card>,
+    cancelled: bool,
+}
+
+/// What the link tells the service without being asked.
+#[derive(Default)]
+pub struct Report {
+    /// Our regions that the engine knows.
+    registered: Vec<Card>,
+    /// Something was in flight when the link failed: the peer must say that the door is closed.
+    pub unsettled: bool,
+}
+
+/// A link, as the service sees it.
+pub struct Link {
+    pub peer: Arc<Peer>,
+    pub report: Mutex<Report>,
+}
+
+impl Link {
+    /// Whether the engine knows a region.
+    pub fn knows(&self, region: u32) -> bool {
+        locked(&self.report).registered.iter().any(|card| card.id == region)
+    }
+}
+
+/// The thread's side. See the module.
+pub struct Runner {
+    shared: Arc<Shared>,
+    link: Arc<Link>,
+    courier: Arc<Courier>,
+    engine: Box<dyn Engine>,
+    target: Target,
+    waiting: VecDeque<u32>,
+    flights: VecDeque<Flight>,
+    /// Written, and the peer was told under this number.
+    told: VecDeque<(u64, u32, u64)>,
+    outstanding: usize,
+    lively: Instant,
+}
+
+/// Runs a link on this thread, from its engine's start to its end. The end of the instance waits for it from when the door
+/// was found: until then a peer that is stopped may keep it, and it knows no memory.
+pub fn run(shared: Arc<Shared>, link: Arc<Link>, courier: Arc<Courier>, door: &str) {
+    let id = link.peer.id.0;
+    let made = shared.driver.engine().and_then(|engine| engine.open(door).map(|target| (engine, target)));
+    let (engine, target) = match made {
+        Ok(made) => made,
+        Err(why) => return shared.tell(Event::LinkOpened { id, opened: Err(why) }),
+    };
+    let _waited_for = shared.count();
+    if shared.is_stopping() {
+        return;
+    }
+    shared.tell(Event::LinkOpened { id, opened: Ok(()) });
+    let mut runner = Runner {
+        shared,
+        link,
+        courier,
+        engine,
+        target,
+        waiting: VecDeque::new(),
+        flights: VecDeque::new(),
+        told: VecDeque::new(),
+        outstanding: 0,
+        lively: Instant::now(),
+    };
+    let why = loop {
+        if let Err(why) = runner.turn() {
+            break why;
+        }
+    };
+    runner.end(why);
+}
+
+impl Runner {
+    /// Takes what came, posts, and looks at what is done.
+    ///
+    /// # Errors
+    /// Why the link has to end.
+    fn turn(&mut self) -> Result<(), String> {
+        if self.link.peer.is_gone() {
+            return Err("it was disconnected".to_owned());
+        }
+        self.link.peer.take(&mut self.waiting);
+        let mut busy = false;
+        while self.outstanding < self.shared.config.max_outstanding as usize
+            && let Some(index) = self.waiting.pop_front()
+        {
+            busy = true;
+            self.start(index)?;
+            self.post()?;
+        }
+        busy |= self.post()?;
+        busy |= self.advance()?;
+        self.finish_told();
+        self.forget_regions()?;
+        if busy {
+            self.lively = Instant::now();
+            self.shared.announce();
+        } else if self.flights.is_empty() {
+            // The service wakes us when the peer has answered.
+            self.link.peer.rest(IDLE);
+        } else if self.lively.elapsed() > KEEN {
+            self.link.peer.rest(FLYING);
+        } else {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, index: u32) -> Result<(), String> {
+        let queue = &self.shared.queue;
+        if queue.is_cancelled(index) {
+            queue.finish(index, ErrorCode::CANCELLED.0, 0, None);
+            return Ok(());
+        }
+        // A region may have gone since the submission was taken. While we look, none goes.
+        let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let joined = join(&queue.content(index).writes, regions.alive(), &self.link.peer.regions);
+        let Some((runs, used)) = joined else {
+            queue.finish(index, ErrorCode::INVALID_ARGUMENT.0, 0, None);
+            return Ok(());
+        };
+        let new: Vec<Card> = used.iter().filter(|card| !self.link.knows(card.id)).copied().collect();
+        // Before the regions are let go, so that whoever takes one back waits for us.
+        locked(&self.link.report).registered.extend(&new);
+        drop(regions);
+        let tickets = VecDeque::new();
+        self.flights.push_back(Flight { index, runs, posted: 0, tickets, bytes: 0, used, cancelled: false });
+        new.iter().try_for_each(|card| self.engine.register(&[card.memory()]))
+    }
+
+    /// Gives Mooncake what it may have.
+    fn post(&mut self) -> Result<bool, String> {
+        let most = self.shared.config.max_outstanding as usize;
+        let mut any = false;
+        while self.outstanding < most
+            && let Some(flight) = self.flights.iter_mut().find(|f| !f.cancelled && f.posted < f.runs.len())
+        {
+            if self.shared.queue.is_cancelled(flight.index) {
+                flight.cancelled = true;
+                continue;
+            }
+            any = true;
+            let rest = &flight.runs[flight.posted..];
+            let chunk = &rest[..rest.len().min(CHUNK).min(most - self.outstanding)];
+            let mut tickets = Vec::with_capacity(chunk.len());
+            let submitted = self.engine.submit(&self.target, chunk, &mut tickets);
+            let given: usize = tickets.iter().map(|ticket| ticket.runs as usize).sum();
+            flight.posted += chunk.len();
+            flight.bytes += chunk.iter().map(|run| run.length).sum::<u64>();
+            flight.tickets.extend(tickets);
+            self.outstanding += given;
+            self.shared.counts.outstanding.add(given as u64);
+            submitted?;
+            // One long submission does not keep the thread from what is done.
+            if rest.len() > CHUNK {
+                break;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Looks at what Mooncake has done, oldest first.
+    fn advance(&mut self) -> Result<bool, String> {
+        let mut any = false;
+        while let Some(flight) = self.flights.front_mut() {
+            while let Some(ticket) = flight.tickets.front_mut() {
+                let state = self.engine.poll(ticket);
+                if state == State::Running {
+                    return Ok(any);
+                }
+                any = true;
+                let runs = ticket.runs as usize;
+                flight.tickets.pop_front();
+                self.outstanding -= runs;
+                self.shared.counts.outstanding.sub(runs as u64);
+                if state == State::Failed {
+                    return Err("a write failed".to_owned());
+                }
+            }
+            if !flight.cancelled && flight.posted < flight.runs.len() {
+                return Ok(any);
+            }
+            any = true;
+            let (index, bytes, cancelled) = (flight.index, flight.bytes, flight.cancelled);
+            self.flights.pop_front();
+            if cancelled {
+                self.shared.queue.finish(index, ErrorCode::CANCELLED.0, 0, None);
+                continue;
+            }
+            let payload = self.shared.queue.content(index).message().to_vec();
+            if payload.is_empty() {
+                self.succeed(index, bytes);
+            } else {
+                let number = self.courier.say(self.link.peer.id.0.into(), Body::Arrived { payload });
+                self.told.push_back((number, index, bytes));
+            }
+        }
+        Ok(any)
+    }
+
+    fn succeed(&self, index: u32, bytes: u64) {
+        self.shared.counts.submissions.add(1);
+        self.shared.counts.bytes.add(bytes);
+        self.shared.queue.finish(index, 0, bytes, None);
+    }
+
+    /// Completes what the peer knows of.
+    fn finish_told(&mut self) {
+        let acknowledged = self.courier.acknowledged();
+        let mut any = false;
+        while let Some(&(_, index, bytes)) = self.told.front().filter(|(number, ..)| *number <= acknowledged)
+        {
+            self.told.pop_front();
+            self.succeed(index, bytes);
+            any = true;
+        }
+        if any {
+            self.shared.announce();
+        }
+    }
+
+    /// Takes regions back from the engine that are none any more and that nothing in flight reads.
+    fn forget_regions(&mut self) -> Result<(), String> {
+        let mut report = locked(&self.link.report);
+        if report.registered.is_empty() {
+            return Ok(());
+        }
+        let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let alive = |card: &Card| regions.alive().iter().any(|other| other.id == card.id);
+        let read = |card: &Card| self.flights.iter().any(|flight| flight.used.contains(card));
+        let gone: Vec<Card> =
+            report.registered.iter().filter(|card| !alive(card) && !read(card)).copied().collect();
+        for card in gone {
+            self.engine.unregister(&[card.memory()])?;
+            report.registered.retain(|other| *other != card);
+        }
+        Ok(())
+    }
+
+    /// Completes everything as lost, and ends the engine.
+    fn end(mut self, why: String) {
+        let (shared, link) = (self.shared.clone(), self.link.clone());
+        let peer = &link.peer;
+        peer.set_gone();
+        peer.close(&mut self.waiting);
+        let posted = |flight: &Flight| flight.posted > 0;
+        let unsettled = !self.told.is_empty() || self.flights.iter().any(posted);
+        locked(&link.report).unsettled = unsettled;
+        for index in self.waiting.drain(..) {
+            shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, None);
+        }
+        for flight in self.flights.drain(..) {
+            let peer = posted(&flight).then_some(peer.id);
+            shared.queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, peer);
+        }
+        for (_, index, _) in self.told.drain(..) {
+            shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, Some(peer.id));
+        }
+        shared.counts.outstanding.sub(self.outstanding as u64);
+        let id = peer.id.0;
+        shared.tell(Event::LinkFailed { id, why });
+        shared.announce();
+        // From here on nothing of ours is read.
+        drop(self.engine);
+        locked(&link.report).registered.clear();
+        shared.tell(Event::LinkEnded { id });
+    }
+}

@@ -1,0 +1,143 @@
+//! The tier over Mooncake Store's C library: over a library with the same symbols, built here, with a listening socket for a
+//! master.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use host_plugin_api::tier::{FOUND, MISSING, STORED};
+use host_plugin_api::*;
+use host_plugin_mooncake::MooncakeTier;
+
+const PAGE: usize = 4096;
+
+/// The library, built once.
+fn library() -> &'static Path {
+    static BUILT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = BUILT.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libmooncake_store.so");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake/store.rs");
+        let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let built = Command::new(rustc)
+            .args(["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-o"])
+            .args([&path, &source])
+            .output()
+            .unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        (folder, path)
+    });
+    path
+}
+
+fn config(master: &TcpListener, library: &Path, more: &str) -> String {
+    let address = master.local_addr().unwrap();
+    format!(
+        "master_server_address = \"{address}\"\nstore_library = {:?}\nglobal_segment_size = \"64mb\"\n{more}",
+        library.display().to_string()
+    )
+}
+
+fn open(config: String) -> Result<MooncakeTier> {
+    host_plugin_mooncake::open_storage(&Opening { name: "test".into(), config })
+}
+
+fn region(tier: &MooncakeTier, memory: &[u8]) -> RegionId {
+    let offered = Memory {
+        address: memory.as_ptr() as u64,
+        length: memory.len() as u64,
+        kind: MemoryKind::DRAM,
+        device: 0,
+        fd: -1,
+        generation: 1,
+        fd_offset: 0,
+    };
+    tier.register(&offered).unwrap()
+}
+
+fn key(page: usize) -> Key {
+    let mut key = [0xC5; 32];
+    key[..8].copy_from_slice(&(page as u64).to_le_bytes());
+    Key(key)
+}
+
+fn pages(region: RegionId, pages: std::ops::Range<usize>, length: usize) -> Vec<TierPage> {
+    let page = |page| TierPage {
+        key: key(page),
+        region: region.0,
+        length: length as u32,
+        offset: (page * PAGE) as u64,
+    };
+    pages.map(page).collect()
+}
+
+fn finish(tier: &MooncakeTier, code: i32, count: usize) -> Vec<i32> {
+    assert_eq!(code, 0);
+    let mut ends = vec![None; count];
+    let start = Instant::now();
+    while ends.iter().any(Option::is_none) {
+        let mut done = [TierCompletion::default(); 16];
+        let taken = tier.poll(&mut done) as usize;
+        for end in &done[..taken] {
+            assert!(ends[end.page as usize].replace(end.status).is_none(), "{end:?} came twice");
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "waited in vain for a batch");
+        std::thread::yield_now();
+    }
+    ends.into_iter().flatten().collect()
+}
+
+#[test]
+fn values_go_through_the_library_and_are_found_by_another_instance() {
+    let master = TcpListener::bind("127.0.0.1:0").unwrap();
+    let tier = open(config(&master, library(), "")).unwrap();
+    let count = 1024;
+    let mut memory: Vec<u8> = (0..count * PAGE).map(|at| (at / 5 + at / PAGE) as u8).collect();
+    let own = region(&tier, &memory);
+    let all = pages(own, 0..count, PAGE);
+    assert!(finish(&tier, tier.put(Tag(1), &all), count).iter().all(|status| *status == STORED));
+    let other = open(config(&master, library(), "")).unwrap();
+    let right = std::mem::take(&mut memory);
+    let memory = vec![0; count * PAGE];
+    let theirs = region(&other, &memory);
+    let keys: Vec<Key> = (0..4).chain([count]).map(key).collect();
+    assert_eq!(finish(&other, other.exists(Tag(1), &keys), 5), [FOUND, FOUND, FOUND, FOUND, MISSING]);
+    let all = pages(theirs, 0..count, PAGE);
+    assert!(finish(&other, other.get(Tag(2), &all), count).iter().all(|status| *status == FOUND));
+    assert!(memory == right);
+    // Of another length it is not found, and nothing is written; of less it is an error.
+    let short = finish(&other, other.get(Tag(3), &pages(theirs, 0..1, PAGE - 1)), 1);
+    assert_eq!(short, [MISSING]);
+    assert_eq!(finish(&other, other.delete(Tag(4), &keys), 5), [FOUND, FOUND, FOUND, FOUND, MISSING]);
+    assert_eq!(finish(&tier, tier.exists(Tag(5), &keys), 5), [MISSING; 5]);
+    tier.deregister(own).unwrap();
+    assert_eq!(tier.deregister(own).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
+    for tier in [tier, other] {
+        tier.shutdown(60_000).unwrap();
+    }
+}
+
+#[test]
+fn a_library_that_cannot_be_used_is_an_error_with_its_path_and_nothing_else_is_tried() {
+    let master = TcpListener::bind("127.0.0.1:0").unwrap();
+    for (path, says) in
+        [("/no/such/libmooncake_store.so", "no such file"), ("/proc/self/exe", "/proc/self/exe")]
+    {
+        let error = open(config(&master, Path::new(path), "")).err().unwrap();
+        let lower = error.message.to_lowercase();
+        assert!(
+            error.code == ErrorCode::UNSUPPORTED && lower.contains(says) && lower.contains(path),
+            "{error}"
+        );
+        assert!(!error.message.contains("    python"), "{error}");
+    }
+    let error = open(config(&master, library(), "device_name = \"no-such-device\"\n")).err().unwrap();
+    assert!(
+        error.code == ErrorCode::IO && error.message.contains("mooncake_store_setup answered -1"),
+        "{error}"
+    );
+}
