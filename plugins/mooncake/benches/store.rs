@@ -4,7 +4,7 @@
 //! `cargo bench -p host-plugin-mooncake --bench store`, where `cargo xtask test` has installed the wheel.
 //!
 //! 256 MiB in each round, medians of 7 rounds, in GB/s of 10^9 bytes, and the median of the rounds' ratios. Both register
-//! their memory once and make calls of at most 1024 keys; Python makes one call after the other, as its users do.
+//! their memory, shared like a worker's, once, and make calls of at most 1024 keys; Python makes one call after the other, as its users do.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
@@ -30,12 +30,14 @@ const BATCH: usize = 1024;
 
 /// Reads lines `put|get|remove PAGE ROUND`, answers each with seconds.
 const SCRIPT: &str = "
-import mmap, sys, time, ctypes
+import mmap, os, sys, time, ctypes
 from mooncake.store import MooncakeDistributedStore
 master, size = sys.argv[1], int(sys.argv[2])
 store = MooncakeDistributedStore()
 assert store.setup('127.0.0.1', 'P2PHANDSHAKE', 0, 16 << 20, 'tcp', '', master) == 0
-memory = mmap.mmap(-1, size)
+shared = os.memfd_create('python')
+os.ftruncate(shared, size)
+memory = mmap.mmap(shared, size)
 for at in range(0, size, 4096):
     memory[at] = at // 4096 % 251
 base = ctypes.addressof(ctypes.c_char.from_buffer(memory))

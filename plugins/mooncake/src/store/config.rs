@@ -37,7 +37,8 @@ impl Default for Config {
             protocol: "tcp".into(),
             device_name: String::new(),
             store_library: None,
-            read_threads: 2,
+            // Mooncake polls for the end of a call without a pause, so each thread that waits takes a core.
+            read_threads: 1,
             write_threads: 1,
             master_timeout_ms: 1000,
             store_deadline_ms: 2000,
