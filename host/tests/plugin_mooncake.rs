@@ -21,6 +21,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const BYTES: usize = 4 << 20;
 
+/// One directory for all tests of this process: each copy of the plugin would start a Python of its own, and a process has
+/// room for one.
+fn plugins() -> &'static tempfile::TempDir {
+    static ONE: std::sync::OnceLock<tempfile::TempDir> = std::sync::OnceLock::new();
+    ONE.get_or_init(|| fixture::directory(&["mooncake"]))
+}
+
 #[test]
 #[ignore = "the other process of the tests below"]
 fn child() {
@@ -83,7 +90,7 @@ fn the_transfer_cases_of_the_conformance_kit_pass_on_the_real_wheel() {
 
 #[test]
 fn without_mooncake_check_says_all_that_it_tried_and_listing_needs_none() {
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     let host = |arguments: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_host"))
             .args(["plugins"])
@@ -108,7 +115,7 @@ fn without_mooncake_check_says_all_that_it_tried_and_listing_needs_none() {
 #[test]
 fn scattered_writes_are_in_another_process_when_their_completion_or_notification_is_seen() {
     let Some(config) = mooncake::config() else { return };
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     let sender = Worker::open(directory.path(), "mooncake", "prefill", BYTES, &config);
     let mut receiver = Remote::start(directory.path(), "mooncake", "decode", BYTES, &config);
     let target: u32 = receiver.ask("region").parse().unwrap();
@@ -159,7 +166,7 @@ fn scattered_writes_are_in_another_process_when_their_completion_or_notification
 #[test]
 fn a_sender_killed_in_mid_transfer_is_reported_lost_and_leaves_nothing_behind() {
     let Some(config) = mooncake::config() else { return };
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     let (receiver, mut sender, _peer) = flooded(directory.path(), &config);
     sender.kill();
     while receiver.notification().kind != NotificationKind::PEER_LOST {}
@@ -172,7 +179,7 @@ fn a_sender_killed_in_mid_transfer_is_reported_lost_and_leaves_nothing_behind() 
 #[test]
 fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
     let Some(config) = mooncake::config() else { return };
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     for _ in 0..5 {
         let (receiver, _sender, peer) = flooded(directory.path(), &config);
         receiver.backend.disconnect(peer).unwrap();
@@ -186,7 +193,7 @@ fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing() {
 #[test]
 fn nothing_lands_after_a_deregistration_although_the_peer_keeps_writing() {
     let Some(config) = mooncake::config() else { return };
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     for _ in 0..5 {
         let (receiver, _sender, _peer) = flooded(directory.path(), &config);
         receiver.backend.deregister(receiver.region).unwrap();
@@ -199,7 +206,7 @@ fn nothing_lands_after_a_deregistration_although_the_peer_keeps_writing() {
 #[test]
 fn a_stopped_sender_is_fenced_without_its_help_and_lands_nothing_when_it_goes_on() {
     let Some(config) = mooncake::config() else { return };
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     let (receiver, sender, peer) = flooded(directory.path(), &config);
     let pid = Pid::from_child(&sender.process);
     kill_process(pid, Signal::STOP).unwrap();
@@ -214,7 +221,7 @@ fn a_stopped_sender_is_fenced_without_its_help_and_lands_nothing_when_it_goes_on
 #[test]
 fn a_receiver_killed_in_mid_transfer_ends_every_submission_and_its_successor_is_reached() {
     let Some(config) = mooncake::config() else { return };
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     let sender = Worker::open(directory.path(), "mooncake", "prefill", BYTES, &config);
     let mut receiver = Remote::start(directory.path(), "mooncake", "decode", BYTES, &config);
     let target: u32 = receiver.ask("region").parse().unwrap();
@@ -274,7 +281,7 @@ fn stuck(directory: &Path, config: &str) -> (Worker, Remote, PeerId) {
 #[test]
 fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead() {
     let Some(config) = mooncake::config() else { return };
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     let config = format!("{config}fence_timeout_ms = 300\n");
     for revive in [true, false] {
         // Bytes are in its kernel's buffers; whether they land depends on it.
@@ -300,7 +307,7 @@ fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead() {
 #[test]
 fn endpoints_that_are_stale_or_damaged_harm_nobody() {
     let Some(config) = mooncake::config() else { return };
-    let directory = fixture::directory(&["mooncake"]);
+    let directory = plugins();
     let receiver = Worker::open(directory.path(), "mooncake", "decode", BYTES, &config);
     let sender = Worker::open(directory.path(), "mooncake", "prefill", BYTES, &config);
     let endpoint = receiver.backend.endpoint().unwrap();
