@@ -4,7 +4,7 @@ pub mod c;
 pub mod find;
 pub mod python;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -131,6 +131,25 @@ pub trait Driver: Send + Sync {
 
 /// Name under which our messages travel; Mooncake's users share its mailbox.
 pub const MESSAGE_NAME: &str = "host.mooncake";
+
+/// How long the look whether somebody listens may take.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Whether somebody listens there: what Mooncake answers does not tell a peer that is gone from one that is slow, nor from a
+/// process that has no descriptor left to look with.
+///
+/// # Errors
+/// `Refused` only when the peer's machine says that nobody listens.
+pub fn look_for(session: &str) -> Result<(), Undelivered> {
+    let other = |error: std::io::Error| Undelivered::Other(format!("{session}: {error}"));
+    let address = session.to_socket_addrs().map_err(other)?.next();
+    let Some(address) = address else { return Err(Undelivered::Other(format!("{session} has no address"))) };
+    match TcpStream::connect_timeout(&address, LOOK) {
+        Ok(_there) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Err(Undelivered::Refused),
+        Err(error) => Err(other(error)),
+    }
+}
 
 /// Ends an engine while somebody knocks at its door: its listener looks once a second whether it should end, and otherwise
 /// only when somebody comes. That is 10 ms instead of half a second, during which the wheel holds Python's lock.

@@ -91,7 +91,8 @@ impl Scheduler {
         self.config.window.map_or(0, |shape| kept(shape, 0..token_pages, 1, page_tokens))
     }
 
-    /// What a waiting job needs of parts, if it gets what is locked and may get as long as `end` token pages.
+    /// What a waiting job needs of parts, if it gets what is locked and may get as long as `end` token pages. One that computes
+    /// is counted with pieces of a page: the jobs of a step share its tokens, and where parts are short pieces get shorter.
     pub(super) fn window_need(&self, job: &Job, locked: Option<&PrefixLock>, end: usize) -> WindowNeed {
         let Some(shape) = self.config.window else { return WindowNeed::default() };
         let page_tokens = self.config.page_tokens as usize;
@@ -103,7 +104,7 @@ impl Scheduler {
         }
         let computed = locked.map_or(0, PrefixLock::pages) * page_tokens;
         let cached = locked.map_or(0, PrefixLock::windows) * shape.parts as usize;
-        let piece = (job.known() - computed).min(self.config.chunk_tokens as usize);
+        let piece = (job.known() - computed).min(page_tokens);
         let first = shape.first_kept(computed, page_tokens);
         WindowNeed {
             now: 0,
@@ -119,8 +120,8 @@ impl Scheduler {
             _ => 1,
         };
         let first = job.window.first;
-        let piece = piece.min(self.config.chunk_tokens as usize);
-        let most = kept(shape, first..end.max(first), piece, self.config.page_tokens as usize);
+        let page_tokens = self.config.page_tokens as usize;
+        let most = kept(shape, first..end.max(first), piece.min(page_tokens), page_tokens);
         most.saturating_sub(job.window.len())
     }
 

@@ -164,6 +164,19 @@ fn pieces_get_shorter_where_pages_for_the_window_are_short() {
 }
 
 #[test]
+fn long_prompts_are_computed_side_by_side_where_the_windows_of_short_pieces_fit() {
+    // Each has 20 pages of tokens. A piece of 64 tokens keeps 38 pages of window parts at most, one of a page 8.
+    let mut leg = Leg::with(Config { radix_cache: None, chunk_tokens: 64, ..sliding(Role::Aggregated, 84) });
+    leg.submit(1, &tokens(0..80), 2);
+    assert_eq!(leg.stats().pool.held, 20 + 32, "64 tokens are computed");
+    leg.submit(2, &tokens(100..180), 2);
+    assert_eq!(leg.stats().pool.held, 20 + 32 + 20);
+    leg.compute_all();
+    assert_eq!(leg.finished.len(), 2);
+    leg.at_rest();
+}
+
+#[test]
 fn what_is_computed_goes_on_where_a_whole_window_is_cached_and_nowhere_else() {
     let mut leg = Leg::with(sliding(Role::Aggregated, 200));
     let started = |leg: &mut Leg, room, prompt: &[u32]| {

@@ -210,7 +210,8 @@ impl World {
         if self.random.chance(self.faults.disconnect) {
             self.drop_connection();
         }
-        if self.random.chance(self.faults.flush) {
+        let flush = self.random.chance(self.faults.flush);
+        if flush {
             let flushed = [&mut self.prefill, &mut self.decode].map(|worker| worker.scheduler.flush_cache());
             self.outcome.flushed_in_use +=
                 flushed.iter().flatten().map(|flushed| flushed.in_use as u64).sum::<u64>();
@@ -219,6 +220,8 @@ impl World {
         let batches = [&self.prefill.batch, &self.decode.batch].map(|batch| batch.as_ref().map(|b| b.0));
         let first = self.pending.keys().next().map(|key| key.0);
         let next = deadlines.into_iter().chain(batches).chain([first]).flatten().min();
+        // A flush may have ended all that there was to wait for; that it was one is still to be told.
+        let next = next.or(flush.then_some(self.now));
         let Some(next) = next else { panic!("nothing will ever happen: {:?}", self.decode.scheduler) };
         self.now = self.now.max(next);
         self.finish_batches();

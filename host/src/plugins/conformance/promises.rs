@@ -156,6 +156,7 @@ mod tests {
         (can::SCAN, "tier-scan"),
         (can::WINDOW, "allocator-grants"),
         (can::TAIL_EXTEND, "allocator-grants"),
+        (can::SHARED_POOL, "allocator-shared-grants"),
     ];
 
     #[test]

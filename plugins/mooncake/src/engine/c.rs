@@ -4,10 +4,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -62,8 +60,6 @@ const REFUSED: c_int = -102;
 const ANYWHERE: &CStr = c"*";
 /// Longest name of an engine that is taken.
 const SESSION_BYTES: usize = 300;
-/// How long the look whether somebody listens may take.
-const LOOK: Duration = Duration::from_secs(5);
 
 macro_rules! api {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
@@ -319,7 +315,7 @@ impl Engine for CEngine {
         let segment = match known {
             Some(segment) => segment,
             None => {
-                look_for(session)?;
+                super::look_for(session)?;
                 let segment = self.segment(session).map_err(other)?;
                 let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
                 met.insert(session.to_owned(), segment);
@@ -333,7 +329,7 @@ impl Engine for CEngine {
         // SAFETY: the engine is alive; the texts end in a zero and are not used after the call.
         match unsafe { (self.api.genNotifyInEngine)(self.handle, segment as u64, message) } {
             0 => Ok(()),
-            REFUSED => look_for(session)
+            REFUSED => super::look_for(session)
                 .and_then(|()| Err(other("Mooncake's genNotifyInEngine answered -102".to_owned()))),
             code => Err(other(format!("Mooncake's genNotifyInEngine answered {code}"))),
         }
@@ -360,18 +356,6 @@ impl Engine for CEngine {
         // SAFETY: given back once, with its count.
         let _freed = unsafe { (self.api.freeNotifsMsgBuf)(list, count) };
         texts
-    }
-}
-
-/// Whether somebody listens there: what Mooncake answers does not tell a peer that is gone from one that is slow.
-fn look_for(session: &str) -> Result<(), Undelivered> {
-    let other = |error: std::io::Error| Undelivered::Other(format!("{session}: {error}"));
-    let address = session.to_socket_addrs().map_err(other)?.next();
-    let Some(address) = address else { return Err(Undelivered::Other(format!("{session} has no address"))) };
-    match TcpStream::connect_timeout(&address, LOOK) {
-        Ok(_there) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Err(Undelivered::Refused),
-        Err(error) => Err(other(error)),
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Driver, Engine, MESSAGE_NAME, Range, Run, State, Target, Ticket, Und
 use crate::config::{Config, P2P, Protocol};
 use crate::python::{Gil, Interpreter, Object, Probe, Value};
 
-/// `send_probe` answers so when nobody listens.
+/// `send_probe` answers so when nobody listens, and to any other error of a socket.
 const REFUSED: i64 = -102;
 
 /// The wheel's module, imported.
@@ -206,7 +206,7 @@ impl Engine for PythonEngine {
 
     fn notify(&self, session: &str, text: &str, look: bool) -> Result<(), Undelivered> {
         let other = Undelivered::Other;
-        self.interpreter.with(|gil| {
+        let said = self.interpreter.with(|gil| {
             if look {
                 // What comes after says nothing about a peer that is not there.
                 let probed = self.call(gil, |m| &m.probe, &[Value::Text(session)]);
@@ -228,7 +228,13 @@ impl Engine for PythonEngine {
                 Value::Object(&message),
             ];
             must(gil, "transfer_sync", self.call(gil, |m| &m.transfer, &arguments)).map_err(other)
-        })
+        });
+        match said {
+            // Mooncake answers so to every error of a socket, those of this process among them.
+            Err(Undelivered::Refused) => super::look_for(session)
+                .and_then(|()| Err(other("Mooncake's send_probe answered -102".to_owned()))),
+            said => said,
+        }
     }
 
     fn messages(&self) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! What `/metrics` shows of the tier, summed over its instances. The names are those of `docs/plugins/mooncake.md`.
+//! What `/metrics` shows of the tier, summed over its instances. The names are those of `docs/plugins/mooncake-store.md`.
 
 use host_plugin_api::{Counter, ErrorCode, Gauge, Result, host};
 

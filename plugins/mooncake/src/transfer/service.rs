@@ -166,7 +166,11 @@ impl Service {
             // Without a way to answer, the caller's time runs out.
             return;
         }
-        let full = self.shared.notices.is_full() && matches!(frame.body, Body::Arrived { .. });
+        // Not taken: the sender repeats it, or hears that the door is shut.
+        let connection = Connection { instance: frame.from, number: frame.connection };
+        let ending = || self.doors.iter().any(|door| door.connection == connection && !door.is_open());
+        let untaken =
+            matches!(frame.body, Body::Arrived { .. }) && (self.shared.notices.is_full() || ending());
         let Some(front) = self.fronts.get_mut(&frame.from) else { return };
         front.spoke = Instant::now();
         let news = front.courier.note_acknowledged(frame.heard);
@@ -180,10 +184,10 @@ impl Service {
             let (stream, last) = front.heard;
             // A stream that we see for the first time may have begun before we, or this entry, did.
             let expected = match stream {
-                stream if stream == frame.stream => frame.number == last + 1,
+                stream if stream == frame.stream => last.checked_add(1) == Some(frame.number),
                 stream => frame.stream > stream && (hello || frame.number == 1),
             };
-            if expected && full {
+            if expected && untaken {
                 return;
             }
             if expected {
@@ -229,6 +233,10 @@ impl Service {
 
     /// Tells whoever means somebody else, or counts on what we have forgotten.
     fn turn_away(&self, frame: &Frame) {
+        // Its writes may still come through a door of ours until that is shut. It asks again.
+        if self.doors.iter().any(|door| door.connection.instance == frame.from) {
+            return;
+        }
         if self.answering.load(Ordering::SeqCst) >= ANSWERS {
             return;
         }
