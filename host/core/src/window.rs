@@ -56,6 +56,29 @@ impl WindowShape {
         (self.tokens as usize - 1).div_ceil(page_tokens) + 1 + (tokens - 1).div_ceil(page_tokens)
     }
 
+    /// The deepest token page in front of which the whole window is there, of the first `full`: where computing can go on.
+    /// `has` says of a token page whether its window part is there; it is asked once of each at most, from the end on.
+    #[must_use]
+    pub fn whole_end(&self, full: usize, page_tokens: usize, has: impl Fn(usize) -> bool) -> usize {
+        let (mut end, mut at) = (full, full);
+        let mut first = self.first_live(end * page_tokens, page_tokens);
+        // All parts of `at..end` are there.
+        while at > first {
+            at -= 1;
+            if !has(at) {
+                end = at;
+                first = self.first_live(end * page_tokens, page_tokens);
+            }
+        }
+        end
+    }
+
+    /// The token pages whose window parts are seen behind the first `end`.
+    #[must_use]
+    pub const fn seen_at(&self, end: usize, page_tokens: usize) -> Range<usize> {
+        self.first_live(end * page_tokens, page_tokens)..end
+    }
+
     /// Pages of the pool that a sequence of so many positions must be able to have, both parts, computed one by one if
     /// need be.
     #[must_use]
@@ -177,6 +200,30 @@ mod tests {
                 let most = window.most_positions(pages, page);
                 assert!(most == 0 || window.least_pages(most, page) <= pages, "{window:?} {pages}");
                 assert!(window.least_pages(most + 1, page) > pages, "{window:?} {pages}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_deepest_whole_window_is_found_and_no_part_is_asked_for_twice() {
+        let mut state = 1_u64;
+        let mut bits = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state >> 40
+        };
+        for tokens in 1..20 {
+            let window = WindowShape { tokens, parts: 1 };
+            for _ in 0..300 {
+                let there = bits() | bits() | bits();
+                let asked = std::cell::Cell::new(0_u64);
+                let has = |page: usize| {
+                    assert_eq!(asked.get() >> page & 1, 0, "page {page} again");
+                    asked.set(asked.get() | 1 << page);
+                    there >> page & 1 == 1
+                };
+                let whole = |end: &usize| window.seen_at(*end, 4).all(|page| there >> page & 1 == 1);
+                let right = (0..=12).rev().find(whole);
+                assert_eq!(Some(window.whole_end(12, 4, has)), right, "{tokens} {there:b}");
             }
         }
     }

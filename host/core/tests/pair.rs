@@ -5,6 +5,7 @@
 mod pair {
     pub mod memory;
     pub mod sliding;
+    mod windows_below;
     pub mod world;
 }
 

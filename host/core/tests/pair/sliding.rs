@@ -74,6 +74,10 @@ impl Sliding {
                 for layer in 0..self.layers {
                     *memory.word(self.place(sequence, layer, position)) = Self::value(first, layer);
                 }
+                // What no layer uses is the same under one name, too.
+                for layer in self.layers..self.shape().parts * LAYERS {
+                    *memory.word(self.place(sequence, layer, position)) = 0;
+                }
             }
             for seen in (start..sequence.end()).flat_map(|position| self.seen(position)) {
                 let first = memory.first(sequence, seen);

@@ -71,6 +71,7 @@ pub struct Outcome {
     pub hung: u64,
     pub promised_host: u64,
     pub promised_storage: u64,
+    pub promised_windows: u64,
     pub loaded: u64,
     pub restores_failed: u64,
     pub renegotiated: u64,
@@ -106,6 +107,7 @@ impl Outcome {
         self.hung += other.hung;
         self.promised_host += other.promised_host;
         self.promised_storage += other.promised_storage;
+        self.promised_windows += other.promised_windows;
         self.loaded += other.loaded;
         self.restores_failed += other.restores_failed;
         self.renegotiated += other.renegotiated;
@@ -138,6 +140,7 @@ impl World {
             recomputed_tokens: stats[1].recomputed_tokens,
             promised_host: below(|s| s.promised_host),
             promised_storage: below(|s| s.promised_storage),
+            promised_windows: below(|s| s.promised_windows),
             loaded: below(|s| s.loaded),
             restores_failed: below(|s| s.restores_failed),
             renegotiated: below(|s| s.renegotiated),
