@@ -224,11 +224,16 @@ impl Scheduler {
         }
         let resumed = job.stage == Stage::Retracted;
         let prefix = job.table.len();
+        let page_tokens = self.config.page_tokens as usize;
+        let from = lock.as_ref().map_or(prefix, PrefixLock::from);
+        if from < prefix {
+            job.again = from * page_tokens..prefix * page_tokens;
+        }
         if resumed {
-            job.go_on_with(prefix, self.config.page_tokens as usize);
+            job.go_on_with(from, page_tokens);
             self.stats.restored_tokens += job.computed as u64;
         } else {
-            job.begin_with(prefix, self.config.page_tokens as usize, self.config.role);
+            job.begin_with(from, page_tokens, self.config.role);
             self.stats.cached_tokens += u64::from(job.cached_tokens);
         }
         job.table.extend_from_slice(pages.ids());
