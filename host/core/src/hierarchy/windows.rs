@@ -16,7 +16,7 @@ use super::fetch::Fetch;
 use super::{Found, Hierarchy};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
-use crate::window::WindowShape;
+use crate::window::{Reach, WindowShape};
 
 /// What a fetch knows of window parts.
 #[derive(Debug)]
@@ -35,8 +35,8 @@ pub(super) struct Windows {
 /// Where a request is to go on, and what of it comes from below.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct End {
-    /// The token page. Pages before it that L1 has not come from below.
-    pub page: usize,
+    /// Pages before its end that L1 has not come from below.
+    pub reach: Reach,
     /// Token pages in front of it whose window parts come from below; those before them that are seen are in L1.
     pub windows: Range<usize>,
     /// Pages that are there and left alone, because computing them is quicker.
@@ -88,7 +88,7 @@ impl Fetch {
         let mut wanted: Vec<usize> = (self.near..pages).collect();
         if let Some(windows) = &self.windows {
             let shape = windows.shape;
-            let alone = shape.whole_end(windows.near.len(), page_tokens, |page| windows.near[page]);
+            let alone = shape.reach(windows.near.len(), page_tokens, |page| windows.near[page]).start;
             let seen = shape.seen_at(alone + 1, page_tokens).start..pages;
             let lacking = seen.filter(|page| windows.near.get(*page) != Some(&true));
             wanted.extend(lacking.map(|page| pages + page * windows.parts()));
@@ -101,36 +101,37 @@ impl Fetch {
     fn pieces(&self, near: usize, end: &End) -> Vec<usize> {
         let (pages, parts) = (self.names.len(), self.windows.as_ref().map_or(0, Windows::parts));
         let windows = end.windows.start * parts..end.windows.end * parts;
-        (near..end.page).chain(windows.map(|place| pages + place)).collect()
+        (near..end.reach.end).chain(windows.map(|place| pages + place)).collect()
     }
 }
 
 impl Hierarchy {
-    /// The deepest end, and the one that L1 has alone.
-    fn deepest(&self, fetch: &Fetch, near: &[bool], has: impl Fn(usize) -> bool) -> (End, usize) {
-        let end = |page, windows| End { page, windows, skipped: 0, trial: false };
-        let Some(windows) = &fetch.windows else { return (end(near.len(), 0..0), near.len()) };
+    /// The end from which least is to be computed, and what that is where L1 is alone.
+    fn deepest(&self, fetch: &Fetch, near: &[bool], has: impl Fn(usize) -> bool) -> (End, Reach) {
+        let end = |reach: Reach, windows| End { reach, windows, skipped: 0, trial: false };
+        let Some(windows) = &fetch.windows else { return (end(Reach::default(), 0..0), Reach::default()) };
         let (shape, page, pages) = (windows.shape, self.page_tokens, fetch.names.len());
         let is_near = |page: usize| near.get(page) == Some(&true);
         let below = |page: usize| {
             let first = pages + page * windows.parts();
             (first..first + windows.parts()).all(&has)
         };
-        let alone = shape.whole_end(near.len(), page, is_near);
+        let alone = shape.reach(near.len(), page, is_near);
         let full =
             (near.len()..pages).take_while(|page| has(*page)).last().map_or(near.len(), |last| last + 1);
-        // From L1 in front, from below behind.
-        let divided = |at: usize| {
-            let seen = shape.seen_at(at, page);
-            let first = seen.clone().find(|page| !is_near(*page)).unwrap_or(at);
-            end(at, first..at)
+        // From L1 in front, from below behind; of one that is computed again nothing.
+        let divided = |reach: Reach| {
+            let seen =
+                if reach.start < reach.end { reach.end..reach.end } else { shape.seen_at(reach.end, page) };
+            let first = seen.clone().find(|page| !is_near(*page)).unwrap_or(seen.end);
+            end(reach, first..seen.end)
         };
-        let either = divided(shape.whole_end(full, page, |page| is_near(page) || below(page)));
-        if either.windows.clone().all(below) {
+        let either = divided(shape.reach(full, page, |page| is_near(page) || below(page)));
+        if either.reach.start > alone.start && either.windows.clone().all(below) {
             return (either, alone);
         }
-        let only = shape.whole_end(full, page, below);
-        let found = if only > alone { divided(only) } else { end(alone, alone..alone) };
+        let only = shape.reach(full, page, below);
+        let found = if only.start > alone.start { divided(only) } else { end(alone, alone.end..alone.end) };
         (found, alone)
     }
 
@@ -141,20 +142,20 @@ impl Hierarchy {
         let pieces = fetch.pieces(fetch.near, &end);
         let far: Vec<usize> =
             pieces.iter().copied().filter(|piece| self.host.find(&fetch.name(*piece)).is_none()).collect();
-        let gain = end.page.saturating_sub(alone);
-        if gain == 0 || gain < self.config.fewest_pages as usize || far.is_empty() {
+        let gained = alone.start..end.reach.start;
+        if gained.is_empty() || gained.len() < self.config.fewest_pages as usize || far.is_empty() {
             return;
         }
-        if !self.worth_reading(room, &far, pieces.len(), alone..end.page) && !self.read_trial.is_due(now) {
+        if !self.worth_reading(room, &far, pieces.len(), gained.clone()) && !self.read_trial.is_due(now) {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }
         self.fetch_pieces(room, pieces);
-        self.wait_for_reads(now, room, alone..end.page);
+        self.wait_for_reads(now, room, gained);
     }
 
     /// The deepest end with what is there by all that is known, as far as there are slots for it, and the one that L1 has alone.
-    fn aim(&self, room: Room) -> Option<(End, usize)> {
+    fn aim(&self, room: Room) -> Option<(End, Reach)> {
         let fetch = self.fetches.get(&room)?;
         let windows = fetch.windows.as_ref()?;
         let is_here = |piece: usize| self.host.find(&fetch.name(piece)).is_some();
@@ -179,7 +180,7 @@ impl Hierarchy {
         if let Some(windows) = self.fetches.get_mut(&room).and_then(|fetch| fetch.windows.as_mut()) {
             windows.gone.insert(gone);
         }
-        let aim = self.aim(room).filter(|(end, alone)| end.page > *alone);
+        let aim = self.aim(room).filter(|(end, alone)| end.reach.start > alone.start);
         let Some(fetch) = self.fetches.get(&room) else { return };
         let wanted = aim.map(|(end, _)| fetch.pieces(fetch.near, &end)).unwrap_or_default();
         let kept: BTreeSet<usize> = wanted.iter().copied().collect();
@@ -198,15 +199,16 @@ impl Hierarchy {
         let has = |piece: usize| matches!(self.host.find(&fetch.name(piece)), Some(Found::Ready(_)));
         let (end, alone) = self.deepest(fetch, near, has);
         let pieces = fetch.pieces(near.len(), &end).len();
-        let slow = self.load_seconds(pieces) > self.seconds_without(fetch, alone..end.page.max(alone));
-        let trial = slow && self.load_trial.would_be_due(now);
-        match end.page <= alone || (slow && !trial) {
-            true => {
-                let skipped = if end.page > alone { pieces } else { 0 };
-                Some(End { page: alone, windows: alone..alone, skipped, trial: false })
-            }
-            false => Some(End { trial, ..end }),
+        let gained = alone.start..end.reach.start;
+        if gained.is_empty() {
+            return Some(end);
         }
+        let slow = self.load_seconds(pieces) > self.seconds_without(fetch, gained);
+        let trial = slow && self.load_trial.would_be_due(now);
+        Some(match slow && !trial {
+            true => End { reach: alone, windows: alone.end..alone.end, skipped: pieces, trial: false },
+            false => End { trial, ..end },
+        })
     }
 
     /// A request is admitted that goes on at this end, its first `near` pages being in L1: restores the others and the window

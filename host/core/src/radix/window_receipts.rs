@@ -6,7 +6,7 @@ use super::RadixTree;
 use super::chain::PageHash;
 use super::lock::PrefixLock;
 use super::namespace::Namespace;
-use crate::window::WindowShape;
+use crate::window::{Reach, WindowShape};
 
 impl RadixTree {
     /// Of the longest cached prefix of these tokens: which pages have their window parts here too.
@@ -14,16 +14,21 @@ impl RadixTree {
         self.path(namespace, tokens).into_iter().map(|page| self.windows.contains(page)).collect()
     }
 
-    /// Locks what is cached of the first `end` pages of these tokens; of the window behind them the parts that are here, up
-    /// to the first that is not. As [`hold`](Self::hold), it counts as no use yet.
+    /// Locks what is cached of these tokens up to where somebody goes on; of the window that is seen there the parts that are
+    /// here, up to the first that is not. As [`hold`](Self::hold), it counts as no use yet.
     pub(crate) fn hold_front(
         &mut self,
         namespace: Namespace,
         tokens: &[u32],
-        end: usize,
+        reach: Reach,
         shape: WindowShape,
     ) -> PrefixLock {
+        let Reach { start, end } = reach;
         let mut lock = self.hold(namespace, &tokens[..end * self.page_tokens]);
+        if start < end {
+            lock.from = lock.from.min(start as u32);
+            return lock;
+        }
         let mut path = Vec::new();
         self.pages(&lock, &mut path);
         let seen = path.get(shape.seen_at(end, self.page_tokens).start..).unwrap_or_default();

@@ -1,9 +1,9 @@
 //! Window parts of cached pages, for models of which some layers slide ([`crate::window`]).
 //!
 //! A page in the tree may have its window part in the tree, or not (a *tombstone*): the pages of the pool that it takes are
-//! named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes can
-//! go on only where the whole window is there, so its match ends at the deepest such place ([`RadixTree::hold_window`]).
-//! The receipt keeps these parts too, for as long as whoever holds it says.
+//! named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes goes
+//! on where the whole window is there, and its receipt keeps these parts too, for as long as whoever holds it says; or
+//! behind all that is cached, if the window there is soon computed again ([`RadixTree::hold_window`]).
 //!
 //! Parts that no receipt keeps are given up alone. First go those where nobody has gone on and nobody is likely to: a long
 //! prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be had. Then
@@ -19,7 +19,7 @@ use super::namespace::Namespace;
 use super::node::{NO_NODE, NodeIndex};
 use crate::ids::PageId;
 use crate::pool::{CachedPages, HeldPages, PagePool};
-use crate::window::WindowShape;
+use crate::window::{Reach, WindowShape};
 
 /// The window part of one cached page.
 #[derive(Debug)]
@@ -181,15 +181,18 @@ impl Windows {
 }
 
 impl RadixTree {
-    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there. As
-    /// [`hold`](Self::hold), it counts as no use yet.
+    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there; or, if
+    /// less is to be computed then ([`WindowShape::reach`]), all that is cached of them, to compute the window at its end again
+    /// ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;
-        let end = shape.whole_end(path.len(), page, |at| self.windows.contains(path[at]));
-        let first = shape.seen_at(end, page).start;
+        let Reach { start, end } = shape.reach(path.len(), page, |at| self.windows.contains(path[at]));
         let mut lock = self.hold(namespace, &tokens[..end * page]);
-        if lock.pages() == end {
+        if start < end {
+            lock.from = start as u32;
+        } else if lock.pages() == end {
+            let first = shape.first_live(end * page, page);
             lock.windows = path[first..end].to_vec();
             for page in &lock.windows {
                 self.windows.pin(*page);

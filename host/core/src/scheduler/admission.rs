@@ -226,6 +226,7 @@ impl Scheduler {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
+        let (page, from) = found.as_ref().map_or((0, 0), |found| (found.page(), found.from()));
         let (lock, end) = found.map_or((None, None), |found| (Some(found.lock), found.end));
         if let (Some(tree), Some(lock)) = (&mut self.cache, &lock) {
             tree.count_use(lock);
@@ -233,18 +234,23 @@ impl Scheduler {
         }
         let resumed = job.stage == Stage::Retracted;
         let prefix = job.table.len();
+        let page_tokens = self.config.page_tokens as usize;
+        if from < page {
+            job.again = from * page_tokens..page * page_tokens;
+        }
+        let from = from.min(prefix);
         if resumed {
-            job.go_on_with(prefix, self.config.page_tokens as usize);
+            job.go_on_with(from, page_tokens);
             self.stats.restored_tokens += job.computed as u64;
         } else {
-            job.begin_with(prefix, self.config.page_tokens as usize, self.config.role);
+            job.begin_with(from, page_tokens, self.config.role);
             self.stats.cached_tokens += u64::from(job.cached_tokens);
         }
         job.table.extend_from_slice(pages.ids());
         job.held = Some(pages);
         job.lock = lock;
         job.aux = Some(aux);
-        self.begin_window(room, end.as_ref().map_or(prefix, |end| end.page), window);
+        self.begin_window(room, page, window);
         let Some(job) = self.jobs.get(&room) else { return };
         let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
         let restored = match end {

@@ -156,6 +156,16 @@ impl Scheduler {
         self.cache_parts(room, true, true);
     }
 
+    /// Somebody went on from the beginning of a token page of this job's prefix.
+    pub(super) fn mark_window(&mut self, room: Room, token_page: Option<usize>) {
+        let lock = self.jobs.get(&room).and_then(|job| job.lock.as_ref());
+        if let (Some(shape), Some(tree), Some(lock), Some(at)) =
+            (self.config.window, &mut self.cache, lock, token_page)
+        {
+            tree.mark_window(lock, at, shape);
+        }
+    }
+
     /// Gives back what jobs hold although they go on with the cache's pages, where nothing that was begun reads it any
     /// more; false when there is nothing.
     pub(super) fn release_spares(&mut self) -> bool {
@@ -178,7 +188,8 @@ impl Scheduler {
         if job.computed >= job.request.prompt.len() {
             self.leaders.remove(room);
         }
-        if job.lock.is_none() || job.held.is_none() {
+        // What lies before the end of its prefix is in the tree already, and the window there is not complete.
+        if job.lock.is_none() || job.held.is_none() || !job.again.is_empty() {
             return;
         }
         let (Some(lock), Some(held)) = (job.lock.take(), job.held.take()) else { return };

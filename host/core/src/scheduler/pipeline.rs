@@ -92,7 +92,8 @@ impl Scheduler {
             return;
         }
         let last = job.stage == Stage::Inflight;
-        let end = job.whole_pages(job.computed, page_tokens);
+        // What is computed again for the window alone is there already.
+        let end = job.whole_pages(job.computed.max(job.again.end), page_tokens);
         let computing = job.in_batch.is_some();
         let Some(outgoing) = &mut job.outgoing else { return };
         // Another attempt may ask for some pages only.

@@ -16,9 +16,14 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
-    /// The token page at which the request goes on, as far as that is known before pages are asked for.
+    /// The token page up to which the full parts are there, or will be.
     pub(super) fn page(&self) -> usize {
-        self.end.as_ref().map_or(self.lock.pages(), |end| end.page)
+        self.end.as_ref().map_or(self.lock.pages(), |end| end.reach.end)
+    }
+
+    /// The token page at which computing begins: the same, or one before it for a window that is computed again.
+    pub(super) fn from(&self) -> usize {
+        self.end.as_ref().map_or(self.lock.from(), |end| end.reach.start)
     }
 
     /// Token pages whose window parts come from below.
@@ -45,7 +50,7 @@ impl Scheduler {
         let tokens = &job.request.prompt[..super::cache::usable_prefix(self.config.role, &job.request)];
         let near = tree.window_parts(namespace, tokens);
         let end = hierarchy.end_for(now, room, &near)?;
-        let lock = tree.hold_front(namespace, tokens, end.page, shape);
+        let lock = tree.hold_front(namespace, tokens, end.reach, shape);
         Some(Prefix { lock, end: Some(end) })
     }
 

@@ -95,12 +95,14 @@ impl Scheduler {
     /// The same for one that goes on at an end, with window parts from below.
     pub(super) fn restore_to(&mut self, now: Time, room: Room, near: usize, end: &End) -> Option<usize> {
         let (hierarchy, job) = (self.hierarchy.as_mut()?, self.jobs.get_mut(&room)?);
-        let pages = [&job.table[near..end.page], job.window.own.ids()].concat();
+        let restored = near..end.reach.end.max(near);
+        let pages = [&job.table[restored.clone()], job.window.own.ids()].concat();
         if !hierarchy.restore_end(now, room, near, end, &pages) {
             return None;
         }
-        job.restore = Some(Restore::Pending(near..end.page));
-        Some(end.page)
+        let end = restored.end;
+        job.restore = Some(Restore::Pending(restored));
+        Some(end)
     }
 
     pub(super) fn tier_event(&mut self, now: Time, event: TierEvent, actions: &mut Vec<Action>) {
@@ -210,7 +212,10 @@ impl Scheduler {
     fn loaded(&mut self, room: Room, pages: usize, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.restore = None;
-        job.computed = pages * self.config.page_tokens as usize;
+        job.computed = match job.again.is_empty() {
+            true => pages * self.config.page_tokens as usize,
+            false => job.again.start,
+        };
         job.cached_tokens = u32::try_from(job.computed).unwrap_or(u32::MAX);
         job.promised_tokens = job.cached_tokens;
         job.stage = Stage::Running;

@@ -22,3 +22,4 @@ mod storage;
 mod timeouts;
 mod windows;
 mod windows_below;
+mod windows_recomputed;

@@ -16,8 +16,8 @@ use host_core::{Config, Event, Role, Room};
 use super::leg::{DRAWN, Leg, tokens};
 use super::storage::{hierarchy, names, with_below};
 
-/// Two pages of tokens, in two pages of the pool each.
-const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2 };
+/// Two pages of tokens, in two pages of the pool each; none is computed again.
+const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 
 fn sliding(role: Role, pages: u32, below: HierarchyConfig) -> Config {
     Config { window: Some(WINDOW), max_tokens: 400, ..with_below(role, pages, below) }

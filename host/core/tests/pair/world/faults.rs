@@ -68,6 +68,7 @@ pub struct Outcome {
     pub retractions: u64,
     pub restored_tokens: u64,
     pub recomputed_tokens: u64,
+    pub window_recomputed_tokens: u64,
     pub hung: u64,
     pub promised_host: u64,
     pub promised_storage: u64,
@@ -104,6 +105,7 @@ impl Outcome {
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
+        self.window_recomputed_tokens += other.window_recomputed_tokens;
         self.hung += other.hung;
         self.promised_host += other.promised_host;
         self.promised_storage += other.promised_storage;
@@ -138,6 +140,7 @@ impl World {
             retractions: stats[1].retractions,
             restored_tokens: stats[1].restored_tokens,
             recomputed_tokens: stats[1].recomputed_tokens,
+            window_recomputed_tokens: stats.iter().map(|s| s.window_recomputed_tokens).sum(),
             promised_host: below(|s| s.promised_host),
             promised_storage: below(|s| s.promised_storage),
             promised_windows: below(|s| s.promised_windows),
