@@ -23,3 +23,4 @@ mod timeouts;
 mod windows;
 mod windows_below;
 mod windows_recomputed;
+mod windows_saved;

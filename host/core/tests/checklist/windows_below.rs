@@ -1,4 +1,4 @@
-//! Windows below the pool: which parts are saved, and where a worker that computes goes on with what it restores.
+//! Windows below the pool: where a worker that computes goes on with what it restores.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,24 +17,24 @@ use super::leg::{DRAWN, Leg, tokens};
 use super::storage::{hierarchy, names, with_below};
 
 /// Two pages of tokens, in two pages of the pool each; none is computed again.
-const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
+pub const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 
-fn sliding(role: Role, pages: u32, below: HierarchyConfig) -> Config {
+pub fn sliding(role: Role, pages: u32, below: HierarchyConfig) -> Config {
     Config { window: Some(WINDOW), max_tokens: 400, ..with_below(role, pages, below) }
 }
 
 /// Names of the window parts of some pages of a prompt.
-fn parts(prompt: &[u32], pages: Range<usize>) -> Vec<PageHash> {
+pub fn parts(prompt: &[u32], pages: Range<usize>) -> Vec<PageHash> {
     let pages = names(prompt)[pages].to_vec();
     pages.iter().flat_map(|name| (0..2).map(|part| name.window_part(part))).collect()
 }
 
-fn all(prompt: &[u32], windows: Range<usize>) -> BTreeSet<PageHash> {
+pub fn all(prompt: &[u32], windows: Range<usize>) -> BTreeSet<PageHash> {
     names(prompt).into_iter().chain(parts(prompt, windows)).collect()
 }
 
 /// Computes everything, so slowly that anything else is worth a try.
-fn compute(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
+pub fn compute(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.serve(stored);
     while leg.batch.is_some() {
         leg.now = leg.now.after(Duration::from_secs(10));
@@ -44,7 +44,7 @@ fn compute(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
 }
 
 /// An aggregated worker that has answered these prompts, each with a token, and forgotten them but for storage.
-fn forgotten(below: HierarchyConfig, prompts: &[&[u32]]) -> (Leg, BTreeSet<PageHash>) {
+pub fn forgotten(below: HierarchyConfig, prompts: &[&[u32]]) -> (Leg, BTreeSet<PageHash>) {
     let mut leg = Leg::with(sliding(Role::Aggregated, 120, below));
     let mut stored = BTreeSet::new();
     for (room, prompt) in (100..).zip(prompts) {
@@ -57,20 +57,13 @@ fn forgotten(below: HierarchyConfig, prompts: &[&[u32]]) -> (Leg, BTreeSet<PageH
 }
 
 /// Where a request begins to be computed, which then ends.
-fn start(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64, prompt: &[u32]) -> u32 {
+pub fn start(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64, prompt: &[u32]) -> u32 {
     leg.submit(room, prompt, 1);
     leg.serve(stored);
     let start = leg.batch.as_ref().unwrap().sequences[0].start;
     compute(leg, stored);
     assert!(leg.finished.contains(&Room(room)));
     start
-}
-
-#[test]
-fn a_prompt_leaves_its_pages_and_the_windows_at_its_end() {
-    let (_, stored) = forgotten(hierarchy(64, 1), &[&tokens(0..100)]);
-    // Token 96 sees 89..: pages 22 and 23. Token 100 sees 93..: 23 and 24.
-    assert_eq!(stored, all(&tokens(0..100), 22..25));
 }
 
 #[test]
@@ -255,76 +248,6 @@ fn prefill_sends_what_it_restored_and_the_window_with_it() {
 }
 
 #[test]
-fn decode_leaves_the_window_at_the_end_of_its_answer() {
-    for write in [WritePolicy::WriteThrough, WritePolicy::WriteBack] {
-        let below = HierarchyConfig { write, ..hierarchy(64, 1) };
-        let mut leg = Leg::with(sliding(Role::Decode, 60, below));
-        let mut stored = BTreeSet::new();
-        leg.submit(0, &tokens(0..40), 14);
-        leg.serve(&mut stored);
-        leg.deliver(0);
-        leg.answer_messages();
-        compute(&mut leg, &mut stored);
-        leg.answer_messages();
-        if write == WritePolicy::WriteBack {
-            assert!(stored.is_empty());
-            // The pages go to others, one after the other.
-            for room in 1..4 {
-                leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 60), 1);
-                leg.serve(&mut stored);
-                leg.deliver(room);
-                leg.answer_messages();
-                compute(&mut leg, &mut stored);
-                leg.answer_messages();
-            }
-        }
-        let said = [&tokens(0..40)[..], &[DRAWN; 13]].concat();
-        // The token at 52 sees 45..: pages 11 and 12.
-        assert!(stored.is_superset(&all(&said, 11..13)), "{write:?}");
-        assert!(parts(&said, 0..11).iter().all(|name| !stored.contains(name)), "{write:?}");
-        leg.below_at_rest();
-        // The prefill worker of the next turn.
-        let next = [&said[..], &[1, 2, 3, 4]].concat();
-        let mut prefill = Leg::with(sliding(Role::Prefill, 120, hierarchy(64, 1)));
-        prefill.submit(1, &next, 1);
-        prefill.reserve(1, &next, 0);
-        prefill.serve(&mut stored);
-        assert_eq!(prefill.batch.as_ref().unwrap().sequences[0].start, 52, "{write:?}");
-        compute(&mut prefill, &mut stored);
-        prefill.settle();
-        prefill.message(1, 1, Body::Commit);
-        prefill.serve(&mut stored);
-        prefill.below_at_rest();
-    }
-}
-
-#[test]
-fn an_answer_that_fills_no_page_leaves_no_window_on_decode() {
-    let mut leg = Leg::with(sliding(Role::Decode, 60, hierarchy(64, 1)));
-    let mut stored = BTreeSet::new();
-    leg.submit(0, &tokens(0..41), 3);
-    leg.serve(&mut stored);
-    leg.deliver(0);
-    compute(&mut leg, &mut stored);
-    leg.answer_messages();
-    assert_eq!(stored, names(&tokens(0..41)).into_iter().collect(), "prefill saves the prompt's");
-    leg.below_at_rest();
-}
-
-#[test]
-fn where_somebody_went_on_the_window_is_saved_too() {
-    let mut leg = Leg::with(sliding(Role::Aggregated, 120, hierarchy(96, 1)));
-    let mut stored = BTreeSet::new();
-    let with = |from| [&tokens(0..40)[..], &tokens(from..from + 20)].concat();
-    assert_eq!(start(&mut leg, &mut stored, 1, &with(500)), 0);
-    assert!(!stored.contains(&parts(&tokens(0..40), 8..10)[0]));
-    assert_eq!(start(&mut leg, &mut stored, 2, &with(600)), 40);
-    leg.scheduler.flush_cache().unwrap();
-    assert_eq!(start(&mut leg, &mut stored, 3, &with(700)), 40, "from storage");
-    leg.below_at_rest();
-}
-
-#[test]
 fn a_window_comes_from_the_pool_in_front_and_from_below_behind() {
     // What prefill computed, and what decode's answer of two tokens made of it.
     let (prompt, next) = (tokens(0..40), tokens(0..48));
@@ -410,4 +333,53 @@ fn flushing_while_windows_are_read_lets_them_be_computed() {
     leg.all_end(tag, pages.len(), PageEnd::Done);
     compute(&mut leg, &mut stored);
     leg.below_at_rest();
+}
+
+#[test]
+fn pages_that_are_restored_without_a_window_have_it_computed_again() {
+    // Each of two layers sees seven tokens back: computing begins so much before the window that is wanted.
+    let shape = WindowShape { layers: 2, ..WINDOW };
+    let prompt = tokens(0..80);
+    for failed in [None, Some(3)] {
+        let below = HierarchyConfig {
+            write_after_hits: 9,
+            write: WritePolicy::WriteThroughSelective,
+            ..hierarchy(96, 1)
+        };
+        let mut leg = Leg::with(Config { window: Some(shape), ..sliding(Role::Aggregated, 120, below) });
+        let mut stored: BTreeSet<PageHash> = names(&prompt).into_iter().collect();
+        leg.submit(1, &prompt, 1);
+        leg.answer_query(|name| stored.contains(name));
+        let (tag, pages) = leg.take_read();
+        assert_eq!(pages.len(), 19, "no part of a window");
+        leg.all_end(tag, pages.len(), PageEnd::Done);
+        let (tag, pages) = leg.take_copy(Direction::Load);
+        let end = |place| if Some(place) == failed { PageEnd::Failed } else { PageEnd::Done };
+        let ends = (0..pages.len() as u32).map(|place| (place, end(place))).collect();
+        leg.event(Event::Tier(TierEvent::Ended { tag, pages: ends }));
+        let sequence = &leg.batch.as_ref().unwrap().sequences[0];
+        // Token 76 sees 69..: page 17 on. Seven before that is page 15.
+        let right = if failed.is_some() { (0, 0..0, 0) } else { (60, 60..76, 15) };
+        assert_eq!((sequence.start, sequence.again.clone(), sequence.window.first), right);
+        compute(&mut leg, &mut stored);
+        assert_eq!(leg.finished.len(), 1);
+        leg.below_at_rest();
+    }
+}
+
+#[test]
+fn a_window_in_storage_is_read_where_it_takes_more_to_compute_it_again() {
+    for (layers, start) in [(2, 64), (9, 40)] {
+        let (short, long) = (tokens(0..40), tokens(0..84));
+        let shape = WindowShape { layers, ..WINDOW };
+        let mut leg =
+            Leg::with(Config { window: Some(shape), ..sliding(Role::Aggregated, 120, hierarchy(96, 1)) });
+        let mut stored: BTreeSet<PageHash> = names(&long).into_iter().chain(parts(&short, 8..10)).collect();
+        leg.submit(1, &long, 1);
+        leg.serve(&mut stored);
+        assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, start);
+        assert_eq!(leg.stats().hierarchy.promised_windows, if start == 40 { 4 } else { 0 });
+        compute(&mut leg, &mut stored);
+        leg.below_at_rest();
+    }
 }
