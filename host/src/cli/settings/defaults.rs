@@ -1,4 +1,4 @@
-//! What holds where nothing is set.
+//! What holds where nothing is set. The texts of the flags say the same numbers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -78,5 +78,47 @@ impl Settings {
             .clone()
             .or_else(|| directory.map(|name| name.to_string_lossy().into_owned()))
             .unwrap_or_else(|| "synthetic".to_owned())
+    }
+
+    /// Tokens in a KV page.
+    #[must_use]
+    pub fn page_size(&self) -> u32 {
+        self.page_size.unwrap_or(16)
+    }
+
+    /// Memory for a worker's KV pool, unless its pages are counted.
+    #[must_use]
+    pub fn kv_memory(&self) -> &str {
+        self.kv_memory.as_deref().unwrap_or("256MiB")
+    }
+
+    /// Prompt tokens in one step at most.
+    #[must_use]
+    pub fn chunk_tokens(&self) -> u32 {
+        self.chunk_tokens.unwrap_or(512)
+    }
+
+    /// Sequences in one step at most.
+    #[must_use]
+    pub fn max_batch(&self) -> u32 {
+        self.max_batch.unwrap_or(64)
+    }
+
+    /// Requests that compute or have a transfer under way at most.
+    #[must_use]
+    pub fn max_running(&self) -> u32 {
+        self.max_running.unwrap_or(self.max_batch().saturating_mul(2))
+    }
+
+    /// Requests that wait in a worker at most.
+    #[must_use]
+    pub fn max_queued(&self) -> u32 {
+        self.max_queued.unwrap_or(1024)
+    }
+
+    /// Tokens of its answer for which each request finds room when another is admitted.
+    #[must_use]
+    pub fn reserved_decode_tokens(&self) -> u32 {
+        self.reserved_decode_tokens.unwrap_or(512)
     }
 }
