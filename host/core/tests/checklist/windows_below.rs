@@ -13,7 +13,7 @@ use host_core::radix::PageHash;
 use host_core::window::WindowShape;
 use host_core::{Config, Event, Role, Room};
 
-use super::leg::{DRAWN, Leg, tokens};
+use super::leg::{Leg, tokens};
 use super::storage::{hierarchy, names, with_below};
 
 /// Two pages of tokens, in two pages of the pool each; none is computed again.

@@ -2,29 +2,18 @@
 
 use host_core::hierarchy::{PrefetchPolicy, WritePolicy};
 
-use super::world::{Faults, Outcome, World};
-use crate::{SEEDS, below, run};
+use super::below::below;
+use super::world::Faults;
+use super::{SEEDS, run, run_aggregated};
 
 fn sliding() -> Faults {
     Faults { window: true, ..below() }
 }
 
-fn aggregated(faults: Faults) -> Outcome {
-    let mut total = Outcome::default();
-    for seed in 0..SEEDS {
-        println!("aggregated, windows below: seed {seed}");
-        let mut world = World::aggregated(seed, faults);
-        world.run();
-        total.add(world.outcome());
-    }
-    println!("{faults:?}: {total:?}");
-    total
-}
-
 #[test]
 fn an_aggregated_worker_goes_on_behind_windows_that_it_restores() {
     for write in [WritePolicy::WriteThrough, WritePolicy::WriteThroughSelective, WritePolicy::WriteBack] {
-        let total = aggregated(Faults { flush: 0.01, write, ..sliding() });
+        let total = run_aggregated("windows below", Faults { flush: 0.01, write, ..sliding() });
         assert_eq!((total.failed, total.restores_failed), (0, 0));
         let few = write == WritePolicy::WriteThroughSelective;
         assert!(total.promised_windows > if few { SEEDS / 20 } else { SEEDS / 2 }, "{write:?}");
@@ -39,7 +28,7 @@ fn windows_that_fail_hang_or_are_lies_cost_an_aggregated_worker_no_answer() {
         (WritePolicy::WriteThrough, PrefetchPolicy::WaitComplete),
         (WritePolicy::WriteBack, PrefetchPolicy::Timeout),
     ] {
-        let total = aggregated(Faults { write, prefetch, ..faults });
+        let total = run_aggregated("windows below, faults", Faults { write, prefetch, ..faults });
         assert!(total.hung > 0 && total.restores_failed > 0 && total.finished > SEEDS);
         assert!(total.promised_windows > SEEDS / 8 && total.retractions > 0);
     }
@@ -57,20 +46,16 @@ fn prefill_and_decode_find_each_others_windows_below() {
 
 #[test]
 fn windows_below_survive_aborts_loss_flips_deaths_and_disconnects() {
+    let everything = Faults { pressure: true, alike: true, executor: 0.02, ..Faults::of_every_kind() };
     let faults = Faults {
-        loss: 0.2,
-        repeat: 0.2,
-        abort: 0.3,
-        flip: 0.05,
-        death: 0.005,
-        disconnect: 0.005,
-        executor: 0.02,
         tier: 0.1,
         copy: 0.05,
         flush: 0.005,
-        alike: true,
-        pressure: true,
-        ..sliding()
+        cache: true,
+        talk: true,
+        below: true,
+        window: true,
+        ..everything
     };
     for (write, prefetch) in [
         (WritePolicy::WriteThrough, PrefetchPolicy::Timeout),
