@@ -88,13 +88,25 @@ impl Fetch {
         let mut wanted: Vec<usize> = (self.near..pages).collect();
         if let Some(windows) = &self.windows {
             let shape = windows.shape;
-            let alone = shape.reach(windows.near.len(), page_tokens, |page| windows.near[page]).start;
-            let seen = shape.seen_at(alone + 1, page_tokens).start..pages;
+            let seen = shape.seen_at(self.alone(page_tokens) + 1, page_tokens).start..pages;
             let lacking = seen.filter(|page| windows.near.get(*page) != Some(&true));
             wanted.extend(lacking.map(|page| pages + page * windows.parts()));
         }
-        wanted.retain(|piece| !is_here(&self.name(*piece)));
+        let parts = self.windows.as_ref().map_or(1, Windows::parts);
+        let is_whole = |piece: usize| {
+            let all = if piece < pages { piece..piece + 1 } else { piece..piece + parts };
+            all.into_iter().all(|piece| is_here(&self.name(piece)))
+        };
+        wanted.retain(|piece| !is_whole(*piece));
         wanted
+    }
+
+    /// The page at which computing begins with what L1 had alone when the request arrived.
+    pub(super) fn alone(&self, page_tokens: usize) -> usize {
+        let reach = |windows: &Windows| {
+            windows.shape.reach(windows.near.len(), page_tokens, |page| windows.near[page]).start
+        };
+        self.windows.as_ref().map_or(self.near, reach)
     }
 
     /// The pieces that an end takes from below, `near` pages being in L1.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::growth::Pages;
 use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
+use crate::hierarchy::Hierarchy;
 use crate::ids::Room;
 use crate::pool::Component;
 use crate::radix::{Policy, PrefixLock, RadixTree, TreeConfig};
@@ -144,10 +145,11 @@ impl Scheduler {
     /// a batch may still read them. Kept without need they could be what a request that runs alone lacks in the end.
     pub(super) fn cache_computed(&mut self, room: Room) {
         let Some(job) = self.jobs.get(&room) else { return };
-        // A decode worker is sent its windows. What lies below has the answer's from here: prefill never saw it.
+        // A decode worker is sent its windows. Storage has the answer's from here, for prefill, which never saw it.
         let page_tokens = self.config.page_tokens as usize;
         let answered = job.computed / page_tokens * page_tokens > job.request.prompt.len();
-        let windows = self.config.role != Role::Decode || (answered && self.hierarchy.is_some());
+        let stores = self.hierarchy.as_ref().is_some_and(Hierarchy::writes);
+        let windows = self.config.role != Role::Decode || (answered && stores);
         self.cache_parts(room, windows, false);
     }
 
@@ -209,6 +211,10 @@ impl Scheduler {
             // token.
             let (end, prompt) = (job.computed, job.request.prompt.len());
             let page_tokens = self.config.page_tokens as usize;
+            // Somebody has gone on from there.
+            if let Some(at) = job.restored_window.take() {
+                tree.mark_window(&lock, at, shape);
+            }
             let computes = self.config.role != Role::Decode;
             if retracted || (end >= prompt && computes) {
                 tree.mark_window(&lock, end / page_tokens, shape);
