@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 
 /// Between two knocks at an engine that ends.
 const KNOCK: Duration = Duration::from_millis(2);
-/// How long to knock in vain before whoever is before us is sent away, and between two times.
-const VAIN: Duration = Duration::from_millis(200);
+/// How long to knock in vain at an engine's port of messages before whoever is before us is sent away, and between two times,
+pub const VAIN: Duration = Duration::from_millis(200);
+/// and at all ports of something that has connections of others', which may be at work.
+pub const VAIN_AMONG_OTHERS: Duration = Duration::from_secs(3);
 
 /// Memory of ours that an engine is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +160,7 @@ pub fn look_for(session: &str) -> Result<(), Undelivered> {
 /// Ends an engine while somebody knocks at its ports: its listener looks once a second whether it should end, and otherwise
 /// only when somebody comes. That is 10 ms instead of half a second, during which the wheel holds Python's lock. Who sits at
 /// a port and says nothing would keep it for a minute, and is sent away.
-pub fn end_quickly(ports: &[u16], end: impl FnOnce()) {
+pub fn end_quickly(ports: &[u16], vain: Duration, end: impl FnOnce()) {
     let ended = AtomicBool::new(false);
     // It listens on all addresses of this machine. With many before it a knock is not taken, either.
     let is_shut = |port: &&u16| {
@@ -167,13 +169,13 @@ pub fn end_quickly(ports: &[u16], end: impl FnOnce()) {
     };
     std::thread::scope(|scope| {
         let knock = || {
-            let mut patience = Instant::now() + VAIN;
+            let mut patience = Instant::now() + vain;
             while !ended.load(Ordering::SeqCst) && ports.iter().filter(is_shut).count() < ports.len() {
                 if Instant::now() >= patience {
                     for port in ports {
                         sitters::shut(*port);
                     }
-                    patience = Instant::now() + VAIN;
+                    patience = Instant::now() + vain;
                 }
                 std::thread::sleep(KNOCK);
             }

@@ -253,6 +253,6 @@ impl Engine for PythonEngine {
 impl Drop for PythonEngine {
     fn drop(&mut self) {
         let methods = self.methods.take();
-        super::end_quickly(super::sitters::port(&self.session).as_slice(), || drop(methods));
+        super::end_quickly(super::sitters::port(&self.session).as_slice(), super::VAIN, || drop(methods));
     }
 }

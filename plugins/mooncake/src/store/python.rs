@@ -3,8 +3,8 @@
 //! The batch calls let go of Python's lock while they move bytes, so calls of several threads run side by side.
 
 use super::client::{Client, LOCAL_BUFFER_BYTES, Library, Setup, Span};
-use crate::engine::end_quickly;
 use crate::engine::sitters::listening;
+use crate::engine::{VAIN_AMONG_OTHERS, end_quickly};
 use crate::python::{Gil, Interpreter, Object, Probe, Value};
 
 /// The module, imported.
@@ -145,7 +145,7 @@ impl Client for PythonClient {
 
     fn close(&self) {
         let mut closed = Ok(());
-        end_quickly(&self.ports, || {
+        end_quickly(&self.ports, VAIN_AMONG_OTHERS, || {
             closed = self.interpreter.with(|gil| must(gil, "close", gil.call(&self.close, &[])));
         });
         if let Err(why) = closed {
