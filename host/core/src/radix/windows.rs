@@ -120,7 +120,7 @@ impl Windows {
     }
 
     /// The part is worth keeping.
-    fn mark(&mut self, page: PageId) {
+    pub(super) fn mark(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else { return };
         let moves = self.order.remove(&part.place(page));
         part.useful = true;
@@ -155,7 +155,7 @@ impl Windows {
 
 impl RadixTree {
     /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there. As
-    /// [`hold`](Self::hold), it counts as no use yet.
+    /// [`hold`](Self::hold), it counts as no use yet: the window is worth no more than before until somebody goes on there.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;
@@ -175,7 +175,6 @@ impl RadixTree {
             lock.windows = path[first..end].to_vec();
             for page in &lock.windows {
                 self.windows.pin(*page);
-                self.windows.mark(*page);
             }
         }
         lock
