@@ -21,3 +21,4 @@ mod sharing;
 mod storage;
 mod timeouts;
 mod windows;
+mod windows_kept;
