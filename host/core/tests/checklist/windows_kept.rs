@@ -1,11 +1,15 @@
 //! What is kept of windows, and of what is to be copied, when pages are short.
 
+use std::collections::BTreeSet;
+
+use host_core::hierarchy::HierarchyConfig;
 use host_core::message::{Body, Reserve};
 use host_core::request::Request;
 use host_core::window::WindowShape;
 use host_core::{Config, PageId, Role, Room};
 
 use super::leg::{Leg, config, tokens};
+use super::storage::{hierarchy, with_below};
 
 /// Two pages of tokens, in two pages of the pool each.
 const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2 };
@@ -81,4 +85,40 @@ fn prefill_sends_as_much_of_the_window_as_decode_asks_for() {
         leg.message(1, 1, Body::Commit);
         leg.at_rest();
     }
+}
+
+#[test]
+fn copies_are_not_given_up_where_a_shorter_piece_does() {
+    let below = HierarchyConfig { copy_bytes: 1_000, ..hierarchy(64, 0) };
+    let config = Config { chunk_tokens: 64, ..with_below(Role::Decode, 34, below) };
+    let mut leg = Leg::with(sliding(config));
+    let uncached = |leg: &mut Leg, room, prompt: &[u32], count| {
+        leg.send(Request { no_cache: true, ..leg.request(room, prompt, count) });
+    };
+    // As above, but without the cache: who loses its pages computes all of its prompt.
+    uncached(&mut leg, 1, &tokens(100..108), 12);
+    leg.deliver(1);
+    uncached(&mut leg, 2, &tokens(300..379), 2);
+    leg.compute_all();
+    leg.deliver(2);
+    assert_eq!((leg.stats().retractions, leg.stats().hierarchy.dropped), (1, 0));
+    // Two prompts are to be copied, one after the other, and the first copy takes for ever.
+    for room in 5..7 {
+        leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 8), 1);
+        leg.deliver(room);
+    }
+    assert_eq!((leg.finished.len(), leg.stats().locked_pages, leg.below.len()), (2, 4, 1));
+    let mut longest = 0;
+    while let Some(batch) = &leg.batch {
+        let again = batch.sequences.iter().filter(|sequence| sequence.room == Room(2));
+        longest = again.map(|sequence| sequence.tokens.len()).chain([longest]).max().unwrap();
+        leg.compute();
+    }
+    // Of 34 pages 20 are its own and 4 are to be copied. A piece of 64 tokens takes 32 for its window, one of 16 takes 8.
+    assert_eq!((longest, leg.stats().hierarchy.dropped), (16, 0));
+    assert_eq!(leg.finished.len(), 4);
+    leg.serve(&mut BTreeSet::new());
+    leg.answer_messages();
+    assert_eq!(leg.stats().hierarchy.saved, 4);
+    leg.below_at_rest();
 }
