@@ -43,6 +43,21 @@ pub struct Faults {
     pub window: bool,
 }
 
+impl Faults {
+    /// What can go wrong between two workers and their clients, all of it, and each often enough to meet the others.
+    pub fn of_every_kind() -> Self {
+        Self {
+            loss: 0.2,
+            repeat: 0.2,
+            abort: 0.3,
+            flip: 0.05,
+            death: 0.005,
+            disconnect: 0.005,
+            ..Self::default()
+        }
+    }
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
