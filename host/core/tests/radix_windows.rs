@@ -59,9 +59,9 @@ struct World {
     seen: Seen,
 }
 
-/// Every window from one token to some pages.
+/// Every window from one token to some pages, and none is worth computing again.
 fn shape(seed: u64) -> WindowShape {
-    WindowShape { tokens: 1 + (seed % 7) as u32, parts: 1 + (seed / 7 % 2) as u32 }
+    WindowShape { tokens: 1 + (seed % 7) as u32, parts: 1 + (seed / 7 % 2) as u32, layers: 0 }
 }
 
 fn policy(seed: u64) -> Policy {

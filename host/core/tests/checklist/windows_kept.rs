@@ -12,7 +12,7 @@ use super::leg::{Leg, config, tokens};
 use super::storage::{hierarchy, with_below};
 
 /// Two pages of tokens, in two pages of the pool each.
-const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2 };
+const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 
 fn sliding(config: Config) -> Config {
     Config { window: Some(WINDOW), max_tokens: 400, reserved_decode_tokens: 1, ..config }
