@@ -63,8 +63,11 @@ impl ModelShape {
     #[must_use]
     pub fn window(&self) -> Option<WindowShape> {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        self.sliding
-            .map(|sliding| WindowShape { tokens: count(sliding.window), parts: count(self.window_parts()) })
+        self.sliding.map(|sliding| WindowShape {
+            tokens: count(sliding.window),
+            parts: count(self.window_parts()),
+            layers: count(sliding.layers),
+        })
     }
 }
 

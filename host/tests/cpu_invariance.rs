@@ -71,6 +71,7 @@ impl Run {
             start,
             pages: self.pages.clone(),
             window: host_core::window::WindowPages::default(),
+            again: 0..0,
             sample: None,
         }
     }

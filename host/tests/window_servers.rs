@@ -197,23 +197,6 @@ fn decode_restores_its_pages_from_below_and_is_sent_the_window() {
 }
 
 #[test]
-fn windows_are_not_kept_below_the_pool_of_a_worker_that_computes() {
-    let plugins = fixture::directory(&["shm", "swa"]);
-    let directory = tempfile::tempdir().unwrap();
-    let config = directory.path().join("host.toml");
-    std::fs::write(&config, SYNTHETIC).unwrap();
-    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_host"))
-        .args(["--executor", "synthetic", "--prefill-radix-cache", "--hierarchical-cache", "--plugins-dir"])
-        .arg(plugins.path())
-        .arg("--config")
-        .arg(&config)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("leave --prefill-radix-cache out"), "{said}");
-}
-
-#[test]
 fn a_gemma3_is_answered_alike_by_every_arrangement() {
     let directory = tempfile::tempdir().unwrap();
     TinyModel { heads: 8, kv_heads: 4, ..TinyModel::gemma3() }.write(directory.path()).unwrap();
@@ -233,5 +216,56 @@ fn a_gemma3_is_answered_alike_by_every_arrangement() {
             assert_eq!(answers(&cluster, &prompts, 30), right, "{flags:?}, round {round}");
         }
         cluster.wait("all requests to end", || cluster.all_free());
+    }
+}
+
+/// Parts of a long prompt's window are given up for another prompt; then somebody goes on from its middle.
+fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64) {
+    let (undivided, _plugins) = start_model(model, &["--role", "aggregated"]);
+    let (cluster, _plugins) = start_model(model, &[flags, &["--pool-pages", pool]].concat());
+    let first = prompt(5, long);
+    let fork = [&first[..long as usize / 2], &prompt(6, 100)].concat();
+    for prompt in [&first, &prompt(7, long * 2 / 3)] {
+        assert_eq!(answer(&cluster, prompt, 20), answer(&undivided, prompt, 20), "{flags:?}");
+    }
+    let computes = if flags.contains(&"aggregated") { "aggregated" } else { "prefill" };
+    let before = counts(&cluster, computes)("prefill_tokens");
+    assert_eq!(answer(&cluster, &fork, 20), answer(&undivided, &fork, 20), "{flags:?}");
+    cluster.wait("all requests to end", || cluster.all_free());
+    let computed = counts(&cluster, computes)("prefill_tokens") - before;
+    assert!(computed < 100.0 + f64::from(PAGE), "{flags:?}: {computed} computed");
+    let again = counts(&cluster, computes)("window_recomputed_tokens");
+    (cluster, again)
+}
+
+#[test]
+fn who_goes_on_where_the_window_is_gone_has_it_computed_and_nothing_else_of_what_is_cached() {
+    let long = 60 * WINDOW;
+    // The token at 1200 sees page 72 first; five layers look 39 tokens back each, the last one's own not counted.
+    let again = f64::from(1200 - (72 * PAGE - 4 * (WINDOW - 1)) / PAGE * PAGE);
+    for flags in [&["--role", "aggregated", "--prefill-radix-cache"][..], &CACHES] {
+        let (cluster, found) = forks(&["--executor", "synthetic"], flags, long, "400");
+        assert_eq!(found, again, "{flags:?}");
+        if flags == CACHES {
+            assert_eq!(counts(&cluster, "decode")("integrity_failures"), 0.0);
+        }
+    }
+    let ranks = ["--prefill-radix-cache", "--prefill-tp", "4", "--decode-tp", "2", "--chunk-tokens", "50"];
+    assert_eq!(forks(&["--executor", "synthetic"], &ranks, long, "400").1, again);
+}
+
+#[test]
+fn a_gemma3_whose_window_is_gone_answers_as_one_that_kept_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel { heads: 8, kv_heads: 4, ..TinyModel::gemma3() }.write(directory.path()).unwrap();
+    let path = directory.path().display().to_string();
+    let model = ["--model", &path, "--threads", "2"];
+    for flags in [
+        &["--role", "aggregated", "--prefill-radix-cache"][..],
+        &CACHES,
+        &["--prefill-radix-cache", "--prefill-tp", "4", "--decode-tp", "2", "--chunk-tokens", "50"],
+    ] {
+        let (_cluster, again) = forks(&model, flags, 600, "100");
+        assert!(again > 0.0, "{flags:?}");
     }
 }

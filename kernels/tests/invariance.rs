@@ -190,8 +190,8 @@ fn attention_agrees_over_instruction_sets_threads_and_cuts_and_is_attention() {
                 let mut out = vec![f32::NAN; tokens * heads * head_dim];
                 let kv = [0, oldest(cut)].map(|oldest| From { dense: &dense, oldest });
                 let parts = [
-                    QueryRows { row: 0, rows: cut, position: 0, kv: &kv[0] },
-                    QueryRows { row: cut, rows: tokens - cut, position: cut, kv: &kv[1] },
+                    QueryRows { row: 0, rows: cut, position: 0, first: 0, kv: &kv[0] },
+                    QueryRows { row: cut, rows: tokens - cut, position: cut, first: 0, kv: &kv[1] },
                 ];
                 math.attention(shape, &queries, &parts, &mut out);
                 out

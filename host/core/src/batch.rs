@@ -1,5 +1,7 @@
 //! What an executor is asked to compute, and what it answers.
 
+use std::ops::Range;
+
 use crate::ids::{PageId, Room};
 use crate::window::WindowPages;
 
@@ -32,11 +34,17 @@ pub struct Sequence {
     /// Position of `tokens[0]` in the sequence; KV for everything before it is in `pages`, of sliding layers for what it
     /// sees in `window`.
     pub start: u32,
-    /// Pages that hold positions `0 .. start + tokens.len()`, in order; the executor writes the new positions' KV.
+    /// Pages that hold positions `0 .. start + tokens.len()`, in order; the executor writes the new positions' KV, but for
+    /// those in `again`.
     pub pages: Vec<PageId>,
     /// Where the sliding layers' KV lies, which is not in `pages`: the window parts of the token pages from
-    /// [`first_live`](crate::window::first_live)`(start)` to the page of the last new position; perhaps some before.
+    /// [`first_live`](crate::window::first_live)`(start)` to the page of the last new position; perhaps some before, and none
+    /// before the first position of `again`.
     pub window: WindowPages,
+    /// Positions that are computed, now or before, for the KV of sliding layers alone: none of these layers sees a position
+    /// before them, and no other layer's KV is written for them, since `pages` hold it already. Empty for most sequences,
+    /// and once all of them are computed.
+    pub again: Range<u32>,
     /// Present when the token after the last one is wanted.
     pub sample: Option<Sampling>,
 }

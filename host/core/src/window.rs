@@ -25,6 +25,20 @@ pub struct WindowShape {
     pub tokens: u32,
     /// Pages of the pool that the window part of one token page takes, `ceil(S / F)`; at least 1.
     pub parts: u32,
+    /// Sliding layers, S; 0 where no window is to be recomputed.
+    pub layers: u32,
+}
+
+/// Where a worker that computes goes on with a sequence of which something is there, in token pages.
+///
+/// Either `start == end`, and the window that is seen there is there as well; or `start < end`, and no window part is: full
+/// parts are there up to `end`, and the positions of `start..end` are computed again for the window at `end` alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// The first token page that is computed.
+    pub start: usize,
+    /// The first token page whose full part is computed.
+    pub end: usize,
 }
 
 impl WindowShape {
@@ -42,11 +56,57 @@ impl WindowShape {
         self.first_live(computed - computed % page_tokens, page_tokens)
     }
 
-    /// Token pages of a prompt whose window parts must be there when its first token is computed on: what prefill sends.
+    /// Token pages of a prompt whose window parts must be there when its first token is computed on: the least that prefill
+    /// sends.
     #[must_use]
     pub fn tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
         let end = prompt.div_ceil(page_tokens);
         self.first_live(prompt, page_tokens).min(end)..end
+    }
+
+    /// The same with what the first position of its page saw, at most one token page more: without that the prompt's last
+    /// whole page has no whole window before it, and who loses its pages right after they came would compute all of the
+    /// prompt again. Where the window is whole pages it is more for one prompt in a page's tokens only.
+    #[must_use]
+    pub fn kept_tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
+        let end = prompt.div_ceil(page_tokens);
+        self.first_kept(prompt, page_tokens).min(end)..end
+    }
+
+    /// The token page from which on a sequence is computed again for the window parts of `first_live(end) .. end`, when
+    /// only the full parts of the token pages before `end` are there.
+    ///
+    /// What a layer makes of a position is exact, the same bits as ever, if what it is given for the position is and the KV
+    /// that the position sees is. In a layer that sees everything that KV is there, the position's own included, since full
+    /// parts are not written again: positions that were exact before it are exact behind it. A sliding layer sees W - 1
+    /// positions back, so that if those from x on were exact before it, those from x + W - 1 on are behind it. The
+    /// embedding is exact everywhere. Thus if computing begins at c, the j-th sliding layer is given exact positions, and
+    /// writes exact KV, from c + (j - 1)(W - 1) on, and all S do from c + (S - 1)(W - 1) on. With that no later than the first
+    /// position of `first_live(end)`, all parts from there on are exact as whole pages, and positions behind `end`, which
+    /// see no others, too. A sequence's beginning is exact anyway: before it is nothing to be seen.
+    #[must_use]
+    pub const fn recomputed_from(&self, end: usize, page_tokens: usize) -> usize {
+        let exact = self.first_live(end * page_tokens, page_tokens) * page_tokens;
+        let blurred = (self.layers as usize).saturating_sub(1) * (self.tokens as usize - 1);
+        exact.saturating_sub(blurred) / page_tokens
+    }
+
+    /// Where a worker that computes goes on when the full parts of the first `full` token pages can be had, and `has` says of
+    /// which of these the window part: at the end of the longest prefix with a whole window, or, where that makes fewer
+    /// positions to compute, behind all of them with a window that is [recomputed](Self::recomputed_from).
+    #[must_use]
+    pub fn reach(&self, full: usize, page_tokens: usize, has: impl Fn(usize) -> bool) -> Reach {
+        let again = if self.layers > 0 { self.recomputed_from(full, page_tokens) } else { 0 };
+        let first_live = |end: usize| self.first_live(end * page_tokens, page_tokens);
+        let (mut end, mut at, mut first) = (full, full, first_live(full));
+        // All parts of `at..end` are there.
+        while at > first && end >= again {
+            at -= 1;
+            if !has(at) {
+                (end, first) = (at, first_live(at));
+            }
+        }
+        if end < again { Reach { start: again, end: full } } else { Reach { start: end, end } }
     }
 
     /// Most token pages whose window parts are kept while `tokens` positions (at least one) are computed at once, wherever
@@ -54,6 +114,12 @@ impl WindowShape {
     #[must_use]
     pub const fn most_kept(&self, tokens: usize, page_tokens: usize) -> usize {
         (self.tokens as usize - 1).div_ceil(page_tokens) + 1 + (tokens - 1).div_ceil(page_tokens)
+    }
+
+    /// The token pages whose window parts are seen behind the first `end`.
+    #[must_use]
+    pub const fn seen_at(&self, end: usize, page_tokens: usize) -> Range<usize> {
+        self.first_live(end * page_tokens, page_tokens)..end
     }
 
     /// Pages of the pool that a sequence of so many positions must be able to have, both parts, computed one by one if
@@ -138,7 +204,7 @@ mod tests {
             (8193, 1024, 64, 1025, 1025),
         ];
         for (prompt, tokens, page, sglang, ours) in table {
-            let tail = WindowShape { tokens, parts: 1 }.tail(prompt, page);
+            let tail = WindowShape { tokens, parts: 1, layers: 1 }.tail(prompt, page);
             assert_eq!(prompt - tail.start * page, ours, "{prompt} {tokens} {page}");
             let start = prompt.saturating_sub(tokens as usize) / page * page;
             assert_eq!(prompt - start, sglang, "{prompt} {tokens} {page}");
@@ -147,9 +213,29 @@ mod tests {
     }
 
     #[test]
+    fn with_the_kept_tail_the_last_whole_page_ends_in_a_whole_window() {
+        for (tokens, page) in (1..40).flat_map(|tokens| (1..9).map(move |page| (tokens, page))) {
+            let window = WindowShape { tokens, parts: 1, layers: 0 };
+            let longer = |prompt: &usize| {
+                let (least, kept) = (window.tail(*prompt, page), window.kept_tail(*prompt, page));
+                assert!(
+                    kept.start <= window.first_live(prompt / page * page, page),
+                    "{window:?} {page} {prompt}"
+                );
+                assert!(kept.end == least.end && kept.start <= least.start && least.start <= kept.start + 1);
+                assert!(kept.len() <= window.most_kept(1, page), "no more than what is kept for each token");
+                kept.start < least.start
+            };
+            let aligned = (tokens as usize).is_multiple_of(page);
+            let often = (1000..1000 + page).filter(longer).count();
+            assert!(often <= if aligned { 1 } else { page - 1 }, "{window:?} {page}: {often}");
+        }
+    }
+
+    #[test]
     fn no_piece_of_a_sequence_keeps_more_pages_than_the_most() {
         for (tokens, page) in (1..30).flat_map(|tokens| (1..9).map(move |page| (tokens, page))) {
-            let window = WindowShape { tokens, parts: 1 };
+            let window = WindowShape { tokens, parts: 1, layers: 1 };
             for piece in 1..20 {
                 let kept = |start: usize| {
                     let first = window.first_kept(start, page);
@@ -172,13 +258,94 @@ mod tests {
     #[test]
     fn the_longest_sequence_of_a_pool_fits_and_a_longer_one_does_not() {
         for (tokens, parts, page) in [(1, 1, 1), (5, 1, 4), (8, 3, 4), (16, 2, 16), (100, 5, 8)] {
-            let window = WindowShape { tokens, parts };
+            let window = WindowShape { tokens, parts, layers: 1 };
             for pages in 0..300 {
                 let most = window.most_positions(pages, page);
                 assert!(most == 0 || window.least_pages(most, page) <= pages, "{window:?} {pages}");
                 assert!(window.least_pages(most + 1, page) > pages, "{window:?} {pages}");
             }
         }
+    }
+
+    /// Which positions are exact, layer by layer, as [`WindowShape::recomputed_from`] reasons, found by looking at everything
+    /// that each position sees: those of `start..` whose input is exact and who see only exact KV.
+    fn exact_windows(slides: &[bool], window: usize, start: usize, positions: usize) -> Option<usize> {
+        let mut exact: Vec<bool> = (0..positions).map(|position| position >= start).collect();
+        let mut first_of_all = 0;
+        for slides in slides {
+            if *slides {
+                // What this layer writes is exact where what it is given is.
+                first_of_all = first_of_all.max(exact.iter().position(|exact| *exact)?);
+                let sees = |position: usize| (position + 1_usize).saturating_sub(window)..position + 1;
+                exact = (0..positions).map(|position| sees(position).all(|seen| exact[seen])).collect();
+            }
+        }
+        Some(first_of_all)
+    }
+
+    #[test]
+    fn a_recomputed_window_is_exact_from_its_first_page_on_and_not_if_computing_began_a_page_later() {
+        for (tokens, page) in
+            [1, 2, 3, 5, 8, 13].into_iter().flat_map(|tokens| [1, 2, 4, 7].map(|page| (tokens, page)))
+        {
+            for layers in 1..6u32 {
+                // Full layers anywhere among them make no difference.
+                let slides: Vec<bool> = (0..2 * layers).map(|layer| layer % 3 != 1).collect();
+                let layers = slides.iter().filter(|slides| **slides).count() as u32;
+                let shape = WindowShape { tokens, parts: 1, layers };
+                for end in 0..30 {
+                    let start = shape.recomputed_from(end, page);
+                    let wanted = shape.first_live(end * page, page) * page;
+                    let found = |start: usize| exact_windows(&slides, tokens as usize, start * page, 300);
+                    assert!(
+                        start <= end && found(start).is_some_and(|first| first <= wanted),
+                        "{shape:?} {page} {end}"
+                    );
+                    let later = found(start + 1);
+                    assert!(
+                        start * page == wanted || later.is_none_or(|first| first > wanted),
+                        "{shape:?} {page} {end}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_match_ends_in_the_deepest_whole_window_or_one_to_recompute_if_that_is_less() {
+        let mut random = 1_u64;
+        let (mut whole, mut again) = (0, 0);
+        for (tokens, layers, page) in
+            [(1, 1, 4), (5, 1, 4), (8, 2, 4), (8, 7, 4), (3, 3, 16), (40, 2, 16), (8, 0, 4)]
+        {
+            let shape = WindowShape { tokens, parts: 1, layers };
+            for full in 0..40 {
+                for likely in [1, 2, 4, 16] {
+                    let parts: Vec<bool> = (0..full)
+                        .map(|_| {
+                            random = random
+                                .wrapping_mul(6_364_136_223_846_793_005)
+                                .wrapping_add(1_442_695_040_888_963_407);
+                            !(random >> 33).is_multiple_of(likely)
+                        })
+                        .collect();
+                    let first = |end: usize| shape.first_live(end * page, page);
+                    let deepest = (0..=full).rfind(|end| (first(*end)..*end).all(|at| parts[at])).unwrap();
+                    let from = if layers == 0 { 0 } else { shape.recomputed_from(full, page) };
+                    let expected = match from > deepest {
+                        true => Reach { start: from, end: full },
+                        false => Reach { start: deepest, end: deepest },
+                    };
+                    assert_eq!(
+                        shape.reach(full, page, |at| parts[at]),
+                        expected,
+                        "{shape:?} {page} {parts:?}"
+                    );
+                    *(if from > deepest { &mut again } else { &mut whole }) += 1;
+                }
+            }
+        }
+        assert!(whole > 100 && again > 100, "{whole} {again}");
     }
 
     #[test]

@@ -98,7 +98,7 @@ mod tests {
     fn divided(ratio: f64, pages: u32, parts: u32) -> Result<PoolLimits, Refused> {
         let settings = Settings { swa_full_tokens_ratio: Some(ratio), ..Settings::default() };
         check(&settings)?;
-        limits(&settings, pages, 64, Some(WindowShape { tokens: 128, parts }))
+        limits(&settings, pages, 64, Some(WindowShape { tokens: 128, parts, layers: 1 }))
     }
 
     #[test]
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn without_a_ratio_or_without_windows_all_is_shared() {
-        let window = Some(WindowShape { tokens: 128, parts: 3 });
+        let window = Some(WindowShape { tokens: 128, parts: 3, layers: 5 });
         let all = PoolLimits { total: 7, full: 7, window: 6 };
         assert_eq!(limits(&Settings::default(), 7, 64, window).unwrap(), all, "two windows of three pages");
         let set = Settings { swa_full_tokens_ratio: Some(0.5), ..Settings::default() };

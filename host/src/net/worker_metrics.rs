@@ -95,6 +95,11 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
             stats.recomputed_tokens,
         ),
         (
+            "host_window_recomputed_tokens",
+            "Tokens computed again for the window at the end of a cached prefix alone",
+            stats.window_recomputed_tokens,
+        ),
+        (
             "host_allocator_faults",
             "Page allocators put out of service because of what they answered",
             stats.page_source_faults,

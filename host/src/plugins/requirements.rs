@@ -31,8 +31,6 @@ pub enum Feature {
     Retraction,
     /// Pages move on to host memory.
     HierarchicalCache,
-    /// So do those of workers that compute.
-    ComputedHierarchy,
     /// Pages move on to a storage tier.
     StorageCache,
     /// A storage tier that several machines use.
@@ -41,8 +39,6 @@ pub enum Feature {
     PersistentStorage,
     /// A model with sliding-window layers that have pools of their own.
     SlidingWindow,
-    /// Decode receives only the window's tail for such layers.
-    WindowTail,
     /// The full layers and those with a window take their pages from one pool.
     SharedPool,
     /// The layers with a window have a fixed part of the pool.

@@ -61,7 +61,7 @@ impl fmt::Debug for AllocatorPages {
 pub fn components(limits: &PoolLimits, window: Option<WindowShape>) -> Vec<ComponentPool> {
     let of = |component, pages, window| ComponentPool { component, pages, window, reserved: 0 };
     let full = of(PluginComponent::FULL, limits.full, 0);
-    let Some(WindowShape { tokens, parts }) = window else { return vec![full] };
+    let Some(WindowShape { tokens, parts, .. }) = window else { return vec![full] };
     let windows = of(PluginComponent::WINDOW, limits.window / parts.max(1), tokens);
     match share(limits) {
         true => vec![full.sharing(1), windows.sharing(parts)],

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::ops::Range;
 use std::thread;
 
 use host::executor::cpu::CpuExecutor;
@@ -66,6 +67,8 @@ pub struct World<E> {
     kind: Kind,
     free: Vec<PageId>,
     random: u64,
+    /// Whether window parts stay that nobody sees any more.
+    keeps: bool,
 }
 
 /// The pages of one sequence.
@@ -74,6 +77,8 @@ pub struct Table {
     pub pages: Vec<PageId>,
     pub window: WindowPages,
     pub done: usize,
+    /// Positions that are computed for their window alone.
+    pub again: Range<u32>,
 }
 
 impl<E: Computes> World<E> {
@@ -97,7 +102,7 @@ impl<E: Computes> World<E> {
         let ranks: Vec<Rank<E>> = seats(kind.ranks).into_iter().enumerate().map(rank).collect();
         let window = ranks[0].executor.shape().window().unwrap();
         let free = (0..kind.pages as u32).map(PageId).collect();
-        let mut world = Self { ranks, window, kind, free, random: kind.pages as u64 };
+        let mut world = Self { ranks, window, kind, free, random: kind.pages as u64, keeps: false };
         (0..kind.pages as u32).for_each(|page| world.spoil(PageId(page)));
         world
     }
@@ -135,6 +140,11 @@ impl<E: Computes> World<E> {
         }
     }
 
+    /// From now on no window part is given up.
+    pub fn keep_all(&mut self) {
+        self.keeps = true;
+    }
+
     /// Gives up the window parts that no position from `start` on sees, and takes pages for positions up to `end`.
     pub fn turn(&mut self, table: &mut Table, start: usize, end: usize) {
         let (parts, page_tokens) = (self.window.parts as usize, self.kind.page_tokens);
@@ -143,7 +153,7 @@ impl<E: Computes> World<E> {
             let page = self.take();
             table.pages.push(page);
         }
-        while (table.window.first as usize) < live.start {
+        while (table.window.first as usize) < live.start && !self.keeps {
             for page in table.window.pages.drain(..parts.min(table.window.pages.len())).collect::<Vec<_>>() {
                 self.spoil(page);
                 self.free.push(page);
@@ -164,6 +174,7 @@ impl<E: Computes> World<E> {
             start: table.done as u32,
             pages: table.pages.clone(),
             window: table.window.clone(),
+            again: if table.done < table.again.end as usize { table.again.clone() } else { 0..0 },
             sample: Some(GREEDY),
         }
     }
@@ -217,6 +228,38 @@ impl<E: Computes> World<E> {
             self.copy(other, *from, *to);
         }
         table
+    }
+
+    /// Takes over no more than the full part, to compute its last window again from position `start` on.
+    pub fn arrive_without_window(&mut self, other: &Self, computed: &Table, start: usize) -> Table {
+        let end = computed.done;
+        let window = WindowPages { first: (start / self.kind.page_tokens) as u32, pages: Vec::new() };
+        let mut table = Table { done: start, again: start as u32..end as u32, window, ..Table::default() };
+        for from in &computed.pages[..end.div_ceil(self.kind.page_tokens)] {
+            let page = self.take();
+            self.copy(other, *from, page);
+            table.pages.push(page);
+        }
+        table
+    }
+
+    /// Whether a page holds the same bytes as one of another worker.
+    pub fn same(&self, page: PageId, other: &Self, others: PageId) -> bool {
+        let shape = self.ranks[0].kv.layout().shape;
+        let rows = |world: &Self, page| {
+            let mut rows = Vec::new();
+            for head in 0..world.ranks[0].executor.shape().kv_heads {
+                let rank = world.ranks.iter().find(|rank| rank.kv.heads().contains(&head)).unwrap();
+                let row = head - rank.kv.heads().start;
+                for at in 0..shape.layers * 2 * shape.page_tokens {
+                    let (layer, side, slot) =
+                        (at % shape.layers, at / shape.layers % 2, at / shape.layers / 2);
+                    rows.extend_from_slice(rank.kv.read_row(page, row, layer, side, slot));
+                }
+            }
+            rows
+        };
+        rows(self, page) == rows(other, others)
     }
 
     fn copy(&mut self, other: &Self, from: PageId, to: PageId) {

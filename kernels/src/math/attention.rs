@@ -47,8 +47,10 @@ pub struct QueryRows<'a> {
     pub row: usize,
     /// Rows.
     pub rows: usize,
-    /// Position of the first row; row i sees positions `0 ..= position + i`, or the last of them.
+    /// Position of the first row; row i sees positions `first ..= position + i`, or the last of them.
     pub position: usize,
+    /// The first position that there is to be seen, none behind that of the first row; mostly 0.
+    pub first: usize,
     /// The sequence's K and V, including those of the rows' own positions. Positions that no row sees are not asked for.
     pub kv: &'a dyn KvRows,
 }
@@ -58,8 +60,8 @@ impl Math {
     ///
     /// Per (row, head): blocks of [`ATTENTION_BLOCK`] positions in ascending order, one online-softmax step (running
     /// maximum, sum and weighted values) per block; within a block scores are 8-lane dot products, their exponentials
-    /// are summed by the fixed tree, and values are added in ascending order. A window trims slots of the first block and
-    /// moves no blocks. K and V come through [`KvRows`] alone, so a fresh position and one that was moved here
+    /// are summed by the fixed tree, and values are added in ascending order. A window trims slots of the first block, like
+    /// [`QueryRows::first`], and moves no blocks. K and V come through [`KvRows`] alone, so a fresh position and one that was moved here
     /// from another machine are the same.
     ///
     /// # Panics
@@ -82,8 +84,9 @@ impl Math {
             assert!(sequence.row >= taken, "sequences in ascending order of rows, none twice");
             let end = sequence.row + sequence.rows;
             taken = end;
+            assert!(sequence.first <= sequence.position, "a row sees itself");
             assert!(queries.len() >= end * query_stride && out.len() >= end * heads * head_dim, "{end} rows");
-            let seen = (sequence.position + sequence.rows).min(window.unwrap_or(usize::MAX));
+            let seen = (sequence.position + sequence.rows - sequence.first).min(window.unwrap_or(usize::MAX));
             work += sequence.rows * seen * heads * head_dim;
             for first in (0..sequence.rows).step_by(TILE) {
                 tasks.extend((0..kv_heads).map(|head| (sequence, first, head)));
@@ -98,6 +101,7 @@ impl Math {
                 row: sequence.row + first,
                 rows: TILE.min(sequence.rows - first),
                 position: sequence.position + first,
+                oldest: sequence.first,
                 head,
                 kv: sequence.kv,
                 out: &out,
@@ -114,6 +118,8 @@ struct Tile<'a> {
     row: usize,
     rows: usize,
     position: usize,
+    /// The first position that there is to be seen.
+    oldest: usize,
     head: usize,
     kv: &'a dyn KvRows,
     out: &'a Disjoint<'a>,
@@ -131,7 +137,8 @@ fn attend<L: Lanes>(tile: Tile<'_>) {
     let AttentionShape { heads, kv_heads, head_dim, element, query_stride, scale, window } = tile.shape;
     let group = heads / kv_heads;
     // The first position that the row at `position` sees.
-    let oldest = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let oldest =
+        |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window)).max(tile.oldest);
     let mut states = vec![Softmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; tile.rows * group];
     let mut weighted = vec![0f32; tile.rows * group * head_dim];
     let mut wide = vec![0f32; 2 * ATTENTION_BLOCK * head_dim];

@@ -78,7 +78,7 @@ impl RadixTree {
             self.unpin(lock.node);
         }
         let PrefixLock { namespace, windows, .. } = lock;
-        let lock = PrefixLock { namespace, node, pages: end as u32, windows };
+        let lock = PrefixLock { namespace, node, pages: end as u32, from: end as u32, windows };
         Inserted { lock, taken, duplicates: owned, rest }
     }
 

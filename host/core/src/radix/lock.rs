@@ -14,6 +14,8 @@ pub struct PrefixLock {
     pub(super) namespace: Namespace,
     pub(super) node: NodeIndex,
     pub(super) pages: u32,
+    /// Where computing begins, in pages.
+    pub(super) from: u32,
     /// Its pages, from some place on to some other, whose window parts stay as well.
     pub(super) windows: Vec<PageId>,
 }
@@ -25,10 +27,22 @@ impl PrefixLock {
         self.pages as usize
     }
 
+    /// The page from which on a worker that computes goes on: the one behind the prefix, or one before its end, if the window
+    /// there is to be computed again ([`crate::window::Reach`]).
+    #[must_use]
+    pub fn from(&self) -> usize {
+        self.from as usize
+    }
+
     /// Pages whose window parts the receipt keeps.
     #[must_use]
     pub fn windows(&self) -> usize {
         self.windows.len()
+    }
+
+    /// Whether another receipt keeps the same pages; their window parts apart.
+    pub(crate) fn is_like(&self, other: &PrefixLock) -> bool {
+        (self.namespace, self.node, self.pages) == (other.namespace, other.node, other.pages)
     }
 
     /// Whose prefix.
@@ -75,18 +89,19 @@ impl RadixTree {
     pub fn hold(&mut self, namespace: Namespace, tokens: &[u32]) -> PrefixLock {
         self.counts.locks += 1;
         if !self.namespaces.lock_added(namespace) {
-            return PrefixLock { namespace, node: NO_NODE, pages: 0, windows: Vec::new() };
+            return PrefixLock { namespace, node: NO_NODE, pages: 0, from: 0, windows: Vec::new() };
         }
         let (node, pages) = self.descend(namespace, NO_NODE, 0, tokens);
         if node != NO_NODE {
             self.pin(node);
         }
-        PrefixLock { namespace, node, pages: pages as u32, windows: Vec::new() }
+        PrefixLock { namespace, node, pages: pages as u32, from: pages as u32, windows: Vec::new() }
     }
 
-    /// Counts a use of a locked prefix, for policies that count uses. What orders a node must not change while it is in the
-    /// order of eviction, and what is locked is not.
+    /// Counts a use of a locked prefix, for policies that count uses; the window that it keeps has been gone on from. What
+    /// orders a node must not change while it is in the order of eviction, and what is locked is not.
     pub fn count_use(&mut self, lock: &PrefixLock) {
+        lock.windows.iter().for_each(|page| self.windows.mark(*page));
         let mut at = lock.node;
         while at != NO_NODE {
             let node = &mut self.nodes[at];
@@ -104,7 +119,7 @@ impl RadixTree {
             self.pin(lock.node);
         }
         let (node, pages) = (lock.node, lock.pages);
-        PrefixLock { namespace: lock.namespace, node, pages, windows: Vec::new() }
+        PrefixLock { namespace: lock.namespace, node, pages, from: pages, windows: Vec::new() }
     }
 
     /// Takes a receipt back. What no other receipt keeps becomes evictable, as the most recently used of its class.

@@ -1,9 +1,9 @@
 //! Window parts of cached pages, for models of which some layers slide ([`crate::window`]).
 //!
 //! A page in the tree may have its window part in the tree, or not (a *tombstone*): the pages of the pool that it takes are
-//! named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes can
-//! go on only where the whole window is there, so its match ends at the deepest such place ([`RadixTree::hold_window`]).
-//! The receipt keeps these parts too, for as long as whoever holds it says.
+//! named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes goes
+//! on where the whole window is there, and its receipt keeps these parts too, for as long as whoever holds it says; or
+//! behind all that is cached, if the window there is soon computed again ([`RadixTree::hold_window`]).
 //!
 //! Parts that no receipt keeps are given up alone. First go those where nobody has gone on and nobody is likely to: a long
 //! prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be had. Then
@@ -13,12 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::RadixTree;
+use super::chain::PageHash;
 use super::lock::PrefixLock;
 use super::namespace::Namespace;
 use super::node::{NO_NODE, NodeIndex};
 use crate::ids::PageId;
 use crate::pool::{CachedPages, HeldPages, PagePool};
-use crate::window::WindowShape;
+use crate::window::{Reach, WindowShape};
 
 /// The window part of one cached page.
 #[derive(Debug)]
@@ -30,12 +31,30 @@ struct Part {
     useful: bool,
     /// When it was given up by the last of them; parts given up together have the same.
     stamp: u64,
+    /// The page's name, if the part is to be saved when it is evicted.
+    name: Option<PageHash>,
 }
 
 impl Part {
     /// Where the part comes in the order of eviction.
     fn place(&self, page: PageId) -> (bool, u64, PageId) {
         (self.useful, self.stamp, page)
+    }
+}
+
+/// A window part that has left the tree.
+#[derive(Debug, Default)]
+pub(super) struct EvictedWindow {
+    name: Option<PageHash>,
+    pub pages: CachedPages,
+}
+
+impl EvictedWindow {
+    /// Its pages and their names, if they are to be saved.
+    pub(super) fn named(self) -> (Vec<PageHash>, CachedPages) {
+        let name = |(part, _)| self.name.map(|name| name.window_part(part));
+        let names = (0..).zip(self.pages.ids()).filter_map(name).collect();
+        (names, self.pages)
     }
 }
 
@@ -72,7 +91,7 @@ impl Windows {
         self.parts.get(&page).map_or(0, |part| part.pages.ids().len())
     }
 
-    fn contains(&self, page: PageId) -> bool {
+    pub(super) fn contains(&self, page: PageId) -> bool {
         self.parts.contains_key(&page)
     }
 
@@ -84,12 +103,13 @@ impl Windows {
     fn insert(&mut self, page: PageId, pages: CachedPages) {
         self.pages += pages.ids().len();
         self.pinned += pages.ids().len();
-        let earlier = self.parts.insert(page, Part { pages, pins: 1, useful: false, stamp: u64::MAX });
+        let earlier =
+            self.parts.insert(page, Part { pages, pins: 1, useful: false, stamp: u64::MAX, name: None });
         assert!(earlier.is_none(), "{page:?} has two window parts");
     }
 
     /// One receipt more.
-    fn pin(&mut self, page: PageId) {
+    pub(super) fn pin(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else {
             unreachable!("{page:?} has no window part to keep")
         };
@@ -119,8 +139,15 @@ impl Windows {
         }
     }
 
+    /// The part is worth saving, under its page's name, when it is evicted.
+    pub(super) fn name(&mut self, page: PageId, name: PageHash) {
+        if let Some(part) = self.parts.get_mut(&page) {
+            part.name = Some(name);
+        }
+    }
+
     /// The part is worth keeping.
-    fn mark(&mut self, page: PageId) {
+    pub(super) fn mark(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else { return };
         let moves = self.order.remove(&part.place(page));
         part.useful = true;
@@ -130,12 +157,12 @@ impl Windows {
     }
 
     /// Takes the part of a page out that leaves the tree, or is to be a tombstone.
-    pub(super) fn remove(&mut self, page: PageId) -> Option<CachedPages> {
+    pub(super) fn remove(&mut self, page: PageId) -> Option<EvictedWindow> {
         let part = self.parts.remove(&page)?;
         assert_eq!(part.pins, 0, "a receipt keeps the window part of {page:?}");
         self.order.remove(&part.place(page));
         self.pages -= part.pages.ids().len();
-        Some(part.pages)
+        Some(EvictedWindow { name: part.name, pages: part.pages })
     }
 
     /// # Panics
@@ -154,28 +181,22 @@ impl Windows {
 }
 
 impl RadixTree {
-    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there. As
-    /// [`hold`](Self::hold), it counts as no use yet.
+    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there; or, if
+    /// less is to be computed then ([`WindowShape::reach`]), all that is cached of them, to compute the window at its end again
+    /// ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the window is worth no more than
+    /// before until somebody goes on there.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;
-        let mut end = path.len();
-        let mut at = end;
-        let mut first = shape.first_live(end * page, page);
-        // All parts of `at..end` are there.
-        while at > first {
-            at -= 1;
-            if !self.windows.contains(path[at]) {
-                end = at;
-                first = shape.first_live(end * page, page);
-            }
-        }
+        let Reach { start, end } = shape.reach(path.len(), page, |at| self.windows.contains(path[at]));
         let mut lock = self.hold(namespace, &tokens[..end * page]);
-        if lock.pages() == end {
+        if start < end {
+            lock.from = start as u32;
+        } else if lock.pages() == end {
+            let first = shape.first_live(end * page, page);
             lock.windows = path[first..end].to_vec();
             for page in &lock.windows {
                 self.windows.pin(*page);
-                self.windows.mark(*page);
             }
         }
         lock
@@ -236,7 +257,7 @@ impl RadixTree {
     }
 
     /// The pages of the longest cached prefix of some tokens.
-    fn path(&self, namespace: Namespace, tokens: &[u32]) -> Vec<PageId> {
+    pub(super) fn path(&self, namespace: Namespace, tokens: &[u32]) -> Vec<PageId> {
         if !self.namespaces.contains(namespace) {
             return Vec::new();
         }
@@ -281,12 +302,12 @@ impl RadixTree {
     }
 
     /// Makes a page's window part a tombstone. Nobody is told: the page stays.
-    pub(super) fn evict_window(&mut self, page: PageId) -> CachedPages {
+    pub(super) fn evict_window(&mut self, page: PageId) -> EvictedWindow {
         self.windows.remove(page).unwrap_or_default()
     }
 
     /// The window parts of pages that left the tree.
-    pub(super) fn windows_of(&mut self, pages: &CachedPages) -> Vec<CachedPages> {
+    pub(super) fn windows_of(&mut self, pages: &CachedPages) -> Vec<EvictedWindow> {
         if self.windows.pages() == 0 {
             return Vec::new();
         }

@@ -17,17 +17,24 @@ impl Scheduler {
             return;
         }
         let mut most = self.config.chunk_tokens as usize;
+        let mut give_up = false;
         let plan = loop {
             let plan = self.plan_batch(most);
-            if self.grow(&plan) {
+            if self.grow(&plan, give_up) {
                 break plan;
             }
             if self.release_spares() {
                 continue;
             }
-            // A shorter piece needs fewer pages of the window at once.
-            if self.config.window.is_some() && most > 1 {
-                most /= 2;
+            // A shorter piece needs fewer pages of the window at once. Below a page, which admission counts with, it costs
+            // more than a copy that is made later.
+            let shortest = if give_up { 1 } else { self.config.page_tokens as usize };
+            if self.config.window.is_some() && most > shortest {
+                most = (most / 2).max(shortest);
+                continue;
+            }
+            if !give_up {
+                give_up = true;
                 continue;
             }
             if !self.retract_one() {
@@ -35,7 +42,7 @@ impl Scheduler {
                 self.pace.interrupted();
                 return;
             }
-            most = self.config.chunk_tokens as usize;
+            (most, give_up) = (self.config.chunk_tokens as usize, false);
         };
         let mut sequences = Vec::with_capacity(plan.len());
         let mut load = Load::default();
@@ -48,6 +55,7 @@ impl Scheduler {
                 start: u32::try_from(job.computed).unwrap_or(u32::MAX),
                 pages: job.table[..covered].to_vec(),
                 window: self.window_of(job, end),
+                again: job.again_in_batch(),
                 sample: (end == job.known()).then_some(job.request.sampling),
             });
             match end - job.computed {
@@ -164,10 +172,13 @@ impl Scheduler {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let (prompt, known, begun) = (job.request.prompt.len(), job.known(), !job.output.is_empty());
         let before = std::mem::replace(&mut job.computed, end);
-        let again = end.min(job.computed_before).saturating_sub(before);
-        let new = end - before - again;
+        // First what is computed for the window alone, then what was computed before a retraction.
+        let known_from = before.max(end.min(job.again.end));
+        let again = end.min(job.computed_before).saturating_sub(known_from);
+        let new = end - known_from - again;
+        self.stats.window_recomputed_tokens += (known_from - before) as u64;
         self.stats.recomputed_tokens += again as u64;
-        if before + again >= prompt {
+        if known_from + again >= prompt {
             self.stats.decode_tokens += new as u64;
         } else {
             self.stats.prefill_tokens += new as u64;
@@ -176,10 +187,13 @@ impl Scheduler {
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }
+        let whole = self.end_again(room);
         // Others that part from this prompt somewhere need the window that is there now, and gone later.
         if before < prompt && (end >= prompt || self.config.window.is_some()) {
             self.cache_computed(room);
         }
+        self.mark_window(room, whole);
+        self.save_windows(room, whole);
         // Only now: what the tree takes of a prompt's windows is found again while there is room for it.
         self.release_unseen(room);
         match &output.sampled {

@@ -1,5 +1,7 @@
 //! What requests leave behind for those that begin alike.
 
+use std::collections::BTreeSet;
+
 use super::growth::Pages;
 use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
@@ -74,7 +76,7 @@ impl Scheduler {
     /// A prompt is complete: counts where it came from.
     pub(super) fn count_prefix(&mut self, room: Room) {
         let Some(job) = self.jobs.get(&room) else { return };
-        let window = u32::try_from(self.tail_pages(&job.request)).unwrap_or(u32::MAX);
+        let window = u32::try_from(self.tail_pages(job)).unwrap_or(u32::MAX);
         self.stats.delivered_tokens += u64::from(job.promised_tokens);
         if self.config.role == Role::Decode {
             self.stats.pages_saved += u64::from(job.promised_tokens / self.config.page_tokens);
@@ -141,13 +143,27 @@ impl Scheduler {
     /// pages that the tree had already from somebody else are free, or stay the job's until it ends where a transfer or
     /// a batch may still read them. Kept without need they could be what a request that runs alone lacks in the end.
     pub(super) fn cache_computed(&mut self, room: Room) {
-        // A decode worker is sent its windows.
-        self.cache_parts(room, self.config.role != Role::Decode, false);
+        let Some(job) = self.jobs.get(&room) else { return };
+        // A decode worker is sent its windows. What lies below has the answer's from here: prefill never saw it.
+        let page_tokens = self.config.page_tokens as usize;
+        let answered = job.computed / page_tokens * page_tokens > job.request.prompt.len();
+        let windows = self.config.role != Role::Decode || (answered && self.hierarchy.is_some());
+        self.cache_parts(room, windows, false);
     }
 
     /// The same for a request that is to compute here what is not cached any more, whatever the role.
     pub(super) fn cache_retracted(&mut self, room: Room) {
         self.cache_parts(room, true, true);
+    }
+
+    /// Somebody went on from the beginning of a token page of this job's prefix.
+    pub(super) fn mark_window(&mut self, room: Room, token_page: Option<usize>) {
+        let lock = self.jobs.get(&room).and_then(|job| job.lock.as_ref());
+        if let (Some(shape), Some(tree), Some(lock), Some(at)) =
+            (self.config.window, &mut self.cache, lock, token_page)
+        {
+            tree.mark_window(lock, at, shape);
+        }
     }
 
     /// Gives back what jobs hold although they go on with the cache's pages, where nothing that was begun reads it any
@@ -172,7 +188,8 @@ impl Scheduler {
         if job.computed >= job.request.prompt.len() {
             self.leaders.remove(room);
         }
-        if job.lock.is_none() || job.held.is_none() {
+        // What lies before the end of its prefix is in the tree already, and the window there is not complete.
+        if job.lock.is_none() || job.held.is_none() || !job.again.is_empty() {
             return;
         }
         let (Some(lock), Some(held)) = (job.lock.take(), job.held.take()) else { return };
@@ -192,10 +209,11 @@ impl Scheduler {
             // token.
             let (end, prompt) = (job.computed, job.request.prompt.len());
             let page_tokens = self.config.page_tokens as usize;
-            if retracted || end >= prompt {
+            let computes = self.config.role != Role::Decode;
+            if retracted || (end >= prompt && computes) {
                 tree.mark_window(&lock, end / page_tokens, shape);
             }
-            if end >= prompt {
+            if end >= prompt && computes {
                 tree.mark_window(&lock, (prompt - 1) / page_tokens, shape);
             }
             (job.window.cached, job.window.own) = (kept.pages, kept.rest);
@@ -207,6 +225,20 @@ impl Scheduler {
             None => job.spare = Some(duplicates),
         }
         self.save_computed(room, inserted.taken);
+        if windows {
+            self.save_ends(room);
+        }
+    }
+
+    /// What is in the tree of a prompt that is complete, or of an answer, goes below with its window.
+    fn save_ends(&mut self, room: Room) {
+        let Some(job) = self.jobs.get(&room) else { return };
+        let (end, prompt) = (job.computed, job.request.prompt.len());
+        if end >= prompt {
+            let page_tokens = self.config.page_tokens as usize;
+            let ends = BTreeSet::from([(prompt - 1) / page_tokens, end / page_tokens]);
+            self.save_windows(room, ends);
+        }
     }
 }
 

@@ -8,9 +8,9 @@
 
 use super::job::Job;
 use super::pace::Load;
+use super::prefix::Prefix;
 use super::{Role, Scheduler};
 use crate::ids::Room;
-use crate::radix::PrefixLock;
 use crate::request::Request;
 
 /// Pages of both [components](crate::pool::Component).
@@ -45,7 +45,7 @@ impl std::iter::Sum for Pages {
 /// What admission looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {
-    /// Pages for the tokens known so far, and for the window parts that come with a transfer.
+    /// Pages for the tokens known so far, and for the window parts that come with a transfer or from below the pool.
     pub now: Pages,
     /// Pages beyond for which there must be room.
     pub headroom: Pages,
@@ -70,11 +70,12 @@ impl Scheduler {
     }
 
     /// What a waiting job needs beside what is locked for it.
-    pub(super) fn need(&self, job: &Job, locked: Option<&PrefixLock>) -> Need {
+    pub(super) fn need(&self, job: &Job, prefix: Option<&Prefix>) -> Need {
         let (now, ahead) = (self.pages_for(job.known()), self.ahead(job));
-        let window = self.window_need(job, locked, ahead.max(now));
+        let window = self.window_need(job, prefix, ahead.max(now));
+        let locked = prefix.map_or(0, |prefix| prefix.lock.pages());
         Need {
-            now: Pages { full: now - locked.map_or(0, PrefixLock::pages), window: window.now },
+            now: Pages { full: now - locked, window: window.now },
             headroom: Pages { full: ahead.saturating_sub(now), window: window.headroom },
         }
     }
@@ -108,9 +109,9 @@ impl Scheduler {
         self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
     }
 
-    /// Finds pages for a plan (each job with the position up to which it is to be computed), if need be those of copies that
-    /// have not begun; false when there are too few.
-    pub(super) fn grow(&mut self, plan: &[(Room, usize)]) -> bool {
+    /// Finds pages for a plan (each job with the position up to which it is to be computed), with `give_up` those of copies
+    /// that have not begun, if need be; false when there are too few.
+    pub(super) fn grow(&mut self, plan: &[(Room, usize)], give_up: bool) -> bool {
         let missing = |scheduler: &Self, room: &Room, end: usize| {
             scheduler.jobs.get(room).map_or(Pages::default(), |job| Pages {
                 full: scheduler.pages_for(end).saturating_sub(job.table.len()),
@@ -121,7 +122,9 @@ impl Scheduler {
         if needed == Pages::default() {
             return true;
         }
-        self.give_up_saves(needed);
+        if give_up {
+            self.give_up_saves(needed);
+        }
         if !self.can_have(needed) {
             return false;
         }

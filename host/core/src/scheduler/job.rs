@@ -208,6 +208,9 @@ pub(super) struct Job {
     pub aux: Option<u32>,
     /// Positions with KV.
     pub computed: usize,
+    /// Positions, from the first one computed to the end of the cached prefix, that are computed for the window behind
+    /// them alone; empty without any, and once they are.
+    pub again: Range<usize>,
     /// Positions that had KV before the job was retracted; computing them is done for the second time.
     pub computed_before: usize,
     /// Tokens drawn, a stop token included.
@@ -244,6 +247,7 @@ impl Job {
             lock: None,
             aux: None,
             computed: 0,
+            again: 0..0,
             computed_before: 0,
             output: Vec::new(),
             first: None,

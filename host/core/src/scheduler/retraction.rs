@@ -70,6 +70,7 @@ impl Scheduler {
         job.first = None;
         job.computed_before = job.computed_before.max(job.computed);
         job.computed = 0;
+        job.again = 0..0;
         job.table.clear();
         let (pages, lock, submitted) = (job.held.take(), job.lock.take(), job.submitted);
         let window = std::mem::take(&mut job.window);

@@ -41,7 +41,7 @@ pub(super) struct Leaders {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Follows {
     leader: Room,
-    /// Pages that were cached when it first followed somebody.
+    /// Pages of which nothing was to be computed when it first followed somebody.
     cached: usize,
 }
 
@@ -118,27 +118,31 @@ impl Scheduler {
     /// Whether a request of which so much is cached is to wait for another; takes note of whom.
     pub(super) fn follow(&mut self, now: Time, room: Room, lock: &PrefixLock) -> bool {
         let Some(job) = self.jobs.get(&room).filter(|job| job.stage == Stage::Queued) else { return false };
-        let leader = if now < self.follows_until(job) { self.leader_of(job, lock.pages()) } else { None };
+        let leader = if now < self.follows_until(job) { self.leader_of(job, lock) } else { None };
         if leader.is_some() {
             self.patience.set(room, self.follows_until(job));
         }
         let Some(job) = self.jobs.get_mut(&room) else { return false };
-        let cached = job.follows.map_or(lock.pages(), |follows| follows.cached);
+        let cached = job.follows.map_or(lock.from(), |follows| follows.cached);
         if let Some(leader) = leader {
             job.follows = Some(Follows { leader, cached });
         }
         leader.is_some()
     }
 
-    fn leader_of(&self, job: &Job, cached: usize) -> Option<Room> {
+    fn leader_of(&self, job: &Job, lock: &PrefixLock) -> Option<Room> {
         let request = &job.request;
         let page = self.config.page_tokens as usize;
         let whole = usable_prefix(self.config.role, request) / page;
-        let lacking = whole.checked_sub(cached).filter(|lacking| *lacking > 0)?;
+        let (cached, lacking) = (lock.pages(), whole.saturating_sub(lock.pages()));
         // Whoever brings this page brings those before it.
-        let last = cached + lacking.div_ceil(WORTH_WAITING) - 1;
-        let sparse = Some(last.next_multiple_of(SPARSE)).filter(|place| *place > last && *place < whole);
-        [Some(last), sparse].into_iter().flatten().find_map(|last| {
+        let last = (lacking > 0).then(|| cached + lacking.div_ceil(WORTH_WAITING) - 1);
+        let sparse = last.and_then(|last| {
+            Some(last.next_multiple_of(SPARSE)).filter(|place| *place > last && *place < whole)
+        });
+        // Whoever computes the window at the end of what is cached brings the last page of it, too.
+        let window = (lock.from() < cached).then(|| cached - 1);
+        [last, sparse, window].into_iter().flatten().find_map(|last| {
             let head = &request.prompt[..(last + 1) * page];
             let mut leaders = self.leaders.bringing(last, &head[last * page..]);
             leaders
@@ -154,12 +158,14 @@ impl Scheduler {
             return;
         }
         if let Some(follows) = job.follows
-            && lock.pages() > follows.cached
+            && lock.from() > follows.cached
         {
             self.stats.shared_transfers += 1;
-            self.stats.shared_pages += (lock.pages() - follows.cached) as u64;
+            self.stats.shared_pages += (lock.from() - follows.cached) as u64;
         }
-        self.leaders.add(room, &job.request.prompt, lock.pages(), self.config.page_tokens as usize);
+        // With a window that it computes again it brings the last page before.
+        let known = if lock.from() < lock.pages() { lock.pages() - 1 } else { lock.pages() };
+        self.leaders.add(room, &job.request.prompt, known, self.config.page_tokens as usize);
     }
 
     /// # Panics

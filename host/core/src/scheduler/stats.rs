@@ -64,6 +64,8 @@ pub struct Stats {
     pub restored_tokens: u64,
     /// Tokens whose KV was computed again after a retraction.
     pub recomputed_tokens: u64,
+    /// Tokens computed again for the window at the end of a cached prefix alone: their other layers' KV was cached.
+    pub window_recomputed_tokens: u64,
     /// Pages whose arrival was verified.
     pub pages_received: u64,
     /// Pages written to peers.

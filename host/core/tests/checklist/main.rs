@@ -21,3 +21,7 @@ mod sharing;
 mod storage;
 mod timeouts;
 mod windows;
+mod windows_below;
+mod windows_kept;
+mod windows_recomputed;
+mod windows_saved;

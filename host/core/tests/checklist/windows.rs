@@ -7,8 +7,8 @@ use host_core::{Config, Event, PageId, Role, Room};
 
 use super::leg::{Leg, PAGE, config, tokens};
 
-/// Two pages of tokens, in two pages of the pool each.
-const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2 };
+/// Two pages of tokens, in two pages of the pool each; nothing is recomputed.
+const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 /// Pages of the pool that the window takes at most while token by token is computed.
 const STEADY: usize = 6;
 

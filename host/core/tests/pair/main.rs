@@ -10,6 +10,7 @@ mod network;
 mod pressure;
 mod sliding;
 mod windows;
+mod windows_below;
 mod world;
 
 use world::{Faults, Outcome, World};

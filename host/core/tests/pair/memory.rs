@@ -37,16 +37,19 @@ fn drawn(words: impl Iterator<Item = u64>) -> u32 {
 /// The right answer, computed without pages, batches or workers.
 pub fn answer_to(prompt: &[u32], count: usize, sliding: Option<Sliding>) -> Vec<u32> {
     let mut firsts = Vec::new();
+    let mut sliding_words = Vec::new();
     let mut answer = Vec::new();
     let mut tokens = prompt.to_vec();
     let mut next = 0;
     while answer.len() < count {
         for token in &tokens[next..] {
-            firsts.push(first_layer(firsts.last().copied().unwrap_or(0), *token));
+            let first = first_layer(firsts.last().copied().unwrap_or(0), *token);
+            sliding.iter().for_each(|sliding| sliding.add(&mut sliding_words, first));
+            firsts.push(first);
         }
         next = tokens.len();
         let words = firsts.iter().flat_map(|first| (0..LAYERS).map(|layer| layer_value(*first, layer)));
-        let seen = sliding.map(|sliding| sliding.words_seen(&firsts));
+        let seen = sliding.map(|sliding| sliding.words_seen(&sliding_words));
         let token = drawn(words.chain(seen.into_iter().flatten()));
         answer.push(token);
         tokens.push(token);
@@ -126,7 +129,15 @@ impl Memory {
                     0 => first_layer(position.checked_sub(1).map_or(0, first), *token),
                     _ => layer_value(first(position), layer),
                 };
-                self.words[Self::place(&sequence.pages, layer, position)] = word;
+                let place = &mut self.words[Self::place(&sequence.pages, layer, position)];
+                if position < sequence.again.end as usize {
+                    assert_eq!(
+                        *place, word,
+                        "what is cached of position {position} is not what it was: {sequence:?}"
+                    );
+                    continue;
+                }
+                *place = word;
             }
         }
         if let Some(sliding) = self.sliding.filter(|_| from == 0 && to == LAYERS) {
@@ -141,8 +152,9 @@ impl Memory {
                 (0..LAYERS).map(move |layer| self.words[Self::place(&sequence.pages, layer, position)])
             });
             let seen = self.sliding.map(|sliding| sliding.words_read(self, sequence));
-            let token = drawn(words.chain(seen.into_iter().flatten()));
-            let sampled = sequence.sample.map(|_| Sampled { token, logprob: None, top: Vec::new() });
+            let words = words.chain(seen.into_iter().flatten());
+            let sampled =
+                sequence.sample.map(|_| Sampled { token: drawn(words), logprob: None, top: Vec::new() });
             SequenceOutput { room: sequence.room, sampled }
         };
         batch.sequences.iter().map(draw).collect()

@@ -1,10 +1,15 @@
 //! The layers of a model that slide: their KV, where it lies, and what is drawn from it.
+//!
+//! What such a layer writes for a position depends on all that the layer before it has of what the position sees, as in
+//! a real model: one word that is not what it was blurs W - 1 positions more in each layer.
+
+use std::ops::Range;
 
 use host_core::pool::PoolLimits;
 use host_core::window::WindowShape;
 use host_core::{Batch, Sequence};
 
-use super::memory::{LAYERS, Memory, PAGE_TOKENS, layer_value};
+use super::memory::{LAYERS, Memory, PAGE_TOKENS, layer_value, mix};
 
 /// Added to a sliding layer's number, so that none has the KV of another layer.
 const SLIDES: u32 = 1_000;
@@ -24,7 +29,8 @@ impl Sliding {
     }
 
     pub fn shape(self) -> WindowShape {
-        WindowShape { tokens: self.window as u32, parts: self.layers.div_ceil(LAYERS) }
+        let Self { layers, window } = self;
+        WindowShape { tokens: window as u32, parts: layers.div_ceil(LAYERS), layers }
     }
 
     /// Pages of the pool that the longest request takes beside its own.
@@ -40,19 +46,32 @@ impl Sliding {
     }
 
     /// Positions that the one at `position` sees.
-    fn seen(self, position: usize) -> std::ops::RangeInclusive<usize> {
-        (position + 1).saturating_sub(self.window)..=position
+    fn seen(self, position: usize) -> Range<usize> {
+        (position + 1).saturating_sub(self.window)..position + 1
     }
 
-    /// KV of a position in the n-th of these layers.
-    fn value(first: u64, layer: u32) -> u64 {
-        layer_value(first, SLIDES + layer)
+    /// KV of a position in the n-th of these layers, from that in the model's first one and what it sees in the layer before.
+    fn value(first: u64, layer: u32, seen: impl Iterator<Item = u64>) -> u64 {
+        seen.fold(layer_value(first, SLIDES + layer), mix)
     }
 
-    /// What the last of some positions sees, given their KV in the first layer.
-    pub fn words_seen(self, firsts: &[u64]) -> impl Iterator<Item = u64> {
-        let seen = self.seen(firsts.len() - 1);
-        firsts[seen].iter().flat_map(move |first| (0..self.layers).map(|layer| Self::value(*first, layer)))
+    /// One position more, given its KV in the model's first layer: `words` are those of each position in each of these layers.
+    pub fn add(self, words: &mut Vec<Vec<u64>>, first: u64) {
+        let mut position = Vec::new();
+        let seen = self.seen(words.len());
+        for layer in 0..self.layers {
+            let before = layer.checked_sub(1).map(|before| {
+                let earlier = words[seen.start..].iter().map(move |words| words[before as usize]);
+                earlier.chain([position[before as usize]])
+            });
+            position.push(Self::value(first, layer, before.into_iter().flatten()));
+        }
+        words.push(position);
+    }
+
+    /// What the last of some positions sees, given the words of each.
+    pub fn words_seen(self, words: &[Vec<u64>]) -> impl Iterator<Item = u64> {
+        words[self.seen(words.len() - 1)].iter().flatten().copied()
     }
 
     fn place(self, sequence: &Sequence, layer: u32, position: usize) -> usize {
@@ -65,27 +84,44 @@ impl Sliding {
     }
 
     /// Computes these layers of a batch whose first layer is computed, and looks whether all is there that each position
-    /// sees.
+    /// sees which is not computed for its window alone.
     pub fn compute(self, memory: &mut Memory, batch: &Batch) {
         for sequence in &batch.sequences {
-            let start = sequence.start as usize;
-            for position in start..sequence.end() {
-                let first = memory.first(sequence, position);
-                for layer in 0..self.layers {
-                    *memory.word(self.place(sequence, layer, position)) = Self::value(first, layer);
-                }
+            let new = sequence.start as usize..sequence.end();
+            for (layer, position) in (0..self.layers).flat_map(|layer| new.clone().map(move |at| (layer, at)))
+            {
+                let seen = self.seen(position);
+                let seen = seen.start.max(sequence.again.start as usize)..seen.end;
+                let before = layer.checked_sub(1).map(|before| seen.map(move |seen| (before, seen)));
+                let before = before
+                    .into_iter()
+                    .flatten()
+                    .map(|(layer, seen)| memory.word_at(self.place(sequence, layer, seen)));
+                let value = Self::value(memory.first(sequence, position), layer, before);
+                *memory.word(self.place(sequence, layer, position)) = value;
             }
-            for seen in (start..sequence.end()).flat_map(|position| self.seen(position)) {
-                let first = memory.first(sequence, seen);
-                for layer in 0..self.layers {
-                    let found = *memory.word(self.place(sequence, layer, seen));
-                    assert_eq!(
-                        found,
-                        Self::value(first, layer),
-                        "sliding layer {layer} of position {seen} is not what it was: {sequence:?}"
-                    );
-                }
+            // What no layer uses is the same under one name, too.
+            for (layer, position) in (self.layers..self.shape().parts * LAYERS)
+                .flat_map(|layer| new.clone().map(move |at| (layer, at)))
+            {
+                *memory.word(self.place(sequence, layer, position)) = 0;
             }
+            self.check(memory, sequence);
+        }
+    }
+
+    fn check(self, memory: &Memory, sequence: &Sequence) {
+        let mut words = Vec::new();
+        (0..sequence.end()).for_each(|position| self.add(&mut words, memory.first(sequence, position)));
+        let kept = sequence.start.max(sequence.again.end) as usize..sequence.end();
+        for (seen, layer) in
+            kept.flat_map(|at| self.seen(at)).flat_map(|at| (0..self.layers).map(move |layer| (at, layer)))
+        {
+            let found = memory.word_at(self.place(sequence, layer, seen));
+            assert_eq!(
+                found, words[seen][layer as usize],
+                "sliding layer {layer} of position {seen} is not what it was: {sequence:?}"
+            );
         }
     }
 

@@ -206,10 +206,14 @@ impl Model {
             self.math.rotate_heads(&mut a.query_key_value, heads, norm, cosines, sines);
         }
         // All new K and V go to the pool, in its type, before anything is read from it: a position attends to its own
-        // chunk exactly as it will to one that came from elsewhere.
+        // chunk exactly as it will to one that came from elsewhere. What the pool holds of a position that is computed
+        // again is what it attends to, whatever was made of it now.
         let places =
             sequences.iter().flat_map(|s| (s.start as usize..s.end()).map(move |position| (s, position)));
         for (row, (sequence, position)) in a.query_key_value.chunks_exact(width).zip(places) {
+            if !window::writes(sequence, self.places[index], position) {
+                continue;
+            }
             let (k, v) = row[queries..].split_at(keys);
             let pages = self.pages(sequence, index);
             pages::write(kv, pages, 0, position, k);
@@ -237,7 +241,8 @@ impl Model {
             .map(|(sequence, kv)| {
                 let rows = sequence.tokens.len();
                 row += rows;
-                QueryRows { row: row - rows, rows, position: sequence.start as usize, kv }
+                let first = window::first_seen(sequence, self.places[index]);
+                QueryRows { row: row - rows, rows, position: sequence.start as usize, first, kv }
             })
             .collect();
         let shape = AttentionShape {

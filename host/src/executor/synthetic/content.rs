@@ -49,6 +49,9 @@ impl Content {
         let (shape, heads) = (kv.layout().shape, kv.heads());
         let pages = self.pages(sequence, layer);
         for (position, prefix) in (sequence.start as usize..).zip(prefixes) {
+            if !window::writes(sequence, self.places[layer], position) {
+                continue;
+            }
             let (page, slot) = (pages.page(position / shape.page_tokens), position % shape.page_tokens);
             for (index, side) in (0..shape.heads).flat_map(|head| [(head, 0), (head, 1)]) {
                 let head = heads.start + index;
@@ -89,7 +92,7 @@ impl Content {
             (LayerPlace::Sliding { .. }, Some(window)) => window.tokens as usize,
             _ => end,
         };
-        end.saturating_sub(window)..end
+        end.saturating_sub(window).max(window::first_seen(sequence, self.places[layer]))..end
     }
 
     fn pages<'a>(&self, sequence: &'a Sequence, layer: usize) -> LayerPages<'a> {

@@ -36,6 +36,11 @@ pub(super) fn encode(
         promised.map(|(tier, pages)| ([("tier", tier)], pages)),
     )?;
     series.counters([
+        (
+            "host_hicache_promised_window_pages",
+            "Pages of window parts among those that requests were promised",
+            stats.promised_windows,
+        ),
         ("host_hicache_loaded_pages", "Pages copied from host memory for a request", stats.loaded),
         ("host_hicache_saved_pages", "Pages copied to host memory", stats.saved),
         ("host_hicache_unsaved_pages", "Pages not copied to host memory, for want of room", stats.not_saved),

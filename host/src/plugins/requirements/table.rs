@@ -142,13 +142,6 @@ pub const RULES: &[Rule] = &[
         can::WINDOW,
         "layers with a window have pages of their own, given back behind it",
     ),
-    with("tail-needs-window", Feature::WindowTail, Feature::SlidingWindow, "only a window has a tail"),
-    allocator(
-        "tail-allocator",
-        Feature::WindowTail,
-        can::TAIL_EXTEND,
-        "decode takes pages for the window's tail alone, not for the whole prompt",
-    ),
     allocator(
         "shared-pool-allocator",
         Feature::SharedPool,
@@ -179,13 +172,6 @@ pub const RULES: &[Rule] = &[
         Feature::PdTransfer,
         "transfer",
         "a worker has one way to its peers, and two workers must use the same",
-    ),
-    without(
-        "tiers-whole-prefixes",
-        Feature::ComputedHierarchy,
-        Feature::SlidingWindow,
-        "a worker computes on where a whole window is, and windows do not move on; leave --prefill-radix-cache out: a decode \
-         worker, which is sent its windows, keeps its cache below the pool",
     ),
     without(
         "undivided-no-decode-radix",

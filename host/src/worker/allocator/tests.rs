@@ -7,7 +7,7 @@ use host_plugin_api::{Grant, Growth};
 
 use super::*;
 
-const WINDOW: WindowShape = WindowShape { tokens: 40, parts: 3 };
+const WINDOW: WindowShape = WindowShape { tokens: 40, parts: 3, layers: 5 };
 const SHARED: PoolLimits = PoolLimits { total: 30, full: 30, window: 18 };
 const APART: PoolLimits = PoolLimits { total: 30, full: 11, window: 18 };
 

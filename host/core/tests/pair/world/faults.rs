@@ -83,9 +83,11 @@ pub struct Outcome {
     pub retractions: u64,
     pub restored_tokens: u64,
     pub recomputed_tokens: u64,
+    pub window_recomputed_tokens: u64,
     pub hung: u64,
     pub promised_host: u64,
     pub promised_storage: u64,
+    pub promised_windows: u64,
     pub loaded: u64,
     pub restores_failed: u64,
     pub renegotiated: u64,
@@ -118,9 +120,11 @@ impl Outcome {
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
+        self.window_recomputed_tokens += other.window_recomputed_tokens;
         self.hung += other.hung;
         self.promised_host += other.promised_host;
         self.promised_storage += other.promised_storage;
+        self.promised_windows += other.promised_windows;
         self.loaded += other.loaded;
         self.restores_failed += other.restores_failed;
         self.renegotiated += other.renegotiated;
@@ -151,8 +155,10 @@ impl World {
             retractions: stats[1].retractions,
             restored_tokens: stats[1].restored_tokens,
             recomputed_tokens: stats[1].recomputed_tokens,
+            window_recomputed_tokens: stats.iter().map(|s| s.window_recomputed_tokens).sum(),
             promised_host: below(|s| s.promised_host),
             promised_storage: below(|s| s.promised_storage),
+            promised_windows: below(|s| s.promised_windows),
             loaded: below(|s| s.loaded),
             restores_failed: below(|s| s.restores_failed),
             renegotiated: below(|s| s.renegotiated),
