@@ -438,6 +438,25 @@ fn an_aggregated_worker_goes_on_where_a_window_is_cached() {
 }
 
 #[test]
+fn windows_are_computed_again_where_many_part_from_a_prompt_and_answers_are_right() {
+    for (talk, pressure) in [(false, false), (true, true)] {
+        let faults = Faults { window: true, cache: true, forks: true, talk, pressure, ..Faults::default() };
+        for make in [World::new, World::aggregated] {
+            let mut total = Outcome::default();
+            for seed in 0..SEEDS / 8 {
+                println!("forks: seed {seed}");
+                let mut world = make(seed, faults);
+                world.run();
+                total.add(world.outcome());
+            }
+            println!("{faults:?}: {total:?}");
+            assert_eq!((total.failed, total.integrity_failures), (0, 0));
+            assert!(total.window_recomputed_tokens > SEEDS / 4, "windows were seldom computed again");
+        }
+    }
+}
+
+#[test]
 fn decode_restores_pages_beside_windows_that_are_sent() {
     let total = run("windows and below", Faults { window: true, ..below() });
     assert_eq!((total.failed, total.integrity_failures), (0, 0));
