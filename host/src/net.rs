@@ -1,6 +1,5 @@
 //! Control plane between workers, registry, router and HTTP API.
 
-mod cache_metrics;
 pub mod cache_news;
 pub mod clock;
 pub mod front;
@@ -13,7 +12,6 @@ pub mod registration;
 pub mod registry;
 pub mod router;
 mod routing_metrics;
-mod staging_metrics;
 pub mod wire;
 pub mod worker_metrics;
 pub mod worker_service;

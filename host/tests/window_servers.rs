@@ -197,23 +197,6 @@ fn decode_restores_its_pages_from_below_and_is_sent_the_window() {
 }
 
 #[test]
-fn windows_are_not_kept_below_the_pool_of_a_worker_that_computes() {
-    let plugins = fixture::directory(&["shm", "swa"]);
-    let directory = tempfile::tempdir().unwrap();
-    let config = directory.path().join("host.toml");
-    std::fs::write(&config, SYNTHETIC).unwrap();
-    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_host"))
-        .args(["--executor", "synthetic", "--prefill-radix-cache", "--hierarchical-cache", "--plugins-dir"])
-        .arg(plugins.path())
-        .arg("--config")
-        .arg(&config)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("leave --prefill-radix-cache out"), "{said}");
-}
-
-#[test]
 fn a_gemma3_is_answered_alike_by_every_arrangement() {
     let directory = tempfile::tempdir().unwrap();
     TinyModel { heads: 8, kv_heads: 4, ..TinyModel::gemma3() }.write(directory.path()).unwrap();

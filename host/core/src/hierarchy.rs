@@ -12,6 +12,9 @@
 //! of the three or in several, and a prefix may lie in pieces. The radix tree stays a matter of L1. What a request gets is
 //! the longest run of pages behind what L1 holds that each can be had from somewhere.
 //!
+//! Window parts are pages of the pool under [names](PageHash::window_part) of their own; who computes restores pages together
+//! with a whole window only (`windows.rs`).
+//!
 //! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks of
 //! whole pages. Whoever carries its actions out stores one object per page and KV head (key: SHA-256 of name and head),
 //! laid out layer, K/V, token, dimension: workers of any number of ranks and any layout of their pools find each
@@ -63,8 +66,10 @@ mod loads;
 mod patience;
 mod questions;
 mod reads;
+mod restores;
 mod saves;
 mod stats;
+mod windows;
 mod worth;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -80,7 +85,8 @@ use crate::pool::QuarantinedPages;
 use crate::radix::{PageHash, PrefixLock};
 use cost::Line;
 use fetch::Fetch;
-pub(crate) use fetch::Progress;
+pub(crate) use restores::Progress;
+pub(crate) use windows::End;
 use worth::Trial;
 
 /// What keeps the pages of a save from being used for something else.

@@ -26,6 +26,7 @@ mod lock;
 mod namespace;
 mod node;
 mod order;
+mod window_receipts;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};

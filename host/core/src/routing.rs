@@ -8,9 +8,11 @@
 //! requests with the same new prefix that arrive together would each be computed somewhere else.
 
 mod index;
+mod key;
 mod log;
 mod placement;
 
-pub use index::{Applied, BlockKey, KvEvent, PrefixIndex, WorkerSlot};
+pub use index::{Applied, KvEvent, PrefixIndex, WorkerSlot};
+pub use key::BlockKey;
 pub use log::{EVENT_KEYS, EventLog, Replay, Snapshot, SnapshotPart};
 pub use placement::{Cost, Placed, Placement, Prompt, Weights};

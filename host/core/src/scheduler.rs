@@ -26,6 +26,7 @@ mod pace;
 mod peers;
 mod pipeline;
 mod prefill;
+mod prefix;
 mod ready;
 mod restoring;
 mod retraction;
@@ -136,10 +137,6 @@ impl Scheduler {
         assert!(
             config.window.is_none_or(|window| window.tokens > 0 && window.parts > 0),
             "a window has tokens and takes pages: {config:?}"
-        );
-        assert!(
-            config.window.is_none() || config.hierarchy.is_none() || config.role == Role::Decode,
-            "a worker that computes restores no windows from below its pool yet"
         );
         Self {
             pool: PagePool::open(limits, source),

@@ -106,6 +106,12 @@ impl WindowShape {
         (self.tokens as usize - 1).div_ceil(page_tokens) + 1 + (tokens - 1).div_ceil(page_tokens)
     }
 
+    /// The token pages whose window parts are seen behind the first `end`.
+    #[must_use]
+    pub const fn seen_at(&self, end: usize, page_tokens: usize) -> Range<usize> {
+        self.first_live(end * page_tokens, page_tokens)..end
+    }
+
     /// Pages of the pool that a sequence of so many positions must be able to have, both parts, computed one by one if
     /// need be.
     #[must_use]

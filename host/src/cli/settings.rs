@@ -1,19 +1,25 @@
-//! Every setting once: as a flag, as a key of `--config`, and with its default. Flags win over the file.
+//! Every setting once: as a flag, and as a key of `--config`.
+//!
+//! A new one is a field here, a word in `settings/file.rs`, without which it does not compile, and a method in
+//! `settings/defaults.rs` if it has a default of its own.
 
+mod defaults;
+mod file;
 mod hicache;
+mod size;
 mod synthetic;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
-use super::Refused;
 use super::companion::CompanionSettings;
-use crate::plugins::Policy;
+use file::{one_or_several, word_or_number};
 pub use hicache::HicacheSettings;
+pub use size::parse_bytes;
 pub use synthetic::SyntheticSettings;
 
 /// What one process does.
@@ -63,7 +69,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// What is set, by flag or file. Unset values have the defaults that the accessors give.
+/// What is set, by flag or file. For what is not set, the methods of the same names know what holds.
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Settings {
@@ -314,199 +320,4 @@ pub struct Settings {
     #[arg(long, hide = true)]
     #[serde(skip)]
     pub supervised: bool,
-}
-
-/// Reads a key that is a word or a number.
-fn word_or_number<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Either {
-        Number(i64),
-        Word(String),
-    }
-    Ok(Some(match Either::deserialize(value)? {
-        Either::Number(number) => number.to_string(),
-        Either::Word(word) => word,
-    }))
-}
-
-/// One name may be written without the brackets of a list.
-fn one_or_several<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Either {
-        One(String),
-        Several(Vec<String>),
-    }
-    Ok(Some(match Either::deserialize(value)? {
-        Either::One(name) => vec![name],
-        Either::Several(names) => names,
-    }))
-}
-
-/// Takes each named field from the file where the flag left it unset.
-macro_rules! fill_from {
-    ($flags:ident, $file:ident, $($field:ident)*) => { $( $flags.$field = $flags.$field.or($file.$field); )* };
-}
-
-impl Settings {
-    /// These flags over the file that `--config` names.
-    ///
-    /// # Errors
-    /// When the file cannot be read, or holds something that is not a setting.
-    pub fn with_file(mut self) -> anyhow::Result<Self> {
-        let Some(path) = self.config.clone() else { return Ok(self) };
-        let shown = path.display();
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| Refused(format!("the configuration {shown} cannot be read: {error}")))?;
-        let file: Settings = toml::from_str(&text)
-            .map_err(|error| Refused(format!("the configuration {shown} is wrong: {error}")))?;
-        fill_from!(self, file,
-            model served_model_name executor role plugins plugins_dir host port control router name page_size
-            pool_pages kv_memory kv_dtype kv_layout chunk_tokens max_batch max_running max_queued max_model_len
-            default_max_tokens reserved_decode_tokens target_itl_ms layer_groups router_policy radix_eviction threads
-            allocator swa_full_tokens_ratio hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy
-            tp prefill_tp decode_tp log_format log_level staging staging_bytes staging_knee
-            start_companion hicache synthetic
-        );
-        self.no_page_integrity |= file.no_page_integrity;
-        self.insecure_plugin_permissions |= file.insecure_plugin_permissions;
-        self.plugins_may_abort |= file.plugins_may_abort;
-        self.decode_radix_cache |= file.decode_radix_cache;
-        self.hierarchical_cache |= file.hierarchical_cache;
-        self.prefill_radix_cache |= file.prefill_radix_cache;
-        self.plugin = file.plugin;
-        self.companion = file.companion;
-        Ok(self)
-    }
-
-    /// Who computes.
-    #[must_use]
-    pub fn executor(&self) -> ExecutorName {
-        self.executor.unwrap_or(ExecutorName::Cpu)
-    }
-
-    /// Plugins to load.
-    #[must_use]
-    pub fn plugins(&self) -> Vec<String> {
-        let mut plugins = self.movers();
-        for name in self.stores().iter().chain(&self.allocator) {
-            if !plugins.contains(name) {
-                plugins.push(name.clone());
-            }
-        }
-        plugins
-    }
-
-    /// Of those, the ones that are there to move pages: what is named for storage alone only stores.
-    #[must_use]
-    pub fn movers(&self) -> Vec<String> {
-        let named = self.plugins.clone();
-        match self.role {
-            // An undivided worker moves no pages.
-            Some(RoleName::Aggregated) => named.unwrap_or_default(),
-            _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
-        }
-    }
-
-    /// Plugins that store pages, in the order in which they are asked.
-    #[must_use]
-    pub fn stores(&self) -> &[String] {
-        self.hicache_storage.as_deref().unwrap_or_default()
-    }
-
-    /// The plugin that hands out the pages of a pool with windows, whether it is installed or not.
-    #[must_use]
-    pub fn window_allocator(&self) -> String {
-        self.allocator.clone().unwrap_or_else(|| "swa".to_owned())
-    }
-
-    /// Directories with plugins.
-    #[must_use]
-    pub fn plugins_dirs(&self) -> Vec<PathBuf> {
-        self.plugins_dir.clone().unwrap_or_else(|| {
-            let program = std::env::current_exe().ok();
-            let beside = program.as_deref().and_then(std::path::Path::parent);
-            beside.map(|dir| vec![dir.join("plugins"), dir.to_owned()]).unwrap_or_default()
-        })
-    }
-
-    /// What is accepted of plugin files.
-    #[must_use]
-    pub fn plugin_policy(&self) -> Policy {
-        Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
-    }
-
-    /// Where the HTTP API listens.
-    #[must_use]
-    pub fn http_address(&self) -> SocketAddr {
-        SocketAddr::new(self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), self.port.unwrap_or(8000))
-    }
-
-    /// The model's name in the API.
-    #[must_use]
-    pub fn model_name(&self) -> String {
-        let directory = self.model.as_deref().and_then(std::path::Path::file_name);
-        self.served_model_name
-            .clone()
-            .or_else(|| directory.map(|name| name.to_string_lossy().into_owned()))
-            .unwrap_or_else(|| "synthetic".to_owned())
-    }
-}
-
-/// Reads a size such as `512MiB`, `2GiB`, `64kB` or `1048576`.
-///
-/// # Errors
-/// When the text is not a size.
-pub fn parse_bytes(text: &str) -> Result<u64, Refused> {
-    let digits = text.trim().trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = text.trim()[digits.len()..].to_ascii_lowercase();
-    let factor: u64 = match unit.as_str() {
-        "" | "b" => 1,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        _ => return Err(Refused(format!("{text:?} is not a size: write for example 512MiB or 2GiB"))),
-    };
-    let number: u64 = digits
-        .trim()
-        .parse()
-        .map_err(|error| Refused(format!("{text:?} is not a size ({error}): write for example 512MiB")))?;
-    number.checked_mul(factor).ok_or_else(|| Refused(format!("{text:?} is too large")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_read_with_their_units() {
-        for (text, bytes) in
-            [("12", 12), ("4KiB", 4096), ("3MB", 3_000_000), ("1 GiB", 1 << 30), ("2g", 2 << 30)]
-        {
-            assert_eq!(parse_bytes(text).unwrap(), bytes, "{text}");
-        }
-        for text in ["", "MiB", "-1", "3 parsecs", "99999999999GiB"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn flags_win_over_the_file_and_unknown_keys_are_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("host.toml");
-        std::fs::write(&path, "port = 1\npage-size = 32\nlayer-groups = 4\n[plugin.shm]\nrails = 2\n")
-            .unwrap();
-        let flags = Settings { config: Some(path.clone()), port: Some(2), ..Settings::default() };
-        let settings = flags.clone().with_file().unwrap();
-        assert_eq!((settings.port, settings.page_size), (Some(2), Some(32)));
-        assert_eq!(settings.layer_groups.as_deref(), Some("4"));
-        assert!(settings.plugin.contains_key("shm"));
-        std::fs::write(&path, "prot = 1\n").unwrap();
-        let message = format!("{:#}", flags.with_file().unwrap_err());
-        assert!(message.contains("prot") && message.contains("host.toml"), "{message}");
-    }
 }

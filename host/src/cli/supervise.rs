@@ -23,7 +23,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::fd::{AsFd, AsRawFd};
 use tokio::process::{Child, Command};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Refused;
@@ -143,8 +143,10 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
 
     let program = Arc::new(Program::own()?);
     let (stage, now) = watch::channel(Stage::Serving);
-    let start = |part| tokio::spawn(keep(Arc::clone(&program), part, now.clone()));
+    let start = |part, first| tokio::spawn(keep(Arc::clone(&program), part, now.clone(), first));
     let companions = start_companions(companion::named(settings)?, start).await?;
+    // Whoever started a worker does not wait for it.
+    let start = |part| start(part, oneshot::channel().0);
     let worker = |role: RoleName| {
         let mut arguments = role_arguments(role, &format!("{}-0", role.as_str()));
         arguments.extend(["--router".to_owned(), router_url.clone()]);
@@ -198,13 +200,13 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
 /// A task that keeps a child running.
 type Kept = tokio::task::JoinHandle<anyhow::Result<()>>;
 
-/// Starts companions, one after the other, and waits until each is ready.
+/// Starts companions, one after the other, and waits until each is there and ready.
 ///
 /// # Errors
 /// When one does not get ready, or its place is taken.
 async fn start_companions(
     companions: Vec<Companion>,
-    start: impl Fn(Part) -> Kept,
+    start: impl Fn(Part, oneshot::Sender<()>) -> Kept,
 ) -> anyhow::Result<Vec<Kept>> {
     let mut all = Vec::new();
     for companion in companions {
@@ -218,10 +220,16 @@ async fn start_companions(
             );
             return Err(Refused(message).into());
         }
-        let mut kept = start(Part::Companion(companion.clone()));
+        let (first, started) = oneshot::channel();
+        let mut kept = start(Part::Companion(companion.clone()), first);
+        let ready = async {
+            // An error says that its task has ended, which is waited for beside this.
+            drop(started.await);
+            companion.until_ready().await
+        };
         tokio::select! {
             ended = &mut kept => ended.context("a supervising task failed")??,
-            ready = companion.until_ready() => ready?,
+            ready = ready => ready?,
         }
         all.push(kept);
     }
@@ -246,8 +254,15 @@ fn role_arguments(role: RoleName, name: &str) -> Vec<String> {
     ["--role", role.as_str(), "--name", name, "--supervised"].map(str::to_owned).to_vec()
 }
 
-/// Runs one child, again and again, until it has to end.
-async fn keep(program: Arc<Program>, part: Part, mut stage: watch::Receiver<Stage>) -> anyhow::Result<()> {
+/// Runs one child, again and again, until it has to end. `first` hears when it was started, or could not be, for the first
+/// time.
+async fn keep(
+    program: Arc<Program>,
+    part: Part,
+    mut stage: watch::Receiver<Stage>,
+    first: oneshot::Sender<()>,
+) -> anyhow::Result<()> {
+    let mut first = Some(first);
     let mut restarts: VecDeque<Instant> = VecDeque::new();
     let (role, own) = (part.name(), matches!(part, Part::Own { .. }));
     loop {
@@ -257,6 +272,7 @@ async fn keep(program: Arc<Program>, part: Part, mut stage: watch::Receiver<Stag
                 let lifeline = child.stdin.take();
                 let pid = child.id().unwrap_or_default();
                 tracing::info!(role, pid, "started");
+                first.take().and_then(|first| first.send(()).ok());
                 let status = tokio::select! {
                     status = child.wait() => status.context("a child cannot be waited for")?,
                     () = reached(&mut stage, part.ends_at()) => {
@@ -270,7 +286,10 @@ async fn keep(program: Arc<Program>, part: Part, mut stage: watch::Receiver<Stag
                 }
                 (pid, format!("ended with {status}"))
             }
-            Err(error) => (0, format!("could not be started: {error}")),
+            Err(error) => {
+                first.take().and_then(|first| first.send(()).ok());
+                (0, format!("could not be started: {error}"))
+            }
         };
         let now = Instant::now();
         restarts.push_back(now);
@@ -331,7 +350,7 @@ mod tests {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::Serving);
         let part = Part::Own { role: RoleName::Decode, arguments: Vec::new() };
-        let kept = keep(program, part, now).await;
+        let kept = keep(program, part, now, oneshot::channel().0).await;
         let message = kept.unwrap_err().to_string();
         assert!(message.contains("failed 6 times") && message.contains("could not be started"), "{message}");
     }
@@ -341,6 +360,6 @@ mod tests {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::RouterEnds);
         let part = Part::Own { role: RoleName::Decode, arguments: Vec::new() };
-        keep(program, part, now).await.unwrap();
+        keep(program, part, now, oneshot::channel().0).await.unwrap();
     }
 }

@@ -8,10 +8,11 @@
 mod allocations;
 mod allocator;
 mod allocator_shared;
+mod any_plugin;
 mod child;
-mod common;
 mod event_fd;
 mod hot;
+mod instance;
 mod observe;
 mod opening;
 mod promises;
@@ -125,7 +126,7 @@ pub struct Case {
 /// All cases, in the order in which they run.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
     let all = [
-        common::CASES,
+        any_plugin::CASES,
         opening::CASES,
         transfer::CASES,
         transfer_words::CASES,

@@ -31,8 +31,6 @@ pub enum Feature {
     Retraction,
     /// Pages move on to host memory.
     HierarchicalCache,
-    /// So do those of workers that compute.
-    ComputedHierarchy,
     /// Pages move on to a storage tier.
     StorageCache,
     /// A storage tier that several machines use.

@@ -7,7 +7,7 @@ use host_core::radix::CacheEvent;
 use host_core::routing::{EVENT_KEYS, EventLog};
 use tokio::sync::{mpsc, watch};
 
-use super::Alive;
+use super::alive::Alive;
 
 /// Turns of the scheduler that may wait to be named. Beyond that they are dropped, and the whole cache is told anew.
 const WAITING: usize = 1024;

@@ -14,7 +14,8 @@ use tokio::sync::mpsc;
 
 use self::batch::{Outcome, RanksOfBatch};
 use self::page_digests::PageDigests;
-use super::{Alive, Input};
+use super::alive::Alive;
+use super::channels::Input;
 use crate::executor::{Executor, ExecutorError, KvMemory, LayersDone};
 
 /// What a rank is asked to do, in order.

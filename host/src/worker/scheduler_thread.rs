@@ -10,12 +10,15 @@ use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use tokio::sync::{mpsc, watch};
 
 use super::agreement::Agreement;
+use super::alive::Alive;
 use super::cache_thread::CacheFeed;
+use super::channels::{Answer, Input, Outgoing};
 use super::clock::Clock;
+use super::handle::Tiers;
 use super::link::Links;
 use super::rank_thread::Ranks;
 use super::transfer_thread::{Command as TransferCommand, Inbox, Verification};
-use super::{Alive, Answer, Input, Outgoing, Pages, Tiers, tier_thread};
+use super::{Pages, tier_thread};
 
 /// Longest sleep without an event: keeps the published counters fresh.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);

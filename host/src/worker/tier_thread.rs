@@ -25,7 +25,8 @@ use host_core::layout::KvShape;
 use host_plugin_api::StorageTier;
 use tokio::sync::mpsc;
 
-use super::{Alive, Input};
+use super::alive::Alive;
+use super::channels::Input;
 use crate::executor::KvMemory;
 use crate::plugins::Running;
 use host_memory::HostMemory;

@@ -26,9 +26,10 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
 use super::agreement::Report;
+use super::alive::Alive;
+use super::channels::Input;
 use super::clock::Clock;
 use super::link::{Links, Rank};
-use super::{Alive, Input};
 use sending::Sending;
 use staging::Staging;
 

@@ -1,9 +1,7 @@
 //! The transfer role: what the host's threads call. None of it calls into NIXL.
 
-use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -14,15 +12,14 @@ use host_plugin_api::{
     PeerId, PreparedId, RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write, log,
 };
 
-use crate::capi::Library;
 use crate::config::Config;
-use crate::driver::{Driver, Maker};
+use crate::driver::{self, Maker};
+use crate::library;
 use crate::lists::Lists;
 use crate::queue::{Work, locked};
 use crate::regions::{Card, source, target};
-use crate::search::{self, Places};
 use crate::shared::{Command, Peer, Shared, clear, random, signal};
-use crate::wire::{Endpoint, NAME_BYTES, Random};
+use crate::wire::{Endpoint, NAME_BYTES};
 
 /// An instance of the backend. See the crate.
 pub struct NixlBackend {
@@ -30,51 +27,6 @@ pub struct NixlBackend {
     endpoint: Endpoint,
     driver: Mutex<Option<JoinHandle<()>>>,
     lists: Lists,
-}
-
-/// NIXL's library, from the first place that has one that fits, with one of NIXL's own plugins.
-pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
-    let places = Places::of(config.library.clone());
-    let mut tried = Vec::new();
-    for path in places.candidates() {
-        let bare = path.components().count() == 1;
-        if !bare && !path.is_file() {
-            tried.push((path, "there is no such file".to_owned()));
-            continue;
-        }
-        match Library::load(&path, search::wheel_version(&path)) {
-            Ok(library) => {
-                let directory = std::env::var_os("NIXL_PLUGIN_DIR");
-                search::check_backend(library.path(), directory, backend)?;
-                return Ok(library);
-            }
-            Err(why) => tried.push((path, why)),
-        }
-    }
-    Err(search::not_found(&places, &tried))
-}
-
-/// A configuration's library and the backend's parameters.
-fn settle(config: &Config) -> Result<(Library, Vec<(CString, CString)>)> {
-    let parameters = strings(config.backend_parameters(ucx_tls().as_deref())?)?;
-    Ok((find_library(config, &config.backend)?, parameters))
-}
-
-/// What the environment says of UCX's transports.
-fn ucx_tls() -> Option<String> {
-    std::env::var_os("UCX_TLS").and_then(|value| value.into_string().ok())
-}
-
-/// See [`crate::check`].
-pub fn check(config: &str) -> Result<()> {
-    settle(&Config::parse(config)?).map(drop)
-}
-
-pub fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
-    let wrong = |_| Error::new(ErrorCode::CONFIG, "a parameter contains a zero byte");
-    let pair = |(key, value)| Ok((CString::new(key)?, CString::new(value)?));
-    let pairs: std::result::Result<Vec<_>, std::ffi::NulError> = parameters.into_iter().map(pair).collect();
-    pairs.map_err(wrong)
 }
 
 impl NixlBackend {
@@ -88,7 +40,7 @@ impl NixlBackend {
             let text = format!("the name {:?} is not 1 to {NAME_BYTES} bytes of text", opening.name);
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }
-        let (library, parameters) = settle(&config)?;
+        let (library, parameters) = library::settle(&config)?;
         log!(Level::INFO, "NIXL is {}", library.path().display());
         let library = Arc::new(library);
         let (instance, token) = (random()?, random()?);
@@ -102,7 +54,7 @@ impl NixlBackend {
         };
         let shared = Arc::new(Shared::new(config, opening.name.clone())?);
         let (started, start) = sync_channel(1);
-        let driver = spawn(shared.clone(), maker, instance, token, started)?;
+        let driver = driver::start(shared.clone(), maker, instance, token, started)?;
         let name = opening.name.clone();
         let backend = |front| Self {
             shared,
@@ -169,7 +121,10 @@ impl NixlBackend {
             let text = format!("memory of device {device} cannot be registered: {why}");
             Error::new(ErrorCode::UNSUPPORTED, text)
         };
-        self.shared.config.allows_devices(ucx_tls().as_deref()).map_err(|error| no(&error.message))?;
+        self.shared
+            .config
+            .allows_devices(library::ucx_tls().as_deref())
+            .map_err(|error| no(&error.message))?;
         crate::capi::cuda_driver().map_err(|why| no(&format!("there is no CUDA driver ({why})")))?;
         let card = Card { id: 1, generation, address, length, device: Some(device) };
         let tried = self.ask(|reply| Command::Try { card, reply });
@@ -199,41 +154,6 @@ impl NixlBackend {
             }
         }
     }
-}
-
-fn spawn(
-    shared: Arc<Shared>,
-    maker: Maker,
-    instance: Random,
-    token: Random,
-    started: SyncSender<Result<Vec<u8>>>,
-) -> Result<JoinHandle<()>> {
-    let run = move || {
-        let body = || {
-            let driver = Driver::new(shared.clone(), maker, instance, token);
-            let front = driver.and_then(|driver| {
-                let refused = |refusal: crate::capi::Refusal| Error::new(ErrorCode::IO, refusal.to_string());
-                driver.front.metadata().map_err(refused).map(|front| (driver, front))
-            });
-            let (driver, answer) = match front {
-                Ok((driver, front)) => (Some(driver), Ok(front)),
-                Err(error) => (None, Err(error)),
-            };
-            if started.try_send(answer).is_ok()
-                && let Some(driver) = driver
-            {
-                driver.run();
-            }
-        };
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
-            // Its drop may panic, and nobody is above us to catch that.
-            std::mem::forget(payload);
-            shared.set_broken();
-        }
-        shared.set_ended();
-    };
-    let thread = std::thread::Builder::new().name("nixl-driver".to_owned()).spawn(run);
-    thread.map_err(|e| Error::new(ErrorCode::IO, format!("cannot start a thread: {e}")))
 }
 
 impl TransferBackend for NixlBackend {

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Result};
@@ -89,6 +91,45 @@ pub struct Driver {
     pub suspects: Vec<Random>,
     /// When something last happened.
     lively: Instant,
+}
+
+/// Starts the thread. It says through `started` when it can be asked, with the metadata of its first agent, or why not.
+///
+/// # Errors
+/// When no thread can be started.
+pub fn start(
+    shared: Arc<Shared>,
+    maker: Maker,
+    instance: Random,
+    token: Random,
+    started: SyncSender<Result<Vec<u8>>>,
+) -> Result<JoinHandle<()>> {
+    let run = move || {
+        let body = || {
+            let driver = Driver::new(shared.clone(), maker, instance, token);
+            let front = driver.and_then(|driver| {
+                let refused = |refusal: Refusal| Error::new(ErrorCode::IO, refusal.to_string());
+                driver.front.metadata().map_err(refused).map(|front| (driver, front))
+            });
+            let (driver, answer) = match front {
+                Ok((driver, front)) => (Some(driver), Ok(front)),
+                Err(error) => (None, Err(error)),
+            };
+            if started.try_send(answer).is_ok()
+                && let Some(driver) = driver
+            {
+                driver.run();
+            }
+        };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+            // Its drop may panic, and nobody is above us to catch that.
+            std::mem::forget(payload);
+            shared.set_broken();
+        }
+        shared.set_ended();
+    };
+    let thread = std::thread::Builder::new().name("nixl-driver".to_owned()).spawn(run);
+    thread.map_err(|e| Error::new(ErrorCode::IO, format!("cannot start a thread: {e}")))
 }
 
 impl Driver {

@@ -27,6 +27,7 @@ mod connecting;
 mod door;
 mod driver;
 mod fencing;
+mod library;
 mod link;
 mod lists;
 mod notices;
@@ -54,7 +55,7 @@ pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<NixlB
 /// # Errors
 /// As [`open`], without `IO`.
 pub fn check(role: &str, config: &str) -> host_plugin_api::Result<()> {
-    if role == "tier" { tier::check(config) } else { backend::check(config) }
+    if role == "tier" { tier::check(config) } else { library::check(config) }
 }
 
 /// Opens an instance of the tier: finds and loads NIXL, and starts its thread.

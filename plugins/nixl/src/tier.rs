@@ -23,8 +23,8 @@ use host_plugin_api::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::backend::{find_library, strings};
 use crate::config::Config;
+use crate::library::{find_library, strings};
 use crate::queue::locked;
 use crate::regions::MAX_REGIONS;
 use crate::shared::{clear, random, signal};

@@ -1,10 +1,9 @@
 //! The transfer role.
 
-use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,30 +15,22 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::config::Config;
+use crate::lists::Lists;
 use crate::outbound::{Handover, Outbound};
 use crate::queue::locked;
 use crate::service::{Core, HANDSHAKE, MAX_PEERS};
 use crate::wire::{Endpoint, Hello, NAME_BYTES, decode_welcome};
 use crate::{copier, link, service};
 
-/// Most prepared lists, and most writes in one.
-const MAX_PREPARED: usize = 4096;
-const MAX_PREPARED_WRITES: usize = 1 << 20;
 /// Copies of 256 bytes and more are as fast as collecting them first; see docs/benchmarks.md.
 const SHORT_WRITES: u64 = 256;
-
-struct Prepared {
-    peer: Arc<Outbound>,
-    writes: Box<[Write]>,
-}
 
 /// An instance of the backend. See the crate.
 pub struct ShmBackend {
     core: Arc<Core>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    prepared: RwLock<HashMap<u64, Arc<Prepared>>>,
+    lists: Lists,
     next_peer: AtomicU32,
-    next_prepared: AtomicU64,
 }
 
 impl ShmBackend {
@@ -57,13 +48,8 @@ impl ShmBackend {
         let core = Arc::new(Core::new(config, opening.name.clone())?);
         let io = |e: Errno| Error::new(ErrorCode::IO, format!("cannot listen for peers: {e}"));
         let listener = link::listener(&core.endpoint.socket).map_err(io)?;
-        let backend = Self {
-            core,
-            threads: Mutex::default(),
-            prepared: RwLock::default(),
-            next_peer: AtomicU32::new(1),
-            next_prepared: AtomicU64::new(1),
-        };
+        let backend =
+            Self { core, threads: Mutex::default(), lists: Lists::default(), next_peer: AtomicU32::new(1) };
         backend.spawn("shm-service".to_owned(), move |core| service::run(core, &listener))?;
         for thread in 0..copy_threads {
             backend.spawn(format!("shm-copy-{thread}"), move |core| copier::run(core, thread))?;
@@ -137,17 +123,11 @@ impl ShmBackend {
         if self.core.queue.push(submission, peer, writes) { 0 } else { ErrorCode::WOULD_BLOCK.0 }
     }
 
-    fn nothing_waits(&self) -> bool {
-        !self.core.queue.has_done()
-            && locked(&self.core.lost).is_empty()
-            && !locked(&self.core.inbound).iter().any(|i| i.has_waiting())
-    }
-
     /// Keeps the event level-triggered: cleared once nothing waits, set again when something came meanwhile.
     fn settle_event(&self) {
-        if self.nothing_waits() {
+        if self.core.nothing_waits() {
             link::clear(&self.core.event);
-            if !self.nothing_waits() {
+            if !self.core.nothing_waits() {
                 self.core.signal();
             }
         }
@@ -247,7 +227,7 @@ impl TransferBackend for ShmBackend {
         }
         let _nobody = shutdown(&peer.socket, Shutdown::Both);
         self.core.outbound.write().unwrap_or_else(PoisonError::into_inner).remove(&id.0);
-        self.prepared.write().unwrap_or_else(PoisonError::into_inner).retain(|_, p| p.peer.id != id);
+        self.lists.forget(id);
         self.core.wake();
         Ok(())
     }
@@ -255,29 +235,16 @@ impl TransferBackend for ShmBackend {
     fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
         self.ready()?;
         let peer = self.known_peer(peer)?;
-        if writes.len() > MAX_PREPARED_WRITES {
-            let text = format!("{} writes in one list, {MAX_PREPARED_WRITES} are allowed", writes.len());
-            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
-        }
         if let Some(at) = writes.iter().position(|write| !self.fits(&peer, write)) {
             let text = format!("write {at} is empty or leaves its region: {:?}", writes[at]);
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
         }
-        let mut prepared = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
-        if prepared.len() >= MAX_PREPARED {
-            let text = format!("{MAX_PREPARED} lists are prepared, release one first");
-            return Err(Error::new(ErrorCode::NO_RESOURCE, text));
-        }
-        let id = self.next_prepared.fetch_add(1, Ordering::Relaxed);
-        prepared.insert(id, Arc::new(Prepared { peer, writes: writes.into() }));
-        Ok(PreparedId(id))
+        self.lists.add(peer, writes)
     }
 
     fn release(&self, prepared: PreparedId) -> Result<()> {
         self.ready()?;
-        let removed = self.prepared.write().unwrap_or_else(PoisonError::into_inner).remove(&prepared.0);
-        let unknown = || Error::new(ErrorCode::INVALID_ARGUMENT, format!("no prepared list {}", prepared.0));
-        removed.map(drop).ok_or_else(unknown)
+        self.lists.remove(prepared)
     }
 
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
@@ -300,9 +267,7 @@ impl TransferBackend for ShmBackend {
         if state != 0 {
             return state;
         }
-        let lists = self.prepared.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(list) = lists.get(&prepared.0).cloned() else { return ErrorCode::INVALID_ARGUMENT.0 };
-        drop(lists);
+        let Some(list) = self.lists.get(prepared) else { return ErrorCode::INVALID_ARGUMENT.0 };
         let known = |index: &u32| (*index as usize) < list.writes.len();
         if list.peer.id != submission.peer || !indices.iter().all(known) {
             return ErrorCode::INVALID_ARGUMENT.0;
@@ -327,35 +292,7 @@ impl TransferBackend for ShmBackend {
         if state != 0 {
             return state;
         }
-        let mut taken = 0;
-        let mut any_lost = false;
-        {
-            let inbound = locked(&self.core.inbound);
-            // One of each peer per round, so that a talkative one does not hide what others say.
-            let mut before = usize::MAX;
-            while before != taken {
-                before = taken;
-                for peer in inbound.iter() {
-                    if taken < notifications.len()
-                        && let Some(notification) = peer.take()
-                    {
-                        any_lost |= peer.is_finished();
-                        notifications[taken] = notification;
-                        taken += 1;
-                    }
-                }
-            }
-        }
-        while taken < notifications.len()
-            && let Some(notification) = locked(&self.core.lost).pop_front()
-        {
-            notifications[taken] = notification;
-            taken += 1;
-        }
-        if any_lost {
-            // Letting go of a connection unmaps and closes, which is the service thread's work.
-            self.core.wake();
-        }
+        let taken = self.core.take_notifications(notifications);
         if taken < notifications.len() {
             self.settle_event();
         }

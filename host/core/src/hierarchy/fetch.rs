@@ -14,21 +14,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use super::windows::Windows;
 use super::worth::SHORTEST_WAIT;
 use super::{Found, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
+use crate::window::WindowShape;
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Asking,
     Reading,
     Idle,
     Restoring,
 }
 
-/// One page that comes from below. All but the last two hold a pin on their slot.
+/// One page of the pool that comes from below. All but the last two hold a pin on their slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Filling(HostSlot),
@@ -45,33 +47,48 @@ pub(super) struct Fetch {
     /// Of the pages of the prompt that may come from a cache.
     pub names: Vec<PageHash>,
     /// The first tier that has each, as far as was asked.
-    pub stored: Vec<Option<usize>>,
+    stored: Vec<Option<usize>>,
+    /// Their window parts, if the request needs them too.
+    pub windows: Option<Windows>,
     /// Tiers that have not said what they have.
     pub unanswered: BTreeSet<usize>,
-    phase: Phase,
+    pub phase: Phase,
     begun: Time,
     until: Option<Time>,
     /// Whether the queue still waits for it, and whether it does so because others are computed.
     patient: bool,
     prolonged: bool,
     /// Pages that were in L1 when it arrived.
-    near: usize,
+    pub near: usize,
+    /// Pages of the prompt by their places, and behind all of them those of [window parts](super::windows).
     pub pieces: BTreeMap<usize, Piece>,
-    /// While restoring: the request's pages, from the first of `pieces` on.
-    pub table: Vec<PageId>,
-}
-
-/// How a restore is doing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    Pending,
-    /// All pages are in the pool.
-    Done,
-    /// These pages of the prompt have to come from elsewhere. Nothing of it is under way.
-    Failed(Range<usize>),
+    /// While restoring: where each goes.
+    pub table: BTreeMap<usize, PageId>,
 }
 
 impl Fetch {
+    pub(super) fn name(&self, piece: usize) -> PageHash {
+        let windows = self.windows.as_ref().zip(piece.checked_sub(self.names.len()));
+        windows.map_or_else(|| self.names[piece], |(windows, place)| windows.name(&self.names, place))
+    }
+
+    /// The first tier that has a piece, as far as was asked.
+    pub(super) fn stored(&self, piece: usize) -> Option<usize> {
+        let windows = self.windows.as_ref().zip(piece.checked_sub(self.names.len()));
+        windows.map_or_else(|| self.stored[piece], |(windows, place)| windows.tier(place))
+    }
+
+    /// A tier has a piece.
+    pub(super) fn found(&mut self, piece: usize, tier: usize) {
+        let stored = match (&mut self.windows, piece.checked_sub(self.names.len())) {
+            (Some(windows), Some(place)) => windows.stored(place),
+            _ => self.stored.get_mut(piece),
+        };
+        if let Some(stored) = stored {
+            *stored = Some(stored.map_or(tier, |other| other.min(tier)));
+        }
+    }
+
     pub(super) fn slots(&self) -> impl Iterator<Item = HostSlot> {
         self.pieces.values().filter_map(|piece| match piece {
             Piece::Filling(slot) | Piece::Ready(slot) => Some(*slot),
@@ -79,18 +96,25 @@ impl Fetch {
         })
     }
 
-    fn fills(&self) -> bool {
+    pub(super) fn fills(&self) -> bool {
         self.pieces.values().any(|piece| matches!(piece, Piece::Filling(_)))
     }
 }
 
 impl Hierarchy {
-    /// A request has arrived whose prompt has these pages, the first `near` of which are in L1.
-    pub(crate) fn begin(&mut self, now: Time, room: Room, names: Vec<PageHash>, near: usize) {
-        let unknown: Vec<usize> =
-            (near..names.len()).filter(|page| self.host.find(&names[*page]).is_none()).collect();
+    /// A request has arrived whose prompt has these pages, the first `near` of which are in L1. `windows` is for one that
+    /// computes what a window slides over: which of those have their window parts there.
+    pub(crate) fn begin(
+        &mut self,
+        now: Time,
+        room: Room,
+        names: Vec<PageHash>,
+        near: usize,
+        windows: Option<(WindowShape, Vec<bool>)>,
+    ) {
         let fetch = Fetch {
             stored: vec![None; names.len()],
+            windows: windows.map(|(shape, near)| Windows::new(shape, near, &names)),
             names,
             unanswered: BTreeSet::new(),
             phase: Phase::Idle,
@@ -100,8 +124,9 @@ impl Hierarchy {
             prolonged: false,
             near,
             pieces: BTreeMap::new(),
-            table: Vec::new(),
+            table: BTreeMap::new(),
         };
+        let unknown = fetch.unknown(self.page_tokens, |name| self.host.find(name).is_some());
         let before = self.fetches.insert(room, fetch);
         assert!(before.is_none(), "{room:?} arrived twice");
         if unknown.is_empty() || unknown.len() < self.config.fewest_pages as usize {
@@ -139,11 +164,14 @@ impl Hierarchy {
             return;
         }
         fetch.phase = Phase::Idle;
-        let (near, begun) = (fetch.near, fetch.begun);
+        let (near, windows) = (fetch.near, fetch.windows.is_some());
         self.set_deadline(room, None);
+        if windows {
+            return self.read_windows(now, room);
+        }
         let found = |page: &usize| {
             let fetch = &self.fetches[&room];
-            fetch.stored[*page].is_some() || self.host.find(&fetch.names[*page]).is_some()
+            fetch.stored(*page).is_some() || self.host.find(&fetch.names[*page]).is_some()
         };
         let end =
             (near..self.fetches[&room].names.len()).take_while(found).last().map_or(near, |last| last + 1);
@@ -152,12 +180,18 @@ impl Hierarchy {
         if far.is_empty() || far.len() < self.config.fewest_pages as usize {
             return;
         }
-        if !self.worth_reading(room, &far, near..end) && !self.read_trial.is_due(now) {
+        if !self.worth_reading(room, &far, end - near, near..end) && !self.read_trial.is_due(now) {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }
-        self.fetch_pages(room, near..end);
-        let until = begun.after(self.longest_wait(room, near..end)).max(now.after(SHORTEST_WAIT));
+        self.fetch_pieces(room, near..end);
+        self.wait_for_reads(now, room, near..end);
+    }
+
+    /// What is read for a request gives it these pages more.
+    pub(super) fn wait_for_reads(&mut self, now: Time, room: Room, pages: Range<usize>) {
+        let Some(begun) = self.fetches.get(&room).map(|fetch| fetch.begun) else { return };
+        let until = begun.after(self.longest_wait(room, pages)).max(now.after(SHORTEST_WAIT));
         if let Some(fetch) = self.fetches.get_mut(&room).filter(|fetch| fetch.fills()) {
             fetch.phase = Phase::Reading;
             let until = Some(until).filter(|_| fetch.patient);
@@ -165,22 +199,26 @@ impl Hierarchy {
         }
     }
 
-    /// Pins what is in host memory and has the rest read, as far as there are slots. An eighth of host memory stays for
-    /// pages on their way down, also when reads hang that were given up.
-    fn fetch_pages(&mut self, room: Room, pages: Range<usize>) {
+    /// Slots that may still be read into. An eighth of host memory stays for pages on their way down, also when reads hang that
+    /// were given up.
+    pub(super) fn free_for_reads(&self) -> usize {
         let most = self.host.total() - self.host.total() / 8;
-        for page in pages {
+        most.saturating_sub(self.host.pinned() + self.host.counts().abandoned)
+    }
+
+    /// Pins what is in host memory and has the rest read, as far as there are slots.
+    pub(super) fn fetch_pieces(&mut self, room: Room, pieces: impl IntoIterator<Item = usize>) {
+        for page in pieces {
             let Some(fetch) = self.fetches.get(&room) else { return };
-            let (name, tier) = (fetch.names[page], fetch.stored[page]);
+            if fetch.pieces.contains_key(&page) {
+                continue;
+            }
+            let (name, tier) = (fetch.name(page), fetch.stored(page));
             let piece = match self.host.find(&name) {
                 Some(Found::Ready(slot)) => Piece::Ready(slot),
                 Some(Found::Filling(slot)) => Piece::Filling(slot),
                 None => {
-                    let Some(tier) =
-                        tier.filter(|_| self.host.pinned() + self.host.counts().abandoned < most)
-                    else {
-                        return;
-                    };
+                    let Some(tier) = tier.filter(|_| self.free_for_reads() > 0) else { return };
                     let Some(slot) = self.host.begin(name) else { return };
                     self.tiers[tier].to_read.push_back((name, slot));
                     Piece::Filling(slot)
@@ -190,7 +228,7 @@ impl Hierarchy {
         }
     }
 
-    fn add_piece(&mut self, room: Room, page: usize, piece: Piece) {
+    pub(super) fn add_piece(&mut self, room: Room, page: usize, piece: Piece) {
         let (Piece::Filling(slot) | Piece::Ready(slot)) = piece else { return };
         self.host.pin(slot);
         if matches!(piece, Piece::Filling(_)) {
@@ -201,7 +239,7 @@ impl Hierarchy {
         }
     }
 
-    fn drop_piece(&mut self, room: Room, page: usize) {
+    pub(super) fn drop_piece(&mut self, room: Room, page: usize) {
         let piece = self.fetches.get_mut(&room).and_then(|fetch| fetch.pieces.remove(&page));
         self.release_piece(piece);
     }
@@ -219,13 +257,14 @@ impl Hierarchy {
             return;
         };
         *piece = if good { Piece::Ready(slot) } else { Piece::Gone };
-        let restores = fetch.phase == Phase::Restoring;
+        let (restores, windows) = (fetch.phase == Phase::Restoring, fetch.windows.is_some());
         if !good {
             self.host.unpin(slot);
         }
         match (restores, good) {
             (true, true) => self.loadable.push_back(room),
             (true, false) => self.stop_waiting(room),
+            (false, false) if windows => self.aim_again(room, page),
             // What is behind a page that cannot be had is of no use.
             (false, false) => self.shorten(room, page),
             (false, true) => {}
@@ -255,84 +294,6 @@ impl Hierarchy {
         self.changed.insert(room);
     }
 
-    /// A request is admitted, with its first `near` pages from L1: how many of the next ones will come from below.
-    /// [`restore_into`](Self::restore_into) is to follow unless that is none.
-    pub(crate) fn restore(&mut self, now: Time, room: Room, near: usize) -> usize {
-        let Some(fetch) = self.fetches.get(&room) else { return 0 };
-        let in_flight = self.is_sent && self.config.prefetch != PrefetchPolicy::BestEffort;
-        let mut end = near;
-        while end < fetch.names.len() {
-            match self.host.find(&fetch.names[end]) {
-                Some(Found::Ready(_)) => {}
-                Some(Found::Filling(_)) if in_flight => {}
-                _ => break,
-            }
-            end += 1;
-        }
-        let slow = end > near && self.load_seconds(end - near) > self.seconds_without(fetch, near..end);
-        if slow && !self.load_trial.is_due(now) {
-            self.stats.skipped_by_cost += (end - near) as u64;
-            end = near;
-        }
-        let outside: Vec<usize> =
-            fetch.pieces.keys().copied().filter(|page| !(near..end).contains(page)).collect();
-        let inside: Vec<usize> = (near..end).filter(|page| !fetch.pieces.contains_key(page)).collect();
-        let from_storage = (near..end).filter(|page| fetch.stored[*page].is_some()).count();
-        for page in outside {
-            self.drop_piece(room, page);
-        }
-        for page in inside {
-            let piece = match self.host.find(&self.fetches[&room].names[page]) {
-                Some(Found::Ready(slot)) => Piece::Ready(slot),
-                Some(Found::Filling(slot)) => Piece::Filling(slot),
-                None => unreachable!("page {page} of {room:?} was there before"),
-            };
-            self.add_piece(room, page, piece);
-        }
-        if end == near {
-            self.forget(room);
-            return 0;
-        }
-        self.stats.promised_storage += from_storage as u64;
-        self.stats.promised_host += (end - near - from_storage) as u64;
-        let wait = self.longest_wait(room, near..end);
-        if let Some(fetch) = self.fetches.get_mut(&room) {
-            fetch.phase = Phase::Restoring;
-            let until = fetch.fills().then(|| now.after(wait));
-            self.set_deadline(room, until);
-        }
-        end - near
-    }
-
-    /// The pages of the pool into which a restore goes.
-    pub(crate) fn restore_into(&mut self, room: Room, pages: &[PageId]) {
-        let Some(fetch) = self.fetches.get_mut(&room) else { return };
-        assert!(
-            pages.len() == fetch.pieces.len(),
-            "{} pages for a restore of {}",
-            pages.len(),
-            fetch.pieces.len()
-        );
-        fetch.table = pages.to_vec();
-        self.loadable.push_back(room);
-    }
-
-    /// How a restore is doing; `None` for a request without one.
-    pub(crate) fn progress(&self, room: Room) -> Option<Progress> {
-        let fetch = self.fetches.get(&room).filter(|fetch| fetch.phase == Phase::Restoring)?;
-        let under_way =
-            |piece: &Piece| matches!(piece, Piece::Filling(_) | Piece::Ready(_) | Piece::Loading(_));
-        if fetch.pieces.values().any(under_way) {
-            return Some(Progress::Pending);
-        }
-        let mut missing =
-            fetch.pieces.iter().filter(|(_, piece)| **piece != Piece::Loaded).map(|(page, _)| *page);
-        Some(match missing.next() {
-            None => Progress::Done,
-            Some(first) => Progress::Failed(first..missing.next_back().unwrap_or(first) + 1),
-        })
-    }
-
     /// The request needs nothing from here any more. Returns loads into its pages that are under way.
     pub(crate) fn forget(&mut self, room: Room) -> BTreeSet<TierTag> {
         self.set_deadline(room, None);
@@ -348,7 +309,7 @@ impl Hierarchy {
         loads
     }
 
-    fn set_deadline(&mut self, room: Room, until: Option<Time>) {
+    pub(super) fn set_deadline(&mut self, room: Room, until: Option<Time>) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         if let Some(before) = std::mem::replace(&mut fetch.until, until) {
             self.deadlines.remove(&(before, room));

@@ -16,12 +16,11 @@ impl Hierarchy {
                 self.loadable.pop_front();
                 continue;
             };
-            let first = fetch.pieces.first_key_value().map_or(0, |(page, _)| *page);
             let mut batch: Vec<(usize, HostSlot, PageId)> = Vec::new();
             let ready = fetch.pieces.iter_mut().filter(|(_, piece)| matches!(piece, Piece::Ready(_)));
             for (page, piece) in ready.take(most) {
                 if let Piece::Ready(slot) = std::mem::replace(piece, Piece::Loading(tag)) {
-                    batch.push((*page, slot, fetch.table[*page - first]));
+                    batch.push((*page, slot, fetch.table[page]));
                 }
             }
             if batch.is_empty() {

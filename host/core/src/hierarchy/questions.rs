@@ -29,7 +29,7 @@ impl Hierarchy {
                 continue;
             }
             let tag = self.next_tag();
-            let name = |(room, page): &(Room, usize)| self.fetches.get(room).map(|fetch| fetch.names[*page]);
+            let name = |(room, page): &(Room, usize)| self.fetches.get(room).map(|fetch| fetch.name(*page));
             let (pages, names): (Vec<_>, Vec<_>) =
                 pages.into_iter().filter_map(|page| name(&page).map(|name| (page, name))).unzip();
             if pages.is_empty() {
@@ -82,10 +82,8 @@ impl Hierarchy {
         let mut rooms = BTreeSet::new();
         for (place, (room, page)) in pages.iter().enumerate() {
             let Some(fetch) = self.fetches.get_mut(room) else { continue };
-            if found.get(place) == Some(&true)
-                && let Some(stored) = fetch.stored.get_mut(*page)
-            {
-                *stored = Some(stored.map_or(tier, |other| other.min(tier)));
+            if found.get(place) == Some(&true) {
+                fetch.found(*page, tier);
             }
             if fetch.unanswered.remove(&tier) {
                 rooms.insert(*room);

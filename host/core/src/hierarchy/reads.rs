@@ -60,7 +60,8 @@ impl Hierarchy {
     }
 
     pub(super) fn fail_queued_reads(&mut self, tier: usize) {
-        for (_, slot) in std::mem::take(&mut self.tiers[tier].to_read) {
+        // Whoever waits may ask for something else instead.
+        while let Some((_, slot)) = self.tiers[tier].to_read.pop_front() {
             self.host.ended(slot, false);
             self.tell_waiters(slot, false);
         }

@@ -57,7 +57,7 @@ impl Hierarchy {
         while let Some(queued) = self.saves.pop_back() {
             let alike = match (taken.last().map(|queued| &queued.keep), &queued.keep) {
                 (None, _) => true,
-                (Some(Keep::Lock(last)), Keep::Lock(lock)) => last == lock,
+                (Some(Keep::Lock(last)), Keep::Lock(lock)) => last.is_like(lock),
                 _ => false,
             };
             if !alike {

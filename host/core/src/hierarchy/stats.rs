@@ -16,6 +16,8 @@ pub struct HierarchyStats {
     pub promised_host: u64,
     /// Promised to a request from storage.
     pub promised_storage: u64,
+    /// Of what was promised, pages of window parts.
+    pub promised_windows: u64,
     /// Copied from host memory into the pool for a request.
     pub loaded: u64,
     /// Promised, and not restored.

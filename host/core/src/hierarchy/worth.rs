@@ -31,14 +31,19 @@ impl Trial {
         }
         due
     }
+
+    /// What [`is_due`](Self::is_due) would say, without starting anything.
+    pub(super) fn would_be_due(self, now: Time) -> bool {
+        self.0.is_some_and(|at| at <= now)
+    }
 }
 
 impl Hierarchy {
-    /// Whether reading takes no longer than doing without what could be had.
-    pub(super) fn worth_reading(&self, room: Room, far: &[usize], all: Range<usize>) -> bool {
+    /// Whether reading these pieces, and copying so many in all, takes no longer than doing without these pages.
+    pub(super) fn worth_reading(&self, room: Room, far: &[usize], copied: usize, all: Range<usize>) -> bool {
         let fetch = &self.fetches[&room];
         let mut by_tier: BTreeMap<usize, usize> = BTreeMap::new();
-        for tier in far.iter().filter_map(|page| fetch.stored[*page]) {
+        for tier in far.iter().filter_map(|page| fetch.stored(*page)) {
             *by_tier.entry(tier).or_default() += 1;
         }
         let reads = by_tier.into_iter().map(|(tier, pages)| {
@@ -47,7 +52,7 @@ impl Hierarchy {
             tier.reading.predict(ahead as f64).unwrap_or_default()
         });
         let reads = reads.fold(0.0, f64::max);
-        reads + self.load_seconds(all.len()) <= self.seconds_without(fetch, all)
+        reads + self.load_seconds(copied) <= self.seconds_without(fetch, all)
     }
 
     pub(super) fn load_seconds(&self, pages: usize) -> f64 {

@@ -29,6 +29,17 @@ impl PageHash {
         PageHash(hasher.finalize().into())
     }
 
+    /// The name of one page of this page's window part ([`crate::window`]): SHA-256 over a label, this name and the number as
+    /// u32 LE. No page and no namespace has it: what those hash is never as long.
+    #[must_use]
+    pub fn window_part(&self, part: u32) -> PageHash {
+        let mut hasher = Sha256::new();
+        hasher.update(b"host/window-part\0");
+        hasher.update(self.0);
+        hasher.update(part.to_le_bytes());
+        PageHash(hasher.finalize().into())
+    }
+
     /// Where a namespace's chains start, `self` being the worker's identity: SHA-256 over the identity and the key's
     /// three parts, each behind its length as u64 LE, so that no two keys read alike.
     #[must_use]

@@ -4,6 +4,7 @@ use super::RadixTree;
 use super::chain::PageHash;
 use super::event::{EventSink, TreeEvent};
 use super::node::NodeIndex;
+use super::windows::EvictedWindow;
 use crate::pool::CachedPages;
 
 impl RadixTree {
@@ -16,7 +17,7 @@ impl RadixTree {
         while missing > 0 {
             let leaf = self.order.first();
             if let Some(page) = self.window_to_evict(leaf) {
-                let window = self.evict_window(page);
+                let window = self.evict_window(page).pages;
                 missing = missing.saturating_sub(window.ids().len());
                 self.counts.evicted += window.ids().len() as u64;
                 evicted.push(window);
@@ -25,6 +26,7 @@ impl RadixTree {
             let Some(index) = leaf else { break };
             let count = self.pages_to_cut(index, missing);
             let (pages, windows) = self.cut_leaf(index, count, sink);
+            let windows = windows.into_iter().map(|window| window.pages);
             for pages in std::iter::once(pages).chain(windows) {
                 missing = missing.saturating_sub(pages.ids().len());
                 evicted.push(pages);
@@ -39,7 +41,7 @@ impl RadixTree {
         let mut missing = wanted;
         while missing > 0 {
             let Some(page) = self.first_window() else { break };
-            let window = self.evict_window(page);
+            let window = self.evict_window(page).pages;
             missing = missing.saturating_sub(window.ids().len());
             self.counts.evicted += window.ids().len() as u64;
             evicted.push(window);
@@ -57,7 +59,7 @@ impl RadixTree {
             let (pages, windows) = self.cut_leaf(index, count, sink);
             missing -= count;
             evicted.push(pages);
-            evicted.extend(windows);
+            evicted.extend(windows.into_iter().map(|window| window.pages));
         }
         CachedPages::concat(evicted)
     }
@@ -68,7 +70,7 @@ impl RadixTree {
         index: NodeIndex,
         count: usize,
         sink: &mut (impl EventSink + ?Sized),
-    ) -> (CachedPages, Vec<CachedPages>) {
+    ) -> (CachedPages, Vec<EvictedWindow>) {
         let pages = match self.nodes[index].pages() == count {
             true => self.evict_leaf(index),
             false => self.trim_leaf(index, count),
@@ -76,12 +78,13 @@ impl RadixTree {
         self.tell(sink, TreeEvent::Removed { pages: pages.ids() });
         self.counts.pages -= count;
         let windows = self.windows_of(&pages);
-        let evicted = count + windows.iter().map(|window| window.ids().len()).sum::<usize>();
+        let evicted = count + windows.iter().map(|window| window.pages.ids().len()).sum::<usize>();
         self.counts.evicted += evicted as u64;
         (pages, windows)
     }
 
-    /// [`evict`](Self::evict), with the names of the pages, node by node. Window parts have none.
+    /// [`evict`](Self::evict), with the names of the pages, node by node, and part by part of windows. Of those only the ones
+    /// have names that are [to be saved](Self::name_windows).
     pub(crate) fn evict_named(
         &mut self,
         wanted: usize,
@@ -93,9 +96,9 @@ impl RadixTree {
             let leaf = self.order.first();
             if let Some(page) = self.window_to_evict(leaf) {
                 let window = self.evict_window(page);
-                missing = missing.saturating_sub(window.ids().len());
-                self.counts.evicted += window.ids().len() as u64;
-                evicted.push((Vec::new(), window));
+                missing = missing.saturating_sub(window.pages.ids().len());
+                self.counts.evicted += window.pages.ids().len() as u64;
+                evicted.push(window.named());
                 continue;
             }
             let Some(index) = leaf else { break };
@@ -105,8 +108,8 @@ impl RadixTree {
             missing = missing.saturating_sub(pages.ids().len());
             evicted.push((names, pages));
             for window in windows {
-                missing = missing.saturating_sub(window.ids().len());
-                evicted.push((Vec::new(), window));
+                missing = missing.saturating_sub(window.pages.ids().len());
+                evicted.push(window.named());
             }
         }
         evicted
@@ -151,7 +154,7 @@ impl RadixTree {
             self.counts.pages -= pages.ids().len();
             let windows = self.windows_of(&pages);
             self.gone.push(pages);
-            self.gone.extend(windows);
+            self.gone.extend(windows.into_iter().map(|window| window.pages));
             let Ok(parent) = above else { return };
             index = parent;
         }

@@ -40,6 +40,11 @@ impl PrefixLock {
         self.windows.len()
     }
 
+    /// Whether another receipt keeps the same pages; their window parts apart.
+    pub(crate) fn is_like(&self, other: &PrefixLock) -> bool {
+        (self.namespace, self.node, self.pages) == (other.namespace, other.node, other.pages)
+    }
+
     /// Whose prefix.
     #[must_use]
     pub fn namespace(&self) -> Namespace {

@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::RadixTree;
+use super::chain::PageHash;
 use super::lock::PrefixLock;
 use super::namespace::Namespace;
 use super::node::{NO_NODE, NodeIndex};
@@ -30,12 +31,30 @@ struct Part {
     useful: bool,
     /// When it was given up by the last of them; parts given up together have the same.
     stamp: u64,
+    /// The page's name, if the part is to be saved when it is evicted.
+    name: Option<PageHash>,
 }
 
 impl Part {
     /// Where the part comes in the order of eviction.
     fn place(&self, page: PageId) -> (bool, u64, PageId) {
         (self.useful, self.stamp, page)
+    }
+}
+
+/// A window part that has left the tree.
+#[derive(Debug, Default)]
+pub(super) struct EvictedWindow {
+    name: Option<PageHash>,
+    pub pages: CachedPages,
+}
+
+impl EvictedWindow {
+    /// Its pages and their names, if they are to be saved.
+    pub(super) fn named(self) -> (Vec<PageHash>, CachedPages) {
+        let name = |(part, _)| self.name.map(|name| name.window_part(part));
+        let names = (0..).zip(self.pages.ids()).filter_map(name).collect();
+        (names, self.pages)
     }
 }
 
@@ -72,7 +91,7 @@ impl Windows {
         self.parts.get(&page).map_or(0, |part| part.pages.ids().len())
     }
 
-    fn contains(&self, page: PageId) -> bool {
+    pub(super) fn contains(&self, page: PageId) -> bool {
         self.parts.contains_key(&page)
     }
 
@@ -84,12 +103,13 @@ impl Windows {
     fn insert(&mut self, page: PageId, pages: CachedPages) {
         self.pages += pages.ids().len();
         self.pinned += pages.ids().len();
-        let earlier = self.parts.insert(page, Part { pages, pins: 1, useful: false, stamp: u64::MAX });
+        let earlier =
+            self.parts.insert(page, Part { pages, pins: 1, useful: false, stamp: u64::MAX, name: None });
         assert!(earlier.is_none(), "{page:?} has two window parts");
     }
 
     /// One receipt more.
-    fn pin(&mut self, page: PageId) {
+    pub(super) fn pin(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else {
             unreachable!("{page:?} has no window part to keep")
         };
@@ -119,8 +139,15 @@ impl Windows {
         }
     }
 
+    /// The part is worth saving, under its page's name, when it is evicted.
+    pub(super) fn name(&mut self, page: PageId, name: PageHash) {
+        if let Some(part) = self.parts.get_mut(&page) {
+            part.name = Some(name);
+        }
+    }
+
     /// The part is worth keeping.
-    fn mark(&mut self, page: PageId) {
+    pub(super) fn mark(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else { return };
         let moves = self.order.remove(&part.place(page));
         part.useful = true;
@@ -130,12 +157,12 @@ impl Windows {
     }
 
     /// Takes the part of a page out that leaves the tree, or is to be a tombstone.
-    pub(super) fn remove(&mut self, page: PageId) -> Option<CachedPages> {
+    pub(super) fn remove(&mut self, page: PageId) -> Option<EvictedWindow> {
         let part = self.parts.remove(&page)?;
         assert_eq!(part.pins, 0, "a receipt keeps the window part of {page:?}");
         self.order.remove(&part.place(page));
         self.pages -= part.pages.ids().len();
-        Some(part.pages)
+        Some(EvictedWindow { name: part.name, pages: part.pages })
     }
 
     /// # Panics
@@ -230,7 +257,7 @@ impl RadixTree {
     }
 
     /// The pages of the longest cached prefix of some tokens.
-    fn path(&self, namespace: Namespace, tokens: &[u32]) -> Vec<PageId> {
+    pub(super) fn path(&self, namespace: Namespace, tokens: &[u32]) -> Vec<PageId> {
         if !self.namespaces.contains(namespace) {
             return Vec::new();
         }
@@ -275,12 +302,12 @@ impl RadixTree {
     }
 
     /// Makes a page's window part a tombstone. Nobody is told: the page stays.
-    pub(super) fn evict_window(&mut self, page: PageId) -> CachedPages {
+    pub(super) fn evict_window(&mut self, page: PageId) -> EvictedWindow {
         self.windows.remove(page).unwrap_or_default()
     }
 
     /// The window parts of pages that left the tree.
-    pub(super) fn windows_of(&mut self, pages: &CachedPages) -> Vec<CachedPages> {
+    pub(super) fn windows_of(&mut self, pages: &CachedPages) -> Vec<EvictedWindow> {
         if self.windows.pages() == 0 {
             return Vec::new();
         }

@@ -1,37 +1,10 @@
 //! Which worker holds which prefix.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+mod holders;
 
+use super::key::{BlockKey, KeyMap};
 use super::log::SnapshotPart;
-use crate::radix::PageHash;
-
-/// Names a block of tokens together with everything before it, so that equal keys mean equal prefixes: the first 8
-/// bytes of the page hash chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockKey(pub u64);
-
-impl BlockKey {
-    /// The key of the page with this name.
-    #[must_use]
-    pub fn of(name: &PageHash) -> Self {
-        let [a, b, c, d, e, f, g, h, ..] = name.0;
-        Self(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
-    }
-
-    /// The keys of a prompt's whole pages, in order, in a namespace whose hash chain starts at `seed`.
-    #[must_use]
-    pub fn chain(seed: &PageHash, tokens: &[u32], page_tokens: usize) -> Vec<Self> {
-        let mut name = *seed;
-        let pages = tokens.chunks_exact(page_tokens.max(1));
-        pages
-            .map(|page| {
-                name = name.next(page);
-                Self::of(&name)
-            })
-            .collect()
-    }
-}
+use holders::Holders;
 
 /// A worker's place in the index. Given out by [`PrefixIndex::add_worker`], free again after
 /// [`PrefixIndex::remove_worker`].
@@ -63,77 +36,6 @@ pub enum Applied {
     TooMany,
     /// Nobody is at this slot.
     Unknown,
-}
-
-/// Keys are hashes already.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-    fn write_u64(&mut self, key: u64) {
-        self.0 = key;
-    }
-}
-
-pub(super) type KeyMap<V> = HashMap<BlockKey, V, BuildHasherDefault<KeyHasher>>;
-
-/// Slots of one word of a block's holders.
-const WORD: usize = 64;
-
-/// The slots that hold a block; nearly always few, so one word for the first 64 workers and more only beyond.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Holders {
-    first: u64,
-    rest: Box<[u64]>,
-}
-
-impl Holders {
-    fn word(&mut self, slot: WorkerSlot) -> &mut u64 {
-        match usize::from(slot.0) / WORD {
-            0 => &mut self.first,
-            word => {
-                if self.rest.len() < word {
-                    let mut longer = std::mem::take(&mut self.rest).into_vec();
-                    longer.resize(word, 0);
-                    self.rest = longer.into_boxed_slice();
-                }
-                &mut self.rest[word - 1]
-            }
-        }
-    }
-
-    fn insert(&mut self, slot: WorkerSlot) -> bool {
-        let bit = 1 << (usize::from(slot.0) % WORD);
-        let word = self.word(slot);
-        let fresh = *word & bit == 0;
-        *word |= bit;
-        fresh
-    }
-
-    fn remove(&mut self, slot: WorkerSlot) {
-        let bit = 1 << (usize::from(slot.0) % WORD);
-        *self.word(slot) &= !bit;
-    }
-
-    fn is_empty(&self) -> bool {
-        self.first == 0 && self.rest.iter().all(|word| *word == 0)
-    }
-
-    fn contains(&self, slot: WorkerSlot) -> bool {
-        let bit = 1 << (usize::from(slot.0) % WORD);
-        match usize::from(slot.0) / WORD {
-            0 => self.first & bit != 0,
-            word => self.rest.get(word - 1).is_some_and(|word| word & bit != 0),
-        }
-    }
 }
 
 /// How far a worker was followed.

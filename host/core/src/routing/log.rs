@@ -6,7 +6,8 @@
 
 use std::collections::VecDeque;
 
-use super::index::{BlockKey, KvEvent};
+use super::index::KvEvent;
+use super::key::BlockKey;
 use crate::ids::PageId;
 use crate::radix::{After, CacheEvent, PageHash};
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::index::{BlockKey, KeyMap, PrefixIndex, WorkerSlot};
+use super::index::{PrefixIndex, WorkerSlot};
+use super::key::{BlockKey, KeyMap};
 use crate::ids::Room;
 
 /// How the choice weighs its two sides, in tokens.

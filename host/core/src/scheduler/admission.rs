@@ -3,11 +3,12 @@
 use super::growth::{Need, Pages};
 use super::job::{Incoming, Job, Outgoing, Stage};
 use super::peers::PeerState;
+use super::prefix::Prefix;
 use super::{Action, Role, RoomOpening, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Reserve};
 use crate::quarantine::{Entry, Touchers};
-use crate::radix::{NamespaceKey, PrefixLock};
+use crate::radix::NamespaceKey;
 use crate::request::{Failure, FailureCode, Request};
 
 /// Later requests that may take pages before one that lacks them.
@@ -133,7 +134,7 @@ impl Scheduler {
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
-        let mut admitted: Vec<(Room, Need, Option<PrefixLock>)> = Vec::new();
+        let mut admitted: Vec<(Room, Need, Option<Prefix>)> = Vec::new();
         let (most_active, mut resumed) = (self.most_active(), 0);
         let mut promised = Pages::default();
         let mut headroom = self.promised_headroom();
@@ -155,18 +156,18 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let lock = self.lock_prefix(room);
-            if lock.as_ref().is_some_and(|lock| self.follow(now, room, lock)) {
-                self.unlock(lock);
+            let prefix = self.find_prefix(now, room);
+            if prefix.as_ref().is_some_and(|prefix| self.follow(now, room, &prefix.lock)) {
+                self.unlock(prefix.map(|prefix| prefix.lock));
                 at += 1;
                 continue;
             }
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
-            let need = self.need(job, lock.as_ref());
+            let need = self.need(job, prefix.as_ref());
             let first = admitted.is_empty() && self.jobs.len() == self.queue.len();
             let kept = if first { Pages::default() } else { headroom + need.headroom };
             if !self.can_have(promised + need.now + kept) {
-                self.unlock(lock);
+                self.unlock(prefix.map(|prefix| prefix.lock));
                 if worn {
                     break;
                 }
@@ -181,8 +182,8 @@ impl Scheduler {
             promised += need.now;
             headroom += need.headroom;
             self.queue.remove(at);
-            self.lead(room, lock.as_ref());
-            admitted.push((room, need, lock));
+            self.lead(room, prefix.as_ref().map(|prefix| &prefix.lock));
+            admitted.push((room, need, prefix));
             for waits in &lacking {
                 if let Some(job) = self.jobs.get_mut(waits) {
                     job.overtaken += 1;
@@ -195,8 +196,15 @@ impl Scheduler {
         }
         // Once for all that were admitted.
         self.make_free(promised);
-        for (room, need, lock) in admitted {
-            self.admit_one(now, room, need, lock, actions);
+        let mut went_on = Vec::new();
+        for (room, need, prefix) in admitted {
+            let computes = self.config.role != Role::Decode;
+            went_on.extend(prefix.as_ref().filter(|_| computes).map(|prefix| (room, prefix.page())));
+            self.admit_one(now, room, need, prefix, actions);
+        }
+        // Only now: until then everybody found in host memory what was seen there above.
+        for (room, page) in went_on {
+            self.save_windows(room, [page]);
         }
     }
 
@@ -210,7 +218,7 @@ impl Scheduler {
         now: Time,
         room: Room,
         need: Need,
-        lock: Option<PrefixLock>,
+        found: Option<Prefix>,
         actions: &mut Vec<Action>,
     ) {
         let pages = (self.pool.allocate(need.now.full), self.pool.allocate_window(need.now.window));
@@ -218,6 +226,8 @@ impl Scheduler {
             unreachable!("admission checked pages and aux rows")
         };
         let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
+        let (page, from) = found.as_ref().map_or((0, 0), |found| (found.page(), found.from()));
+        let (lock, end) = found.map_or((None, None), |found| (Some(found.lock), found.end));
         if let (Some(tree), Some(lock)) = (&mut self.cache, &lock) {
             tree.count_use(lock);
             tree.pages(lock, &mut job.table);
@@ -225,10 +235,10 @@ impl Scheduler {
         let resumed = job.stage == Stage::Retracted;
         let prefix = job.table.len();
         let page_tokens = self.config.page_tokens as usize;
-        let from = lock.as_ref().map_or(prefix, PrefixLock::from);
-        if from < prefix {
-            job.again = from * page_tokens..prefix * page_tokens;
+        if from < page {
+            job.again = from * page_tokens..page * page_tokens;
         }
+        let from = from.min(prefix);
         if resumed {
             job.go_on_with(from, page_tokens);
             self.stats.restored_tokens += job.computed as u64;
@@ -240,11 +250,15 @@ impl Scheduler {
         job.held = Some(pages);
         job.lock = lock;
         job.aux = Some(aux);
-        self.begin_window(room, window);
+        self.begin_window(room, page, window);
         let Some(job) = self.jobs.get(&room) else { return };
         let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
-        let restored = if resumed { 0 } else { self.begin_restore(now, room, prefix) };
-        let covered = prefix + restored;
+        let restored = match end {
+            _ if resumed => None,
+            Some(end) => self.restore_to(now, room, prefix, &end),
+            None => self.begin_restore(now, room, prefix),
+        };
+        let covered = restored.unwrap_or(prefix);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         match (self.config.role, peer) {
             (Role::Decode, Some(peer)) if !resumed => {
@@ -255,7 +269,7 @@ impl Scheduler {
                 let (whom, window) = ((peer, self.peers.session(peer)), job.window.len());
                 self.reserve(now, room, Incoming::new(whom, 1, pages, window, now), actions);
             }
-            _ if restored > 0 => job.stage = Stage::Loading(prefix..covered),
+            _ if restored.is_some() => job.stage = Stage::Loading(prefix..covered),
             _ => {
                 job.stage = Stage::Running;
                 self.running.push(room);

@@ -186,6 +186,7 @@ impl Scheduler {
             self.cache_computed(room);
         }
         self.mark_window(room, whole);
+        self.save_windows(room, whole);
         // Only now: what the tree takes of a prompt's windows is found again while there is room for it.
         self.release_unseen(room);
         match &output.sampled {

@@ -1,5 +1,7 @@
 //! What requests leave behind for those that begin alike.
 
+use std::collections::BTreeSet;
+
 use super::growth::Pages;
 use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
@@ -141,8 +143,12 @@ impl Scheduler {
     /// pages that the tree had already from somebody else are free, or stay the job's until it ends where a transfer or
     /// a batch may still read them. Kept without need they could be what a request that runs alone lacks in the end.
     pub(super) fn cache_computed(&mut self, room: Room) {
-        // A decode worker is sent its windows.
-        self.cache_parts(room, self.config.role != Role::Decode, false);
+        let Some(job) = self.jobs.get(&room) else { return };
+        // A decode worker is sent its windows. What lies below has the answer's from here: prefill never saw it.
+        let page_tokens = self.config.page_tokens as usize;
+        let answered = job.computed / page_tokens * page_tokens > job.request.prompt.len();
+        let windows = self.config.role != Role::Decode || (answered && self.hierarchy.is_some());
+        self.cache_parts(room, windows, false);
     }
 
     /// The same for a request that is to compute here what is not cached any more, whatever the role.
@@ -203,10 +209,11 @@ impl Scheduler {
             // token.
             let (end, prompt) = (job.computed, job.request.prompt.len());
             let page_tokens = self.config.page_tokens as usize;
-            if retracted || end >= prompt {
+            let computes = self.config.role != Role::Decode;
+            if retracted || (end >= prompt && computes) {
                 tree.mark_window(&lock, end / page_tokens, shape);
             }
-            if end >= prompt {
+            if end >= prompt && computes {
                 tree.mark_window(&lock, (prompt - 1) / page_tokens, shape);
             }
             (job.window.cached, job.window.own) = (kept.pages, kept.rest);
@@ -218,6 +225,20 @@ impl Scheduler {
             None => job.spare = Some(duplicates),
         }
         self.save_computed(room, inserted.taken);
+        if windows {
+            self.save_ends(room);
+        }
+    }
+
+    /// What is in the tree of a prompt that is complete, or of an answer, goes below with its window.
+    fn save_ends(&mut self, room: Room) {
+        let Some(job) = self.jobs.get(&room) else { return };
+        let (end, prompt) = (job.computed, job.request.prompt.len());
+        if end >= prompt {
+            let page_tokens = self.config.page_tokens as usize;
+            let ends = BTreeSet::from([(prompt - 1) / page_tokens, end / page_tokens]);
+            self.save_windows(room, ends);
+        }
     }
 }
 

@@ -8,9 +8,9 @@
 
 use super::job::Job;
 use super::pace::Load;
+use super::prefix::Prefix;
 use super::{Role, Scheduler};
 use crate::ids::Room;
-use crate::radix::PrefixLock;
 use crate::request::Request;
 
 /// Pages of both [components](crate::pool::Component).
@@ -45,7 +45,7 @@ impl std::iter::Sum for Pages {
 /// What admission looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {
-    /// Pages for the tokens known so far, and for the window parts that come with a transfer.
+    /// Pages for the tokens known so far, and for the window parts that come with a transfer or from below the pool.
     pub now: Pages,
     /// Pages beyond for which there must be room.
     pub headroom: Pages,
@@ -70,11 +70,12 @@ impl Scheduler {
     }
 
     /// What a waiting job needs beside what is locked for it.
-    pub(super) fn need(&self, job: &Job, locked: Option<&PrefixLock>) -> Need {
+    pub(super) fn need(&self, job: &Job, prefix: Option<&Prefix>) -> Need {
         let (now, ahead) = (self.pages_for(job.known()), self.ahead(job));
-        let window = self.window_need(job, locked, ahead.max(now));
+        let window = self.window_need(job, prefix, ahead.max(now));
+        let locked = prefix.map_or(0, |prefix| prefix.lock.pages());
         Need {
-            now: Pages { full: now - locked.map_or(0, PrefixLock::pages), window: window.now },
+            now: Pages { full: now - locked, window: window.now },
             headroom: Pages { full: ahead.saturating_sub(now), window: window.headroom },
         }
     }

@@ -87,6 +87,10 @@ impl Scheduler {
         let page_tokens = self.config.page_tokens as usize;
         let all = self.config.layer_groups.layers();
         let Some(job) = self.jobs.get_mut(&room) else { return };
+        // One that lacks a part of its window gives its pages up: nobody may be reading them.
+        if self.config.window.is_some() && matches!(job.stage, Stage::Loading(_)) {
+            return;
+        }
         let last = job.stage == Stage::Inflight;
         // What is computed again for the window alone is there already.
         let end = job.whole_pages(job.computed.max(job.again.end), page_tokens);

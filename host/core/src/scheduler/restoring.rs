@@ -2,7 +2,8 @@
 //! does not come.
 //!
 //! ```text
-//! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored
+//! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored; of a model with
+//!                                               a window Retracted, if all was not
 //!
 //! decode       Queued ─► Transfer ─► Verifying ─► Restoring ─► Ready
 //!                           ▲ │ restore failed,       │ │ prefill gone: compute it here
@@ -27,7 +28,7 @@ use super::cache::usable_prefix;
 use super::job::{Incoming, Job, Reclaiming, Restore, Stage};
 use super::peers::PeerState;
 use super::{Action, Role, Scheduler};
-use crate::hierarchy::{Hierarchy, Progress, TierAction, TierEvent};
+use crate::hierarchy::{End, Hierarchy, Progress, TierAction, TierEvent};
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
 use crate::radix::PageHash;
@@ -51,6 +52,7 @@ impl Job {
 impl Scheduler {
     /// A request has come: asks what lies below for it.
     pub(super) fn begin_fetch(&mut self, now: Time, room: Room) {
+        let shape = self.restored_shape();
         let (Some(hierarchy), Some(tree), Some(job)) =
             (&mut self.hierarchy, &mut self.cache, self.jobs.get_mut(&room))
         else {
@@ -63,9 +65,13 @@ impl Scheduler {
             return;
         }
         let Some(namespace) = tree.namespace(&job.request.namespace) else { return };
-        let near = tree.peek(namespace, &job.request.prompt[..usable]);
+        let windows = shape.map(|shape| (shape, tree.window_parts(namespace, &job.request.prompt[..usable])));
+        let near = match &windows {
+            Some((_, near)) => near.len(),
+            None => tree.peek(namespace, &job.request.prompt[..usable]),
+        };
         job.name_pages(&self.config.identity, pages, page_tokens);
-        hierarchy.begin(now, room, job.names.clone(), near);
+        hierarchy.begin(now, room, job.names.clone(), near, windows);
     }
 
     /// Whether a request in the queue waits for what is being read for it.
@@ -73,16 +79,30 @@ impl Scheduler {
         self.hierarchy.as_ref().is_some_and(|hierarchy| hierarchy.waits(room))
     }
 
-    /// A request is admitted, its first `near` pages from L1: begins to restore what lies below for it. Returns how
-    /// many pages that are.
-    pub(super) fn begin_restore(&mut self, now: Time, room: Room, near: usize) -> usize {
-        let (Some(hierarchy), Some(job)) = (&mut self.hierarchy, self.jobs.get_mut(&room)) else { return 0 };
-        let count = hierarchy.restore(now, room, near);
-        if count > 0 {
-            hierarchy.restore_into(room, &job.table[near..near + count]);
-            job.restore = Some(Restore::Pending(near..near + count));
+    /// A request is admitted, its first `near` pages from L1: begins to restore what lies below for it. Returns the page behind
+    /// that, if anything does.
+    pub(super) fn begin_restore(&mut self, now: Time, room: Room, near: usize) -> Option<usize> {
+        let (hierarchy, job) = (self.hierarchy.as_mut()?, self.jobs.get_mut(&room)?);
+        let end = near + hierarchy.restore(now, room, near);
+        if end == near {
+            return None;
         }
-        count
+        hierarchy.restore_into(room, &job.table[near..end]);
+        job.restore = Some(Restore::Pending(near..end));
+        Some(end)
+    }
+
+    /// The same for one that goes on at an end, with window parts from below.
+    pub(super) fn restore_to(&mut self, now: Time, room: Room, near: usize, end: &End) -> Option<usize> {
+        let (hierarchy, job) = (self.hierarchy.as_mut()?, self.jobs.get_mut(&room)?);
+        let restored = near..end.reach.end.max(near);
+        let pages = [&job.table[restored.clone()], job.window.own.ids()].concat();
+        if !hierarchy.restore_end(now, room, near, end, &pages) {
+            return None;
+        }
+        let end = restored.end;
+        job.restore = Some(Restore::Pending(restored));
+        Some(end)
     }
 
     pub(super) fn tier_event(&mut self, now: Time, event: TierEvent, actions: &mut Vec<Action>) {
@@ -160,6 +180,10 @@ impl Scheduler {
         let (stage, restore) = (job.stage.clone(), job.restore.clone());
         match (stage, restore) {
             (_, Some(Restore::Pending(_))) => {}
+            // Nobody computes behind a part of a window; what is there of the pages is little without it.
+            (Stage::Loading(_), Some(Restore::Missing(_))) if self.config.window.is_some() => {
+                self.begin_again(room);
+            }
             (Stage::Loading(all), restore) => {
                 let end = match restore {
                     Some(Restore::Missing(missing)) => missing.start,
@@ -188,7 +212,10 @@ impl Scheduler {
     fn loaded(&mut self, room: Room, pages: usize, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.restore = None;
-        job.computed = pages * self.config.page_tokens as usize;
+        job.computed = match job.again.is_empty() {
+            true => pages * self.config.page_tokens as usize,
+            false => job.again.start,
+        };
         job.cached_tokens = u32::try_from(job.computed).unwrap_or(u32::MAX);
         job.promised_tokens = job.cached_tokens;
         job.stage = Stage::Running;

@@ -1,5 +1,8 @@
 //! Which pages are copied below the pool, and when.
 //!
+//! Of window parts only those of the windows at which others will go on, so that what a prompt costs below is its pages and one
+//! window or two: those at the ends of prompts and answers, and those that somebody went on from.
+//!
 //! Write-through: those that enter the radix tree. Selective: those that enter or are used and were matched often enough.
 //! Write-back: those about to be evicted. Evicting goes ahead of need then, so that a page's copy is under way while
 //! others are still free; it is in quarantine until the copy has ended. Whoever needs pages *now* takes what is free and
@@ -15,6 +18,7 @@ use crate::ids::{PageId, Room};
 use crate::pool::CachedPages;
 use crate::quarantine;
 use crate::radix::PageHash;
+use crate::window::WindowShape;
 
 impl Scheduler {
     /// Some pages of a job are in the tree, the last `taken` of its locked ones only now. Of a tree that was flushed since,
@@ -38,6 +42,67 @@ impl Scheduler {
             for start in (pages.start.max(first)..end).step_by(batch) {
                 self.save_pages(room, start..end.min(start + batch));
             }
+        }
+    }
+
+    /// Saves the windows that a job's lock keeps in front of these token pages, if they are whole: places where others will go
+    /// on. With a policy that waits for eviction they are saved when they are evicted.
+    pub(super) fn save_windows(&mut self, room: Room, ends: impl IntoIterator<Item = usize>) {
+        let Some(shape) = self.config.window else { return };
+        let page_tokens = self.config.page_tokens as usize;
+        for end in ends {
+            let (Some(hierarchy), Some(tree), Some(job)) =
+                (&self.hierarchy, &mut self.cache, self.jobs.get_mut(&room))
+            else {
+                return;
+            };
+            let Some(lock) = job.lock.as_ref().filter(|lock| tree.is_found(lock)) else { return };
+            let (seen, first, kept) = (shape.seen_at(end, page_tokens), job.window.first, lock.windows());
+            if seen.is_empty() || seen.start < first || seen.end > first + kept {
+                continue;
+            }
+            job.name_pages(&self.config.identity, end, page_tokens);
+            let (policy, often) = (hierarchy.config().write, hierarchy.config().write_after_hits);
+            let Some(lock) = &job.lock else { return };
+            match policy {
+                WritePolicy::WriteBack => {
+                    tree.name_windows(lock, seen.start - first, &job.names[seen.clone()])
+                }
+                WritePolicy::WriteThroughSelective
+                    if !tree
+                        .hits(lock)
+                        .iter()
+                        .any(|(pages, hits)| pages.contains(&(end - 1)) && *hits >= often) => {}
+                _ => {
+                    let batch = (hierarchy.config().batch_pages / shape.parts).max(1) as usize;
+                    for start in seen.clone().step_by(batch) {
+                        self.save_parts(room, start..seen.end.min(start + batch), shape);
+                    }
+                }
+            }
+        }
+    }
+
+    fn save_parts(&mut self, room: Room, pages: Range<usize>, shape: WindowShape) {
+        let (Some(hierarchy), Some(tree), Some(job)) =
+            (&mut self.hierarchy, &mut self.cache, self.jobs.get(&room))
+        else {
+            return;
+        };
+        let Some(lock) = &job.lock else { return };
+        let first = job.window.first;
+        let names = job.names[pages.clone()]
+            .iter()
+            .flat_map(|name| (0..shape.parts).map(|part| name.window_part(part)));
+        let parts = job.window.cached.iter().skip((pages.start - first) * shape.parts as usize);
+        let batch: Vec<(PageHash, PageId)> =
+            names.zip(parts.copied()).filter(|(name, _)| !hierarchy.has(name)).collect();
+        if batch.is_empty() {
+            return;
+        }
+        let keep = Keep::Lock(tree.lock_windows_again(lock, pages.start - first..pages.end - first));
+        if let Some(Keep::Lock(lock)) = hierarchy.save(keep, batch.into_iter()) {
+            self.unlock(Some(lock));
         }
     }
 
@@ -79,7 +144,7 @@ impl Scheduler {
             return;
         }
         for (names, mut pages) in tree.evict_named(wanted, &mut self.cache_changes) {
-            // A window part.
+            // A window part that is not to be saved.
             if names.is_empty() {
                 self.pool.release_cached(pages);
                 continue;

@@ -7,7 +7,7 @@
 //!
 //! A job whose KV comes from elsewhere has the parts that its first step sees from admission on ([`WindowShape::tail`]); they
 //! arrive with the last part of the transfer. One that computes gets parts for each piece just before it is computed
-//! ([`growth`](super::growth)). When a batch is done, the parts that no later position sees are given back: the job's
+//! ([`growth`](super::growth)), and before its first one those that it restores from [below the pool](crate::hierarchy). When a batch is done, the parts that no later position sees are given back: the job's
 //! own to the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on its length.
 //!
 //! Where the full parts of a prefix are cached and the window at its end is not, the job may compute that again from the full
@@ -20,6 +20,7 @@
 use std::ops::Range;
 
 use super::job::{Job, Stage};
+use super::prefix::Prefix;
 use super::{Role, Scheduler};
 use crate::ids::{PageId, Room};
 use crate::pool::HeldPages;
@@ -105,7 +106,7 @@ impl Scheduler {
 
     /// What a waiting job needs of parts, if it gets what is locked and may get as long as `end` token pages. One that computes
     /// is counted with pieces of a page: the jobs of a step share its tokens, and where parts are short pieces get shorter.
-    pub(super) fn window_need(&self, job: &Job, locked: Option<&PrefixLock>, end: usize) -> WindowNeed {
+    pub(super) fn window_need(&self, job: &Job, prefix: Option<&Prefix>, end: usize) -> WindowNeed {
         let Some(shape) = self.config.window else { return WindowNeed::default() };
         let page_tokens = self.config.page_tokens as usize;
         if self.arrives(job) {
@@ -114,15 +115,14 @@ impl Scheduler {
             let most = kept(shape, first..end.max(first), 1, page_tokens);
             return WindowNeed { now, headroom: most.saturating_sub(now) };
         }
-        let computed = locked.map_or(0, PrefixLock::from) * page_tokens;
-        let cached = locked.map_or(0, PrefixLock::windows) * shape.parts as usize;
-        let piece = (job.known() - computed).min(page_tokens);
-        let again = locked.is_some_and(|lock| lock.from() < lock.pages());
-        let first = if again { computed / page_tokens } else { shape.first_kept(computed, page_tokens) };
-        WindowNeed {
-            now: 0,
-            headroom: kept(shape, first..end.max(first), piece, page_tokens).saturating_sub(cached),
-        }
+        let parts = shape.parts as usize;
+        let (page, from) = prefix.map_or((0, 0), |prefix| (prefix.page(), prefix.from()));
+        let cached = prefix.map_or(0, |prefix| prefix.lock.windows()) * parts;
+        let now = prefix.map_or(0, Prefix::restored_windows) * parts;
+        let piece = (job.known() - from * page_tokens).min(page_tokens);
+        let first = if from < page { from } else { shape.first_kept(from * page_tokens, page_tokens) };
+        let most = kept(shape, first..end.max(first), piece, page_tokens);
+        WindowNeed { now, headroom: most.saturating_sub(cached + now) }
     }
 
     /// Pages that a job past the queue may ask for, until it is as long as `end` token pages.
@@ -144,8 +144,8 @@ impl Scheduler {
         self.pages_for(end).saturating_sub(job.window.end(shape)) * shape.parts as usize
     }
 
-    /// A job is admitted: takes over the parts that it got, or notes where its first ones begin.
-    pub(super) fn begin_window(&mut self, room: Room, own: HeldPages) {
+    /// A job is admitted that goes on at this token page: takes over the parts that it got, or notes where its first ones begin.
+    pub(super) fn begin_window(&mut self, room: Room, at: usize, own: HeldPages) {
         let (Some(shape), Some(job)) = (self.config.window, self.jobs.get(&room)) else {
             return self.pool.release(own);
         };
@@ -153,7 +153,7 @@ impl Scheduler {
         let first = match self.arrives(job) {
             true => self.tail(shape, &job.request).start,
             false if !job.again.is_empty() => job.again.start / page_tokens,
-            false => shape.first_kept(job.computed, page_tokens),
+            false => shape.seen_at(at, page_tokens).start,
         };
         let cached = match (&self.cache, &job.lock) {
             (Some(tree), Some(lock)) => tree.window_pages(lock),

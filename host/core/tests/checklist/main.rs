@@ -21,4 +21,6 @@ mod sharing;
 mod storage;
 mod timeouts;
 mod windows;
+mod windows_below;
 mod windows_recomputed;
+mod windows_saved;

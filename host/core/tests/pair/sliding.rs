@@ -105,6 +105,12 @@ impl Sliding {
                 let value = Self::value(memory.first(sequence, position), layer, before);
                 *memory.word(self.place(sequence, layer, position)) = value;
             }
+            // What no layer uses is the same under one name, too.
+            for (layer, position) in (self.layers..self.shape().parts * LAYERS)
+                .flat_map(|layer| new.clone().map(move |at| (layer, at)))
+            {
+                *memory.word(self.place(sequence, layer, position)) = 0;
+            }
             self.check(memory, sequence);
         }
     }

@@ -1,8 +1,10 @@
 //! The world around two schedulers, under a virtual clock and one seed.
 
+mod actions;
 mod clients;
 mod faults;
 mod network;
+mod pending;
 mod rooms;
 mod storage;
 mod transfer;
@@ -12,18 +14,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use host_core::layer_groups::LayerGroups;
-use host_core::message::Message;
-use host_core::request::Request;
-use host_core::{Action, Event, Instance, Role, Room, Time};
+use host_core::{Event, Instance, Role, Room, Time};
 
 pub use super::memory::answer_to;
 use super::memory::{LAYERS, mix};
 use super::sliding::Sliding;
 use clients::Client;
 pub use faults::{Faults, Outcome};
-use rooms::{Arrival, OpenRoom};
-use storage::{Batch as TierBatch, Storage};
-use transfer::Landing;
+use pending::Pending;
+use rooms::OpenRoom;
+use storage::Storage;
 use worker::{Worker, groups};
 
 const DECODE: Instance = Instance(1_000_000);
@@ -42,55 +42,6 @@ impl Random {
     fn chance(&mut self, probability: f64) -> bool {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
-}
-
-/// Something under way that happens at its time.
-enum Pending {
-    Deliver {
-        to: Instance,
-        from: Instance,
-        floor: u64,
-        message: Message,
-    },
-    Land(Box<Landing>),
-    /// Decode copies what arrived into its pages.
-    Copy(Box<Arrival>),
-    /// Decode looks whether a room that it gave up is still copied.
-    Close(Room),
-    /// A worker has computed so many layers of a batch.
-    Layers {
-        at: Instance,
-        batch: u64,
-        layers: u32,
-    },
-    Settle {
-        at: Instance,
-        event: Event,
-    },
-    /// Prefill hears the handshake.
-    Handshake {
-        prefill: Instance,
-        floor: u64,
-    },
-    /// Decode hears the answer.
-    Connected {
-        prefill: Instance,
-    },
-    Fence {
-        at: Instance,
-        peer: Instance,
-        session: u64,
-    },
-    Cancel(Room),
-    /// A query, a copy, a read or a write goes on, or ends.
-    Below {
-        at: Instance,
-        batch: TierBatch,
-    },
-    Submit {
-        to: Instance,
-        request: Request,
-    },
 }
 
 pub struct World {
@@ -293,120 +244,6 @@ impl World {
                 worker.memory.compute(&batch, worker.layers, LAYERS);
                 let outputs = worker.memory.outputs(&batch);
                 self.handle(at, Event::BatchDone(outputs));
-            }
-        }
-    }
-
-    fn happen(&mut self, what: Pending) {
-        match what {
-            Pending::Submit { to, request } => {
-                let gone = self.clients.get(&request.room).is_none_or(|client| client.ended.is_some());
-                let not_here = self.aggregated && to != DECODE;
-                if !gone && !not_here {
-                    let prefill =
-                        (to == DECODE && !self.aggregated).then(|| request.prefill.clone()).flatten();
-                    self.handle(to, Event::Submit(Request { prefill, ..request }));
-                }
-            }
-            Pending::Cancel(room) => {
-                if let Some(client) = self.clients.get_mut(&room)
-                    && client.ended.is_none()
-                {
-                    client.ended = Some(false);
-                    self.handle(self.prefill.instance, Event::Cancel(room));
-                    self.handle(DECODE, Event::Cancel(room));
-                }
-            }
-            Pending::Deliver { to, from, floor, message } => {
-                self.handle(to, Event::Message { from, floor, message });
-            }
-            Pending::Land(landing) => self.land(*landing),
-            Pending::Copy(arrival) => self.copy(&arrival),
-            Pending::Close(room) => self.closed(room),
-            Pending::Layers { at, batch, layers } => {
-                let Some(worker) = self.worker(at) else { return };
-                if let Some((_, current)) = worker.batch.as_ref().filter(|(_, current)| current.id == batch) {
-                    worker.memory.compute(current, worker.layers, layers);
-                    worker.layers = worker.layers.max(layers);
-                }
-                // The news may get lost, or come when the batch is over.
-                if !self.random.chance(0.2) {
-                    self.handle(at, Event::LayersDone { batch, layers });
-                }
-            }
-            Pending::Settle { at, event } => self.handle(at, event),
-            Pending::Handshake { prefill, floor } => self.shake_hands(prefill, floor),
-            Pending::Connected { prefill } => self.connected(prefill),
-            Pending::Below { at, batch } => self.below(at, batch),
-            Pending::Fence { at, peer, session } => self.fence(at, peer, session),
-        }
-    }
-
-    fn act(&mut self, at: Instance, actions: Vec<Action>) {
-        for action in actions {
-            self.trace.push(format!("{:?} {at:?} {action:?}", self.now));
-            match action {
-                Action::Run(batch) => {
-                    let takes = self.soon(20);
-                    let due = self.now.after(takes);
-                    let group = batch.layer_group;
-                    for layers in (1..=LAYERS).filter(|layers| group > 0 && layers.is_multiple_of(group)) {
-                        // Every now and then later than the batch itself.
-                        let after = takes * layers * (4 + self.random.below(6) as u32) / (6 * LAYERS);
-                        self.schedule(after, Pending::Layers { at, batch: batch.id, layers });
-                    }
-                    if let Some(worker) = self.worker(at) {
-                        assert!(worker.batch.is_none(), "two batches at once");
-                        worker.batch = Some((due, batch));
-                        worker.layers = 0;
-                    }
-                }
-                Action::Send { to, floor, message } => self.post(at, to, floor, &message),
-                Action::Connect { peer, floor } => {
-                    // What is left of an earlier connection is fenced before the peer is called.
-                    self.cut();
-                    let after = self.soon(50);
-                    self.schedule(after, Pending::Handshake { prefill: peer.instance, floor });
-                }
-                Action::Fence { peer, session } => {
-                    let after = self.soon(100);
-                    self.schedule(after, Pending::Fence { at, peer, session });
-                }
-                Action::Write(write) => {
-                    let after = self.soon(400);
-                    let landing = self.begin(write, at);
-                    self.schedule(after, Pending::Land(Box::new(landing)));
-                }
-                Action::CancelWrite(_) => {}
-                Action::OpenRoom(opening) => self.open(&opening),
-                Action::CloseRoom { room } => self.close(room),
-                Action::ForgetRoom { room } => self.forget(room),
-                Action::Verify { room, attempt, pages, aux_slot } => {
-                    self.verify(at, (room, attempt), &pages, aux_slot);
-                }
-                Action::Emit { room, token } => {
-                    if let Some(client) = self.clients.get_mut(&room) {
-                        client.tokens.push(token.token);
-                    }
-                }
-                Action::Finish { room, .. } => {
-                    if at == DECODE {
-                        self.end(room, true);
-                    }
-                }
-                Action::Fail { room, .. } => {
-                    self.end(room, false);
-                    // The router gives the other leg up.
-                    let other = if at == DECODE { self.prefill.instance } else { DECODE };
-                    let after = self.soon(20);
-                    self.schedule(after, Pending::Settle { at: other, event: Event::Cancel(room) });
-                }
-                Action::Cache(events) => {
-                    let Some(worker) = self.worker(at) else { continue };
-                    events.iter().for_each(|event| worker.log.record(event));
-                }
-                Action::Tier(action) => self.begin_below(at, action),
-                Action::PromptReady { .. } => {}
             }
         }
     }

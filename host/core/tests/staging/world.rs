@@ -3,6 +3,7 @@
 //! A block (one head of one layer of one page) is eight bytes that say which. Rooms go through what schedulers do with
 //! them: opened, sent in parts, verified, committed; or aborted, drained, forgotten; or cut off by a fence.
 
+mod deaths;
 mod rooms;
 mod wire;
 mod workers;

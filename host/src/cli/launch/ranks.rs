@@ -5,7 +5,8 @@ use std::thread;
 
 use super::super::Refused;
 use super::super::settings::{ExecutorName, RoleName, Settings};
-use super::{refused, synthetic};
+use super::model::synthetic;
+use super::refused;
 use crate::executor::Executor;
 use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
 use crate::executor::group::{Seat, seats};

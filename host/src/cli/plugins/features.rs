@@ -19,10 +19,6 @@ const TURNED_ON: &[(Feature, On)] = &[
     }),
     (Feature::EvictionPolicy, |settings| computes(settings) && settings.radix_eviction.is_some()),
     (Feature::HierarchicalCache, |settings| computes(settings) && settings.hierarchical_cache),
-    (Feature::ComputedHierarchy, |settings| {
-        let decodes = settings.role == Some(RoleName::Decode);
-        computes(settings) && !decodes && settings.hierarchical_cache && settings.prefill_radix_cache
-    }),
     (Feature::NoPrefixCache, |settings| {
         computes(settings) && !settings.decode_radix_cache && !settings.prefill_radix_cache
     }),

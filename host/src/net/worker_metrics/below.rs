@@ -3,16 +3,14 @@
 use std::fmt::Error;
 
 use host_core::hierarchy::{HierarchyStats, TierStats};
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
+
+use super::series::Series;
 
 /// Writes the metrics of host memory and of each storage tier.
 pub(super) fn encode(
     stats: &HierarchyStats,
     tiers: &[(String, TierStats)],
-    encoder: &mut DescriptorEncoder<'_>,
+    series: &mut Series<'_>,
 ) -> Result<(), Error> {
     let host = stats.host;
     let slots = [
@@ -21,34 +19,28 @@ pub(super) fn encode(
         ("ready", host.ready),
         ("quarantined", host.abandoned + host.spoilt),
     ];
-    let mut family = encoder.encode_descriptor(
+    series.gauge_by(
         "host_hicache_slots",
         "Pages of host memory, by what they hold",
-        None,
-        MetricType::Gauge,
+        slots.map(|(state, slots)| ([("state", state)], slots)),
     )?;
-    for (state, count) in slots {
-        let count = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
-        count.encode(family.encode_family(&[("state", state)])?)?;
-    }
-    let pinned = ConstGauge::new(i64::try_from(stats.host_pinned).unwrap_or(i64::MAX));
-    let help = "Pages of host memory that a request or a write uses";
-    pinned.encode(encoder.encode_descriptor(
+    series.gauges([(
         "host_hicache_slots_pinned",
-        help,
-        None,
-        pinned.metric_type(),
-    )?)?;
-    let mut family = encoder.encode_descriptor(
+        "Pages of host memory that a request or a write uses",
+        stats.host_pinned,
+    )])?;
+    let promised = [("host", stats.promised_host), ("storage", stats.promised_storage)];
+    series.counter_by(
         "host_hicache_promised_pages",
         "Pages that requests were promised from below the pool",
-        None,
-        MetricType::Counter,
+        promised.map(|(tier, pages)| ([("tier", tier)], pages)),
     )?;
-    for (tier, count) in [("host", stats.promised_host), ("storage", stats.promised_storage)] {
-        ConstCounter::new(count).encode(family.encode_family(&[("tier", tier)])?)?;
-    }
-    let counters = [
+    series.counters([
+        (
+            "host_hicache_promised_window_pages",
+            "Pages of window parts among those that requests were promised",
+            stats.promised_windows,
+        ),
         ("host_hicache_loaded_pages", "Pages copied from host memory for a request", stats.loaded),
         ("host_hicache_saved_pages", "Pages copied to host memory", stats.saved),
         ("host_hicache_unsaved_pages", "Pages not copied to host memory, for want of room", stats.not_saved),
@@ -84,23 +76,13 @@ pub(super) fn encode(
             "Pages that were there and would have taken longer than doing without",
             stats.skipped_by_cost,
         ),
-    ];
-    for (name, help, value) in counters {
-        let counter = ConstCounter::new(value);
-        counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
-    }
-    encode_tiers(tiers, encoder)
+    ])?;
+    of_tiers(tiers, series)
 }
 
-fn encode_tiers(tiers: &[(String, TierStats)], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-    let mut family = encoder.encode_descriptor(
-        "host_storage_pages",
-        "Pages that a storage tier was asked to do something with, by how that ended",
-        None,
-        MetricType::Counter,
-    )?;
-    for (tier, stats) in tiers {
-        for (end, count) in [
+fn of_tiers(tiers: &[(String, TierStats)], series: &mut Series<'_>) -> Result<(), Error> {
+    let ends = tiers.iter().flat_map(|(tier, stats)| {
+        [
             ("asked", stats.asked),
             ("found", stats.found),
             ("read", stats.read),
@@ -110,45 +92,31 @@ fn encode_tiers(tiers: &[(String, TierStats)], encoder: &mut DescriptorEncoder<'
             ("write_refused", stats.write_refused),
             ("write_failed", stats.write_failed),
             ("write_dropped", stats.write_dropped),
-        ] {
-            ConstCounter::new(count)
-                .encode(family.encode_family(&[("tier", tier.as_str()), ("end", end)])?)?;
-        }
-    }
-    let mut family = encoder.encode_descriptor(
+        ]
+        .map(|(end, pages)| ([("tier", tier.as_str()), ("end", end)], pages))
+    });
+    series.counter_by(
+        "host_storage_pages",
+        "Pages that a storage tier was asked to do something with, by how that ended",
+        ends,
+    )?;
+    series.counter_by(
         "host_storage_deadlines_missed",
         "Batches of a storage tier that took longer than is waited for",
-        None,
-        MetricType::Counter,
+        tiers.iter().map(|(tier, stats)| ([("tier", tier.as_str())], stats.deadlines_missed)),
     )?;
-    for (tier, stats) in tiers {
-        ConstCounter::new(stats.deadlines_missed)
-            .encode(family.encode_family(&[("tier", tier.as_str())])?)?;
-    }
-    let mut family = encoder.encode_descriptor(
+    let ways = tiers.iter().flat_map(|(tier, stats)| {
+        [("read", stats.reads_under_way), ("write", stats.writes_under_way)]
+            .map(|(way, pages)| ([("tier", tier.as_str()), ("way", way)], pages))
+    });
+    series.gauge_by(
         "host_storage_queue_pages",
         "Pages that wait for a storage tier or are under way there",
-        None,
-        MetricType::Gauge,
+        ways,
     )?;
-    for (tier, stats) in tiers {
-        for (way, count) in [("read", stats.reads_under_way), ("write", stats.writes_under_way)] {
-            let count = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
-            count.encode(family.encode_family(&[("tier", tier.as_str()), ("way", way)])?)?;
-        }
-    }
-    let mut family = encoder.encode_descriptor(
+    series.histogram_by(
         "host_storage_read_seconds",
         "Time of a batch of reads from a storage tier",
-        None,
-        MetricType::Histogram,
-    )?;
-    for (tier, stats) in tiers {
-        let buckets: Vec<(f64, u64)> = stats.read_times.buckets().collect();
-        let (sum, count) = (stats.read_times.sum().as_secs_f64(), stats.read_times.count());
-        let labels = [("tier", tier.as_str())];
-        let mut metric = family.encode_family(&labels)?;
-        metric.encode_histogram::<prometheus_client::encoding::NoLabelSet>(sum, count, &buckets, None)?;
-    }
-    Ok(())
+        tiers.iter().map(|(tier, stats)| ([("tier", tier.as_str())], &stats.read_times)),
+    )
 }

@@ -8,7 +8,7 @@ use host_plugin_api::{
     Budget, Component, ErrorCode, Grant, Growth, PoolAllocator, PoolOpening, PoolPage, capability,
 };
 
-use super::common::pools;
+use super::instance::pools;
 use super::random::Random;
 use super::{Case, Outcome, Stop, Subject, ensure, hot};
 

@@ -2,7 +2,7 @@
 
 use host_plugin_api::{ErrorCode, Opening, PoolOpening};
 
-use super::common::{Instance, pools};
+use super::instance::{Instance, pools};
 use super::observe::threads;
 use super::{Case, Outcome, Stop, Subject, ensure};
 use crate::plugins::{PluginError, load_root, open_allocator, open_tier, open_transfer};

@@ -4,7 +4,7 @@
 use host_plugin_api::capability as can;
 use host_plugin_api::{Notification, Tag};
 
-use super::common::DEADLINE_MS;
+use super::instance::DEADLINE_MS;
 use super::transfer_pair::{GENERATION, Pair, register};
 use super::{Case, Outcome, Stop, Subject, ensure};
 

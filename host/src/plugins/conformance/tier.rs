@@ -7,7 +7,7 @@ use host_plugin_api::{
     ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierCompletion, TierPage, capability,
 };
 
-use super::common::DEADLINE_MS;
+use super::instance::DEADLINE_MS;
 use super::observe::wait_for;
 use super::tier_world::{BACK, BYTES, World};
 use super::{Case, Outcome, Stop, Subject, ensure};

@@ -6,7 +6,7 @@ use host_plugin_api::{
     ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, PreparedId, RegionId, Submission, Tag, Write,
 };
 
-use super::common::DEADLINE_MS;
+use super::instance::DEADLINE_MS;
 use super::observe::wait_for;
 use super::random::Random;
 use super::transfer_pair::{BYTES, NO_COMPLETION, Pair, no_notification, read};

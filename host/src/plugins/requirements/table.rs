@@ -181,13 +181,6 @@ pub const RULES: &[Rule] = &[
         "a worker has one way to its peers, and two workers must use the same",
     ),
     without(
-        "tiers-whole-prefixes",
-        Feature::ComputedHierarchy,
-        Feature::SlidingWindow,
-        "a worker computes on where a whole window is, and windows do not move on; leave --prefill-radix-cache out: a decode \
-         worker, which is sent its windows, keeps its cache below the pool",
-    ),
-    without(
         "undivided-no-decode-radix",
         Feature::Undivided,
         Feature::DecodeRadixCache,

@@ -7,7 +7,7 @@ use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{NOTIFICATION_BYTES, Notification, NotificationKind};
 
 use super::{BATCH, Report, Thread, Verification, counted};
-use crate::worker::Input;
+use crate::worker::channels::Input;
 use crate::worker::lane_sums;
 use crate::worker::link::rank_of;
 

@@ -45,6 +45,21 @@ pub struct Faults {
     pub forks: bool,
 }
 
+impl Faults {
+    /// What can go wrong between two workers and their clients, all of it, and each often enough to meet the others.
+    pub fn of_every_kind() -> Self {
+        Self {
+            loss: 0.2,
+            repeat: 0.2,
+            abort: 0.3,
+            flip: 0.05,
+            death: 0.005,
+            disconnect: 0.005,
+            ..Self::default()
+        }
+    }
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -74,6 +89,7 @@ pub struct Outcome {
     pub hung: u64,
     pub promised_host: u64,
     pub promised_storage: u64,
+    pub promised_windows: u64,
     pub loaded: u64,
     pub restores_failed: u64,
     pub renegotiated: u64,
@@ -110,6 +126,7 @@ impl Outcome {
         self.hung += other.hung;
         self.promised_host += other.promised_host;
         self.promised_storage += other.promised_storage;
+        self.promised_windows += other.promised_windows;
         self.loaded += other.loaded;
         self.restores_failed += other.restores_failed;
         self.renegotiated += other.renegotiated;
@@ -143,6 +160,7 @@ impl World {
             window_recomputed_tokens: stats.iter().map(|s| s.window_recomputed_tokens).sum(),
             promised_host: below(|s| s.promised_host),
             promised_storage: below(|s| s.promised_storage),
+            promised_windows: below(|s| s.promised_windows),
             loaded: below(|s| s.loaded),
             restores_failed: below(|s| s.restores_failed),
             renegotiated: below(|s| s.renegotiated),

@@ -90,8 +90,7 @@ impl Worker {
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
             radix_cache: faults.cache.then_some(Policy::Lru),
-            hierarchy: (faults.below && (sliding.is_none() || role == Role::Decode))
-                .then(|| below(faults, pages)),
+            hierarchy: faults.below.then(|| below(faults, pages)),
             cache_events: true,
             identity: host_core::radix::PageHash([0; 32]),
             reserved_decode_tokens: if faults.pressure { 2 } else { 1_000 },

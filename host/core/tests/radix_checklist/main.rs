@@ -3,110 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
 
-use host_core::ids::PageId;
-use host_core::pool::{HeldPages, PagePool, PoolCounts};
-use host_core::radix::{
-    EventSink, Inserted, Namespace, NamespaceKey, PageHash, Policy, PrefixLock, RadixTree, TreeConfig,
-    TreeCounts, TreeEvent,
-};
+mod cache;
 
-const PAGE: usize = 4;
+use host_core::radix::{Inserted, NamespaceKey, PageHash, Policy, PrefixLock, TreeCounts};
 
-/// A tree with its pool and what it told.
-struct Cache {
-    pool: PagePool,
-    tree: RadixTree,
-    namespace: Namespace,
-    told: Vec<(u64, String)>,
-}
-
-struct Log<'a>(&'a mut Vec<(u64, String)>);
-
-impl EventSink for Log<'_> {
-    fn event(&mut self, sequence: u64, event: TreeEvent<'_>) {
-        self.0.push((sequence, format!("{event:?}")));
-    }
-}
-
-impl Cache {
-    fn new(pages: u32) -> Self {
-        Self::with(pages, Policy::Lru)
-    }
-
-    fn with(pages: u32, policy: Policy) -> Self {
-        let config = TreeConfig {
-            page_tokens: PAGE as u32,
-            policy,
-            identity: PageHash([9; 32]),
-            max_namespaces: 3,
-            seed: 11,
-        };
-        let mut tree = RadixTree::new(&config);
-        let namespace = tree.namespace(&NamespaceKey::default()).unwrap();
-        Self { pool: PagePool::new(pages), tree, namespace, told: Vec::new() }
-    }
-
-    fn lock(&mut self, tokens: &[u32]) -> PrefixLock {
-        self.tree.lock(self.namespace, tokens)
-    }
-
-    fn insert(&mut self, lock: PrefixLock, tokens: &[u32], owned: HeldPages) -> Inserted {
-        let inserted = self.tree.insert(&mut self.pool, lock, tokens, owned, 0, &mut Log(&mut self.told));
-        self.audit();
-        inserted
-    }
-
-    /// Computes what is not cached and inserts it; the lock stays.
-    fn fill(&mut self, tokens: &[u32]) -> PrefixLock {
-        let lock = self.lock(tokens);
-        let owned = self.pool.allocate(tokens.len() / PAGE - lock.pages()).unwrap();
-        let Inserted { lock, duplicates, rest, .. } = self.insert(lock, tokens, owned);
-        assert!(duplicates.ids().is_empty() && rest.ids().is_empty());
-        self.pool.release(duplicates);
-        self.pool.release(rest);
-        lock
-    }
-
-    fn remember(&mut self, tokens: &[u32]) {
-        let lock = self.fill(tokens);
-        self.tree.unlock(lock);
-    }
-
-    fn pages(&self, lock: &PrefixLock) -> Vec<PageId> {
-        let mut pages = Vec::new();
-        self.tree.pages(lock, &mut pages);
-        pages
-    }
-
-    fn evict(&mut self, wanted: usize) -> usize {
-        let evicted = self.tree.evict(wanted, &mut Log(&mut self.told));
-        let count = evicted.ids().len();
-        self.pool.release_cached(evicted);
-        self.audit();
-        count
-    }
-
-    fn cached(&self, tokens: &[u32]) -> usize {
-        self.tree.peek(self.namespace, tokens)
-    }
-
-    /// Free + evictable + locked + held = total, counted independently by pool and tree.
-    fn audit(&self) {
-        self.pool.audit();
-        self.tree.audit();
-        let PoolCounts { free, held, cached, quarantined } = self.pool.counts();
-        let TreeCounts { pages, locked, .. } = self.tree.counts();
-        assert_eq!(cached, pages);
-        assert_eq!(free + held + quarantined + self.tree.evictable() + locked, self.pool.total());
-    }
-
-    /// After drain nothing is protected, and everything can be had back.
-    fn drained(mut self) {
-        assert_eq!((self.tree.counts().locked, self.tree.counts().locks), (0, 0));
-        self.evict(usize::MAX);
-        assert_eq!(self.pool.counts().free, self.pool.total());
-    }
-}
+use cache::{Cache, Log, PAGE};
 
 fn tokens(range: std::ops::Range<u32>) -> Vec<u32> {
     range.collect()

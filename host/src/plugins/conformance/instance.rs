@@ -1,52 +1,16 @@
-//! Cases for every plugin.
+//! Instances of the plugin that is tested.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use host_plugin_api::capability;
 use host_plugin_api::{
     Component, ComponentPool, Memory, MemoryKind, Opening, PoolAllocator, PoolOpening, StorageTier,
     TransferBackend,
 };
 
-use super::observe::{descriptors, threads, wait_for};
-use super::{Case, Outcome, Stop, Subject, UNCONFIGURED, ensure};
+use super::{Stop, Subject, UNCONFIGURED};
 use crate::executor::memory::SharedMemory;
-use crate::plugins::{PluginError, load_root, open_allocator, open_tier, open_transfer};
-
-pub(super) const CASES: &[Case] = &[
-    Case {
-        name: "manifest",
-        role: None,
-        capability: None,
-        about: "the manifest is readable, its id and its config keys are well-formed",
-        run: manifest,
-    },
-    Case {
-        name: "load",
-        role: None,
-        capability: None,
-        about: "the library loads, its types fit, it is what its note says, and loading starts no threads",
-        run: load,
-    },
-    Case {
-        name: "lifecycle",
-        role: None,
-        capability: None,
-        about: "instances live side by side, and leave no thread or descriptor behind when they end",
-        run: lifecycle,
-    },
-    Case {
-        name: "lifecycle-drop",
-        role: None,
-        capability: None,
-        about: "instances that are dropped without a shutdown leave no thread or descriptor behind",
-        run: dropped,
-    },
-];
-
-/// Instances opened one after the other, in search of what each leaves behind.
-const INSTANCES: usize = 20;
+use crate::plugins::{PluginError, open_allocator, open_tier, open_transfer};
 
 /// Time that a shutdown gets, which is what the server gives.
 pub(super) const DEADLINE_MS: u64 = 3000;
@@ -92,6 +56,7 @@ impl Instance {
         Some(taken.map_err(|error| error.to_string()))
     }
 
+    /// Shuts it down while nothing is under way.
     pub fn end(self) -> Result<(), String> {
         let ended = match &self {
             Instance::Transfer(backend) => backend.shutdown(DEADLINE_MS),
@@ -107,14 +72,17 @@ impl Subject {
         Opening { name: name.to_owned(), config: self.config.clone() }
     }
 
+    /// Opens the transfer role.
     pub fn transfer(&self, name: &str) -> Result<Arc<dyn TransferBackend>, Stop> {
         open_transfer(&self.entry, &self.opening(name)).map_err(|error| self.closed("transfer", &error))
     }
 
+    /// Opens the tier role.
     pub fn tier(&self, name: &str) -> Result<Arc<dyn StorageTier>, Stop> {
         open_tier(&self.entry, &self.opening(name)).map_err(|error| self.closed("tier", &error))
     }
 
+    /// Opens the allocator role for these pools.
     pub fn allocator(&self, opening: &PoolOpening) -> Result<Arc<dyn PoolAllocator>, Stop> {
         let opening = PoolOpening { config: self.config.clone(), ..opening.clone() };
         open_allocator(&self.entry, &opening).map_err(|error| self.closed("allocator", &error))
@@ -166,89 +134,4 @@ pub(super) fn pools(full: u32, window: u32) -> PoolOpening {
         page_tokens: 16,
         components: vec![pool(Component::FULL, full, 0), pool(Component::WINDOW, window, 40)],
     }
-}
-
-fn manifest(subject: &Subject) -> Outcome {
-    let manifest = subject.manifest();
-    let id = &manifest.plugin.id;
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    ensure!(id.contains('.') && id.chars().all(plain), "the id {id:?} is not of the form com.example.name");
-    let name = &manifest.plugin.name;
-    ensure!(!name.is_empty() && !name.contains([',', '/', ' ']), "users cannot write the name {name:?}");
-    ensure!(!manifest.roles.is_empty(), "the manifest declares no role");
-    for role in &manifest.roles {
-        let unknown = role.capabilities.iter().find(|c| !capability::ALL.contains(&c.as_str()));
-        if let Some(unknown) = unknown {
-            ensure!(
-                false,
-                "role {} declares {unknown:?}, which is no capability of API {}",
-                role.kind,
-                host_plugin_api::VERSION
-            );
-        }
-    }
-    for (key, of) in &manifest.config {
-        let kinds = ["string", "integer", "float", "boolean", "array", "table"];
-        ensure!(
-            kinds.contains(&of.kind.as_str()),
-            "config key {key:?} has the type {:?}, not one of {}",
-            of.kind,
-            kinds.join(", ")
-        );
-        if let Some(default) = &of.default {
-            let found = default.type_str();
-            ensure!(found == of.kind, "config key {key:?} is a {}, but its default is a {found}", of.kind);
-        }
-        ensure!(!of.doc.is_empty(), "config key {key:?} has no doc");
-    }
-    Ok(())
-}
-
-fn load(subject: &Subject) -> Outcome {
-    let before = threads();
-    let root = load_root(&subject.entry).map_err(|error| error.to_string())?;
-    let after = threads();
-    ensure!(after <= before, "loading started {} threads; start them when an instance opens", after - before);
-    let exported = root.roles();
-    for role in &subject.manifest().roles {
-        let known = ["transfer", "tier", "allocator"].contains(&role.kind.as_str());
-        ensure!(
-            !known || exported.contains(&role.kind.as_str()),
-            "the manifest declares the role {}, but export_plugin! names no factory for it",
-            role.kind
-        );
-    }
-    Ok(())
-}
-
-fn lifecycle(subject: &Subject) -> Outcome {
-    leaves_nothing(subject, "shut down and dropped", Instance::end)
-}
-
-fn dropped(subject: &Subject) -> Outcome {
-    leaves_nothing(subject, "dropped without a shutdown", |instance| {
-        drop(instance);
-        Ok(())
-    })
-}
-
-/// Opens instances of every role one after the other, and looks at what is left when each was ended.
-fn leaves_nothing(subject: &Subject, how: &str, end: fn(Instance) -> Result<(), String>) -> Outcome {
-    // The first may set up what the library keeps for good.
-    let (first, second) = (subject.instances("first")?, subject.instances("second")?);
-    first.into_iter().chain(second).try_for_each(end)?;
-    let before = (threads(), descriptors());
-    for number in 0..INSTANCES {
-        subject.instances(&format!("instance-{number}"))?.into_iter().try_for_each(end)?;
-    }
-    let clean = wait_for(|| (threads() <= before.0 && descriptors() <= before.1).then_some(()));
-    if clean.is_none() {
-        let left = (threads().saturating_sub(before.0), descriptors().saturating_sub(before.1));
-        let text = format!(
-            "{INSTANCES} instances that were {how} left {} threads and {} descriptors behind",
-            left.0, left.1
-        );
-        return Err(Stop::Fail(text));
-    }
-    Ok(())
 }

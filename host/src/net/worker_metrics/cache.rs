@@ -1,20 +1,16 @@
 //! What a worker's `/metrics` says about its radix cache.
 
+use std::fmt::Error;
+
 use host_core::scheduler::Stats;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
+
+use super::series::Series;
 
 /// Where cached pages lie; other tiers will come beside it.
 const TIER: &str = "device";
 
 /// Writes all series, `page_bytes` being the size of a KV page.
-pub(super) fn encode(
-    encoder: &mut DescriptorEncoder<'_>,
-    stats: &Stats,
-    page_bytes: u64,
-) -> Result<(), std::fmt::Error> {
+pub(super) fn encode(stats: &Stats, page_bytes: u64, series: &mut Series<'_>) -> Result<(), Error> {
     let by_tier = [
         (
             "host_prefix_promised_tokens",
@@ -28,17 +24,16 @@ pub(super) fn encode(
         ),
     ];
     for (name, help, value) in by_tier {
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(value).encode(family.encode_family(&[("tier", TIER)])?)?;
+        series.counter_by(name, help, [([("tier", TIER)], value)])?;
     }
-    let help = "Prompts received: whole, without what was cached, or with nothing but the first token";
-    let mut family = encoder.encode_descriptor("host_transfers", help, None, MetricType::Counter)?;
-    for (kind, count) in
-        [("full", stats.full_transfers), ("delta", stats.delta_transfers), ("full_hit", stats.full_hits)]
-    {
-        ConstCounter::new(count).encode(family.encode_family(&[("kind", kind)])?)?;
-    }
-    let gauges = [
+    let kinds =
+        [("full", stats.full_transfers), ("delta", stats.delta_transfers), ("full_hit", stats.full_hits)];
+    series.counter_by(
+        "host_transfers",
+        "Prompts received: whole, without what was cached, or with nothing but the first token",
+        kinds.map(|(kind, count)| ([("kind", kind)], count)),
+    )?;
+    series.gauges([
         ("host_kv_pages_locked", "Cached pages that a request uses", stats.locked_pages),
         (
             "host_cache_locks",
@@ -50,12 +45,8 @@ pub(super) fn encode(
             "Namespaces that hold cached pages, or that a request uses",
             stats.namespaces,
         ),
-    ];
-    for (name, help, value) in gauges {
-        let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-        gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
-    }
-    let counters = [
+    ])?;
+    series.counters([
         (
             "host_transfer_saved_bytes",
             "KV bytes of prompts that did not have to be received",
@@ -68,10 +59,5 @@ pub(super) fn encode(
             stats.shared_transfers,
         ),
         ("host_pages_shared", "KV pages neither sent nor computed for that", stats.shared_pages),
-    ];
-    for (name, help, value) in counters {
-        let counter = ConstCounter::new(value);
-        counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
-    }
-    Ok(())
+    ])
 }

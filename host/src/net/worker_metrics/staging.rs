@@ -1,18 +1,16 @@
 //! What a worker's `/metrics` says about pieces of KV that go through staging memory.
 
+use std::fmt::Error;
+
 use host_core::staging::{RingStats, SenderStats};
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
+
+use super::series::Series;
 
 /// Writes all series; `ranks` is what each rank sends and receives.
-pub(super) fn encode(
-    encoder: &mut DescriptorEncoder<'_>,
-    ranks: &[(SenderStats, RingStats)],
-) -> Result<(), std::fmt::Error> {
+pub(super) fn encode(ranks: &[(SenderStats, RingStats)], series: &mut Series<'_>) -> Result<(), Error> {
     let sent = |of: fn(&SenderStats) -> u64| ranks.iter().map(|(sender, _)| of(sender)).sum::<u64>();
     let received = |of: fn(&RingStats) -> u64| ranks.iter().map(|(_, ring)| of(ring)).sum::<u64>();
-    let counters = [
+    series.counters([
         (
             "host_staged_received_bytes",
             "Bytes of KV copied out of staging memory",
@@ -25,12 +23,8 @@ pub(super) fn encode(
             sent(|sender| sender.repeats),
         ),
         ("host_staging_refused", "Questions for a slot that were refused", received(|ring| ring.refused)),
-    ];
-    for (name, help, value) in counters {
-        let counter = ConstCounter::new(value);
-        counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
-    }
-    let gauges = [
+    ])?;
+    series.gauges([
         (
             "host_staging_waiting",
             "Pieces that wait for a slot, on the side that asks or the side that is asked",
@@ -41,10 +35,5 @@ pub(super) fn encode(
             "Bytes of staging memory that hold a piece or are kept for one",
             sent(|sender| sender.bytes_in_use) + received(|ring| ring.bytes_in_use),
         ),
-    ];
-    for (name, help, value) in gauges {
-        let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-        gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
-    }
-    Ok(())
+    ])
 }

@@ -1,0 +1,116 @@
+//! Restoring what lies below into the pages of a request that was admitted.
+
+use std::ops::Range;
+
+use super::fetch::{Phase, Piece};
+use super::{Found, Hierarchy, PrefetchPolicy};
+use crate::ids::{PageId, Room, Time};
+
+/// How a restore is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Pending,
+    /// All pages are in the pool.
+    Done,
+    /// These pages of the prompt have to come from elsewhere; where window parts are restored too, so many pieces in all.
+    /// Nothing of it is under way.
+    Failed(Range<usize>),
+}
+
+impl Hierarchy {
+    /// A request is admitted, with its first `near` pages from L1: how many of the next ones will come from below.
+    /// [`restore_into`](Self::restore_into) is to follow unless that is none.
+    pub(crate) fn restore(&mut self, now: Time, room: Room, near: usize) -> usize {
+        let Some(fetch) = self.fetches.get(&room) else { return 0 };
+        let in_flight = self.is_sent && self.config.prefetch != PrefetchPolicy::BestEffort;
+        let mut end = near;
+        while end < fetch.names.len() {
+            match self.host.find(&fetch.names[end]) {
+                Some(Found::Ready(_)) => {}
+                Some(Found::Filling(_)) if in_flight => {}
+                _ => break,
+            }
+            end += 1;
+        }
+        let slow = end > near && self.load_seconds(end - near) > self.seconds_without(fetch, near..end);
+        if slow && !self.load_trial.is_due(now) {
+            self.stats.skipped_by_cost += (end - near) as u64;
+            end = near;
+        }
+        if !self.restore_pieces(room, &(near..end).collect::<Vec<usize>>()) {
+            return 0;
+        }
+        let wait = self.longest_wait(room, near..end);
+        let until = self.fetches[&room].fills().then(|| now.after(wait));
+        self.set_deadline(room, until);
+        end - near
+    }
+
+    /// Restores these pieces, which are all in host memory or on their way, and nothing else; forgets the request when
+    /// there are none, and returns whether there are some.
+    pub(super) fn restore_pieces(&mut self, room: Room, pieces: &[usize]) -> bool {
+        let Some(fetch) = self.fetches.get(&room) else { return false };
+        let outside: Vec<usize> =
+            fetch.pieces.keys().copied().filter(|piece| pieces.binary_search(piece).is_err()).collect();
+        let inside: Vec<usize> =
+            pieces.iter().copied().filter(|piece| !fetch.pieces.contains_key(piece)).collect();
+        let from_storage = pieces.iter().filter(|piece| fetch.stored(**piece).is_some()).count();
+        for page in outside {
+            self.drop_piece(room, page);
+        }
+        for page in inside {
+            let piece = match self.host.find(&self.fetches[&room].name(page)) {
+                Some(Found::Ready(slot)) => Piece::Ready(slot),
+                Some(Found::Filling(slot)) => Piece::Filling(slot),
+                None => unreachable!("piece {page} of {room:?} was there before"),
+            };
+            self.add_piece(room, page, piece);
+        }
+        if pieces.is_empty() {
+            self.forget(room);
+            return false;
+        }
+        self.stats.promised_storage += from_storage as u64;
+        self.stats.promised_host += (pieces.len() - from_storage) as u64;
+        let pages = self.fetches[&room].names.len();
+        self.stats.promised_windows += pieces.iter().filter(|piece| **piece >= pages).count() as u64;
+        self.set_deadline(room, None);
+        if let Some(fetch) = self.fetches.get_mut(&room) {
+            fetch.phase = Phase::Restoring;
+        }
+        true
+    }
+
+    /// The pages of the pool into which a restore goes.
+    pub(crate) fn restore_into(&mut self, room: Room, pages: &[PageId]) {
+        let Some(fetch) = self.fetches.get_mut(&room) else { return };
+        assert!(
+            pages.len() == fetch.pieces.len(),
+            "{} pages for a restore of {}",
+            pages.len(),
+            fetch.pieces.len()
+        );
+        fetch.table = fetch.pieces.keys().copied().zip(pages.iter().copied()).collect();
+        self.loadable.push_back(room);
+    }
+
+    /// How a restore is doing; `None` for a request without one.
+    pub(crate) fn progress(&self, room: Room) -> Option<Progress> {
+        let fetch = self.fetches.get(&room).filter(|fetch| fetch.phase == Phase::Restoring)?;
+        let under_way =
+            |piece: &Piece| matches!(piece, Piece::Filling(_) | Piece::Ready(_) | Piece::Loading(_));
+        if fetch.pieces.values().any(under_way) {
+            return Some(Progress::Pending);
+        }
+        let mut missing =
+            fetch.pieces.iter().filter(|(_, piece)| **piece != Piece::Loaded).map(|(page, _)| *page);
+        if fetch.windows.is_some() {
+            let count = missing.count();
+            return Some(if count == 0 { Progress::Done } else { Progress::Failed(0..count) });
+        }
+        Some(match missing.next() {
+            None => Progress::Done,
+            Some(first) => Progress::Failed(first..missing.next_back().unwrap_or(first) + 1),
+        })
+    }
+}

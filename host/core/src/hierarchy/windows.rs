@@ -1,0 +1,236 @@
+//! Window parts below the pool, for workers that compute models of which some layers slide ([`crate::window`]).
+//!
+//! Such a worker goes on where it has all pages before and the window that is seen there, and nowhere else. What was
+//! saved of a sequence is all of its pages, and window parts at a few places only. So a fetch looks for the deepest such place,
+//! an *end*: window parts may come from L1 up to the first that is not there, and from below from then on. Only what belongs to
+//! that end is read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last
+//! resort the one that L1 has alone.
+//!
+//! The pieces of a fetch are numbered: page by page, then part by part the pages of all window parts, in order. Storage is asked
+//! for the first page of a part only, which is written with the others.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::fetch::Fetch;
+use super::{Found, Hierarchy};
+use crate::ids::{PageId, Room, Time};
+use crate::radix::PageHash;
+use crate::window::{Reach, WindowShape};
+
+/// What a fetch knows of window parts.
+#[derive(Debug)]
+pub(super) struct Windows {
+    shape: WindowShape,
+    /// Of the pages that were in L1 when the request arrived: which had their parts there.
+    near: Vec<bool>,
+    /// Names of the first pages of all parts.
+    names: Vec<PageHash>,
+    /// The first tier that has each, as far as was asked.
+    stored: Vec<Option<usize>>,
+    /// Pieces that turned out not to be there.
+    gone: BTreeSet<usize>,
+}
+
+/// Where a request is to go on, and what of it comes from below.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    /// Pages before its end that L1 has not come from below.
+    pub reach: Reach,
+    /// Token pages in front of it whose window parts come from below; those before them that are seen are in L1.
+    pub windows: Range<usize>,
+    /// Pages that are there and left alone, because computing them is quicker.
+    pub skipped: usize,
+    /// Whether it is tried although computing is quicker by all that is known.
+    trial: bool,
+}
+
+impl Windows {
+    pub(super) fn new(shape: WindowShape, near: Vec<bool>, names: &[PageHash]) -> Self {
+        Self {
+            shape,
+            near,
+            names: names.iter().map(|name| name.window_part(0)).collect(),
+            stored: vec![None; names.len()],
+            gone: BTreeSet::new(),
+        }
+    }
+
+    fn parts(&self) -> usize {
+        self.shape.parts as usize
+    }
+
+    /// The name of a piece behind the pages.
+    pub(super) fn name(&self, pages: &[PageHash], place: usize) -> PageHash {
+        let (page, part) = (place / self.parts(), place % self.parts());
+        match u32::try_from(part) {
+            Ok(0) => self.names[page],
+            part => pages[page].window_part(part.unwrap_or(u32::MAX)),
+        }
+    }
+
+    /// Where the tier is kept that has a piece behind the pages.
+    pub(super) fn stored(&mut self, place: usize) -> Option<&mut Option<usize>> {
+        let page = place / self.parts();
+        self.stored.get_mut(page)
+    }
+
+    pub(super) fn tier(&self, place: usize) -> Option<usize> {
+        self.stored[place / self.parts()]
+    }
+}
+
+impl Fetch {
+    /// What storage is asked for: pages that are neither in L1 nor in host memory, and what could be part of a window behind
+    /// the one that L1 has.
+    pub(super) fn unknown(&self, page_tokens: usize, is_here: impl Fn(&PageHash) -> bool) -> Vec<usize> {
+        let pages = self.names.len();
+        let mut wanted: Vec<usize> = (self.near..pages).collect();
+        if let Some(windows) = &self.windows {
+            let shape = windows.shape;
+            let alone = shape.reach(windows.near.len(), page_tokens, |page| windows.near[page]).start;
+            let seen = shape.seen_at(alone + 1, page_tokens).start..pages;
+            let lacking = seen.filter(|page| windows.near.get(*page) != Some(&true));
+            wanted.extend(lacking.map(|page| pages + page * windows.parts()));
+        }
+        wanted.retain(|piece| !is_here(&self.name(*piece)));
+        wanted
+    }
+
+    /// The pieces that an end takes from below, `near` pages being in L1.
+    fn pieces(&self, near: usize, end: &End) -> Vec<usize> {
+        let (pages, parts) = (self.names.len(), self.windows.as_ref().map_or(0, Windows::parts));
+        let windows = end.windows.start * parts..end.windows.end * parts;
+        (near..end.reach.end).chain(windows.map(|place| pages + place)).collect()
+    }
+}
+
+impl Hierarchy {
+    /// The end from which least is to be computed, and what that is where L1 is alone.
+    fn deepest(&self, fetch: &Fetch, near: &[bool], has: impl Fn(usize) -> bool) -> (End, Reach) {
+        let end = |reach: Reach, windows| End { reach, windows, skipped: 0, trial: false };
+        let Some(windows) = &fetch.windows else { return (end(Reach::default(), 0..0), Reach::default()) };
+        let (shape, page, pages) = (windows.shape, self.page_tokens, fetch.names.len());
+        let is_near = |page: usize| near.get(page) == Some(&true);
+        let below = |page: usize| {
+            let first = pages + page * windows.parts();
+            (first..first + windows.parts()).all(&has)
+        };
+        let alone = shape.reach(near.len(), page, is_near);
+        let full =
+            (near.len()..pages).take_while(|page| has(*page)).last().map_or(near.len(), |last| last + 1);
+        // From L1 in front, from below behind; of one that is computed again nothing.
+        let divided = |reach: Reach| {
+            let seen =
+                if reach.start < reach.end { reach.end..reach.end } else { shape.seen_at(reach.end, page) };
+            let first = seen.clone().find(|page| !is_near(*page)).unwrap_or(seen.end);
+            end(reach, first..seen.end)
+        };
+        let either = divided(shape.reach(full, page, |page| is_near(page) || below(page)));
+        if either.reach.start > alone.start && either.windows.clone().all(below) {
+            return (either, alone);
+        }
+        let only = shape.reach(full, page, below);
+        let found = if only.start > alone.start { divided(only) } else { end(alone, alone.end..alone.end) };
+        (found, alone)
+    }
+
+    /// All tiers have answered: reads what the deepest end that there is takes from storage, if that is worth it.
+    pub(super) fn read_windows(&mut self, now: Time, room: Room) {
+        let Some((end, alone)) = self.aim(room) else { return };
+        let fetch = &self.fetches[&room];
+        let pieces = fetch.pieces(fetch.near, &end);
+        let far: Vec<usize> =
+            pieces.iter().copied().filter(|piece| self.host.find(&fetch.name(*piece)).is_none()).collect();
+        let gained = alone.start..end.reach.start;
+        if gained.is_empty() || gained.len() < self.config.fewest_pages as usize || far.is_empty() {
+            return;
+        }
+        if !self.worth_reading(room, &far, pieces.len(), gained.clone()) && !self.read_trial.is_due(now) {
+            self.stats.skipped_by_cost += far.len() as u64;
+            return;
+        }
+        self.fetch_pieces(room, pieces);
+        self.wait_for_reads(now, room, gained);
+    }
+
+    /// The deepest end with what is there by all that is known, as far as there are slots for it, and the one that L1 has alone.
+    fn aim(&self, room: Room) -> Option<(End, Reach)> {
+        let fetch = self.fetches.get(&room)?;
+        let windows = fetch.windows.as_ref()?;
+        let is_here = |piece: usize| self.host.find(&fetch.name(piece)).is_some();
+        let has = |piece: usize| {
+            !windows.gone.contains(&piece) && (fetch.stored(piece).is_some() || is_here(piece))
+        };
+        let (end, alone) = self.deepest(fetch, &windows.near, has);
+        let slots = self.free_for_reads() + fetch.pieces.len();
+        let wanted = fetch.pieces(fetch.near, &end).len();
+        if wanted <= slots {
+            return Some((end, alone));
+        }
+        let pages = fetch.near + slots.saturating_sub(end.windows.len() * windows.parts());
+        let few = self.deepest(fetch, &windows.near, |piece| {
+            (piece < pages || piece >= fetch.names.len()) && has(piece)
+        });
+        (fetch.pieces(fetch.near, &few.0).len() <= slots).then_some(few)
+    }
+
+    /// A piece of what is being read cannot be had: reads what the next end takes, and gives up what it does not.
+    pub(super) fn aim_again(&mut self, room: Room, gone: usize) {
+        if let Some(windows) = self.fetches.get_mut(&room).and_then(|fetch| fetch.windows.as_mut()) {
+            windows.gone.insert(gone);
+        }
+        let aim = self.aim(room).filter(|(end, alone)| end.reach.start > alone.start);
+        let Some(fetch) = self.fetches.get(&room) else { return };
+        let wanted = aim.map(|(end, _)| fetch.pieces(fetch.near, &end)).unwrap_or_default();
+        let kept: BTreeSet<usize> = wanted.iter().copied().collect();
+        let unwanted: Vec<usize> =
+            fetch.pieces.keys().copied().filter(|piece| !kept.contains(piece)).collect();
+        for piece in unwanted {
+            self.drop_piece(room, piece);
+        }
+        self.fetch_pieces(room, wanted);
+    }
+
+    /// Where a request would go on that was admitted now, of whose pages L1 has some, some with their window parts. Nothing
+    /// changes by it, and in the same tick [`restore_end`](Self::restore_end) finds all that it found.
+    pub(crate) fn end_for(&self, now: Time, room: Room, near: &[bool]) -> Option<End> {
+        let fetch = self.fetches.get(&room).filter(|fetch| fetch.windows.is_some())?;
+        let has = |piece: usize| matches!(self.host.find(&fetch.name(piece)), Some(Found::Ready(_)));
+        let (end, alone) = self.deepest(fetch, near, has);
+        let pieces = fetch.pieces(near.len(), &end).len();
+        let gained = alone.start..end.reach.start;
+        if gained.is_empty() {
+            return Some(end);
+        }
+        let slow = self.load_seconds(pieces) > self.seconds_without(fetch, gained);
+        let trial = slow && self.load_trial.would_be_due(now);
+        Some(match slow && !trial {
+            true => End { reach: alone, windows: alone.end..alone.end, skipped: pieces, trial: false },
+            false => End { trial, ..end },
+        })
+    }
+
+    /// A request is admitted that goes on at this end, its first `near` pages being in L1: restores the others and the window
+    /// parts into these pages of the pool, in order. Returns whether there is anything to wait for.
+    pub(crate) fn restore_end(
+        &mut self,
+        now: Time,
+        room: Room,
+        near: usize,
+        end: &End,
+        pages: &[PageId],
+    ) -> bool {
+        self.stats.skipped_by_cost += end.skipped as u64;
+        if end.trial || end.skipped > 0 {
+            self.load_trial.is_due(now);
+        }
+        let Some(fetch) = self.fetches.get(&room) else { return false };
+        let pieces = fetch.pieces(near, end);
+        if !self.restore_pieces(room, &pieces) {
+            return false;
+        }
+        self.restore_into(room, pages);
+        true
+    }
+}

@@ -1,0 +1,110 @@
+//! The model, as far as it is known without its weights.
+
+use std::time::Duration;
+
+use host_core::Dtype;
+
+use super::{Refused, refused};
+use crate::cli::settings::{ExecutorName, Settings};
+use crate::executor::cpu;
+use crate::executor::group::Seat;
+use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
+use crate::executor::{Executor, ExecutorError, ModelShape, Sliding};
+use crate::text::TextModel;
+
+/// Longest step that may be modelled: a worker that is to stop waits for it.
+const LONGEST_STEP: Duration = Duration::from_secs(60);
+
+/// What of the model decides how its KV lies.
+///
+/// # Errors
+/// When the model cannot be read, or not be served.
+pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
+    let mut shape = match settings.executor() {
+        ExecutorName::Synthetic => {
+            let executor = synthetic(settings, Seat::alone()).map_err(|error| refused(error.to_string()))?;
+            executor.shape().clone()
+        }
+        ExecutorName::Cpu => {
+            let directory = settings.model.as_deref().ok_or_else(|| {
+                refused("no model: give a Hugging Face directory with --model, or use --executor synthetic")
+            })?;
+            cpu::read_shape(directory)
+                .map_err(|error| refused(format!("the model cannot be served: {error}")))?
+        }
+    };
+    if let Some(text) = &settings.kv_dtype {
+        shape.kv_dtype = text.parse().map_err(refused)?;
+    }
+    Ok(shape)
+}
+
+/// One rank of the synthetic executor.
+///
+/// # Errors
+/// When `[synthetic]` contradicts itself, or asks for steps that nobody would wait for.
+pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError> {
+    let given = settings.synthetic.unwrap_or_default();
+    let standard = SyntheticShape::default();
+    let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
+    let sliding = match (given.sliding_layers, given.window) {
+        (Some(layers), Some(window)) => Some(Sliding { layers, window }),
+        (None, None) => None,
+        _ => {
+            return Err(ExecutorError::Failed(
+                "[synthetic] sliding-layers and window belong together: give both, or neither".to_owned(),
+            ));
+        }
+    };
+    let shape = SyntheticShape {
+        layers: given.layers.unwrap_or(standard.layers),
+        sliding,
+        kv_heads: given.kv_heads.unwrap_or(standard.kv_heads),
+        head_dim: given.head_dim.unwrap_or(standard.head_dim),
+        vocabulary: given.vocabulary.unwrap_or(standard.vocabulary),
+        max_positions: given.max_positions.unwrap_or(standard.max_positions),
+        kv_dtype: kv_dtype.unwrap_or(standard.kv_dtype),
+    };
+    let cost = Cost {
+        step: Duration::from_micros(given.step_us),
+        prefill_token: Duration::from_micros(given.prefill_token_us),
+        sequence: Duration::from_micros(given.sequence_us),
+    };
+    let (chunk, batch) = (settings.chunk_tokens(), settings.max_batch());
+    if cost.step_of(chunk as usize, batch as usize) > LONGEST_STEP {
+        return Err(ExecutorError::Failed(format!(
+            "[synthetic] a step of {chunk} prompt tokens and {batch} sequences would take more than {} s: lower step-us ({}), \
+             prefill-token-us ({}) or sequence-us ({})",
+            LONGEST_STEP.as_secs(),
+            given.step_us,
+            given.prefill_token_us,
+            given.sequence_us
+        )));
+    }
+    Synthetic::for_rank(shape, cost, seat)
+}
+
+/// Whether the model has layers with a window, as far as it can be read.
+#[must_use]
+pub fn slides(settings: &Settings) -> bool {
+    shape(settings).is_ok_and(|shape| shape.sliding.is_some())
+}
+
+/// The model's text side, for a router.
+///
+/// # Errors
+/// When the tokenizer cannot be used.
+pub fn text_model(settings: &Settings) -> Result<TextModel, Refused> {
+    let with_tokenizer = settings.model.as_deref().filter(|directory| {
+        settings.executor() == ExecutorName::Cpu || directory.join("tokenizer.json").exists()
+    });
+    match with_tokenizer {
+        Some(directory) => TextModel::load(directory)
+            .map_err(|error| refused(format!("the model's tokenizer cannot be used: {error}"))),
+        None if settings.executor() == ExecutorName::Synthetic => {
+            let shape = shape(settings)?;
+            Ok(TextModel::bytes(u32::try_from(shape.vocabulary).unwrap_or(u32::MAX)))
+        }
+        None => Err(refused("no model: give a Hugging Face directory with --model")),
+    }
+}

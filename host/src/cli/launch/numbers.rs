@@ -1,0 +1,57 @@
+//! The bounds of numbers that need no second setting to be wrong.
+
+use super::{Refused, refused};
+use crate::cli::settings::Settings;
+
+/// Shortest target for the time between tokens: below it a step is scheduling more than computing.
+const SHORTEST_TARGET_MS: f64 = 0.1;
+/// Longest target for the time between tokens.
+const LONGEST_TARGET_MS: f64 = 60_000.0;
+/// Most threads that a worker computes on.
+const MOST_THREADS: usize = 1024;
+/// Most prompt tokens in one step: more than any context.
+const MOST_CHUNK_TOKENS: u32 = 1 << 24;
+/// Most sequences in one step.
+const MOST_BATCH: u32 = 1 << 14;
+/// Most requests with pages; each has a row of memory beside the pool, which is taken at the start.
+const MOST_RUNNING: u32 = 1 << 15;
+/// Most requests that wait; each holds its prompt.
+const MOST_QUEUED: u32 = 1 << 20;
+/// Most tokens in a page.
+const MOST_PAGE_TOKENS: u32 = 1 << 16;
+
+/// Checks that every number is within its bounds.
+///
+/// # Errors
+/// With the bounds, when one is not.
+pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
+    for (flag, value, most) in [
+        ("--chunk-tokens", settings.chunk_tokens, MOST_CHUNK_TOKENS),
+        ("--max-batch", settings.max_batch, MOST_BATCH),
+        ("--max-running", settings.max_running, MOST_RUNNING),
+        ("--max-queued", settings.max_queued, MOST_QUEUED),
+        ("--page-size", settings.page_size, MOST_PAGE_TOKENS),
+        ("--pool-pages", settings.pool_pages, u32::MAX),
+        ("--max-model-len", settings.max_model_len, u32::MAX),
+        ("--reserved-decode-tokens", settings.reserved_decode_tokens, u32::MAX),
+        ("--default-max-tokens", settings.default_max_tokens, u32::MAX),
+    ] {
+        if value.is_some_and(|value| value == 0 || value > most) {
+            let value = value.unwrap_or_default();
+            return Err(refused(format!("{flag} is {value}: it must be 1 to {most}")));
+        }
+    }
+    if let Some(target) = settings.target_itl_ms
+        && !(SHORTEST_TARGET_MS..=LONGEST_TARGET_MS).contains(&target)
+    {
+        return Err(refused(format!(
+            "--target-itl-ms is {target}: it must be {SHORTEST_TARGET_MS} to {LONGEST_TARGET_MS}"
+        )));
+    }
+    if settings.threads.is_some_and(|threads| threads == 0 || threads > MOST_THREADS) {
+        return Err(refused(format!(
+            "--threads must be 1 to {MOST_THREADS}: more than there are cores gain nothing"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! A worker's parts: weights loaded, memory taken, plugins opened.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use host_core::heads::rank_heads;
+use host_core::{Config, Instance, Role};
+use host_plugin_api::transfer::TransferBackend;
+
+use super::{Plan, plan, radix_cache, ranks};
+use crate::cli::settings::{RoleName, Settings};
+use crate::cli::{allocator, below, plugins, staging};
+use crate::executor::{Executor, KvMemory};
+use crate::net::identity;
+use crate::net::proto::KvIdentity;
+use crate::net::random::random_u64;
+use crate::worker::{Below, Parts, RankParts};
+
+/// Loads the model and takes the memory.
+///
+/// # Errors
+/// When either cannot be had, or the transfer plugin does not open.
+pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
+    let plan = plan(settings)?;
+    let ranks = plan.layouts.len();
+    let core_role = match role {
+        RoleName::Prefill => Role::Prefill,
+        RoleName::Decode => Role::Decode,
+        RoleName::Aggregated => Role::Aggregated,
+        RoleName::Router => anyhow::bail!("a router computes nothing"),
+    };
+    let instance = Instance(random_u64().context("no random name for this worker")?);
+    let opened = match role {
+        RoleName::Aggregated => None,
+        _ => Some(plugins::open_transfer(settings, instance, ranks)?),
+    };
+    let (transfer, backends) = opened.unzip();
+    let below = below::open(settings, instance, radix_cache(settings, core_role)?.is_some())?;
+    let executors = ranks::executors(settings, ranks)?;
+    let identity = identity_of(settings, &plan);
+    let config = config(settings, core_role, &plan, below.as_ref(), &identity)?;
+    let pages = allocator::open(settings, instance, config.pages, config.page_tokens, config.window)?;
+    Ok(Parts {
+        name: worker_name(settings, role),
+        config,
+        identity,
+        pages,
+        transfer,
+        ranks: with_pools(&plan, executors, backends.unwrap_or_default())?,
+        instance,
+        below,
+        page_integrity: !settings.no_page_integrity,
+        staging: staging::staging(settings)?,
+    })
+}
+
+/// What must be the same on two workers for one to use the other's KV.
+fn identity_of(settings: &Settings, plan: &Plan) -> KvIdentity {
+    let Plan { shape, layouts, .. } = plan;
+    let page = layouts[0].shape;
+    KvIdentity {
+        model: settings.model_name(),
+        weights: shape.weights.clone(),
+        executor: shape.math.clone(),
+        dtype: page.dtype.to_string(),
+        layout: layouts[0].order.to_string(),
+        page_tokens: count(page.page_tokens),
+        layers: count(shape.layers),
+        kv_heads: count(shape.kv_heads),
+        head_dim: count(shape.head_dim),
+        ranks: count(layouts.len()),
+        sliding_layers: count(shape.sliding.map_or(0, |sliding| sliding.layers)),
+        window: count(shape.sliding.map_or(0, |sliding| sliding.window)),
+    }
+}
+
+/// Limits and policies of the worker's scheduler.
+fn config(
+    settings: &Settings,
+    role: Role,
+    plan: &Plan,
+    below: Option<&Below>,
+    identity: &KvIdentity,
+) -> anyhow::Result<Config> {
+    let Plan { shape, layouts, max_tokens, layer_groups } = plan;
+    let page = layouts[0].shape;
+    let radix_cache = radix_cache(settings, role)?;
+    let cached = radix_cache.is_some();
+    let alignment = below.and_then(Below::alignment).map(usize::try_from).transpose()?;
+    Ok(Config {
+        role,
+        pages: count(page.pages),
+        page_tokens: count(page.page_tokens),
+        max_tokens: *max_tokens,
+        vocabulary: count(shape.vocabulary),
+        chunk_tokens: settings.chunk_tokens(),
+        radix_cache,
+        hierarchy: below::hierarchy(settings, layouts, cached, alignment)?,
+        cache_events: cached,
+        identity: identity::digest(identity),
+        reserved_decode_tokens: settings.reserved_decode_tokens(),
+        target_itl: settings.target_itl_ms.map(|millis| Duration::from_secs_f64(millis / 1e3)),
+        seed: random_u64().context("no random seed for the radix cache")?,
+        window: shape.window(),
+        layer_groups: *layer_groups,
+        max_batch: settings.max_batch(),
+        max_running: settings.max_running(),
+        max_queued: settings.max_queued(),
+        max_attempts: 3,
+        bootstrap_timeout: Duration::from_secs(30),
+        request_timeout: Duration::from_secs(600),
+        peer_patience: Duration::from_secs(10),
+    })
+}
+
+/// The ranks, each with memory for its heads of all pages, and with its instance of the transfer plugin if there is one.
+fn with_pools(
+    plan: &Plan,
+    executors: Vec<Box<dyn Executor>>,
+    backends: Vec<Arc<dyn TransferBackend>>,
+) -> anyhow::Result<Vec<RankParts>> {
+    let ranks = plan.layouts.len();
+    let mut backends = backends.into_iter();
+    let mut parts = Vec::new();
+    for (rank, (executor, layout)) in executors.into_iter().zip(&plan.layouts).enumerate() {
+        let first_head = rank_heads(plan.shape.kv_heads, ranks, rank).start;
+        let kv = KvMemory::for_heads(*layout, first_head)
+            .with_context(|| format!("no memory for a KV pool of {} bytes", layout.bytes()))?;
+        parts.push(RankParts { executor, kv, transfer: backends.next() });
+    }
+    Ok(parts)
+}
+
+/// A name for a worker that was given none.
+fn worker_name(settings: &Settings, role: RoleName) -> String {
+    settings.name.clone().unwrap_or_else(|| format!("{}-{}", role.as_str(), std::process::id()))
+}
+
+/// A size of a model or a pool, none of which comes near the limit.
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,75 @@
+//! Opens the plugins of a worker.
+
+use std::sync::Arc;
+
+use host_core::Instance;
+use host_plugin_api::transfer::{Opening, TransferBackend};
+use host_plugin_api::{PoolAllocator, PoolOpening, StorageTier};
+
+use super::config_of;
+use crate::cli::Refused;
+use crate::cli::settings::Settings;
+use crate::plugins::{self, Catalog};
+use crate::worker::link::rank_name;
+
+/// Loads the transfer plugin and opens an instance for each rank of this worker.
+///
+/// # Errors
+/// When it is not there, does not fit, or does not open.
+pub fn open_transfer(
+    settings: &Settings,
+    instance: Instance,
+    ranks: usize,
+) -> anyhow::Result<(String, Vec<Arc<dyn TransferBackend>>)> {
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    let named: Result<Vec<_>, _> = settings.plugins().iter().map(|name| catalog.find(name)).collect();
+    let named = named.map_err(|error| Refused(error.to_string()))?;
+    // That there is only one is a rule of the compatibility table.
+    let mut movers = named.into_iter().filter(|entry| entry.manifest.role("transfer").is_some());
+    let entry = movers.next().ok_or_else(|| {
+        Refused("none of the plugins moves KV between workers: add one, for example shm".into())
+    })?;
+    let name = entry.manifest.plugin.name.clone();
+    let config = config_of(settings, &name)?;
+    let open = |rank| {
+        let opening = Opening { name: rank_name(instance, rank), config: config.clone() };
+        plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))
+    };
+    let backends: Result<Vec<_>, Refused> = (0..ranks).map(open).collect();
+    Ok((name, backends?))
+}
+
+/// Loads a storage tier and opens an instance for this worker.
+///
+/// # Errors
+/// When it is not there, does not fit, or does not open.
+pub fn open_tier(
+    settings: &Settings,
+    name: &str,
+    instance: Instance,
+) -> anyhow::Result<Arc<dyn StorageTier>> {
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    let entry = catalog.find(name).map_err(|error| Refused(error.to_string()))?;
+    let opening = Opening { name: instance.to_string(), config: config_of(settings, name)? };
+    Ok(plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
+}
+
+/// Loads the allocator and opens it for this worker's pool; `None` when the pool hands out its pages itself.
+///
+/// # Errors
+/// When it is not there, does not fit, or does not open.
+pub fn open_allocator(
+    settings: &Settings,
+    opening: PoolOpening,
+    slides: bool,
+) -> anyhow::Result<Option<(String, Arc<dyn PoolAllocator>)>> {
+    if settings.allocator.is_none() && !slides {
+        return Ok(None);
+    }
+    let name = settings.window_allocator();
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
+    let opening = PoolOpening { config: config_of(settings, &name)?, ..opening };
+    let opened = plugins::open_allocator(entry, &opening).map_err(|error| Refused(error.to_string()))?;
+    Ok(Some((name, opened)))
+}

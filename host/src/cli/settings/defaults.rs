@@ -1,0 +1,124 @@
+//! What holds where nothing is set. The texts of the flags say the same numbers.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use super::{ExecutorName, RoleName, Settings};
+use crate::plugins::Policy;
+
+impl Settings {
+    /// Who computes.
+    #[must_use]
+    pub fn executor(&self) -> ExecutorName {
+        self.executor.unwrap_or(ExecutorName::Cpu)
+    }
+
+    /// Plugins to load.
+    #[must_use]
+    pub fn plugins(&self) -> Vec<String> {
+        let mut plugins = self.movers();
+        for name in self.stores().iter().chain(&self.allocator) {
+            if !plugins.contains(name) {
+                plugins.push(name.clone());
+            }
+        }
+        plugins
+    }
+
+    /// Of those, the ones that are there to move pages: what is named for storage alone only stores.
+    #[must_use]
+    pub fn movers(&self) -> Vec<String> {
+        let named = self.plugins.clone();
+        match self.role {
+            // An undivided worker moves no pages.
+            Some(RoleName::Aggregated) => named.unwrap_or_default(),
+            _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
+        }
+    }
+
+    /// Plugins that store pages, in the order in which they are asked.
+    #[must_use]
+    pub fn stores(&self) -> &[String] {
+        self.hicache_storage.as_deref().unwrap_or_default()
+    }
+
+    /// The plugin that hands out the pages of a pool with windows, whether it is installed or not.
+    #[must_use]
+    pub fn window_allocator(&self) -> String {
+        self.allocator.clone().unwrap_or_else(|| "swa".to_owned())
+    }
+
+    /// Directories with plugins.
+    #[must_use]
+    pub fn plugins_dirs(&self) -> Vec<PathBuf> {
+        self.plugins_dir.clone().unwrap_or_else(|| {
+            let program = std::env::current_exe().ok();
+            let beside = program.as_deref().and_then(std::path::Path::parent);
+            beside.map(|dir| vec![dir.join("plugins"), dir.to_owned()]).unwrap_or_default()
+        })
+    }
+
+    /// What is accepted of plugin files.
+    #[must_use]
+    pub fn plugin_policy(&self) -> Policy {
+        Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
+    }
+
+    /// Where the HTTP API listens.
+    #[must_use]
+    pub fn http_address(&self) -> SocketAddr {
+        SocketAddr::new(self.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), self.port.unwrap_or(8000))
+    }
+
+    /// The model's name in the API.
+    #[must_use]
+    pub fn model_name(&self) -> String {
+        let directory = self.model.as_deref().and_then(std::path::Path::file_name);
+        self.served_model_name
+            .clone()
+            .or_else(|| directory.map(|name| name.to_string_lossy().into_owned()))
+            .unwrap_or_else(|| "synthetic".to_owned())
+    }
+
+    /// Tokens in a KV page.
+    #[must_use]
+    pub fn page_size(&self) -> u32 {
+        self.page_size.unwrap_or(16)
+    }
+
+    /// Memory for a worker's KV pool, unless its pages are counted.
+    #[must_use]
+    pub fn kv_memory(&self) -> &str {
+        self.kv_memory.as_deref().unwrap_or("256MiB")
+    }
+
+    /// Prompt tokens in one step at most.
+    #[must_use]
+    pub fn chunk_tokens(&self) -> u32 {
+        self.chunk_tokens.unwrap_or(512)
+    }
+
+    /// Sequences in one step at most.
+    #[must_use]
+    pub fn max_batch(&self) -> u32 {
+        self.max_batch.unwrap_or(64)
+    }
+
+    /// Requests that compute or have a transfer under way at most.
+    #[must_use]
+    pub fn max_running(&self) -> u32 {
+        self.max_running.unwrap_or(self.max_batch().saturating_mul(2))
+    }
+
+    /// Requests that wait in a worker at most.
+    #[must_use]
+    pub fn max_queued(&self) -> u32 {
+        self.max_queued.unwrap_or(1024)
+    }
+
+    /// Tokens of its answer for which each request finds room when another is admitted.
+    #[must_use]
+    pub fn reserved_decode_tokens(&self) -> u32 {
+        self.reserved_decode_tokens.unwrap_or(512)
+    }
+}

@@ -1,0 +1,103 @@
+//! The file that `--config` names. Flags win over it.
+
+use serde::{Deserialize, Deserializer};
+
+use super::Settings;
+use crate::cli::Refused;
+
+/// Puts flags over the file. Every setting is in one of the lists: one that is missing does not compile.
+macro_rules! flags_over_file {
+    (
+        $flags:ident, $file:ident,
+        flag_wins: [$($wins:ident)*],
+        on_in_either: [$($on:ident)*],
+        of_the_file: [$($table:ident)*],
+        of_the_flags: [$($flag:ident)*],
+    ) => {
+        let Settings { $($wins,)* $($on,)* $($table,)* $($flag: _,)* } = $file;
+        $( $flags.$wins = $flags.$wins.or($wins); )*
+        $( $flags.$on |= $on; )*
+        $( $flags.$table = $table; )*
+    };
+}
+
+impl Settings {
+    /// These flags over the file that `--config` names.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or holds something that is not a setting.
+    pub fn with_file(mut self) -> anyhow::Result<Self> {
+        let Some(path) = self.config.clone() else { return Ok(self) };
+        let shown = path.display();
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| Refused(format!("the configuration {shown} cannot be read: {error}")))?;
+        let file: Settings = toml::from_str(&text)
+            .map_err(|error| Refused(format!("the configuration {shown} is wrong: {error}")))?;
+        flags_over_file!(self, file,
+            flag_wins: [
+                model served_model_name executor role plugins plugins_dir host port control router router_policy name
+                page_size pool_pages kv_memory kv_dtype kv_layout chunk_tokens layer_groups staging staging_bytes
+                staging_knee hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy allocator
+                swa_full_tokens_ratio radix_eviction max_batch reserved_decode_tokens target_itl_ms max_running max_queued
+                max_model_len default_max_tokens threads tp prefill_tp decode_tp log_format log_level hicache synthetic
+                start_companion
+            ],
+            on_in_either: [
+                insecure_plugin_permissions plugins_may_abort decode_radix_cache prefill_radix_cache hierarchical_cache
+                no_page_integrity
+            ],
+            of_the_file: [plugin companion],
+            of_the_flags: [config listen_fds supervised],
+        );
+        Ok(self)
+    }
+}
+
+/// Reads a key that is a word or a number.
+pub(super) fn word_or_number<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        Number(i64),
+        Word(String),
+    }
+    Ok(Some(match Either::deserialize(value)? {
+        Either::Number(number) => number.to_string(),
+        Either::Word(word) => word,
+    }))
+}
+
+/// One name may be written without the brackets of a list.
+pub(super) fn one_or_several<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        One(String),
+        Several(Vec<String>),
+    }
+    Ok(Some(match Either::deserialize(value)? {
+        Either::One(name) => vec![name],
+        Either::Several(names) => names,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_win_over_the_file_and_unknown_keys_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("host.toml");
+        std::fs::write(&path, "port = 1\npage-size = 32\nlayer-groups = 4\n[plugin.shm]\nrails = 2\n")
+            .unwrap();
+        let flags = Settings { config: Some(path.clone()), port: Some(2), ..Settings::default() };
+        let settings = flags.clone().with_file().unwrap();
+        assert_eq!((settings.port, settings.page_size), (Some(2), Some(32)));
+        assert_eq!(settings.layer_groups.as_deref(), Some("4"));
+        assert!(settings.plugin.contains_key("shm"));
+        std::fs::write(&path, "prot = 1\n").unwrap();
+        let message = format!("{:#}", flags.with_file().unwrap_err());
+        assert!(message.contains("prot") && message.contains("host.toml"), "{message}");
+    }
+}

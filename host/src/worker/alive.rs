@@ -1,0 +1,27 @@
+//! A thread of a worker that ends unasked takes the worker with it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::watch;
+
+/// Held by each thread of a worker. A thread that ends before it was asked to (a panic, a plugin that failed) leaves a
+/// worker that answers nobody, so its end is told to whoever runs the process.
+pub(crate) struct Alive {
+    pub(super) thread: &'static str,
+    pub(super) stopping: Arc<AtomicBool>,
+    pub(super) died: watch::Sender<Option<&'static str>>,
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if !self.stopping.load(Ordering::Acquire) {
+            // The others end for the first one's sake.
+            self.died.send_if_modified(|died| {
+                let first = died.is_none();
+                *died = died.or(Some(self.thread));
+                first
+            });
+        }
+    }
+}

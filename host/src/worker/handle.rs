@@ -1,0 +1,133 @@
+//! The way in to a running worker.
+
+use std::sync::{Arc, Mutex};
+
+use host_core::hierarchy::TierStats;
+use host_core::request::Request;
+use host_core::scheduler::{Flushed, Stats};
+use host_core::{Event, Instance, Room};
+use tokio::sync::{mpsc, oneshot};
+
+use super::cache_thread::CacheLog;
+use super::channels::{Answer, Input};
+use super::link::Links;
+use crate::net::proto::WorkerInfo;
+
+/// The storage tiers' names, and their counters as of the scheduler's last turn.
+#[derive(Debug, Default)]
+pub(crate) struct Tiers {
+    pub(super) names: Vec<String>,
+    pub(super) stats: Mutex<Vec<TierStats>>,
+}
+
+/// What one storage tier has not been given, or has not said of that it has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Its plugin's name.
+    pub tier: String,
+    /// How many.
+    pub pages: usize,
+}
+
+/// The way in to a running worker, for any thread or task.
+#[derive(Clone)]
+pub struct Handle {
+    pub(super) inputs: mpsc::Sender<Input>,
+    pub(super) stats: Arc<Mutex<Stats>>,
+    pub(super) tiers: Arc<Tiers>,
+    pub(super) links: Arc<Links>,
+    pub(super) cache: Option<Arc<CacheLog>>,
+    pub(super) info: Arc<WorkerInfo>,
+    pub(super) instance: Instance,
+    pub(super) page_bytes: u64,
+}
+
+impl Handle {
+    /// What this worker tells others about itself; its address is added by who listens.
+    #[must_use]
+    pub fn info(&self) -> &WorkerInfo {
+        &self.info
+    }
+
+    /// This process's life.
+    #[must_use]
+    pub fn instance(&self) -> Instance {
+        self.instance
+    }
+
+    /// Bytes of a KV page.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// Connections to other workers' memory.
+    #[must_use]
+    pub fn links(&self) -> &Arc<Links> {
+        &self.links
+    }
+
+    /// What happens to the radix cache, if the worker tells.
+    #[must_use]
+    pub fn cache(&self) -> Option<&Arc<CacheLog>> {
+        self.cache.as_ref()
+    }
+
+    /// The scheduler's counters, as of its last turn.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        *self.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The storage tiers' names and counters, as of the scheduler's last turn.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<(String, TierStats)> {
+        let stats = self.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.tiers.names.iter().cloned().zip(stats.iter().copied()).collect()
+    }
+
+    /// What is on its way to each storage tier, as of the scheduler's last turn.
+    #[must_use]
+    pub fn unwritten(&self) -> Vec<Unwritten> {
+        // On their way to host memory, and to all tiers from there.
+        let saved = self.stats().hierarchy.host.filling;
+        let of =
+            |(tier, stats): (String, TierStats)| Unwritten { tier, pages: saved + stats.writes_under_way };
+        self.tiers().into_iter().map(of).collect()
+    }
+
+    /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]; a channel that just closes
+    /// means that the worker stopped.
+    pub async fn submit(&self, request: Request) -> mpsc::UnboundedReceiver<Answer> {
+        let (answers, receive) = mpsc::unbounded_channel();
+        if self.inputs.send(Input::Submit(request, answers)).await.is_err() {
+            tracing::debug!("a request came after the scheduler had stopped");
+        }
+        receive
+    }
+
+    /// Empties the radix cache, if the worker keeps one; `None` when it has stopped.
+    pub async fn flush_cache(&self) -> Option<Option<Flushed>> {
+        let (flushed, receive) = oneshot::channel();
+        self.inputs.send(Input::FlushCache(flushed)).await.ok()?;
+        receive.await.ok()
+    }
+
+    /// Gives a request up; harmless if it has ended.
+    pub async fn cancel(&self, room: Room) {
+        self.event(Event::Cancel(room)).await;
+    }
+
+    /// Passes an event on, waiting while the scheduler's inbox is full.
+    pub async fn event(&self, event: Event) {
+        if self.inputs.send(Input::Event(event)).await.is_err() {
+            tracing::debug!("an event came after the scheduler had stopped");
+        }
+    }
+
+    /// Passes an event on if there is room; false when it was dropped.
+    #[must_use]
+    pub fn try_event(&self, event: Event) -> bool {
+        self.inputs.try_send(Input::Event(event)).is_ok()
+    }
+}

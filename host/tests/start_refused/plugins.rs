@@ -1,0 +1,72 @@
+//! Plugins that are not there, are none, or will not do.
+
+use std::path::Path;
+
+use super::{fixture, refused};
+
+/// A synthetic server with plugins from a directory.
+fn with_plugins(directory: &Path, plugins: &str, says: &[&str]) {
+    let directory = directory.display().to_string();
+    refused(&["--executor", "synthetic", "--plugins-dir", &directory, "--plugins", plugins], says);
+}
+
+#[test]
+fn an_unknown_plugin_is_answered_with_what_was_found_where() {
+    let directory = fixture::directory(&["shm"]);
+    let place = directory.path().display().to_string();
+    with_plugins(directory.path(), "nosuch", &["nosuch", "shm", &place]);
+    with_plugins(directory.path(), "shm,nosuch,neither", &["nosuch", "neither"]);
+}
+
+#[test]
+fn a_file_that_is_no_plugin_is_refused_with_its_reason() {
+    let good = fixture::plugin("shm");
+    let whole = std::fs::read(good).unwrap();
+    let cases: [(&str, &[u8], &str); 4] = [
+        ("text", b"this is not a library", "ELF"),
+        ("empty", b"", "empty"),
+        ("truncated", &whole[..3000], "cut off"),
+        ("truncated later", &whole[..500_000], "cut off"),
+    ];
+    for (name, bytes, says) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("shm.so"), bytes).unwrap();
+        println!("{name}");
+        with_plugins(directory.path(), "shm", &["shm.so", says]);
+    }
+}
+
+#[test]
+fn a_plugin_of_another_api_version_is_refused_with_both_versions() {
+    let mut bytes = std::fs::read(fixture::plugin("shm")).unwrap();
+    let ours = host_plugin_api::VERSION;
+    let from = format!("[api]\nversion = \"{ours}\"").into_bytes();
+    let at = bytes.windows(from.len()).position(|window| window == from).expect("the manifest's API version");
+    bytes[at..at + from.len()].copy_from_slice(b"[api]\nversion = \"7.0.0\"");
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("shm.so"), bytes).unwrap();
+    with_plugins(directory.path(), "shm", &["7.0.0", ours, "shm"]);
+}
+
+#[test]
+fn a_missing_capability_is_refused_with_the_plugin_that_has_it() {
+    let directory = fixture::directory(&["shm", "null"]);
+    // The fixture declares less than a supervised, split server needs.
+    with_plugins(directory.path(), "null", &["null", "shm", "because"]);
+}
+
+#[test]
+fn a_plugin_that_the_server_would_never_call_is_refused_by_name() {
+    let directory = fixture::directory(&["shm", "memory", "plain"]);
+    with_plugins(
+        directory.path(),
+        "shm,memory,plain",
+        &[
+            "\"memory\" would never be called",
+            "its role is tier",
+            "\"plain\"",
+            "its role is allocator",
+            "--allocator",
+        ],
+    );
+}

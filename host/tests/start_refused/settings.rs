@@ -1,0 +1,110 @@
+//! Settings that are wrong by themselves, contradict each other, or say nothing.
+
+use super::refused;
+
+#[test]
+fn settings_that_contradict_are_refused_with_the_way_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let empty = directory.path().display().to_string();
+    let config = directory.path().join("host.toml");
+    std::fs::write(&config, "page-sise = 16\n").unwrap();
+    let config = config.display().to_string();
+    let below = ["--executor", "synthetic", "--hierarchical-cache", "--decode-radix-cache"];
+    let with = |more: &[&'static str]| [&below[..], more].concat();
+    let [policy, patience, small, large, store, twice] = [
+        with(&["--hicache-write-policy", "sometimes"]),
+        with(&["--hicache-prefetch-policy", "never"]),
+        with(&["--hicache-memory", "1KiB"]),
+        with(&["--hicache-memory", "100000GiB"]),
+        with(&["--hicache-storage", "shm"]),
+        with(&["--hicache-storage", "hicache-file,hicache-file"]),
+    ];
+    let cases: [(&[&str], &[&str]); 20] = [
+        (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
+        (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
+        (&small, &["--hicache-memory 1024", "32768"]),
+        // Only the decode worker has something below its pool.
+        (&large, &["--hicache-memory", "107374182400000 bytes of host memory", "2 workers"]),
+        (&store, &["no tier plugin is loaded"]),
+        (&twice, &["--hicache-storage", "hicache-file", "twice"]),
+        (&["--executor", "synthetic", "--hierarchical-cache"], &["HierarchicalCache", "NoPrefixCache"]),
+        (&["--executor", "synthetic", "--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
+        (&["--executor", "synthetic", "--threads", "0"], &["--threads"]),
+        (&["--executor", "synthetic", "--threads", "1000000"], &["--threads", "1024"]),
+        (&[], &["--model", "--executor synthetic"]),
+        (&["--model", "/nowhere/at/all"], &["/nowhere/at/all"]),
+        (&["--model", &empty], &["config.json"]),
+        (&["--executor", "synthetic", "--page-size", "0"], &["--page-size"]),
+        (&["--executor", "synthetic", "--kv-memory", "1KiB"], &["--kv-memory", "32768"]),
+        (&["--executor", "synthetic", "--kv-memory", "lots"], &["lots", "512MiB"]),
+        (&["--executor", "synthetic", "--kv-layout", "upside-down"], &["upside-down", "page-head-layer"]),
+        (&["--executor", "synthetic", "--max-model-len", "999999999"], &["--max-model-len", "131072"]),
+        (&["--executor", "synthetic", "--router", "http://127.0.0.1:1"], &["--router", "--role"]),
+        (&["--config", &config], &["page-sise", "host.toml"]),
+    ];
+    for (flags, says) in cases {
+        refused(flags, says);
+    }
+}
+
+#[test]
+fn settings_that_say_nothing_are_refused() {
+    let cases: [(&[&str], &str); 8] = [
+        (
+            &["--staging", "never", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging never",
+        ),
+        (
+            &["--staging", "never", "--staging-bytes", "1MiB"],
+            "--staging-bytes says nothing with --staging never",
+        ),
+        (
+            &["--staging", "always", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging always",
+        ),
+        (
+            &["--staging-bytes", "0", "--staging-knee", "1KiB"],
+            "--staging-knee says nothing with --staging-bytes 0",
+        ),
+        (&["--role", "aggregated", "--staging", "auto"], "--staging says nothing for an undivided worker"),
+        (
+            &["--role", "aggregated", "--staging-bytes", "1MiB"],
+            "--staging-bytes says nothing for an undivided worker",
+        ),
+        (
+            &["--role", "decode", "--hierarchical-cache", "--prefill-radix-cache"],
+            "--hierarchical-cache says nothing on this worker without --decode-radix-cache",
+        ),
+        (
+            &["--role", "prefill", "--hierarchical-cache", "--decode-radix-cache"],
+            "--hierarchical-cache says nothing on this worker without --prefill-radix-cache",
+        ),
+    ];
+    for (flags, says) in cases {
+        refused(&[&["--executor", "synthetic"], flags].concat(), &[says]);
+    }
+}
+
+#[test]
+fn a_routing_policy_that_is_none_is_refused_with_those_that_are() {
+    for role in [&["--role", "router"][..], &["--role", "aggregated"], &[]] {
+        let flags = [role, &["--executor", "synthetic", "--router-policy", "sticky"]].concat();
+        refused(&flags, &["--router-policy", "sticky", "prefix, least-loaded, round-robin, random"]);
+    }
+}
+
+#[test]
+fn a_router_refuses_nonsense_for_its_workers_too() {
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["--tp", "0"], &["--tp is 0", "1 to 64"]),
+        (&["--staging", "nonsense"], &["--staging", "nonsense"]),
+        (&["--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
+        (&["--radix-eviction", "sometimes"], &["--radix-eviction", "sometimes"]),
+    ];
+    for (flags, says) in cases {
+        refused(
+            &[&["--role", "router", "--executor", "synthetic", "--control", "127.0.0.1:0"], flags].concat(),
+            says,
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! NIXL's library, as a configuration wants it.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+
+use host_plugin_api::{Error, ErrorCode, Result};
+
+use crate::capi::Library;
+use crate::config::Config;
+use crate::search::{self, Places};
+
+/// NIXL's library, from the first place that has one that fits, with one of NIXL's own plugins.
+///
+/// # Errors
+/// With every place that was tried.
+pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
+    let places = Places::of(config.library.clone());
+    let mut tried = Vec::new();
+    for path in places.candidates() {
+        let bare = path.components().count() == 1;
+        if !bare && !path.is_file() {
+            tried.push((path, "there is no such file".to_owned()));
+            continue;
+        }
+        match Library::load(&path, search::wheel_version(&path)) {
+            Ok(library) => {
+                let directory = std::env::var_os("NIXL_PLUGIN_DIR");
+                search::check_backend(library.path(), directory, backend)?;
+                return Ok(library);
+            }
+            Err(why) => tried.push((path, why)),
+        }
+    }
+    Err(search::not_found(&places, &tried))
+}
+
+/// A configuration's library and the backend's parameters.
+///
+/// # Errors
+/// `CONFIG` when the configuration cannot be, or nothing fits it.
+pub fn settle(config: &Config) -> Result<(Library, Vec<(CString, CString)>)> {
+    let parameters = strings(config.backend_parameters(ucx_tls().as_deref())?)?;
+    Ok((find_library(config, &config.backend)?, parameters))
+}
+
+/// What the environment says of UCX's transports.
+pub fn ucx_tls() -> Option<String> {
+    std::env::var_os("UCX_TLS").and_then(|value| value.into_string().ok())
+}
+
+/// See [`crate::check`].
+pub fn check(config: &str) -> Result<()> {
+    settle(&Config::parse(config)?).map(drop)
+}
+
+/// Parameters of one of NIXL's plugins, as its C interface takes them.
+///
+/// # Errors
+/// `CONFIG` for a zero byte.
+pub fn strings(parameters: BTreeMap<String, String>) -> Result<Vec<(CString, CString)>> {
+    let wrong = |_| Error::new(ErrorCode::CONFIG, "a parameter contains a zero byte");
+    let pair = |(key, value)| Ok((CString::new(key)?, CString::new(value)?));
+    let pairs: std::result::Result<Vec<_>, std::ffi::NulError> = parameters.into_iter().map(pair).collect();
+    pairs.map_err(wrong)
+}

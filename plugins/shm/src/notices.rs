@@ -1,0 +1,52 @@
+//! What the host has not heard yet.
+
+use host_plugin_api::Notification;
+
+use crate::queue::locked;
+use crate::service::Core;
+
+impl Core {
+    /// Whether a poll would find nothing.
+    pub fn nothing_waits(&self) -> bool {
+        !self.queue.has_done()
+            && locked(&self.lost).is_empty()
+            && !locked(&self.inbound).iter().any(|peer| peer.has_waiting())
+    }
+
+    /// Fills `notifications` from the front, and says how many there were.
+    pub fn take_notifications(&self, notifications: &mut [Notification]) -> usize {
+        let (mut taken, any_lost) = self.take_of_connections(notifications);
+        while taken < notifications.len()
+            && let Some(notification) = locked(&self.lost).pop_front()
+        {
+            notifications[taken] = notification;
+            taken += 1;
+        }
+        if any_lost {
+            // Letting go of a connection unmaps and closes, which is the service thread's work.
+            self.wake();
+        }
+        taken
+    }
+
+    /// How many there were, and whether one said that its connection is lost.
+    fn take_of_connections(&self, notifications: &mut [Notification]) -> (usize, bool) {
+        let inbound = locked(&self.inbound);
+        let (mut taken, mut any_lost) = (0, false);
+        // One of each peer per round, so that a talkative one does not hide what others say.
+        let mut before = usize::MAX;
+        while before != taken {
+            before = taken;
+            for peer in inbound.iter() {
+                if taken < notifications.len()
+                    && let Some(notification) = peer.take()
+                {
+                    any_lost |= peer.is_finished();
+                    notifications[taken] = notification;
+                    taken += 1;
+                }
+            }
+        }
+        (taken, any_lost)
+    }
+}
