@@ -71,7 +71,7 @@ fn recomputed<E: Computes>(
     let window = |table: &Table, at: usize, part| table.window.page(at, part, parts).unwrap();
     let pages = table.pages.iter().copied().zip(right.end.pages.iter().copied());
     // Of the window all from the first page on that is kept.
-    let kept = world.window.first_live(prefix, PAGE)..table.pages.len();
+    let kept = world.window.first_live(prefix, PAGE).max(start)..table.pages.len();
     let windows = kept.flat_map(|at| (0..parts).map(move |part| (at, part)));
     let windows = windows.map(|(at, part)| (window(&table, at, part), window(&right.end, at, part)));
     let different =
@@ -140,7 +140,7 @@ fn a_gemma3s_window_that_is_computed_again_from_too_late_on_differs() {
     let (different, _) = recomputed(&right, kind, load, start + 1, &[64]);
     assert!(different > 0, "a page later");
     let (different, answers) = recomputed(&right, kind, load, 400 / PAGE - 1, &[64]);
-    assert!(different > 5 && !answers, "{different} pages differ");
+    assert!(different > 0 && !answers, "{different} pages differ");
 }
 
 #[test]

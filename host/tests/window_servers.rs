@@ -265,7 +265,7 @@ fn a_gemma3_whose_window_is_gone_answers_as_one_that_kept_nothing() {
         &CACHES,
         &["--prefill-radix-cache", "--prefill-tp", "4", "--decode-tp", "2", "--chunk-tokens", "50"],
     ] {
-        let (_cluster, again) = forks(&model, flags, 600, "100");
+        let (_cluster, again) = forks(&model, flags, 600, "150");
         assert!(again > 0.0, "{flags:?}");
     }
 }

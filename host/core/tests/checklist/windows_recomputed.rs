@@ -23,11 +23,11 @@ fn computes(batch: &Batch) -> (usize, usize, std::ops::Range<u32>) {
 }
 
 /// A worker that had a prompt of 80 tokens, of which the window at token 40 is gone: parts are the first to be given up for
-/// another prompt.
-fn without_window(role: Role) -> Leg {
-    let mut leg = Leg::with(sliding(role, 48));
+/// another prompt. That one's are the next, so that those of a third stay.
+fn without_window(config: Config) -> Leg {
+    let mut leg = Leg::with(config);
     complete(&mut leg, 1, &tokens(0..80));
-    complete(&mut leg, 2, &tokens(500..560));
+    complete(&mut leg, 2, &tokens(500..620));
     leg.at_rest();
     leg
 }
@@ -52,7 +52,7 @@ fn forked() -> Vec<u32> {
 
 #[test]
 fn a_window_that_is_gone_is_computed_again_and_nothing_else_of_the_prefix() {
-    let mut leg = without_window(Role::Aggregated);
+    let mut leg = without_window(sliding(Role::Aggregated, 83));
     let before = leg.stats();
     leg.submit(3, &forked(), 1);
     // The token at 40 sees 33..=40, from page 8 on: exact from 32 on after two layers that look back 7 tokens each.
@@ -99,7 +99,7 @@ fn a_window_further_back_is_gone_on_from_where_that_is_less_to_compute() {
     for (deepest, (start, again)) in
         [(12, (16, 16..40)), (16, (16, 0..0)), (24, (24, 0..0)), (40, (40, 0..0))]
     {
-        let mut leg = without_window(Role::Aggregated);
+        let mut leg = without_window(sliding(Role::Aggregated, 83));
         // Leaves a window where others go on.
         leg.submit(3, &[&tokens(0..deepest)[..], &[999]].concat(), 1);
         leg.compute_all();
@@ -114,9 +114,7 @@ fn a_window_further_back_is_gone_on_from_where_that_is_less_to_compute() {
 #[test]
 fn layers_that_look_far_back_make_a_prompt_be_computed_from_its_beginning() {
     let window = Some(WindowShape { layers: 6, ..WINDOW });
-    let mut leg = Leg::with(Config { window, ..sliding(Role::Aggregated, 48) });
-    complete(&mut leg, 1, &tokens(0..80));
-    complete(&mut leg, 2, &tokens(500..560));
+    let mut leg = without_window(Config { window, ..sliding(Role::Aggregated, 83) });
     leg.submit(3, &forked(), 1);
     assert_eq!(computes(leg.batch.as_ref().unwrap()), (0, 8, 0..0));
     leg.compute_all();
@@ -126,7 +124,7 @@ fn layers_that_look_far_back_make_a_prompt_be_computed_from_its_beginning() {
 
 #[test]
 fn pages_that_are_cached_are_sent_while_the_window_is_computed_and_the_window_when_it_is() {
-    let mut leg = without_window(Role::Prefill);
+    let mut leg = without_window(sliding(Role::Prefill, 83));
     let prompt = forked();
     leg.submit(3, &prompt, 1);
     leg.reserve(3, &prompt, 0);
@@ -153,7 +151,7 @@ fn pages_that_are_cached_are_sent_while_the_window_is_computed_and_the_window_wh
 
 #[test]
 fn a_prompt_alike_waits_for_the_window_that_is_being_computed() {
-    let mut leg = without_window(Role::Aggregated);
+    let mut leg = without_window(sliding(Role::Aggregated, 83));
     leg.submit(3, &forked(), 1);
     leg.submit(4, &forked(), 1);
     // Its pages are all there, but for the window.
@@ -167,7 +165,7 @@ fn a_prompt_alike_waits_for_the_window_that_is_being_computed() {
 
 #[test]
 fn what_is_given_up_while_a_window_is_computed_leaves_nothing_of_it() {
-    let mut leg = without_window(Role::Aggregated);
+    let mut leg = without_window(sliding(Role::Aggregated, 83));
     leg.submit(3, &forked(), 1);
     leg.compute();
     assert_eq!(computes(leg.batch.as_ref().unwrap()), (24, 32, 16..40));

@@ -28,6 +28,11 @@ impl Sliding {
         Self { layers: 1 + (seed / 7 % 7) as u32, window: windows[(seed % 7) as usize] }
     }
 
+    /// Some that look a page or two back, in as few layers.
+    pub fn few(seed: u64) -> Self {
+        Self { layers: 1 + (seed / 3 % 3) as u32, window: [4, 6, 9][(seed % 3) as usize] }
+    }
+
     pub fn shape(self) -> WindowShape {
         let Self { layers, window } = self;
         WindowShape { tokens: window as u32, parts: layers.div_ceil(LAYERS), layers }

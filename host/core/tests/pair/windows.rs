@@ -3,7 +3,7 @@
 use host_core::hierarchy::WritePolicy;
 
 use super::below::below;
-use super::world::Faults;
+use super::world::{Faults, Outcome, World};
 use super::{SEEDS, run, run_aggregated};
 
 #[test]
@@ -47,6 +47,25 @@ fn an_aggregated_worker_goes_on_where_a_window_is_cached() {
         assert_eq!(total.failed, 0);
         assert!(total.cached_tokens > SEEDS && total.evicted_pages > SEEDS);
         assert!(!pressure || total.retractions > SEEDS / 4, "pages seldom ran short");
+    }
+}
+
+#[test]
+fn windows_are_computed_again_where_many_part_from_a_prompt_and_answers_are_right() {
+    for (talk, pressure) in [(false, false), (true, true)] {
+        let faults = Faults { window: true, cache: true, forks: true, talk, pressure, ..Faults::default() };
+        for make in [World::new, World::aggregated] {
+            let mut total = Outcome::default();
+            for seed in 0..SEEDS / 8 {
+                println!("forks: seed {seed}");
+                let mut world = make(seed, faults);
+                world.run();
+                total.add(world.outcome());
+            }
+            println!("{faults:?}: {total:?}");
+            assert_eq!((total.failed, total.integrity_failures), (0, 0));
+            assert!(total.window_recomputed_tokens > SEEDS / 4, "windows were seldom computed again");
+        }
     }
 }
 

@@ -77,11 +77,21 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, faults: Faults) -> Self {
         let mut random = Random(seed);
-        let sliding = faults.window.then(|| Sliding::some(seed));
+        let sliding =
+            faults.window.then(|| if faults.forks { Sliding::few(seed) } else { Sliding::some(seed) });
         // What the longest request needs for its window.
         let window = sliding.map_or(0, Sliding::most_pages);
-        let pages =
-            |random: &mut Random| window + 17 + random.below(if faults.pressure { 4 } else { 20 }) as u32;
+        let pages = |random: &mut Random| {
+            window
+                + 17
+                + random.below(if faults.pressure {
+                    4
+                } else if faults.forks {
+                    60
+                } else {
+                    20
+                }) as u32
+        };
         let (prefill_pages, decode_pages) = (pages(&mut random), pages(&mut random));
         let layer_groups = match faults.layers {
             true => groups(2 + (seed % 4) as u32),
@@ -110,8 +120,9 @@ impl World {
             outcome: Outcome::default(),
             trace: Vec::new(),
         };
-        for _ in 0..8 {
-            let at = world.random.below(if faults.pressure || faults.alike { 300 } else { 3_000 });
+        for _ in 0..if faults.forks { 24 } else { 8 } {
+            let most = if faults.pressure || faults.alike { 300 } else { 3_000 };
+            let at = world.random.below(if faults.forks { 12_000 } else { most });
             world.add_request(at);
         }
         world

@@ -76,7 +76,7 @@ impl World {
             return (0..23).collect();
         }
         let mut own = Random(self.random.next());
-        let base = self.random.below(6);
+        let base = self.random.below(if self.faults.forks { 2 } else { 6 });
         let shared = if base < 3 { self.random.below(length as u64 + 1) as usize } else { 0 };
         let mut alike = Random(base);
         let alike = (0..shared).map(|_| alike.below(u64::from(VOCABULARY)) as u32).collect::<Vec<u32>>();

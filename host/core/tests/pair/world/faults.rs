@@ -41,6 +41,8 @@ pub struct Faults {
     pub alike: bool,
     /// Nor this: some layers of the model see the newest tokens only.
     pub window: bool,
+    /// Nor this: many requests go on from somewhere in one of two prompts, and few layers see little.
+    pub forks: bool,
 }
 
 impl Faults {
