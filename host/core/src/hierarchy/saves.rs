@@ -10,6 +10,11 @@ impl Hierarchy {
         self.host.find(name).is_some()
     }
 
+    /// Whether pages are saved when they are evicted.
+    pub(crate) fn saves_evicted(&self) -> bool {
+        self.config.write == super::WritePolicy::WriteBack
+    }
+
     /// Whether what is saved goes on to some storage.
     pub(crate) fn writes(&self) -> bool {
         self.tiers.iter().any(|tier| tier.config.writes)

@@ -1,9 +1,9 @@
 //! Window parts below the pool, for workers that compute models of which some layers slide ([`crate::window`]).
 //!
-//! Such a worker goes on where it has all pages before and the window that is seen there, and nowhere else. What was
-//! saved of a sequence is all of its pages, and window parts at a few places only. So a fetch looks for the deepest such place,
-//! an *end*: window parts may come from L1 up to the first that is not there, and from below from then on. Only what belongs to
-//! that end is read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last
+//! Such a worker goes on where it has all pages before and the window that is seen there, or where it computes that window
+//! again ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few places only. So a
+//! fetch looks for the place that leaves least to be computed, an *end*: window parts may come from L1 up to the first that is
+//! not there, and from below from then on. Only what belongs to that end is read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last
 //! resort the one that L1 has alone.
 //!
 //! The pieces of a fetch are numbered: page by page, then part by part the pages of all window parts, in order. Storage is asked

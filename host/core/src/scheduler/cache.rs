@@ -131,7 +131,14 @@ impl Scheduler {
         let (full, window) =
             (over(self, Component::Full, pages.full), over(self, Component::Window, pages.window));
         if let Some(tree) = &mut self.cache {
-            self.pool.release_cached(tree.evict_windows(window));
+            let windows = tree.evict_windows_named(window);
+            let save = self.hierarchy.as_mut().filter(|hierarchy| hierarchy.saves_evicted());
+            if let Some(hierarchy) = save {
+                let names = windows.iter().flat_map(|(names, _)| names);
+                let dropped = names.filter(|name| !hierarchy.has(name)).count();
+                hierarchy.stats_mut().dropped += dropped as u64;
+            }
+            windows.into_iter().for_each(|(_, pages)| self.pool.release_cached(pages));
             self.pool.release_cached(tree.evict_pages(full, &mut self.cache_changes));
         }
         let missing = (pages.full + pages.window).saturating_sub(self.pool.counts().free);
