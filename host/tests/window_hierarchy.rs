@@ -198,7 +198,7 @@ fn storage_that_damages_forgets_lies_and_fails_changes_no_answer() {
         (&ranks[..], "flip truncate foreign"),
     ] {
         let config = format!(
-            "{SYNTHETIC}[plugin.faulty-tier]\nfaults = {faults:?}\nevery = 31\nseed = 7\ndelay_ms = 1\n"
+            "{SYNTHETIC}[plugin.faulty-tier]\nfaults = {faults:?}\nevery = 211\nseed = 7\ndelay_ms = 1\n"
         );
         let below = ["--hierarchical-cache", "--hicache-storage", "faulty-tier"];
         let (cluster, _plugins) = start(&[flags, &below].concat(), &config);

@@ -210,13 +210,21 @@ fn a_prefill_worker_that_lacks_a_part_sends_nothing_before_it_computes_again() {
     let prompt = tokens(0..40);
     let mut leg = Leg::with(sliding(Role::Prefill, 120, hierarchy(64, 1)));
     let mut stored = all(&prompt, 7..10);
+    // The pool has half of it.
+    leg.submit(0, &prompt[..20], 1);
+    leg.reserve(0, &prompt[..20], 0);
+    compute(&mut leg, &mut stored);
+    leg.settle();
+    leg.message(0, 1, Body::Commit);
+    leg.serve(&mut stored);
     leg.submit(1, &prompt, 1);
     leg.reserve(1, &prompt, 0);
     leg.answer_query(|_| true);
     let (tag, pages) = leg.take_read();
     leg.all_end(tag, pages.len(), PageEnd::Done);
     let (tag, pages) = leg.take_copy(Direction::Load);
-    assert!(leg.writes.is_empty());
+    leg.reserve(1, &prompt, 0);
+    assert!(leg.writes.is_empty(), "nor when decode asks again");
     let end = |place| if place == 10 { PageEnd::Failed } else { PageEnd::Done };
     let ends = (0..pages.len() as u32).map(|place| (place, end(place))).collect();
     leg.event(Event::Tier(TierEvent::Ended { tag, pages: ends }));
@@ -382,18 +390,4 @@ fn a_window_in_storage_is_read_where_it_takes_more_to_compute_it_again() {
         compute(&mut leg, &mut stored);
         leg.below_at_rest();
     }
-}
-
-#[test]
-fn a_restored_window_is_as_useful_as_one_that_was_computed() {
-    let with = |from| [&tokens(0..40)[..], &tokens(from..from + 20)].concat();
-    let mut leg = Leg::with(sliding(Role::Aggregated, 44, hierarchy(96, 1)));
-    let mut stored = all(&tokens(0..40), 8..10);
-    assert_eq!(start(&mut leg, &mut stored, 1, &with(500)), 40);
-    let restored = leg.stats().hierarchy.promised_windows;
-    leg.submit(9, &tokens(900..940), 1);
-    compute(&mut leg, &mut stored);
-    assert_eq!(start(&mut leg, &mut stored, 2, &with(600)), 40);
-    assert_eq!(leg.stats().hierarchy.promised_windows, restored, "it is there still");
-    leg.below_at_rest();
 }

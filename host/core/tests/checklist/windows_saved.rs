@@ -120,3 +120,24 @@ fn decode_keeps_no_windows_in_host_memory_that_go_nowhere() {
         leg.below_at_rest();
     }
 }
+
+#[test]
+fn pages_and_each_part_of_their_windows_have_names_of_their_own() {
+    let pages = names(&tokens(0..40));
+    let parts = pages.iter().flat_map(|page| (0..300).map(|part| page.window_part(part)));
+    assert_eq!(pages.iter().copied().chain(parts).collect::<BTreeSet<_>>().len(), 10 * 301);
+}
+
+#[test]
+fn a_restored_window_is_as_useful_as_one_that_was_computed() {
+    let with = |from| [&tokens(0..40)[..], &tokens(from..from + 20)].concat();
+    let mut leg = Leg::with(sliding(Role::Aggregated, 44, hierarchy(96, 1)));
+    let mut stored = all(&tokens(0..40), 8..10);
+    assert_eq!(start(&mut leg, &mut stored, 1, &with(500)), 40);
+    let restored = leg.stats().hierarchy.promised_windows;
+    leg.submit(9, &tokens(900..940), 1);
+    compute(&mut leg, &mut stored);
+    assert_eq!(start(&mut leg, &mut stored, 2, &with(600)), 40);
+    assert_eq!(leg.stats().hierarchy.promised_windows, restored, "it is there still");
+    leg.below_at_rest();
+}
