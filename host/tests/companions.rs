@@ -50,6 +50,22 @@ fn a_companion_starts_first_is_started_again_and_ends_with_the_supervisor() {
 }
 
 #[test]
+fn a_companion_has_nothing_open_but_what_is_standard() {
+    let (cluster, _plugins) = start(SLEEP);
+    let process = format!("/proc/{}", cluster.pid("sleeper").unwrap());
+    cluster.wait("it to be what it shall become", || {
+        std::fs::read_to_string(format!("{process}/cmdline"))
+            .is_ok_and(|line| line.ends_with("sleep\x00100000\0"))
+    });
+    let open = std::fs::read_dir(format!("{process}/fd")).unwrap();
+    let mut open: Vec<String> = open.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    open.sort();
+    // None of the sockets that the router is handed down.
+    assert_eq!(open, ["0", "1", "2"]);
+    assert!(cluster.generate(&[1, 2, 3], 4).is_ok());
+}
+
+#[test]
 fn no_companion_outlives_a_supervisor_that_was_killed() {
     let (cluster, _plugins) = start(SLEEP);
     let companion = cluster.pid("sleeper").unwrap();

@@ -183,6 +183,7 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
             ("none", &[], ""),
             ("wrong-capabilities", &["transfer-words", "transfer-capabilities"], "no notification came"),
             ("leaks-thread", &["lifecycle", "lifecycle-drop"], "left 20 threads and 0 descriptors behind"),
+            ("fills-pool", &[], ""),
             ("needs-shutdown", &["lifecycle-drop"], "dropped without a shutdown left 20 threads"),
             ("loses-completion", &["transfer-completions"], "1 never completed, the first is number 40"),
             ("repeats-completion", &["transfer-repeats"], "submission 40 completed 2 times"),

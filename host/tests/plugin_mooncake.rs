@@ -69,26 +69,6 @@ fn let_late_writes_land() {
 }
 
 #[test]
-fn the_transfer_cases_of_the_conformance_kit_pass_on_the_real_wheel() {
-    let Some(config) = mooncake::config() else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("config.toml");
-    std::fs::write(&file, config).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_host"));
-    command.args(["plugins", "test"]);
-    // The tier's own are another test's, and so is what opens both.
-    for case in ["load", "config-garbage", "transfer-"] {
-        command.args(["--case", case]);
-    }
-    let output = command.arg("--plugin-config").args([&file, &fixture::plugin("mooncake")]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    // Other machines are what one machine cannot show.
-    let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
-    assert!(output.status.success() && skipped.len() == 1, "{said}");
-    assert!(skipped[0].contains("transfer-multi-host") && said.contains("pass     transfer-data"), "{said}");
-}
-
-#[test]
 fn without_mooncake_check_says_all_that_it_tried_and_listing_needs_none() {
     let directory = plugins();
     let host = |arguments: &[&str]| {

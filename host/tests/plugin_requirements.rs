@@ -45,11 +45,10 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
     let manifest = |name: &str| &installed.find(name).unwrap().manifest;
     let all = [Feature::DecodeRadixCache, Feature::HierarchicalCache, Feature::StorageCache];
     assert_eq!(check(&all, &[manifest("shm"), manifest("memory")], &installed), Ok(()));
-    let window = [Feature::WindowTail, Feature::SlidingWindow];
-    assert_eq!(check(&window, &[manifest("plain")], &installed), Ok(()));
+    assert_eq!(check(&[Feature::SlidingWindow], &[manifest("plain")], &installed), Ok(()));
 
     let wrong =
-        [Feature::DecodeRadixCache, Feature::NoPrefixCache, Feature::SharedStorage, Feature::WindowTail];
+        [Feature::DecodeRadixCache, Feature::NoPrefixCache, Feature::SharedStorage, Feature::SlidingWindow];
     let violations = check(&wrong, &[manifest("shm"), manifest("memory")], &installed).unwrap_err();
     let said: Vec<_> = violations.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -60,9 +59,8 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
             "SharedStorage needs StorageCache, because there must be a storage tier to share: turn it on, too",
             "SharedStorage needs shared, because workers look for pages that another machine stored: plugin \
              \"memory\" declares settled, scan; no installed plugin has it",
-            "WindowTail needs SlidingWindow, because only a window has a tail: turn it on, too",
-            "WindowTail needs tail_extend, because decode takes pages for the window's tail alone, not for the whole \
-             prompt: no allocator plugin is loaded; use instead: --allocator plain",
+            "SlidingWindow needs window, because layers with a window have pages of their own, given back behind it: no \
+             allocator plugin is loaded; use instead: --allocator plain",
         ]
     );
 }

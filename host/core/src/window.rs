@@ -56,11 +56,21 @@ impl WindowShape {
         self.first_live(computed - computed % page_tokens, page_tokens)
     }
 
-    /// Token pages of a prompt whose window parts must be there when its first token is computed on: what prefill sends.
+    /// Token pages of a prompt whose window parts must be there when its first token is computed on: the least that prefill
+    /// sends.
     #[must_use]
     pub fn tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
         let end = prompt.div_ceil(page_tokens);
         self.first_live(prompt, page_tokens).min(end)..end
+    }
+
+    /// The same with what the first position of its page saw, at most one token page more: without that the prompt's last
+    /// whole page has no whole window before it, and who loses its pages right after they came would compute all of the
+    /// prompt again. Where the window is whole pages it is more for one prompt in a page's tokens only.
+    #[must_use]
+    pub fn kept_tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
+        let end = prompt.div_ceil(page_tokens);
+        self.first_kept(prompt, page_tokens).min(end)..end
     }
 
     /// The token page from which on a sequence is computed again for the window parts of `first_live(end) .. end`, when
@@ -199,6 +209,26 @@ mod tests {
             let start = prompt.saturating_sub(tokens as usize) / page * page;
             assert_eq!(prompt - start, sglang, "{prompt} {tokens} {page}");
             assert!(ours + 1 >= prompt.min(tokens as usize));
+        }
+    }
+
+    #[test]
+    fn with_the_kept_tail_the_last_whole_page_ends_in_a_whole_window() {
+        for (tokens, page) in (1..40).flat_map(|tokens| (1..9).map(move |page| (tokens, page))) {
+            let window = WindowShape { tokens, parts: 1, layers: 0 };
+            let longer = |prompt: &usize| {
+                let (least, kept) = (window.tail(*prompt, page), window.kept_tail(*prompt, page));
+                assert!(
+                    kept.start <= window.first_live(prompt / page * page, page),
+                    "{window:?} {page} {prompt}"
+                );
+                assert!(kept.end == least.end && kept.start <= least.start && least.start <= kept.start + 1);
+                assert!(kept.len() <= window.most_kept(1, page), "no more than what is kept for each token");
+                kept.start < least.start
+            };
+            let aligned = (tokens as usize).is_multiple_of(page);
+            let often = (1000..1000 + page).filter(longer).count();
+            assert!(often <= if aligned { 1 } else { page - 1 }, "{window:?} {page}: {often}");
         }
     }
 

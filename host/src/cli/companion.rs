@@ -2,6 +2,8 @@
 //! run is data, of the plugin's manifest (`[[companion]]`) or of `[companion.NAME]` in the configuration, which wins. The
 //! supervisor runs those that `--start-companion` names, before the workers and until after them.
 
+mod descriptors;
+
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -167,6 +169,7 @@ impl Become {
             return Ok(());
         }
         let (program, arguments) = self.command.split_first().context("no program is named")?;
+        descriptors::keep_to_ourselves().context("the supervisor's sockets cannot be kept from it")?;
         let error = std::process::Command::new(program).args(arguments).exec();
         Err(anyhow::Error::new(error).context(format!("{} cannot be run", Path::new(program).display())))
     }

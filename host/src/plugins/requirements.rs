@@ -39,8 +39,6 @@ pub enum Feature {
     PersistentStorage,
     /// A model with sliding-window layers that have pools of their own.
     SlidingWindow,
-    /// Decode receives only the window's tail for such layers.
-    WindowTail,
     /// The full layers and those with a window take their pages from one pool.
     SharedPool,
     /// The layers with a window have a fixed part of the pool.

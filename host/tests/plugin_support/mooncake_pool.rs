@@ -32,7 +32,7 @@ impl Drop for Process {
 /// Where a master is, or will be.
 pub struct Pool {
     pub address: SocketAddr,
-    metrics: SocketAddr,
+    pub metrics: SocketAddr,
     python: mooncake::Installed,
 }
 

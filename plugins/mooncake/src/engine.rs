@@ -3,13 +3,19 @@
 pub mod c;
 pub mod find;
 pub mod python;
+pub mod sitters;
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two knocks at an engine that ends.
 const KNOCK: Duration = Duration::from_millis(2);
+/// How long to knock in vain at an engine's port of messages before whoever is before us is sent away, and between two times,
+pub const VAIN: Duration = Duration::from_millis(200);
+/// and at all ports of something that has connections of others', which may be at work.
+pub const VAIN_AMONG_OTHERS: Duration = Duration::from_secs(3);
 
 /// Memory of ours that an engine is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,18 +157,25 @@ pub fn look_for(session: &str) -> Result<(), Undelivered> {
     }
 }
 
-/// Ends an engine while somebody knocks at its door: its listener looks once a second whether it should end, and otherwise
-/// only when somebody comes. That is 10 ms instead of half a second, during which the wheel holds Python's lock.
-pub fn end_quickly(session: &str, end: impl FnOnce()) {
-    let port = session.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+/// Ends an engine while somebody knocks at its ports: its listener looks once a second whether it should end, and otherwise
+/// only when somebody comes. That is 10 ms instead of half a second, during which the wheel holds Python's lock. Who sits at
+/// a port and says nothing would keep it for a minute, and is sent away.
+pub fn end_quickly(ports: &[u16], vain: Duration, end: impl FnOnce()) {
     let ended = AtomicBool::new(false);
+    // It listens on all addresses of this machine. With many before it a knock is not taken, either.
+    let is_shut = |port: &&u16| {
+        let knocked = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, **port)), KNOCK);
+        knocked.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    };
     std::thread::scope(|scope| {
         let knock = || {
-            while let Some(port) = port.filter(|_| !ended.load(Ordering::SeqCst)) {
-                // It listens on all addresses of this machine.
-                let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-                if TcpStream::connect_timeout(&address, KNOCK).is_err() {
-                    break;
+            let mut patience = Instant::now() + vain;
+            while !ended.load(Ordering::SeqCst) && ports.iter().filter(is_shut).count() < ports.len() {
+                if Instant::now() >= patience {
+                    for port in ports {
+                        sitters::shut(*port);
+                    }
+                    patience = Instant::now() + vain;
                 }
                 std::thread::sleep(KNOCK);
             }

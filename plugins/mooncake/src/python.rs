@@ -7,6 +7,7 @@
 //! What can go wrong with an installation is found out by [`Probe::run`] in a process of its own, before anything is loaded
 //! here: a Python that cannot start ends its process.
 
+mod alone;
 #[allow(dead_code, reason = "as below")]
 mod api;
 #[allow(dead_code, reason = "the tier calls more of it than the transfer role")]
@@ -17,9 +18,15 @@ pub use api::preload;
 pub use object::{Gil, Object, Value};
 pub use probe::Probe;
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
+use alone::Alone;
 use api::Api;
+
+/// How long another copy of this library may take to start Python.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Python, running in this process.
 pub struct Interpreter {
@@ -46,12 +53,30 @@ impl Interpreter {
             }
             return Ok(interpreter);
         }
+        let _alone = Alone::within(PATIENCE)?;
         crate::environment::set(probe.preloaded.as_slice())?;
         let candidates = probe.libraries();
         let api = Api::load(&candidates, &probe.executable).map_err(|tried| probe.no_library(&tried))?;
         let interpreter = &*Box::leak(Box::new(Self { api, executable: probe.executable.clone() }));
         *running = Some(interpreter);
         Ok(interpreter)
+    }
+
+    /// Imports a module of which a probe said where it is.
+    ///
+    /// # Errors
+    /// What Python says, and where it is another one: of a Python that runs here already, for somebody else.
+    pub fn import(&self, gil: &Gil, name: &str, path: &Path) -> Result<Object, String> {
+        let module = gil.import(name)?;
+        let file = gil.text(&gil.attribute(&module, "__file__")?)?;
+        if Path::new(&file) == path {
+            return Ok(module);
+        }
+        Err(format!(
+            "this process runs a Python already, whose {name} is {file}, and can run no other: {} of {} cannot be used beside it",
+            path.display(),
+            self.executable
+        ))
     }
 
     /// Runs something under Python's lock. It must not wait for another thread that wants the lock.

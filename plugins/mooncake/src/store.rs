@@ -16,10 +16,12 @@ mod config;
 mod find;
 mod lanes;
 mod link;
+mod master;
 mod memory;
 mod metrics;
 mod python;
 mod queue;
+mod usage;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -60,6 +62,8 @@ pub struct MooncakeTier {
     closed: AtomicBool,
     broken: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Where the master shows its metrics, and how long it may take.
+    metrics: (String, Duration),
 }
 
 /// Makes a descriptor readable.
@@ -106,12 +110,14 @@ impl MooncakeTier {
             held: Mutex::default(),
             event: event.map_err(|e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}")))?,
             unsettled,
+            read_only: config.read_only,
         });
         let tier = Self {
             shared: shared.clone(),
             closed: AtomicBool::new(false),
             broken: Arc::default(),
             threads: Mutex::default(),
+            metrics: (config.metrics_address(), Duration::from_millis(config.master_timeout_ms)),
         };
         let (opened, open) = sync_channel(1);
         let own = shared.clone();
@@ -304,13 +310,20 @@ impl StorageTier for MooncakeTier {
 
     fn scan(&self, _cursor: u64, _keys: &mut [Key]) -> Result<Scanned> {
         self.ready()?;
-        Err(Error::new(ErrorCode::UNSUPPORTED, "Mooncake Store cannot list its keys"))
+        let text = "Mooncake Store cannot list its keys; host tier stat says how many there are";
+        Err(Error::new(ErrorCode::UNSUPPORTED, text))
     }
 
     fn usage(&self) -> Result<TierUsage> {
         self.ready()?;
-        let text = "Mooncake Store does not tell a client what it holds; ask the master's metrics";
-        Err(Error::new(ErrorCode::UNSUPPORTED, text))
+        let (address, timeout) = &self.metrics;
+        usage::ask(address, *timeout).map_err(|why| {
+            let text = format!(
+                "Mooncake Store does not tell a client what it holds, and its master shows no metrics at {address}: {why}; say \
+                 in master_metrics_address where they are (--metrics_port of mooncake_master)"
+            );
+            Error::new(ErrorCode::IO, text)
+        })
     }
 
     fn event_fd(&self) -> i32 {

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -34,8 +34,15 @@ fn library() -> &'static Path {
     path
 }
 
-fn config(master: &TcpListener, library: &Path, more: &str) -> String {
-    let address = master.local_addr().unwrap();
+/// The address of what answers as a master does that is asked whether it is there.
+fn master() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    address
+}
+
+fn config(address: SocketAddr, library: &Path, more: &str) -> String {
     format!(
         "master_server_address = \"{address}\"\nstore_library = {:?}\nglobal_segment_size = \"64mb\"\n{more}",
         library.display().to_string()
@@ -93,14 +100,14 @@ fn finish(tier: &MooncakeTier, code: i32, count: usize) -> Vec<i32> {
 
 #[test]
 fn values_go_through_the_library_and_are_found_by_another_instance() {
-    let master = TcpListener::bind("127.0.0.1:0").unwrap();
-    let tier = open(config(&master, library(), "")).unwrap();
+    let master = master();
+    let tier = open(config(master, library(), "")).unwrap();
     let count = 1024;
     let mut memory: Vec<u8> = (0..count * PAGE).map(|at| (at / 5 + at / PAGE) as u8).collect();
     let own = region(&tier, &memory);
     let all = pages(own, 0..count, PAGE);
     assert!(finish(&tier, tier.put(Tag(1), &all), count).iter().all(|status| *status == STORED));
-    let other = open(config(&master, library(), "")).unwrap();
+    let other = open(config(master, library(), "")).unwrap();
     let right = std::mem::take(&mut memory);
     let memory = vec![0; count * PAGE];
     let theirs = region(&other, &memory);
@@ -123,11 +130,11 @@ fn values_go_through_the_library_and_are_found_by_another_instance() {
 
 #[test]
 fn a_library_that_cannot_be_used_is_an_error_with_its_path_and_nothing_else_is_tried() {
-    let master = TcpListener::bind("127.0.0.1:0").unwrap();
+    let master = master();
     for (path, says) in
         [("/no/such/libmooncake_store.so", "no such file"), ("/proc/self/exe", "/proc/self/exe")]
     {
-        let error = open(config(&master, Path::new(path), "")).err().unwrap();
+        let error = open(config(master, Path::new(path), "")).err().unwrap();
         let lower = error.message.to_lowercase();
         assert!(
             error.code == ErrorCode::UNSUPPORTED && lower.contains(says) && lower.contains(path),
@@ -135,7 +142,7 @@ fn a_library_that_cannot_be_used_is_an_error_with_its_path_and_nothing_else_is_t
         );
         assert!(!error.message.contains("    python"), "{error}");
     }
-    let error = open(config(&master, library(), "device_name = \"no-such-device\"\n")).err().unwrap();
+    let error = open(config(master, library(), "device_name = \"no-such-device\"\n")).err().unwrap();
     assert!(
         error.code == ErrorCode::IO && error.message.contains("mooncake_store_setup answered -1"),
         "{error}"

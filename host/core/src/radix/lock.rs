@@ -98,9 +98,10 @@ impl RadixTree {
         PrefixLock { namespace, node, pages: pages as u32, from: pages as u32, windows: Vec::new() }
     }
 
-    /// Counts a use of a locked prefix, for policies that count uses. What orders a node must not change while it is in the
-    /// order of eviction, and what is locked is not.
+    /// Counts a use of a locked prefix, for policies that count uses; the window that it keeps has been gone on from. What
+    /// orders a node must not change while it is in the order of eviction, and what is locked is not.
     pub fn count_use(&mut self, lock: &PrefixLock) {
+        lock.windows.iter().for_each(|page| self.windows.mark(*page));
         let mut at = lock.node;
         while at != NO_NODE {
             let node = &mut self.nodes[at];

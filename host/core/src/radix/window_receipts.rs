@@ -33,10 +33,7 @@ impl RadixTree {
         self.pages(&lock, &mut path);
         let seen = path.get(shape.seen_at(end, self.page_tokens).start..).unwrap_or_default();
         lock.windows = seen.iter().copied().take_while(|page| self.windows.contains(*page)).collect();
-        for page in &lock.windows {
-            self.windows.pin(*page);
-            self.windows.mark(*page);
-        }
+        lock.windows.iter().for_each(|page| self.windows.pin(*page));
         lock
     }
 

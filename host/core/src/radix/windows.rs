@@ -183,7 +183,8 @@ impl Windows {
 impl RadixTree {
     /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there; or, if
     /// less is to be computed then ([`WindowShape::reach`]), all that is cached of them, to compute the window at its end again
-    /// ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet.
+    /// ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the window is worth no more than
+    /// before until somebody goes on there.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;
@@ -196,7 +197,6 @@ impl RadixTree {
             lock.windows = path[first..end].to_vec();
             for page in &lock.windows {
                 self.windows.pin(*page);
-                self.windows.mark(*page);
             }
         }
         lock

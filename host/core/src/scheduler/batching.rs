@@ -17,17 +17,24 @@ impl Scheduler {
             return;
         }
         let mut most = self.config.chunk_tokens as usize;
+        let mut give_up = false;
         let plan = loop {
             let plan = self.plan_batch(most);
-            if self.grow(&plan) {
+            if self.grow(&plan, give_up) {
                 break plan;
             }
             if self.release_spares() {
                 continue;
             }
-            // A shorter piece needs fewer pages of the window at once.
-            if self.config.window.is_some() && most > 1 {
-                most /= 2;
+            // A shorter piece needs fewer pages of the window at once. Below a page, which admission counts with, it costs
+            // more than a copy that is made later.
+            let shortest = if give_up { 1 } else { self.config.page_tokens as usize };
+            if self.config.window.is_some() && most > shortest {
+                most = (most / 2).max(shortest);
+                continue;
+            }
+            if !give_up {
+                give_up = true;
                 continue;
             }
             if !self.retract_one() {
@@ -35,7 +42,7 @@ impl Scheduler {
                 self.pace.interrupted();
                 return;
             }
-            most = self.config.chunk_tokens as usize;
+            (most, give_up) = (self.config.chunk_tokens as usize, false);
         };
         let mut sequences = Vec::with_capacity(plan.len());
         let mut load = Load::default();

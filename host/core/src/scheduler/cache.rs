@@ -76,7 +76,7 @@ impl Scheduler {
     /// A prompt is complete: counts where it came from.
     pub(super) fn count_prefix(&mut self, room: Room) {
         let Some(job) = self.jobs.get(&room) else { return };
-        let window = u32::try_from(self.tail_pages(&job.request)).unwrap_or(u32::MAX);
+        let window = u32::try_from(self.tail_pages(job)).unwrap_or(u32::MAX);
         self.stats.delivered_tokens += u64::from(job.promised_tokens);
         if self.config.role == Role::Decode {
             self.stats.pages_saved += u64::from(job.promised_tokens / self.config.page_tokens);

@@ -109,9 +109,9 @@ impl Scheduler {
         self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
     }
 
-    /// Finds pages for a plan (each job with the position up to which it is to be computed), if need be those of copies that
-    /// have not begun; false when there are too few.
-    pub(super) fn grow(&mut self, plan: &[(Room, usize)]) -> bool {
+    /// Finds pages for a plan (each job with the position up to which it is to be computed), with `give_up` those of copies
+    /// that have not begun, if need be; false when there are too few.
+    pub(super) fn grow(&mut self, plan: &[(Room, usize)], give_up: bool) -> bool {
         let missing = |scheduler: &Self, room: &Room, end: usize| {
             scheduler.jobs.get(room).map_or(Pages::default(), |job| Pages {
                 full: scheduler.pages_for(end).saturating_sub(job.table.len()),
@@ -122,7 +122,9 @@ impl Scheduler {
         if needed == Pages::default() {
             return true;
         }
-        self.give_up_saves(needed);
+        if give_up {
+            self.give_up_saves(needed);
+        }
         if !self.can_have(needed) {
             return false;
         }

@@ -43,9 +43,10 @@ impl Scheduler {
             let offered = reserve.pages.len();
             return Some(format!("decode offers {offered} pages where {expected} are to be sent"));
         }
-        let (offered, expected) = (reserve.window.len(), self.tail_pages(&job.request));
-        let fits = offered == expected || (attempt > 1 && offered == 0);
-        (!fits).then(|| format!("decode offers {offered} pages for the window, which takes {expected}"))
+        let (offered, [least, most]) = (reserve.window.len(), self.tails(&job.request));
+        let fits = offered == least || offered == most || (attempt > 1 && offered == 0);
+        let takes = if least == most { least.to_string() } else { format!("{least} or {most}") };
+        (!fits).then(|| format!("decode offers {offered} pages for the window, which takes {takes}"))
     }
 
     #[allow(clippy::too_many_arguments)] // one argument per field of the message

@@ -5,7 +5,8 @@
 //! window parts    gone            cached, kept by its lock   own    none yet
 //! ```
 //!
-//! A job whose KV comes from elsewhere has the parts that its first step sees from admission on ([`WindowShape::tail`]); they
+//! A job whose KV comes from elsewhere has the parts that its first step sees from admission on ([`WindowShape::tail`]), and
+//! with a cache to leave them in those that it could go on with if it lost its pages ([`WindowShape::kept_tail`]); they
 //! arrive with the last part of the transfer. One that computes gets parts for each piece just before it is computed
 //! ([`growth`](super::growth)), and before its first one those that it restores from [below the pool](crate::hierarchy). When a batch is done, the parts that no later position sees are given back: the job's
 //! own to the pool, cached ones to the tree. So what a prompt takes here depends on the window and not on its length.
@@ -88,14 +89,30 @@ impl Scheduler {
         self.config.role == Role::Decode && job.stage != Stage::Retracted
     }
 
-    /// Token pages of a prompt whose parts are sent.
-    fn tail(&self, shape: WindowShape, request: &Request) -> Range<usize> {
-        shape.tail(request.prompt.len(), self.config.page_tokens as usize)
+    /// Token pages of a prompt whose parts are sent: what decode asks for, which depends on its cache.
+    fn tail(&self, shape: WindowShape, job: &Job) -> Range<usize> {
+        let (prompt, page_tokens) = (job.request.prompt.len(), self.config.page_tokens as usize);
+        if let Some(outgoing) = &job.outgoing {
+            let end = prompt.div_ceil(page_tokens);
+            return end - outgoing.reserve.window.len() / shape.parts as usize..end;
+        }
+        match self.cache.is_some() && !job.request.no_cache {
+            true => shape.kept_tail(prompt, page_tokens),
+            false => shape.tail(prompt, page_tokens),
+        }
     }
 
     /// Pages that come with the last part of a transfer.
-    pub(super) fn tail_pages(&self, request: &Request) -> usize {
-        self.config.window.map_or(0, |shape| self.tail(shape, request).len() * shape.parts as usize)
+    pub(super) fn tail_pages(&self, job: &Job) -> usize {
+        self.config.window.map_or(0, |shape| self.tail(shape, job).len() * shape.parts as usize)
+    }
+
+    /// Pages that a decode worker may ask for with the last part of a prompt's transfer: at least and at most.
+    pub(super) fn tails(&self, request: &Request) -> [usize; 2] {
+        let (prompt, page_tokens) = (request.prompt.len(), self.config.page_tokens as usize);
+        let Some(shape) = self.config.window else { return [0; 2] };
+        [shape.tail(prompt, page_tokens), shape.kept_tail(prompt, page_tokens)]
+            .map(|tail| tail.len() * shape.parts as usize)
     }
 
     /// Pages of parts that a sequence of so many token pages must be able to have, computed one by one if need be.
@@ -110,8 +127,8 @@ impl Scheduler {
         let Some(shape) = self.config.window else { return WindowNeed::default() };
         let page_tokens = self.config.page_tokens as usize;
         if self.arrives(job) {
-            let first = self.tail(shape, &job.request).start;
-            let now = self.tail_pages(&job.request);
+            let first = self.tail(shape, job).start;
+            let now = self.tail_pages(job);
             let most = kept(shape, first..end.max(first), 1, page_tokens);
             return WindowNeed { now, headroom: most.saturating_sub(now) };
         }
@@ -151,7 +168,7 @@ impl Scheduler {
         };
         let page_tokens = self.config.page_tokens as usize;
         let first = match self.arrives(job) {
-            true => self.tail(shape, &job.request).start,
+            true => self.tail(shape, job).start,
             false if !job.again.is_empty() => job.again.start / page_tokens,
             false => shape.seen_at(at, page_tokens).start,
         };
@@ -176,7 +193,7 @@ impl Scheduler {
     /// The pages of the parts that a transfer brings.
     pub(super) fn window_tail(&self, job: &Job) -> Vec<PageId> {
         let Some(shape) = self.config.window else { return Vec::new() };
-        job.window.parts(shape, &self.tail(shape, &job.request))
+        job.window.parts(shape, &self.tail(shape, job))
     }
 
     /// Gives back what no position behind the computed ones sees. No batch is being computed.

@@ -22,5 +22,6 @@ mod storage;
 mod timeouts;
 mod windows;
 mod windows_below;
+mod windows_kept;
 mod windows_recomputed;
 mod windows_saved;

@@ -41,7 +41,7 @@ pub struct Model {
 }
 
 /// The prefixes of `whole`, one for each page, shortest first.
-fn prefixes(whole: &[u32]) -> impl Iterator<Item = &[u32]> {
+pub fn prefixes(whole: &[u32]) -> impl Iterator<Item = &[u32]> {
     (1..=(whole.len() - 1) / PAGE).map(|pages| &whole[..1 + pages * PAGE])
 }
 
@@ -112,7 +112,7 @@ impl Model {
     }
 
     /// The page to evict next: of those without a lock and without a page behind them, the first of its class.
-    fn victim(&self) -> Option<Prefix> {
+    pub fn victim(&self) -> Option<Prefix> {
         let leaf = |prefix: &Prefix| {
             let longer = self.pages.range(prefix.clone()..).nth(1);
             longer.is_none_or(|(next, _)| !next.starts_with(prefix))

@@ -30,7 +30,7 @@ impl List {
     pub fn run(self) -> anyhow::Result<()> {
         let prefix = self.prefix.unwrap_or_default();
         let mut left = self.limit.unwrap_or(u64::MAX);
-        let mut session = self.tier.find()?.open_to_read()?;
+        let mut session = self.tier.find()?.that_lists()?.open_to_read()?;
         session.scan(|session, keys| {
             let keys: Vec<Key> = keys.iter().copied().filter(|key| prefix.has(key)).collect();
             // One that is gone meanwhile makes room for another.

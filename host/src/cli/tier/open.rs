@@ -53,7 +53,7 @@ impl Tier {
     /// Finds the plugin and puts its configuration together. None of its code runs.
     ///
     /// # Errors
-    /// When it is not there, is no tier that can list its keys, or the configuration cannot be read.
+    /// When it is not there, is no tier, or the configuration cannot be read.
     pub fn find(&self) -> anyhow::Result<Found> {
         let mut settings = self.directories.settings();
         settings.config.clone_from(&self.config);
@@ -78,14 +78,7 @@ impl Tier {
         let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
         let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?.clone();
         let role = entry.manifest.role("tier");
-        let role =
-            role.ok_or_else(|| Refused(format!("plugin {name:?} is no storage tier, it has no role tier")))?;
-        if !role.capabilities.iter().any(|can| can == capability::SCAN) {
-            let text = format!(
-                "plugin {name:?} cannot list what it stores: it does not declare the capability scan"
-            );
-            return Err(Refused(text).into());
-        }
+        role.ok_or_else(|| Refused(format!("plugin {name:?} is no storage tier, it has no role tier")))?;
         let mut config = match &self.plugin_config {
             None => match settings.plugin.get(&name) {
                 None => Table::new(),
@@ -110,6 +103,22 @@ impl Tier {
 }
 
 impl Found {
+    /// Those that can list their keys.
+    ///
+    /// # Errors
+    /// When the plugin does not say that it can.
+    pub fn that_lists(self) -> Result<Self, Refused> {
+        let can = |can: &String| can == capability::SCAN;
+        if self.entry.manifest.role("tier").is_some_and(|role| role.capabilities.iter().any(can)) {
+            return Ok(self);
+        }
+        Err(Refused(format!(
+            "plugin {:?} cannot list what it stores: it does not declare the capability scan; `host tier stat` may know how much \
+             that is, and what is to be removed is removed with the store's own tools",
+            self.entry.manifest.plugin.name
+        )))
+    }
+
     /// Opens it to look: with `read_only` where the plugin has such a setting and the operator said nothing of it.
     ///
     /// # Errors

@@ -37,7 +37,7 @@ pub struct Prune {
 impl Prune {
     /// Removes, or says what would go.
     pub fn run(self) -> anyhow::Result<()> {
-        let found = self.tier.find()?;
+        let found = self.tier.find()?.that_lists()?;
         let prefix = self.prefix.unwrap_or_default();
         let (values, bytes) = look(&found, &prefix)?;
         if !self.yes {

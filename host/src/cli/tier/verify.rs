@@ -54,7 +54,7 @@ impl Verify {
     /// Reads everything and prints the counts.
     pub fn run(self) -> anyhow::Result<()> {
         let prefix = self.prefix.unwrap_or_default();
-        let mut session = self.tier.find()?.open_to_read()?;
+        let mut session = self.tier.find()?.that_lists()?.open_to_read()?;
         let mut counts = Counts { json: self.json, ..Counts::default() };
         session.scan(|session, keys| {
             let keys: Vec<Key> = keys.iter().copied().filter(|key| prefix.has(key)).collect();

@@ -142,13 +142,6 @@ pub const RULES: &[Rule] = &[
         can::WINDOW,
         "layers with a window have pages of their own, given back behind it",
     ),
-    with("tail-needs-window", Feature::WindowTail, Feature::SlidingWindow, "only a window has a tail"),
-    allocator(
-        "tail-allocator",
-        Feature::WindowTail,
-        can::TAIL_EXTEND,
-        "decode takes pages for the window's tail alone, not for the whole prompt",
-    ),
     allocator(
         "shared-pool-allocator",
         Feature::SharedPool,

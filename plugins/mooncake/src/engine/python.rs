@@ -31,7 +31,7 @@ impl PythonDriver {
         }
         let interpreter = Interpreter::get(probe)?;
         let [engine_class, notify_class, write] = interpreter.with(|gil| {
-            let module = gil.import("mooncake.engine")?;
+            let module = interpreter.import(gil, "mooncake.engine", path)?;
             let opcode = gil.attribute(&module, "TransferOpcode")?;
             let find = |of, name| gil.attribute(of, name);
             Ok::<_, String>([
@@ -253,6 +253,6 @@ impl Engine for PythonEngine {
 impl Drop for PythonEngine {
     fn drop(&mut self) {
         let methods = self.methods.take();
-        super::end_quickly(&self.session, || drop(methods));
+        super::end_quickly(super::sitters::port(&self.session).as_slice(), super::VAIN, || drop(methods));
     }
 }

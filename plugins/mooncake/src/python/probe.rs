@@ -3,9 +3,15 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+
+/// What interpreters that could be asked have said, with what was to be loaded first. A process uses one or two.
+static KNOWN: Mutex<Vec<(PathBuf, Vec<PathBuf>, Probe)>> = Mutex::new(Vec::new());
+/// Most of them.
+const MOST_KNOWN: usize = 8;
 
 const SCRIPT: &str = include_str!("probe.py");
 /// How long an interpreter may take to answer. On a busy machine it takes half a second.
@@ -54,14 +60,28 @@ enum Module {
 
 impl Probe {
     /// Asks the interpreter that is configured, or named by `MOONCAKE_PYTHON`, or that of the active virtual environment, or
-    /// `python3`.
+    /// `python3`. Where this process runs it already, its answer from before is what counts.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it. Whether it has Mooncake is not asked here.
     pub fn run(python: Option<&Path>, preload: &[PathBuf]) -> Result<Self, String> {
         let python = interpreter(python);
+        let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = |(path, before, _): &&(PathBuf, Vec<PathBuf>, Self)| *path == python && before == preload;
+        if let Some((.., probe)) = known().iter().find(asked) {
+            return Ok(probe.clone());
+        }
+        let probe = Self::ask(&python, preload)?;
+        // Whoever lacks something today may have it tomorrow.
+        if probe.engine().is_ok() && probe.store().is_ok() && known().len() < MOST_KNOWN {
+            known().push((python, preload.to_vec(), probe.clone()));
+        }
+        Ok(probe)
+    }
+
+    fn ask(python: &Path, preload: &[PathBuf]) -> Result<Self, String> {
         let shown = python.display();
-        let mut child = Command::new(&python)
+        let mut child = Command::new(python)
             .args(["-c", SCRIPT])
             .args(preload)
             .stdin(Stdio::null())

@@ -35,6 +35,12 @@ pub trait Library: Send + Sync {
     /// A sentence, when Mooncake refuses.
     fn connect(&self, setup: &Setup) -> Result<Box<dyn Client>, String>;
 
+    /// Whether making and closing a client keeps all others in this process from Mooncake, so that it is done only while the
+    /// master answers.
+    fn holds_others_up(&self) -> bool {
+        false
+    }
+
     /// What was found, and where.
     fn describe(&self) -> String;
 }

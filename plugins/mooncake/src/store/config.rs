@@ -14,6 +14,8 @@ use super::link::Making;
 #[serde(default)]
 pub struct Config {
     pub master_server_address: String,
+    pub master_metrics_address: String,
+    pub read_only: bool,
     pub local_hostname: String,
     pub metadata_server: String,
     pub global_segment_size: String,
@@ -31,6 +33,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             master_server_address: "127.0.0.1:50051".into(),
+            master_metrics_address: String::new(),
+            read_only: false,
             local_hostname: "127.0.0.1".into(),
             metadata_server: "P2PHANDSHAKE".into(),
             global_segment_size: "1gb".into(),
@@ -93,6 +97,13 @@ impl Config {
             );
             return Err(wrong(text));
         }
+        if !config.master_metrics_address.is_empty() && !is_address(&config.master_metrics_address) {
+            let text = format!(
+                "master_metrics_address is {:?}, it must be HOST:PORT at which mooncake_master shows its metrics",
+                config.master_metrics_address
+            );
+            return Err(wrong(text));
+        }
         if bytes(&config.global_segment_size).is_none() {
             let text = format!(
                 "global_segment_size is {:?}, it must be a number of bytes such as \"4gb\", or \"0\" to lend nothing",
@@ -128,13 +139,23 @@ impl Config {
         Ok(config)
     }
 
+    /// Where the master shows its metrics: as configured, or where it does so by itself.
+    pub fn metrics_address(&self) -> String {
+        if !self.master_metrics_address.is_empty() {
+            return self.master_metrics_address.clone();
+        }
+        let host = self.master_server_address.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
+        format!("{host}:{}", super::usage::PORT)
+    }
+
     pub fn making(&self) -> Making {
         let timeout = Duration::from_millis(self.master_timeout_ms);
+        let lent = bytes(&self.global_segment_size);
         Making {
             setup: Setup {
                 local_hostname: self.local_hostname.clone(),
                 metadata_server: self.metadata_server.clone(),
-                global_segment_size: bytes(&self.global_segment_size).unwrap_or_default(),
+                global_segment_size: if self.read_only { 0 } else { lent.unwrap_or_default() },
                 protocol: self.protocol.clone(),
                 device_name: self.device_name.clone(),
                 master_server_address: self.master_server_address.clone(),
@@ -174,6 +195,7 @@ mod tests {
             ("master_server_address", "\"localhost\""),
             ("master_server_address", "\"127.0.0.1:0\""),
             ("master_server_address", "\":50051\""),
+            ("master_metrics_address", "\"localhost\""),
             ("global_segment_size", "\"some\""),
             ("metadata_server", "\"foo://x\""),
             ("metadata_server", "\"\""),
@@ -190,5 +212,9 @@ mod tests {
         }
         let config = Config::parse("master_server_address = \"[::1]:50051\"\nmax_writes = 7\n").unwrap();
         assert_eq!(config.making().setup.global_segment_size, 1 << 30);
+        assert_eq!(config.metrics_address(), "[::1]:9003");
+        let config = Config::parse("read_only = true\nmaster_metrics_address = \"h:1\"\n").unwrap();
+        assert_eq!(config.making().setup.global_segment_size, 0);
+        assert_eq!(config.metrics_address(), "h:1");
     }
 }

@@ -35,6 +35,8 @@ pub struct Shared {
     /// From how long a call on that failed may have left transfers behind that go on: [`UNSETTLED`](super::link::UNSETTLED)
     /// but for tests.
     pub unsettled: Duration,
+    /// Nothing is stored or removed.
+    pub read_only: bool,
 }
 
 /// A page in a call.
@@ -70,14 +72,18 @@ impl Shared {
         let mut rest = (0..).zip(pages);
         let mut items = Vec::with_capacity(room);
         loop {
-            let cancelled = self.queue.is_cancelled(index);
+            let refused = match work {
+                _ if self.queue.is_cancelled(index) => Some(ErrorCode::CANCELLED),
+                Work::Put | Work::Delete if self.read_only => Some(ErrorCode::UNSUPPORTED),
+                _ => None,
+            };
             let mut bytes = 0;
             while items.len() < CALL_KEYS
                 && bytes < CALL_BYTES
                 && let Some((number, page)) = rest.next()
             {
-                if cancelled {
-                    self.queue.finish(index, number, (ErrorCode::CANCELLED.0, 0));
+                if let Some(code) = refused {
+                    self.queue.finish(index, number, (code.0, 0));
                     continue;
                 }
                 let span = match lane {

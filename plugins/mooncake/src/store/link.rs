@@ -9,13 +9,14 @@
 //! the pages of a call that failed after [`UNSETTLED`] are *held*: they end when no call runs any more and the client has
 //! been closed, and a new one is made.
 
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io::ErrorKind;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Level, Result, log};
 
 use super::client::{Client, Library, Setup};
+use super::master::answers;
 use super::memory::Regions;
 use super::metrics::Metrics;
 use super::queue::locked;
@@ -66,21 +67,6 @@ impl Drop for Call<'_> {
         locked(&self.link.state).calls -= 1;
         self.link.changed.notify_all();
     }
-}
-
-/// Finds out within a time whether somebody listens. Mooncake itself would try for 88 s.
-///
-/// # Errors
-/// With what the system says.
-pub fn reach(address: &str, timeout: Duration) -> std::io::Result<()> {
-    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-    for address in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(_) => return Ok(()),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 impl Link {
@@ -157,14 +143,16 @@ impl Link {
     /// Makes the first client, unless it may come later.
     ///
     /// # Errors
-    /// `IO` when nobody listens at the master's address, or Mooncake refuses.
+    /// `IO` when nobody listens at the master's address, or Mooncake refuses, `TIMEOUT` when who listens does not answer.
     pub fn open(&self, library: &dyn Library, regions: &Regions) -> Result<()> {
         let address = &self.making.setup.master_server_address;
-        if let Err(error) = reach(address, self.making.connect_timeout) {
+        if let Err(error) = answers(address, self.making.connect_timeout) {
             let text = format!("no Mooncake master answers at {address}: {error}");
             if self.making.is_needed {
+                let is_silent = error.kind() == ErrorKind::TimedOut;
+                let code = if is_silent { ErrorCode::TIMEOUT } else { ErrorCode::IO };
                 let text = format!("{text}; start mooncake_master, or correct master_server_address");
-                return Err(Error::new(ErrorCode::IO, text));
+                return Err(Error::new(code, text));
             }
             log!(Level::WARN, "{text}; storage is skipped until there is one");
             return Ok(());
@@ -204,6 +192,9 @@ impl Link {
                 state.up = false;
                 drop(state);
                 if let Some(client) = client {
+                    if library.holds_others_up() {
+                        self.await_master();
+                    }
                     client.close();
                 }
                 release();
@@ -239,10 +230,30 @@ impl Link {
         }
     }
 
+    /// Waits until the master answers, or is not there: to say goodbye to one that is stopped takes half a minute, during
+    /// which nobody else in this process gets to Mooncake. Nothing of the client's touches memory meanwhile but what it was
+    /// given before, which is held.
+    fn await_master(&self) {
+        let address = &self.making.setup.master_server_address;
+        let is_silent = || {
+            answers(address, self.making.connect_timeout)
+                .is_err_and(|error| error.kind() == ErrorKind::TimedOut)
+        };
+        if is_silent() {
+            log!(
+                Level::WARN,
+                "the Mooncake master at {address} does not answer, so a client of it is not closed before it does"
+            );
+            while is_silent() {
+                std::thread::park_timeout(self.making.retry);
+            }
+        }
+    }
+
     /// Whether the link is up again.
     fn try_again(&self, library: &dyn Library, regions: &Regions) -> bool {
         let address = &self.making.setup.master_server_address;
-        if let Err(error) = reach(address, self.making.connect_timeout) {
+        if let Err(error) = answers(address, self.making.connect_timeout) {
             log!(Level::DEBUG, "no Mooncake master answers at {address} yet: {error}");
             return false;
         }

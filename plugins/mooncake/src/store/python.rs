@@ -3,6 +3,8 @@
 //! The batch calls let go of Python's lock while they move bytes, so calls of several threads run side by side.
 
 use super::client::{Client, LOCAL_BUFFER_BYTES, Library, Setup, Span};
+use crate::engine::sitters::listening;
+use crate::engine::{VAIN_AMONG_OTHERS, end_quickly};
 use crate::python::{Gil, Interpreter, Object, Probe, Value};
 
 /// The module, imported.
@@ -21,7 +23,7 @@ impl PythonLibrary {
         let path = probe.store()?;
         let interpreter = Interpreter::get(probe)?;
         let class = interpreter.with(|gil| {
-            let module = gil.import("mooncake.store")?;
+            let module = interpreter.import(gil, "mooncake.store", path)?;
             gil.attribute(&module, "MooncakeDistributedStore")
         })?;
         Ok(Self { interpreter, class, what: format!("{} ({})", probe.describe(), path.display()) })
@@ -42,7 +44,7 @@ impl Library for PythonLibrary {
                 Value::Text(&setup.device_name),
                 Value::Text(&setup.master_server_address),
             ];
-            let client = PythonClient {
+            let mut client = PythonClient {
                 interpreter: self.interpreter,
                 exist: method("batch_is_exist")?,
                 put: method("batch_put_from")?,
@@ -51,11 +53,20 @@ impl Library for PythonLibrary {
                 register: method("register_buffer")?,
                 unregister: method("unregister_buffer")?,
                 close: method("close")?,
+                ports: Vec::new(),
             };
+            // It holds the lock, so that no other engine of this Python's begins to listen meanwhile.
+            let before = listening();
             must(gil, "setup", gil.call(&method("setup")?, &arguments))?;
+            client.ports = listening().difference(&before).copied().collect();
             Ok::<_, String>(client)
         })?;
         Ok(Box::new(client))
+    }
+
+    /// Its `setup` and `close` hold Python's lock, as opposed to the others.
+    fn holds_others_up(&self) -> bool {
+        true
     }
 
     fn describe(&self) -> String {
@@ -73,6 +84,8 @@ struct PythonClient {
     register: Object,
     unregister: Object,
     close: Object,
+    /// On which it listens.
+    ports: Vec<u16>,
 }
 
 /// Calls something that answers 0 when it went well.
@@ -131,7 +144,10 @@ impl Client for PythonClient {
     }
 
     fn close(&self) {
-        let closed = self.interpreter.with(|gil| must(gil, "close", gil.call(&self.close, &[])));
+        let mut closed = Ok(());
+        end_quickly(&self.ports, VAIN_AMONG_OTHERS, || {
+            closed = self.interpreter.with(|gil| must(gil, "close", gil.call(&self.close, &[])));
+        });
         if let Err(why) = closed {
             host_plugin_api::log!(host_plugin_api::Level::WARN, "{why}");
         }

@@ -1,6 +1,8 @@
 //! The tier over a pool that a test keeps, with a master that is a listening socket: what happens when calls fail, hang, or
 //! leave something behind.
 
+mod masters;
+
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::atomic::AtomicUsize;
@@ -31,6 +33,8 @@ struct World {
     calls: AtomicUsize,
     connected: AtomicUsize,
     closed: AtomicUsize,
+    /// Nobody else gets to it while a client is made or closed.
+    holds_others_up: AtomicBool,
     registered: Mutex<Vec<Span>>,
 }
 
@@ -41,6 +45,10 @@ impl Library for FakeLibrary {
     fn connect(&self, _: &Setup) -> std::result::Result<Box<dyn Client>, String> {
         self.0.connected.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(FakeClient(self.0.clone())))
+    }
+
+    fn holds_others_up(&self) -> bool {
+        self.0.holds_others_up.load(Ordering::SeqCst)
     }
 
     fn describe(&self) -> String {
@@ -118,18 +126,40 @@ impl Client for FakeClient {
     }
 }
 
+/// A master, as far as it is asked whether it is there. Its thread ends with the process.
+#[derive(Clone, Default)]
+struct Master {
+    is_stopped: Arc<AtomicBool>,
+}
+
+impl Master {
+    fn serve(&self, listener: TcpListener) {
+        let is_stopped = self.is_stopped.clone();
+        std::thread::spawn(move || {
+            let mut unanswered = Vec::new();
+            for stream in listener.incoming() {
+                unanswered.push(stream);
+                if !is_stopped.load(Ordering::SeqCst) {
+                    unanswered.clear();
+                }
+            }
+        });
+    }
+}
+
 struct Rig {
     world: Arc<World>,
     tier: Arc<MooncakeTier>,
     memory: &'static mut [u8],
     region: RegionId,
-    _master: TcpListener,
+    master: Master,
 }
 
 fn rig(more: &str, unsettled: Duration) -> Rig {
-    let master = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (master, listener) = (Master::default(), TcpListener::bind("127.0.0.1:0").unwrap());
     let world = Arc::new(World::default());
-    let address = master.local_addr().unwrap();
+    let address = listener.local_addr().unwrap();
+    master.serve(listener);
     let table =
         format!("master_server_address = \"{address}\"\nmaster_timeout_ms = 20\nread_threads = 1\n{more}");
     let config = Config::parse(&table).unwrap();
@@ -146,7 +176,7 @@ fn rig(more: &str, unsettled: Duration) -> Rig {
         generation: 1,
         fd_offset: 0,
     });
-    Rig { world, tier: Arc::new(tier), memory, region: region.unwrap(), _master: master }
+    Rig { world, tier: Arc::new(tier), memory, region: region.unwrap(), master }
 }
 
 fn key(page: usize) -> Key {
@@ -247,27 +277,6 @@ fn each_key_of_a_batch_ends_as_its_own_code_says() {
 }
 
 #[test]
-fn without_a_master_nothing_is_called_until_it_answers_again() {
-    let rig = rig("", NEVER);
-    assert_eq!(rig.put(0..1), [STORED]);
-    rig.world.master_is_gone.store(true, Ordering::SeqCst);
-    let lost = ErrorCode::PEER_LOST.0;
-    assert_eq!(rig.get(0..4), [lost; 4]);
-    // From here on only the question whether it is there is asked.
-    let calls = rig.calls();
-    for _ in 0..50 {
-        assert_eq!((rig.get(0..1), rig.put(0..1), rig.exist(0..1)), (vec![lost], vec![lost], vec![lost]));
-    }
-    assert_eq!(rig.calls(), calls);
-    locked(&rig.world.values).clear();
-    rig.world.master_is_gone.store(false, Ordering::SeqCst);
-    rig.wait("the link", || (rig.exist(0..1) == [MISSING]).then_some(()));
-    assert_eq!(rig.put(0..1), [STORED]);
-    let counts = [&rig.world.connected, &rig.world.closed].map(|count| count.load(Ordering::SeqCst));
-    assert_eq!(counts, [1, 0], "the client comes back by itself");
-}
-
-#[test]
 fn what_a_call_leaves_behind_is_held_until_the_client_has_ended() {
     let rig = rig("", Duration::ZERO);
     assert_eq!(rig.put(0..3), [STORED; 3]);
@@ -337,39 +346,12 @@ fn a_region_stays_while_a_call_is_in_it_and_shutdown_says_so_when_one_does_not_e
 }
 
 #[test]
-fn without_a_master_opening_fails_with_its_address_and_mooncake_is_not_called() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
-    let world = Arc::new(World::default());
-    let config = Config::parse(&format!("master_server_address = \"{address}\"\n")).unwrap();
-    let library = FakeLibrary(world.clone());
-    let error = MooncakeTier::start(&config, Box::new(|| Ok(Box::new(library))), NEVER).err().unwrap();
-    assert_eq!(error.code, ErrorCode::IO);
-    assert!(error.message.contains(&address) && error.message.contains("start mooncake_master"), "{error}");
-    assert_eq!(world.connected.load(Ordering::SeqCst), 0);
-}
-
-#[test]
-fn a_tier_that_needs_no_master_at_its_start_finds_one_later() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
-    let world = Arc::new(World::default());
-    let table = format!(
-        "master_server_address = \"{address}\"\nmaster_timeout_ms = 20\nstart_without_master = true\n"
-    );
-    let library = FakeLibrary(world.clone());
-    let find = Box::new(|| Ok(Box::new(library) as Box<dyn Library>));
-    let tier = Arc::new(MooncakeTier::start(&Config::parse(&table).unwrap(), find, NEVER).unwrap());
-    let rig = Rig {
-        region: RegionId(0),
-        world,
-        tier,
-        memory: &mut [],
-        _master: TcpListener::bind("127.0.0.1:0").unwrap(),
-    };
-    assert_eq!(rig.exist(0..2), [ErrorCode::PEER_LOST.0; 2]);
-    let _master = TcpListener::bind(address).unwrap();
-    rig.wait("a client", || (rig.exist(0..1) == [MISSING]).then_some(()));
+fn whoever_only_looks_stores_and_removes_nothing() {
+    let rig = rig("read_only = true\nmaster_metrics_address = \"127.0.0.1:1\"\n", NEVER);
+    let refused = ErrorCode::UNSUPPORTED.0;
+    assert_eq!((rig.put(0..2), rig.exist(0..1)), (vec![refused; 2], vec![MISSING]));
+    let code = rig.tier.delete(Tag(4), &[key(0)]);
+    assert_eq!(rig.statuses(code, 1), [refused]);
+    let error = rig.tier.usage().unwrap_err();
+    assert!(error.code == ErrorCode::IO && error.message.contains("master_metrics_address"), "{error}");
 }

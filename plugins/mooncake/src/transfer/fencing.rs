@@ -223,20 +223,21 @@ impl Service {
         self.look_after_fronts(now);
     }
 
+    /// Whether there is a connection with an instance, or what is left of one.
+    pub fn is_concerned_with(&self, instance: Random) -> bool {
+        let door = self.doors.iter().any(|door| door.connection.instance == instance);
+        door || self.links.values().any(|k| (!k.told || !k.is_over()) && k.link.peer.instance == instance)
+    }
+
     /// Asks silent peers whether they are there, and forgets those with whom there is nothing.
     fn look_after_fronts(&mut self, now: Instant) {
         let mut idle = Vec::new();
-        for (instance, front) in &mut self.fronts {
+        for (instance, front) in &self.fronts {
             let silence = now.duration_since(front.spoke);
             if silence < SILENCE || !front.courier.is_idle() {
                 continue;
             }
-            let concerned = self.doors.iter().any(|door| door.connection.instance == *instance)
-                || self
-                    .links
-                    .values()
-                    .any(|k| (!k.told || !k.is_over()) && k.link.peer.instance == *instance);
-            if concerned {
+            if self.is_concerned_with(*instance) {
                 front.courier.say(0, Body::Ping);
             } else if silence >= MEMORY {
                 idle.push(*instance);

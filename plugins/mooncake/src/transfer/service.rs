@@ -10,12 +10,13 @@ use host_plugin_api::{Error, ErrorCode, Level, log};
 
 use super::connecting::Connecting;
 use super::courier::Courier;
-use super::door::Door;
+use super::door::{Door, Stage};
 use super::fencing::{Deregistration, Fence};
 use super::link::Link;
 use super::shared::{Connection, Event, Shared};
 use super::wire::{Body, Frame, Random};
 use crate::engine::Engine;
+use crate::engine::sitters::{self, Watch};
 
 /// Most connections in each direction. Each is an engine, with two of the two thousand ports that Mooncake takes from.
 pub const MAX_PEERS: usize = 128;
@@ -27,6 +28,8 @@ const LIVELY: (Duration, Duration) = (Duration::from_micros(200), Duration::from
 const DROWSY: Duration = Duration::from_millis(1);
 /// How often what waits for time is looked at.
 const TICK: Duration = Duration::from_millis(1);
+/// How often it is looked after connections to our engines that keep others out.
+const WATCH: Duration = Duration::from_millis(250);
 /// Most strangers that are turned away at the same time; more are left without an answer.
 const ANSWERS: usize = 8;
 /// How long goodbyes may take.
@@ -70,6 +73,8 @@ pub struct Service {
     answering: Arc<AtomicUsize>,
     lively: Instant,
     ticked: Instant,
+    sitters: Watch,
+    watched: Instant,
 }
 
 impl Service {
@@ -90,6 +95,8 @@ impl Service {
             answering: Arc::default(),
             lively: now,
             ticked: now,
+            sitters: Watch::default(),
+            watched: now,
         }
     }
 
@@ -121,6 +128,7 @@ impl Service {
                 self.ticked = Instant::now();
                 self.keep_time();
             }
+            self.send_sitters_away();
             self.shared.announce();
         }
         self.close();
@@ -162,9 +170,14 @@ impl Service {
             }
             return;
         }
-        if hello && self.learn_front(frame.from, &frame.session).is_err() {
+        self.notice_new_beginning(&frame, hello);
+        if !self.fronts.contains_key(&frame.from) {
+            // Doors of a connection that it has lost are said to be closed before the next one begins. It asks again.
+            let closing = self.doors.iter().any(|door| door.connection.instance == frame.from);
             // Without a way to answer, the caller's time runs out.
-            return;
+            if !hello || closing || self.learn_front(frame.from, &frame.session).is_err() {
+                return;
+            }
         }
         // Not taken: the sender repeats it, or hears that the door is shut.
         let connection = Connection { instance: frame.from, number: frame.connection };
@@ -199,6 +212,16 @@ impl Service {
             }
         }
         self.handle(frame);
+    }
+
+    /// Loses an instance that has lost us and begins anew: it may have seen silence, or a refusal, where we saw nothing, and
+    /// would not know what the old stream goes on with.
+    fn notice_new_beginning(&mut self, frame: &Frame, hello: bool) {
+        let Some((stream, _)) = self.fronts.get(&frame.from).map(|front| front.heard) else { return };
+        // Of an instance with which there was nothing, only the other side may have been forgotten.
+        if stream > 0 && frame.stream > stream && (hello || self.is_concerned_with(frame.from)) {
+            self.lose(frame.from, "it has lost us, and begins anew");
+        }
     }
 
     fn handle(&mut self, frame: Frame) {
@@ -260,6 +283,28 @@ impl Service {
         });
         if spawned.is_err() {
             self.answering.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whoever opens a connection to an engine of ours and says nothing would keep all others out.
+    fn send_sitters_away(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.watched) < WATCH {
+            return;
+        }
+        self.watched = now;
+        let doors = self.doors.iter().filter_map(|door| match &door.stage {
+            Stage::Open(engine) => sitters::port(engine.session()),
+            Stage::Opening | Stage::Closing => None,
+        });
+        let ports: Vec<u16> = sitters::port(self.front.session()).into_iter().chain(doors).collect();
+        let away = self.sitters.look(&ports, now);
+        if away > 0 {
+            self.shared.counts.sitters.add(away as u64);
+            log!(
+                Level::WARN,
+                "{away} connections to our engines said nothing and kept others out, and were shut"
+            );
         }
     }
 

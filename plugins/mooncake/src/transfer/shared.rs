@@ -78,6 +78,8 @@ pub struct Counts {
     pub repeated: Counter,
     pub links_failed: Counter,
     pub peers_lost: Counter,
+    /// Connections that kept others from our engines.
+    pub sitters: Counter,
     /// Writes that Mooncake works on.
     pub outstanding: Gauge,
 }
@@ -132,6 +134,7 @@ impl Shared {
                 repeated: counter("messages_repeated")?,
                 links_failed: counter("links_failed")?,
                 peers_lost: counter("peers_lost")?,
+                sitters: counter("sitters_shut")?,
                 outstanding: host().gauge("writes_outstanding")?,
             },
             queue: Queue::new(config.max_submissions, config.max_writes),

@@ -19,6 +19,11 @@ struct World {
     /// Of 256 messages, how many get lost, and how many come twice.
     lost: u32,
     twice: u32,
+    /// Nobody seems to listen there.
+    shut: Option<String>,
+    /// What is sent there gets lost.
+    deaf: Option<String>,
+    delivered: usize,
     engines: usize,
 }
 
@@ -90,7 +95,12 @@ impl Engine for Wire {
     fn notify(&self, session: &str, text: &str, _: bool) -> std::result::Result<(), Undelivered> {
         let mut world = self.net.0.lock().unwrap();
         let (lost, twice) = (world.lost, world.twice);
-        let copies = if world.chance(lost) { 0 } else { 1 + usize::from(world.chance(twice)) };
+        if world.shut.as_deref() == Some(session) {
+            return Err(Undelivered::Refused);
+        }
+        let gets_lost = world.chance(lost) || world.deaf.as_deref() == Some(session);
+        let copies = if gets_lost { 0 } else { 1 + usize::from(world.chance(twice)) };
+        world.delivered += copies;
         let mailbox = world.mailboxes.get_mut(session).ok_or(Undelivered::Refused)?;
         mailbox.extend(std::iter::repeat_n(text.to_owned(), copies));
         Ok(())
@@ -266,4 +276,47 @@ fn one_peer_that_fails_leaves_the_others_as_they_are() {
         assert_eq!(end.status, if end.tag == Tag(2) { 0 } else { ErrorCode::PEER_LOST.0 });
     }
     assert_eq!(wait("the notification", || heard(&good)), (NotificationKind::ARRIVED, 2));
+}
+
+#[test]
+fn one_that_lost_us_while_we_saw_nothing_connects_again_after_our_host_has_heard_of_it() {
+    let net = Net::default();
+    let (sender, receiver) = (instance(&net, "sender"), instance(&net, "receiver"));
+    let endpoint = receiver.endpoint().unwrap();
+    let peer = sender.connect("receiver", &endpoint).unwrap();
+    let back = receiver.connect("sender", &sender.endpoint().unwrap()).unwrap();
+    assert_eq!(say(&sender, peer, 1, &[]), 0);
+    assert_eq!(wait("the first", || heard(&receiver)), (NotificationKind::ARRIVED, 1));
+    wait("its end", || done(&sender));
+    // The receiver would hear that it is a stranger, and knows nothing if it does not.
+    {
+        let mut world = net.0.lock().unwrap();
+        world.shut = Some(receiver.endpoint.session.clone());
+        world.deaf = Some(sender.endpoint.session.clone());
+    }
+    assert_eq!(say(&sender, peer, 2, &[]), 0);
+    assert_eq!(wait("the second to end", || done(&sender)).status, ErrorCode::PEER_LOST.0);
+    assert_eq!(wait("the loss", || heard(&sender)).0, NotificationKind::PEER_LOST);
+    let before = {
+        let mut world = net.0.lock().unwrap();
+        world.shut = None;
+        world.delivered
+    };
+    let again = std::thread::scope(|scope| {
+        let again = scope.spawn(|| sender.connect("receiver", &endpoint));
+        // Whom it says hello to it does not call a stranger any more.
+        wait("a hello", || (net.0.lock().unwrap().delivered > before).then_some(()));
+        net.0.lock().unwrap().deaf = None;
+        again.join().unwrap()
+    });
+    let again = again.unwrap();
+    assert_eq!(say(&sender, again, 3, &[]), 0);
+    // In this order: what the first connection had in flight is over before anything of the second arrives.
+    assert_eq!(wait("the loss", || heard(&receiver)).0, NotificationKind::PEER_LOST);
+    assert_eq!(wait("the third", || heard(&receiver)), (NotificationKind::ARRIVED, 3));
+    // The connection the other way has ended with it.
+    assert_eq!(say(&receiver, back, 4, &[]), ErrorCode::PEER_LOST.0);
+    let back = receiver.connect("sender", &sender.endpoint().unwrap()).unwrap();
+    assert_eq!(say(&receiver, back, 5, &[]), 0);
+    assert_eq!(wait("the fifth", || heard(&sender)), (NotificationKind::ARRIVED, 5));
 }

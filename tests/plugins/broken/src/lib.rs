@@ -17,12 +17,18 @@ use host_plugin_loopback::LoopbackBackend;
 /// The completion, counted from 1, that gets lost or repeated.
 const VICTIM: u64 = 40;
 
+/// Threads that the library keeps, and those that it has.
+const POOL_THREADS: u64 = 6;
+static POOL: AtomicU64 = AtomicU64::new(0);
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Defect {
     None,
     /// Declares notifications and delivers none.
     WrongCapabilities,
     LeaksThread,
+    /// None: its first instances start a thread each that its library keeps for good, as many as there are uses for.
+    FillsPool,
     /// Stops its thread when it is told to, and not when it is dropped.
     NeedsShutdown,
     LosesCompletion,
@@ -41,6 +47,7 @@ impl Defect {
             "none" => Self::None,
             "wrong-capabilities" => Self::WrongCapabilities,
             "leaks-thread" => Self::LeaksThread,
+            "fills-pool" => Self::FillsPool,
             "needs-shutdown" => Self::NeedsShutdown,
             "loses-completion" => Self::LosesCompletion,
             "repeats-completion" => Self::RepeatsCompletion,
@@ -73,7 +80,8 @@ pub struct BrokenBackend {
 pub fn open(opening: &Opening) -> Result<BrokenBackend> {
     let unknown = || host_plugin_api::Error::new(ErrorCode::CONFIG, "the mark names no defect");
     let defect = Defect::of_file().ok_or_else(unknown)?;
-    if defect == Defect::LeaksThread {
+    let fills = || defect == Defect::FillsPool && POOL.fetch_add(1, Ordering::SeqCst) < POOL_THREADS;
+    if defect == Defect::LeaksThread || fills() {
         std::thread::spawn(|| {
             loop {
                 std::thread::park();

@@ -1,0 +1,26 @@
+//! Descriptors that another program is not to have: the supervisor's listening sockets are made to be inherited.
+
+use std::os::fd::{BorrowedFd, RawFd};
+
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+
+/// The first behind standard input, output and error.
+const FIRST: RawFd = 3;
+
+/// Has the system close, when this process becomes another program, everything that is not standard. No other thread may
+/// open or close any meanwhile.
+///
+/// # Errors
+/// When the system does not say what is open.
+pub fn keep_to_ourselves() -> std::io::Result<()> {
+    let entries = std::fs::read_dir("/proc/self/fd")?.collect::<std::io::Result<Vec<_>>>()?;
+    let numbers = entries.iter().filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
+    for number in numbers.filter(|number| *number >= FIRST) {
+        // SAFETY: it was open a moment ago, nothing here closes any but the listing itself, and that is answered with EBADF.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+        if let Ok(flags) = fcntl_getfd(descriptor) {
+            fcntl_setfd(descriptor, flags | FdFlags::CLOEXEC)?;
+        }
+    }
+    Ok(())
+}

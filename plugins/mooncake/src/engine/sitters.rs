@@ -1,0 +1,134 @@
+//! Connections to an engine on which nobody says anything.
+//!
+//! On the port of its messages Mooncake takes one connection after the other and reads each to its end, for up to a minute.
+//! Whoever opens one and is silent (a scan of ports, a peer that was stopped) keeps all messages from the engine for so long,
+//! and its end. A message takes milliseconds, and our own are repeated when one gets lost, so what sits there is shut.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::net::getsockname;
+use rustix::net::sockopt::socket_acceptconn;
+
+/// How long a connection may be there.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The port in what Mooncake calls a session.
+pub fn port(session: &str) -> Option<u16> {
+    session.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
+}
+
+/// The ports on which this process listens.
+pub fn listening() -> BTreeSet<u16> {
+    let port = |number| {
+        // SAFETY: as in `connection`. What is found is a hint: it is knocked at, and nothing else is done with it.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+        let listens = socket_acceptconn(borrowed).is_ok_and(|listens| listens);
+        let local = getsockname(borrowed).ok().filter(|_| listens)?;
+        Some(SocketAddr::try_from(local).ok()?.port())
+    };
+    numbers().filter_map(port).collect()
+}
+
+/// The descriptors of this process.
+fn numbers() -> impl Iterator<Item = RawFd> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// A connection of this process, held, so that its number is nobody else's.
+struct Connection {
+    stream: TcpStream,
+    port: u16,
+    peer: SocketAddr,
+}
+
+/// The accepted connections of these ports.
+fn connections(ports: &[u16]) -> Vec<Connection> {
+    numbers().filter_map(|number| connection(number, ports)).collect()
+}
+
+fn connection(number: RawFd, ports: &[u16]) -> Option<Connection> {
+    // SAFETY: it was open a moment ago. Another thread may have closed it since, which is an error here, or have opened
+    // something else, and what is kept is therefore looked at again.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    let local = SocketAddr::try_from(getsockname(borrowed).ok()?).ok()?;
+    if !ports.contains(&local.port()) {
+        return None;
+    }
+    let kept: OwnedFd = fcntl_dupfd_cloexec(borrowed, 0).ok()?;
+    let stream = TcpStream::from(kept);
+    let port = stream.local_addr().ok()?.port();
+    // A socket that listens has no peer.
+    let peer = stream.peer_addr().ok()?;
+    ports.contains(&port).then_some(Connection { stream, port, peer })
+}
+
+/// Shuts all connections of a port. Returns how many.
+pub fn shut(port: u16) -> usize {
+    connections(&[port]).iter().filter(|one| one.stream.shutdown(Shutdown::Both).is_ok()).count()
+}
+
+/// Remembers which connections were there when it last looked.
+#[derive(Default)]
+pub struct Watch(HashMap<(u16, SocketAddr), Instant>);
+
+impl Watch {
+    /// Shuts the connections of these ports that it has seen for too long. Returns how many.
+    pub fn look(&mut self, ports: &[u16], now: Instant) -> usize {
+        let there = connections(ports);
+        self.0.retain(|key, _| there.iter().any(|one| (one.port, one.peer) == *key));
+        let too_long = |one: &&Connection| {
+            let since = self.0.entry((one.port, one.peer)).or_insert(now);
+            now.saturating_duration_since(*since) >= PATIENCE
+        };
+        there.iter().filter(too_long).filter(|one| one.stream.shutdown(Shutdown::Both).is_ok()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn what_sits_too_long_is_shut_and_nothing_else() {
+        let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let (listener, other) = (listen(), listen());
+        let ports = [&listener, &other].map(|listener| listener.local_addr().unwrap().port());
+        let connect = |listener: &TcpListener| {
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            (client, listener.accept().unwrap().0)
+        };
+        let (mut sits, _accepted) = connect(&listener);
+        let (elsewhere, _other_accepted) = connect(&other);
+        elsewhere.set_nonblocking(true).unwrap();
+        let (mut watch, start) = (Watch::default(), Instant::now());
+        assert_eq!(watch.look(&ports[..1], start), 0);
+        let (late, _late_accepted) = connect(&listener);
+        late.set_nonblocking(true).unwrap();
+        assert_eq!(watch.look(&ports[..1], start + PATIENCE / 2), 0);
+        assert_eq!(watch.look(&ports[..1], start + PATIENCE), 1);
+        assert_eq!(sits.read(&mut [0]).unwrap(), 0);
+        for mut open in [&late, &elsewhere] {
+            assert_eq!(open.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        }
+        // The listener takes others.
+        connect(&listener);
+        assert!(ports.iter().all(|port| listening().contains(port)));
+        assert!(!listening().contains(&late.local_addr().unwrap().port()));
+        assert_eq!(shut(ports[1]), 1);
+    }
+
+    #[test]
+    fn the_port_is_what_follows_the_last_colon() {
+        assert_eq!(port("127.0.0.1:15001"), Some(15001));
+        assert_eq!(port("[::1]:15001"), Some(15001));
+        assert_eq!((port("h"), port("h:x"), port("h:70000")), (None, None, None));
+    }
+}

@@ -1,0 +1,64 @@
+//! One start of Python at a time in a process, also where several copies of this library are loaded: each has statics of its
+//! own, and two that start Python at once end the process.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+/// A file that is another one in every process and the same for all that is loaded into one, and that nobody else locks.
+const OWN: &str = "/proc/self/status";
+/// Between two looks whether the other copy has done it.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Holds the lock, as long as it lives.
+pub struct Alone(#[allow(dead_code, reason = "closing it is what unlocks")] Option<File>);
+
+impl Alone {
+    /// Waits until no other copy is at it.
+    ///
+    /// # Errors
+    /// When one is for longer than `patience`.
+    pub fn within(patience: Duration) -> Result<Self, String> {
+        Self::lock(Path::new(OWN), patience)
+    }
+
+    fn lock(path: &Path, patience: Duration) -> Result<Self, String> {
+        // A system that has no such file, or no locks on it, has us hope that there is one copy.
+        let Ok(file) = File::open(path) else { return Ok(Self(None)) };
+        let start = Instant::now();
+        loop {
+            match flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(Some(file))),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if start.elapsed() < patience => {
+                    std::thread::sleep(PAUSE)
+                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                    return Err(format!(
+                        "another copy of this plugin has been starting Python in this process for {patience:?}: load one copy"
+                    ));
+                }
+                Err(_) => return Ok(Self(None)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_second_waits_for_the_first_and_not_for_ever() {
+        let first = Alone::within(Duration::ZERO).unwrap();
+        assert!(first.0.is_some(), "{OWN} takes no lock");
+        let error = Alone::within(Duration::from_millis(10)).err().unwrap();
+        assert!(error.contains("another copy"), "{error}");
+        drop(first);
+        assert!(Alone::within(Duration::ZERO).unwrap().0.is_some());
+        assert!(Alone::lock(Path::new("/no/such/file"), Duration::ZERO).unwrap().0.is_none());
+    }
+}

@@ -1,0 +1,86 @@
+//! Whether a master is there and answers, found out without Mooncake, which would try for 88 s, and whose wheel holds Python's
+//! lock meanwhile.
+
+use std::io::{Error, ErrorKind, Read as _, Result, Write as _};
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::time::{Duration, Instant};
+
+/// A question as Mooncake's clients ask it, for a function that no master has: the magic number, no version, no serialisation,
+/// a request, and zeros for its number, its function and its length. Whatever is done about it, an answer or the end of the
+/// connection, is done by somebody who is awake.
+const QUESTION: [u8; 20] = {
+    let mut header = [0; 20];
+    header[0] = 21;
+    header
+};
+
+/// Finds out within a time whether somebody listens there and does something about a question.
+///
+/// # Errors
+/// `TimedOut` when nobody says no, nor anything else; otherwise what the system says of a master that is not there.
+pub fn answers(address: &str, timeout: Duration) -> Result<()> {
+    let mut last = Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout).and_then(|stream| exchange(stream, timeout)) {
+            Ok(()) => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn exchange(mut stream: TcpStream, timeout: Duration) -> Result<()> {
+    let deadline = Instant::now() + timeout;
+    let left = || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+    stream.set_write_timeout(left())?;
+    let reaction = stream.write_all(&QUESTION).and_then(|()| {
+        stream.set_read_timeout(left())?;
+        stream.read(&mut [0; 16]).map(drop)
+    });
+    match reaction {
+        Err(error) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind()) => {
+            let text = format!(
+                "it takes connections, and did not answer within {timeout:?}: is it a mooncake_master, and is it stopped?"
+            );
+            Err(Error::new(ErrorKind::TimedOut, text))
+        }
+        // It has closed the connection, and is there.
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_or_an_end_is_a_sign_of_life_and_silence_is_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let silence = answers(&address, Duration::from_millis(20)).unwrap_err();
+        assert!(
+            silence.kind() == ErrorKind::TimedOut && silence.to_string().contains("takes connections"),
+            "{silence}"
+        );
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The one that nobody answered.
+                drop(listener.accept().unwrap());
+                let mut asked = [0; 20];
+                let (mut answered, _) = listener.accept().unwrap();
+                answered.read_exact(&mut asked).unwrap();
+                answered.write_all(b"x").unwrap();
+                assert_eq!(asked, QUESTION);
+                drop(listener.accept().unwrap());
+            });
+            for _ in 0..2 {
+                answers(&address, Duration::from_secs(60)).unwrap();
+            }
+        });
+        drop(listener);
+        let gone = answers(&address, Duration::from_secs(60)).unwrap_err();
+        assert_eq!(gone.kind(), ErrorKind::ConnectionRefused);
+    }
+}
