@@ -92,8 +92,11 @@ fn after_a_flush_storage_serves_pages_and_a_window_and_only_the_rest_is_computed
     for (flags, role) in
         [(&ALONE[..], "aggregated"), (&PAIR, "prefill"), (&[&PAIR[..], &RANKS].concat(), "prefill")]
     {
-        let flags = [flags, &PATIENT, &["--hicache-storage", "memory"]].concat();
-        let (cluster, _plugins) = start(&flags, SYNTHETIC);
+        // All workers have the same store.
+        let store = tempfile::tempdir().unwrap();
+        let config = format!("{SYNTHETIC}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
+        let flags = [flags, &PATIENT, &["--hicache-storage", "hicache-file"]].concat();
+        let (cluster, _plugins) = start(&flags, &config);
         let first = cluster.generate(&prompt, 24).unwrap();
         assert_eq!(first.tokens, right(&[], SYNTHETIC, &prompt, 24), "{flags:?}");
         flush(&cluster);
@@ -195,7 +198,7 @@ fn storage_that_damages_forgets_lies_and_fails_changes_no_answer() {
         (&ranks[..], "flip truncate foreign"),
     ] {
         let config = format!(
-            "{SYNTHETIC}[plugin.faulty-tier]\nfaults = {faults:?}\nevery = 5\nseed = 7\ndelay_ms = 1\n"
+            "{SYNTHETIC}[plugin.faulty-tier]\nfaults = {faults:?}\nevery = 31\nseed = 7\ndelay_ms = 1\n"
         );
         let below = ["--hierarchical-cache", "--hicache-storage", "faulty-tier"];
         let (cluster, _plugins) = start(&[flags, &below].concat(), &config);

@@ -12,8 +12,7 @@
 //! of the three or in several, and a prefix may lie in pieces. The radix tree stays a matter of L1. What a request gets is
 //! the longest run of pages behind what L1 holds that each can be had from somewhere.
 //!
-//! Window parts are pages of the pool under [names](PageHash::window_part) of their own; who computes restores pages together
-//! with a whole window only (`windows.rs`).
+//! Window parts are pages of the pool under [names](PageHash::window_part) of their own (`windows.rs`).
 //!
 //! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks of
 //! whole pages. Whoever carries its actions out stores one object per page and KV head (key: SHA-256 of name and head),

@@ -7,7 +7,7 @@
 //! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
 //! decode       Queued ─(pages there)─► Transfer ─► Verifying ─► Ready ─► Running ─► finished
 //!
-//! when pages run short, decode and aggregated     Running ─► Retracted ─(pages there)─► Running
+//! when pages run short, or a window is not restored   Running, Loading ─► Retracted ─(pages there)─► Running
 //! ```
 //!
 //! Whatever ends early goes through one door ([`Scheduler::retire`]): its pages are freed if nobody can touch them,

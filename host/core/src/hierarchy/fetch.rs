@@ -127,9 +127,15 @@ impl Hierarchy {
             table: BTreeMap::new(),
         };
         let unknown = fetch.unknown(self.page_tokens, |name| self.host.find(name).is_some());
+        // Of window parts nothing is gained but what lies before them.
+        let gained = match fetch.windows {
+            Some(_) => fetch.names.len() - fetch.alone(self.page_tokens),
+            None => unknown.len(),
+        };
+        let all = fetch.alone(self.page_tokens)..fetch.names.len();
         let before = self.fetches.insert(room, fetch);
         assert!(before.is_none(), "{room:?} arrived twice");
-        if unknown.is_empty() || unknown.len() < self.config.fewest_pages as usize {
+        if unknown.is_empty() || gained < self.config.fewest_pages as usize {
             return;
         }
         let able: Vec<usize> = (0..self.tiers.len()).filter(|tier| !self.rests(now, *tier)).collect();
@@ -142,7 +148,6 @@ impl Hierarchy {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         fetch.unanswered.extend(able);
         fetch.phase = Phase::Asking;
-        let all = near..fetch.names.len();
         let wait = self.longest_wait(room, all);
         self.set_deadline(room, Some(now.after(wait)));
     }

@@ -10,6 +10,16 @@ impl Hierarchy {
         self.host.find(name).is_some()
     }
 
+    /// Whether pages are saved when they are evicted.
+    pub(crate) fn saves_evicted(&self) -> bool {
+        self.config.write == super::WritePolicy::WriteBack
+    }
+
+    /// Whether what is saved goes on to some storage.
+    pub(crate) fn writes(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.config.writes)
+    }
+
     /// Takes copies of pages that `keep` keeps as they are. Those that are here already, and those for which
     /// there is no slot, are left out. Gives `keep` back when nothing is left.
     pub(crate) fn save(

@@ -1,9 +1,9 @@
 //! Window parts below the pool, for workers that compute models of which some layers slide ([`crate::window`]).
 //!
-//! Such a worker goes on where it has all pages before and the window that is seen there, and nowhere else. What was
-//! saved of a sequence is all of its pages, and window parts at a few places only. So a fetch looks for the deepest such place,
-//! an *end*: window parts may come from L1 up to the first that is not there, and from below from then on. Only what belongs to
-//! that end is read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last
+//! Such a worker goes on where it has all pages before and the window that is seen there, or where it computes that window
+//! again ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few places only. So a
+//! fetch looks for the place that leaves least to be computed, an *end*: window parts may come from L1 up to the first that is
+//! not there, and from below from then on. Only what belongs to that end is read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last
 //! resort the one that L1 has alone.
 //!
 //! The pieces of a fetch are numbered: page by page, then part by part the pages of all window parts, in order. Storage is asked
@@ -88,13 +88,25 @@ impl Fetch {
         let mut wanted: Vec<usize> = (self.near..pages).collect();
         if let Some(windows) = &self.windows {
             let shape = windows.shape;
-            let alone = shape.reach(windows.near.len(), page_tokens, |page| windows.near[page]).start;
-            let seen = shape.seen_at(alone + 1, page_tokens).start..pages;
+            let seen = shape.seen_at(self.alone(page_tokens) + 1, page_tokens).start..pages;
             let lacking = seen.filter(|page| windows.near.get(*page) != Some(&true));
             wanted.extend(lacking.map(|page| pages + page * windows.parts()));
         }
-        wanted.retain(|piece| !is_here(&self.name(*piece)));
+        let parts = self.windows.as_ref().map_or(1, Windows::parts);
+        let is_whole = |piece: usize| {
+            let all = if piece < pages { piece..piece + 1 } else { piece..piece + parts };
+            all.into_iter().all(|piece| is_here(&self.name(piece)))
+        };
+        wanted.retain(|piece| !is_whole(*piece));
         wanted
+    }
+
+    /// The page at which computing begins with what L1 had alone when the request arrived.
+    pub(super) fn alone(&self, page_tokens: usize) -> usize {
+        let reach = |windows: &Windows| {
+            windows.shape.reach(windows.near.len(), page_tokens, |page| windows.near[page]).start
+        };
+        self.windows.as_ref().map_or(self.near, reach)
     }
 
     /// The pieces that an end takes from below, `near` pages being in L1.

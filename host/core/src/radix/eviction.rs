@@ -37,16 +37,22 @@ impl RadixTree {
 
     /// Evicts window parts alone, until they make so many pages or no more can be given up.
     pub fn evict_windows(&mut self, wanted: usize) -> CachedPages {
+        let evicted = self.evict_windows_named(wanted);
+        CachedPages::concat(evicted.into_iter().map(|(_, pages)| pages).collect())
+    }
+
+    /// The same, part by part, with the names of those that are [to be saved](Self::name_windows).
+    pub(crate) fn evict_windows_named(&mut self, wanted: usize) -> Vec<(Vec<PageHash>, CachedPages)> {
         let mut evicted = Vec::new();
         let mut missing = wanted;
         while missing > 0 {
             let Some(page) = self.first_window() else { break };
-            let window = self.evict_window(page).pages;
-            missing = missing.saturating_sub(window.ids().len());
-            self.counts.evicted += window.ids().len() as u64;
-            evicted.push(window);
+            let window = self.evict_window(page);
+            missing = missing.saturating_sub(window.pages.ids().len());
+            self.counts.evicted += window.pages.ids().len() as u64;
+            evicted.push(window.named());
         }
-        CachedPages::concat(evicted)
+        evicted
     }
 
     /// [`evict`](Self::evict), but counts only the pages of sequences and no window parts that go with them.

@@ -156,7 +156,7 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let prefix = self.find_prefix(now, room);
+            let prefix = self.find_prefix(now, room, promised);
             if prefix.as_ref().is_some_and(|prefix| self.follow(now, room, &prefix.lock)) {
                 self.unlock(prefix.map(|prefix| prefix.lock));
                 at += 1;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::growth::Pages;
 use super::job::{Job, Stage};
 use super::{Config, Role, Scheduler};
+use crate::hierarchy::Hierarchy;
 use crate::ids::Room;
 use crate::pool::Component;
 use crate::radix::{Policy, PrefixLock, RadixTree, TreeConfig};
@@ -130,7 +131,14 @@ impl Scheduler {
         let (full, window) =
             (over(self, Component::Full, pages.full), over(self, Component::Window, pages.window));
         if let Some(tree) = &mut self.cache {
-            self.pool.release_cached(tree.evict_windows(window));
+            let windows = tree.evict_windows_named(window);
+            let save = self.hierarchy.as_mut().filter(|hierarchy| hierarchy.saves_evicted());
+            if let Some(hierarchy) = save {
+                let names = windows.iter().flat_map(|(names, _)| names);
+                let dropped = names.filter(|name| !hierarchy.has(name)).count();
+                hierarchy.stats_mut().dropped += dropped as u64;
+            }
+            windows.into_iter().for_each(|(_, pages)| self.pool.release_cached(pages));
             self.pool.release_cached(tree.evict_pages(full, &mut self.cache_changes));
         }
         let missing = (pages.full + pages.window).saturating_sub(self.pool.counts().free);
@@ -144,10 +152,11 @@ impl Scheduler {
     /// a batch may still read them. Kept without need they could be what a request that runs alone lacks in the end.
     pub(super) fn cache_computed(&mut self, room: Room) {
         let Some(job) = self.jobs.get(&room) else { return };
-        // A decode worker is sent its windows. What lies below has the answer's from here: prefill never saw it.
+        // A decode worker is sent its windows. Storage has the answer's from here, for prefill, which never saw it.
         let page_tokens = self.config.page_tokens as usize;
         let answered = job.computed / page_tokens * page_tokens > job.request.prompt.len();
-        let windows = self.config.role != Role::Decode || (answered && self.hierarchy.is_some());
+        let stores = self.hierarchy.as_ref().is_some_and(Hierarchy::writes);
+        let windows = self.config.role != Role::Decode || (answered && stores);
         self.cache_parts(room, windows, false);
     }
 
@@ -209,6 +218,10 @@ impl Scheduler {
             // token.
             let (end, prompt) = (job.computed, job.request.prompt.len());
             let page_tokens = self.config.page_tokens as usize;
+            // Somebody has gone on from there.
+            if let Some(at) = job.restored_window.take() {
+                tree.mark_window(&lock, at, shape);
+            }
             let computes = self.config.role != Role::Decode;
             if retracted || (end >= prompt && computes) {
                 tree.mark_window(&lock, end / page_tokens, shape);

@@ -197,6 +197,8 @@ pub(super) struct Job {
     pub names: Vec<PageHash>,
     /// Pages behind the locked ones that come from below the pool.
     pub restore: Option<Restore>,
+    /// The token page behind a window that it restored, until the tree has that.
+    pub restored_window: Option<usize>,
     /// The pages that the request gives back: those of the table behind the locked ones. `None` while queued.
     pub held: Option<HeldPages>,
     /// Pages that the request held and no longer uses, because the cache has others with the same contents.
@@ -241,6 +243,7 @@ impl Job {
             table: Vec::new(),
             names: Vec::new(),
             restore: None,
+            restored_window: None,
             held: None,
             spare: None,
             window: Window::default(),

@@ -1,6 +1,7 @@
 //! What a request in the queue finds of its prompt, in the radix cache and below.
 
 use super::Scheduler;
+use super::growth::Pages;
 use super::job::Stage;
 use crate::hierarchy::End;
 use crate::ids::{Room, Time};
@@ -34,22 +35,29 @@ impl Prefix {
 
 impl Scheduler {
     /// Locks what is cached of a request's prompt, as far as it is of use. `None` for a request that runs without the cache.
-    pub(super) fn find_prefix(&mut self, now: Time, room: Room) -> Option<Prefix> {
-        match self.find_end(now, room) {
+    /// `promised` are the pages of those that are admitted before it.
+    pub(super) fn find_prefix(&mut self, now: Time, room: Room, promised: Pages) -> Option<Prefix> {
+        match self.find_end(now, room, promised) {
             Some(prefix) => Some(prefix),
             None => self.lock_prefix(room).map(|lock| Prefix { lock, end: None }),
         }
     }
 
     /// The same for a worker that computes and restores windows from below: goes on where it gets furthest with both.
-    fn find_end(&mut self, now: Time, room: Room) -> Option<Prefix> {
+    fn find_end(&mut self, now: Time, room: Room, promised: Pages) -> Option<Prefix> {
         let shape = self.restored_shape()?;
         let job = self.jobs.get(&room).filter(|job| job.stage == Stage::Queued && !job.request.no_cache)?;
         let (hierarchy, tree) = (self.hierarchy.as_ref()?, self.cache.as_mut()?);
         let namespace = tree.namespace(&job.request.namespace)?;
         let tokens = &job.request.prompt[..super::cache::usable_prefix(self.config.role, &job.request)];
         let near = tree.window_parts(namespace, tokens);
+        // Who cannot be admitted anyway is spared a look below; what is restored takes as many pages as what is computed.
+        let least = self.pages_for(job.known()).saturating_sub(near.len());
+        if !self.can_have(promised + Pages { full: least, window: 0 }) {
+            return None;
+        }
         let end = hierarchy.end_for(now, room, &near)?;
+        let tree = self.cache.as_mut()?;
         let lock = tree.hold_front(namespace, tokens, end.reach, shape);
         Some(Prefix { lock, end: Some(end) })
     }

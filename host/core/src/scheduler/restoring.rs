@@ -101,6 +101,7 @@ impl Scheduler {
             return None;
         }
         let end = restored.end;
+        job.restored_window = Some(end).filter(|_| !job.window.own.ids().is_empty());
         job.restore = Some(Restore::Pending(restored));
         Some(end)
     }

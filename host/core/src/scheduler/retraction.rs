@@ -71,6 +71,7 @@ impl Scheduler {
         job.computed_before = job.computed_before.max(job.computed);
         job.computed = 0;
         job.again = 0..0;
+        job.restored_window = None;
         job.table.clear();
         let (pages, lock, submitted) = (job.held.take(), job.lock.take(), job.submitted);
         let window = std::mem::take(&mut job.window);

@@ -15,7 +15,7 @@ use super::Scheduler;
 use super::growth::Pages;
 use crate::hierarchy::{Keep, WritePolicy};
 use crate::ids::{PageId, Room};
-use crate::pool::CachedPages;
+use crate::pool::{CachedPages, Component};
 use crate::quarantine;
 use crate::radix::PageHash;
 use crate::window::WindowShape;
@@ -134,16 +134,31 @@ impl Scheduler {
             return;
         }
         let ahead = (hierarchy.config().write_back_ahead as usize).min(self.pool.total() / 2);
-        let there = self.pool.counts().free + hierarchy.evicted_pages();
+        let (wanted, leaving) = (hierarchy.config().write_back_ahead as usize, hierarchy.evicted_pages());
+        let there = self.pool.counts().free + leaving;
         self.evict_and_save(ahead.saturating_sub(there));
+        // Windows that may have a part of the pool only run short by themselves.
+        let limit = self.pool.limits().window as usize;
+        if limit < self.pool.total()
+            && let Some(tree) = &mut self.cache
+        {
+            let there = limit.saturating_sub(self.pool.used(Component::Window)) + leaving;
+            let evicted = tree.evict_windows_named(wanted.min(limit / 2).saturating_sub(there));
+            self.save_evicted(evicted);
+        }
     }
 
     fn evict_and_save(&mut self, wanted: usize) {
-        let (Some(hierarchy), Some(tree)) = (&mut self.hierarchy, &mut self.cache) else { return };
-        if wanted == 0 {
-            return;
+        let Some(tree) = &mut self.cache else { return };
+        if wanted > 0 {
+            let evicted = tree.evict_named(wanted, &mut self.cache_changes);
+            self.save_evicted(evicted);
         }
-        for (names, mut pages) in tree.evict_named(wanted, &mut self.cache_changes) {
+    }
+
+    fn save_evicted(&mut self, evicted: Vec<(Vec<PageHash>, CachedPages)>) {
+        let Some(hierarchy) = &mut self.hierarchy else { return };
+        for (names, mut pages) in evicted {
             // A window part that is not to be saved.
             if names.is_empty() {
                 self.pool.release_cached(pages);

@@ -383,3 +383,17 @@ fn a_window_in_storage_is_read_where_it_takes_more_to_compute_it_again() {
         leg.below_at_rest();
     }
 }
+
+#[test]
+fn a_restored_window_is_as_useful_as_one_that_was_computed() {
+    let with = |from| [&tokens(0..40)[..], &tokens(from..from + 20)].concat();
+    let mut leg = Leg::with(sliding(Role::Aggregated, 44, hierarchy(96, 1)));
+    let mut stored = all(&tokens(0..40), 8..10);
+    assert_eq!(start(&mut leg, &mut stored, 1, &with(500)), 40);
+    let restored = leg.stats().hierarchy.promised_windows;
+    leg.submit(9, &tokens(900..940), 1);
+    compute(&mut leg, &mut stored);
+    assert_eq!(start(&mut leg, &mut stored, 2, &with(600)), 40);
+    assert_eq!(leg.stats().hierarchy.promised_windows, restored, "it is there still");
+    leg.below_at_rest();
+}

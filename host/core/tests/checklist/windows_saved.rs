@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use host_core::Role;
 use host_core::hierarchy::{HierarchyConfig, WritePolicy};
 use host_core::message::Body;
+use host_core::pool::PoolLimits;
 
 use super::leg::{DRAWN, Leg, tokens};
 use super::storage::{hierarchy, names};
@@ -85,4 +86,37 @@ fn where_somebody_went_on_the_window_is_saved_too() {
     leg.scheduler.flush_cache().unwrap();
     assert_eq!(start(&mut leg, &mut stored, 3, &with(700)), 40, "from storage");
     leg.below_at_rest();
+}
+
+#[test]
+fn with_a_part_of_the_pool_for_windows_write_back_saves_them_before_it_runs_short() {
+    let below = HierarchyConfig { write: WritePolicy::WriteBack, ..hierarchy(200, 1) };
+    let limits = PoolLimits { total: 120, full: 120, window: 16 };
+    let mut leg = Leg::with_limits(sliding(Role::Aggregated, 120, below), limits);
+    let mut stored = BTreeSet::new();
+    let prompts: Vec<Vec<u32>> = (0..12).map(|prompt| tokens(prompt * 50..prompt * 50 + 33)).collect();
+    for (room, prompt) in (0..).zip(&prompts) {
+        leg.submit(room, prompt, 1);
+        compute(&mut leg, &mut stored);
+    }
+    let saved = |prompt: &&Vec<u32>| parts(prompt, 6..8).iter().all(|name| stored.contains(name));
+    let windows = prompts.iter().filter(saved).count();
+    assert!(windows >= 8, "{windows} windows of 12 prompts");
+    assert_eq!(leg.stats().hierarchy.dropped, 0);
+    leg.below_at_rest();
+}
+
+#[test]
+fn decode_keeps_no_windows_in_host_memory_that_go_nowhere() {
+    for (tiers, windows) in [(0, 0), (1, 4)] {
+        let mut leg = Leg::with(sliding(Role::Decode, 60, hierarchy(64, tiers)));
+        leg.submit(0, &tokens(0..40), 14);
+        leg.serve(&mut BTreeSet::new());
+        leg.deliver(0);
+        leg.answer_messages();
+        compute(&mut leg, &mut BTreeSet::new());
+        leg.answer_messages();
+        assert_eq!(leg.stats().hierarchy.host.ready, 13 + windows, "{tiers} tiers");
+        leg.below_at_rest();
+    }
 }
