@@ -218,9 +218,10 @@ impl RadixTree {
         self.namespaces.contains(lock.namespace)
     }
 
-    /// Whether nothing but so many receipts like this one keeps the last pages of a prefix.
+    /// Whether nothing but so many receipts like this one keeps the last pages of a prefix, or some window part that it keeps.
     pub(crate) fn is_kept_by(&self, lock: &PrefixLock, receipts: usize) -> bool {
         lock.node != NO_NODE && self.nodes[lock.node].full().pins as usize == receipts
+            || lock.windows.iter().any(|page| self.windows.pins(*page) as usize == receipts)
     }
 
     /// How often the pages of a locked prefix were matched, in pieces, the last pages first.

@@ -25,9 +25,9 @@ pub fn set(preload: &[impl AsRef<Path>]) -> Result<(), String> {
     let mut done = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     if !*done {
         for (name, value) in SETTINGS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
-            // SAFETY: Rust's own readers and writers of the environment share a lock. A reader in C could miss it; this
-            // happens once, when the worker opens its plugins and before it takes work. To exclude it, export the
-            // variables before the start, which leaves nothing to set here.
+            // SAFETY: readers and writers in this library share a lock with this one. The host's, which has a standard library
+            // of its own, and readers in C do not; this happens once, when the worker opens its plugins and before it takes
+            // work. To exclude it, export the variables before the start, which leaves nothing to set here.
             unsafe { std::env::set_var(name, value) };
         }
         *done = true;

@@ -53,3 +53,42 @@ impl RadixTree {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::PagePool;
+    use crate::radix::{Inserted, NamespaceKey, Policy, TreeConfig};
+
+    /// A request computes on, and what it left of its window is kept by a copy that has not begun.
+    #[test]
+    fn parts_that_only_a_copy_keeps_are_seen_although_a_request_keeps_their_pages() {
+        let identity = PageHash([0; 32]);
+        let config = TreeConfig { page_tokens: 2, policy: Policy::Lru, identity, max_namespaces: 1, seed: 5 };
+        let (mut tree, mut pool) = (RadixTree::new(&config), PagePool::new(12));
+        let shape = WindowShape { tokens: 4, parts: 1, layers: 0 };
+        let namespace = tree.namespace(&NamespaceKey::default()).unwrap();
+        let tokens: Vec<u32> = (0..12).collect();
+        let empty = tree.hold(namespace, &tokens);
+        let owned = pool.allocate(6).unwrap();
+        let Inserted { mut lock, duplicates, rest, .. } =
+            tree.insert(&mut pool, empty, &tokens, owned, 0, &mut ());
+        let own = pool.allocate_window(6).unwrap();
+        let kept = tree.keep_windows(&mut pool, &mut lock, 0, shape, own);
+        for pages in [duplicates, rest, kept.duplicates, kept.rest] {
+            pool.release(pages);
+        }
+        let copies = [1..3, 1..3].map(|places| tree.lock_windows_again(&lock, places));
+        assert!(!tree.is_kept_by(&copies[0], 2), "the request keeps all of them");
+        tree.unlock_windows(&mut lock, 1);
+        assert!(!tree.is_kept_by(&copies[0], 2), "not these yet");
+        tree.unlock_windows(&mut lock, 1);
+        assert!(tree.is_kept_by(&copies[0], 2), "one of them");
+        assert!(!tree.is_kept_by(&copies[0], 1), "each is kept by two");
+        let before = tree.evictable();
+        copies.into_iter().for_each(|copy| tree.unlock(copy));
+        assert_eq!(tree.evictable(), before + 1);
+        tree.unlock(lock);
+        tree.audit();
+    }
+}

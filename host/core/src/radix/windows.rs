@@ -95,6 +95,11 @@ impl Windows {
         self.parts.contains_key(&page)
     }
 
+    /// Receipts that keep the part; 0 for a tombstone.
+    pub(super) fn pins(&self, page: PageId) -> u32 {
+        self.parts.get(&page).map_or(0, |part| part.pins)
+    }
+
     /// Since when nobody keeps the part; 0 for a tombstone.
     fn stamp(&self, page: PageId) -> u64 {
         self.parts.get(&page).map_or(0, |part| part.stamp)

@@ -3,8 +3,9 @@
 //!
 //! A request that has been admitted and whose prompt is not complete *leads*; one in the queue that it would bring pages
 //! for *follows* it. Leaders wait for no follower, so there are no chains: each wait ends when its leader's prompt
-//! is complete or the leader ends, whichever way. A request that is free again may follow another, but none follows for
-//! longer than half of the bootstrap timeout, for its other leg waits too.
+//! is complete or the leader ends, whichever way; for models with a window when the leader has passed the page in question.
+//! A request that is free again may follow another, but none follows for longer than half of the bootstrap timeout, for its
+//! other leg waits too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -41,6 +42,8 @@ pub(super) struct Leaders {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Follows {
     leader: Room,
+    /// The page that the leader is to bring.
+    page: usize,
     /// Pages of which nothing was to be computed when it first followed somebody.
     cached: usize,
 }
@@ -104,10 +107,19 @@ fn brings(leader: &Request, follower: &Request, head: &[u32]) -> bool {
 }
 
 impl Scheduler {
-    /// Whether the leader that a request follows is still under way. Says so without a look at the prompt.
+    /// Whether the leader that a request follows is still to bring what it waits for. Says so without a look at the prompt.
     pub(super) fn follows(&self, now: Time, job: &Job) -> bool {
         now < self.follows_until(job)
-            && job.follows.is_some_and(|follows| self.leaders.contains(follows.leader))
+            && job.follows.is_some_and(|follows| {
+                self.leaders.contains(follows.leader) && self.is_ahead(follows.leader, follows.page)
+            })
+    }
+
+    /// Whether a page of a leader's prompt is still ahead of it. One whose model has a window gives pages to the cache piece by
+    /// piece, and the window behind a page may be gone again before the prompt is complete.
+    fn is_ahead(&self, leader: Room, page: usize) -> bool {
+        let end = (page + 1) * self.config.page_tokens as usize;
+        self.config.window.is_none() || self.jobs.get(&leader).is_some_and(|leader| leader.computed < end)
     }
 
     /// When a request stops following whomever.
@@ -124,13 +136,14 @@ impl Scheduler {
         }
         let Some(job) = self.jobs.get_mut(&room) else { return false };
         let cached = job.follows.map_or(lock.from(), |follows| follows.cached);
-        if let Some(leader) = leader {
-            job.follows = Some(Follows { leader, cached });
+        if let Some((leader, page)) = leader {
+            job.follows = Some(Follows { leader, page, cached });
         }
         leader.is_some()
     }
 
-    fn leader_of(&self, job: &Job, lock: &PrefixLock) -> Option<Room> {
+    /// Whom to wait for, and until it has brought which page.
+    fn leader_of(&self, job: &Job, lock: &PrefixLock) -> Option<(Room, usize)> {
         let request = &job.request;
         let page = self.config.page_tokens as usize;
         let whole = usable_prefix(self.config.role, request) / page;
@@ -142,11 +155,15 @@ impl Scheduler {
         });
         // Whoever computes the window at the end of what is cached brings the last page of it, too.
         let window = (lock.from() < cached).then(|| cached - 1);
-        [last, sparse, window].into_iter().flatten().find_map(|last| {
+        // Where a leader has passed the first of these, it may still bring a window at the end.
+        let end = last.filter(|_| self.config.window.is_some()).map(|_| whole - 1);
+        [last, sparse, window, end].into_iter().flatten().find_map(|last| {
             let head = &request.prompt[..(last + 1) * page];
             let mut leaders = self.leaders.bringing(last, &head[last * page..]);
-            leaders
-                .find(|room| self.jobs.get(room).is_some_and(|leader| brings(&leader.request, request, head)))
+            let brings = |leader: &Job| brings(&leader.request, request, head);
+            let leader =
+                leaders.find(|room| self.is_ahead(*room, last) && self.jobs.get(room).is_some_and(brings));
+            leader.map(|leader| (leader, last))
         })
     }
 

@@ -164,6 +164,45 @@ fn a_prompt_alike_waits_for_the_window_that_is_being_computed() {
 }
 
 #[test]
+fn who_waits_for_a_window_waits_until_it_is_there_and_not_for_what_follows() {
+    let mut leg = without_window(sliding(Role::Aggregated, 83));
+    leg.submit(3, &[&tokens(0..40)[..], &tokens(700..820)].concat(), 1);
+    leg.submit(4, &[&tokens(0..40)[..], &[777]].concat(), 1);
+    while leg.batch.as_ref().unwrap().sequences[0].start < 40 {
+        assert_eq!(leg.stats().queued, 1);
+        leg.compute();
+    }
+    assert_eq!((leg.stats().queued, leg.stats().window_recomputed_tokens), (0, 24));
+    leg.compute_all();
+    assert_eq!(leg.stats().window_recomputed_tokens, 24);
+    leg.at_rest();
+}
+
+#[test]
+fn nobody_waits_for_a_prompt_that_has_passed_the_place_where_they_part() {
+    for layers in [3, 50] {
+        let limits = PoolLimits { total: 400, full: 400, window: 14 };
+        let window = Some(WindowShape { layers, ..WINDOW });
+        let config = Config { window, max_tokens: 900, ..sliding(Role::Aggregated, 400) };
+        let mut leg = Leg::with_limits(config, limits);
+        leg.submit(1, &tokens(0..800), 1);
+        for _ in 0..20 {
+            leg.compute();
+        }
+        assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 160);
+        leg.submit(2, &forked(), 1);
+        assert_eq!((leg.stats().queued, leg.stats().active), (0, 2), "{layers} layers");
+        // One that has the same prompt still gets the window at its end.
+        leg.submit(3, &tokens(0..800), 1);
+        assert_eq!((leg.stats().queued, leg.stats().active), (1, 2), "{layers} layers");
+        leg.compute_all();
+        assert_eq!(leg.stats().shared_transfers, 1);
+        assert_eq!(leg.finished.len(), 3);
+        leg.at_rest();
+    }
+}
+
+#[test]
 fn what_is_given_up_while_a_window_is_computed_leaves_nothing_of_it() {
     let mut leg = without_window(sliding(Role::Aggregated, 83));
     leg.submit(3, &forked(), 1);

@@ -123,7 +123,7 @@ fn leaves_nothing(subject: &Subject, how: &str, end: fn(Instance) -> Result<(), 
         left = (threads().saturating_sub(before.0), descriptors().saturating_sub(before.1));
     }
     let text = format!(
-        "{INSTANCES} instances that were {how} left {} threads and {} descriptors behind, and as many before them did, too",
+        "{INSTANCES} instances that were {how} left {} threads and {} descriptors behind, and those before them left some, too",
         left.0, left.1
     );
     Err(Stop::Fail(text))
