@@ -19,6 +19,7 @@ mod cache;
 mod config;
 mod deadlines;
 mod decode;
+mod ending;
 mod exchange;
 mod growth;
 mod job;

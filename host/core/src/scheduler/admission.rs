@@ -1,13 +1,12 @@
-//! The way in and the one way out.
+//! The way in.
 
 use super::growth::{Need, Pages};
 use super::job::{Incoming, Job, Outgoing, Stage};
 use super::peers::PeerState;
 use super::prefix::Prefix;
 use super::{Action, Role, RoomOpening, Scheduler};
-use crate::ids::{Instance, Room, Time};
+use crate::ids::{Room, Time};
 use crate::message::{Body, Reserve};
-use crate::quarantine::{Entry, Touchers};
 use crate::radix::NamespaceKey;
 use crate::request::{Failure, FailureCode, Request};
 
@@ -208,7 +207,7 @@ impl Scheduler {
         }
     }
 
-    fn prefill_is_ready(&self, job: &Job) -> bool {
+    pub(super) fn prefill_is_ready(&self, job: &Job) -> bool {
         let Some(peer) = &job.request.prefill else { return false };
         self.peers.state(peer.instance) == Some(&PeerState::Ready)
     }
@@ -314,132 +313,5 @@ impl Scheduler {
         }
         let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
         self.send(peer, message, actions);
-    }
-
-    pub(super) fn job_deadline(&self, job: &Job) -> Time {
-        let whole = job.submitted.after(self.config.request_timeout);
-        let waits_for_leg = job.stage == Stage::Queued
-            && match self.config.role {
-                // Decode asks when it has pages and a place among those that decode, which may take as long as a request
-                // may. Until then the leg holds nothing here, and the router ends it when the other one is gone.
-                Role::Prefill | Role::Aggregated => false,
-                Role::Decode => !self.prefill_is_ready(job),
-            };
-        match waits_for_leg {
-            true => whole.min(job.submitted.after(self.config.bootstrap_timeout)),
-            false => whole,
-        }
-    }
-
-    pub(super) fn expire(&mut self, now: Time, actions: &mut Vec<Action>) {
-        for room in self.deadlines.due(now) {
-            let Some(job) = self.jobs.get(&room) else { continue };
-            let deadline = self.job_deadline(job);
-            if deadline > now {
-                // Its other leg is there by now.
-                self.deadlines.set(room, deadline);
-                continue;
-            }
-            let unasked = self.config.role == Role::Prefill && job.outgoing.is_none();
-            let message = match now.since(job.submitted) < self.config.request_timeout {
-                true => "the prefill worker could not be reached in time",
-                false if unasked => "the decode worker did not ask for this request's KV in time",
-                false => "the request took longer than the worker's request timeout",
-            };
-            self.fail(now, room, Failure::new(FailureCode::Timeout, message), actions);
-        }
-        // From now on they are looked at like all others.
-        self.patience.due(now);
-        self.expire_orphans(now, actions);
-    }
-
-    /// Ends a request without a complete answer, and tells the client and the other leg.
-    pub(super) fn fail(&mut self, now: Time, room: Room, failure: Failure, actions: &mut Vec<Action>) {
-        let Some(job) = self.jobs.remove(&room) else { return };
-        self.tell_other_leg(now, &job, &failure, actions);
-        self.stats.failed += 1;
-        actions.push(Action::Fail { room, failure });
-        self.retire(room, job, Vec::new(), actions);
-    }
-
-    fn tell_other_leg(&mut self, now: Time, job: &Job, failure: &Failure, actions: &mut Vec<Action>) {
-        let room = job.request.room;
-        let (peer, attempt, body) = match (&job.stage, &job.outgoing) {
-            (Stage::Transfer(incoming) | Stage::Verifying(incoming) | Stage::Restoring(incoming), _)
-                if self.peers.may_write(incoming.peer, incoming.session) =>
-            {
-                (incoming.peer, incoming.attempt, Body::Abort)
-            }
-            (_, Some(outgoing)) => {
-                let message = failure.message.clone();
-                let body = Body::PrefillFailed { message, retryable: failure.retryable };
-                (outgoing.peer, outgoing.attempt, body)
-            }
-            _ => return,
-        };
-        self.outbox.forget_room(room);
-        if self.peers.state(peer) == Some(&PeerState::Ready) {
-            let message = self.outbox.request(now, peer, room, attempt, body);
-            self.send(peer, message, actions);
-        }
-    }
-
-    /// The one way out: frees what a job holds, or sets it aside for as long as somebody might touch it.
-    ///
-    /// `answer` are aborts to answer once nothing is in flight.
-    pub(super) fn retire(
-        &mut self,
-        room: Room,
-        job: Job,
-        answer: Vec<(Instance, u64, u32)>,
-        actions: &mut Vec<Action>,
-    ) {
-        self.queue.retain(|other| *other != room);
-        self.running.retain(|other| *other != room);
-        self.ready.retain(|other| *other != room);
-        self.leaders.remove(room);
-        self.deadlines.remove(room);
-        self.patience.remove(room);
-        let loads = self.hierarchy.as_mut().map(|hierarchy| hierarchy.forget(room)).unwrap_or_default();
-        let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
-        let (opened, writer, receiver) = match &job.stage {
-            Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
-                actions.push(Action::CloseRoom { room });
-                let writes = self.peers.may_write(incoming.peer, incoming.session);
-                (true, Some(incoming.peer).filter(|_| writes), true)
-            }
-            // It is being closed, and its pages were asked back.
-            Stage::Reclaiming(reclaiming) => (true, reclaiming.writer, reclaiming.receiver),
-            _ => (false, None, false),
-        };
-        let touchers = Touchers {
-            writer,
-            batch: job.in_batch.is_some(),
-            verification: matches!(job.stage, Stage::Verifying(_)),
-            receiver,
-            tags,
-            loads,
-        };
-        for tag in &touchers.tags {
-            actions.push(Action::CancelWrite(*tag));
-        }
-        let Some(mut pages) = job.held else {
-            self.answer_aborts(room, answer, actions);
-            return;
-        };
-        if let Some(spare) = job.spare {
-            pages.append(spare);
-        }
-        pages.append(job.window.own);
-        if touchers.nobody() {
-            self.pool.release(pages);
-            self.aux_free.extend(job.aux);
-            self.unlock(job.lock);
-            self.answer_aborts(room, answer, actions);
-        } else {
-            let pages = self.pool.quarantine(pages);
-            let entry = Entry { pages, aux: job.aux, lock: job.lock, touchers, opened, answer };
-            self.quarantine.insert(room, entry);
-        }
     }
 }
