@@ -7,140 +7,18 @@
 mod fixture;
 #[path = "plugin_support/nixl.rs"]
 mod nixl;
+#[path = "plugin_support/nixl_tier.rs"]
+mod nixl_tier;
 #[path = "plugin_support/skip.rs"]
 mod skip;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 
-use host::executor::memory::SharedMemory;
 use host::plugins::{Catalog, open_tier};
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::*;
-
-const PAGE: usize = 96 << 10;
-/// More than one request takes.
-const PAGES: usize = 150;
-
-struct Tier {
-    tier: Arc<dyn StorageTier>,
-    memory: SharedMemory,
-    region: RegionId,
-}
-
-/// The plugin, the directory of pages, and the configuration.
-struct Place {
-    plugins: tempfile::TempDir,
-    pages: tempfile::TempDir,
-    config: String,
-}
-
-fn place(more: &str) -> Option<Place> {
-    let library = nixl::config()?;
-    let (plugins, pages) = (fixture::directory(&["nixl"]), tempfile::tempdir().unwrap());
-    let config = format!("{library}[storage]\ndirectory = {:?}\n{more}", pages.path().display().to_string());
-    Some(Place { plugins, pages, config })
-}
-
-impl Place {
-    fn open(&self) -> Tier {
-        let catalog = Catalog::scan([self.plugins.path()]);
-        let opening = Opening { name: "tier".into(), config: self.config.clone() };
-        let tier = open_tier(catalog.find("nixl").unwrap(), &opening).unwrap();
-        let memory = SharedMemory::new("tier", PAGE * PAGES).unwrap();
-        let region = tier.register(&Memory {
-            address: memory.address().as_ptr() as u64,
-            length: (PAGE * PAGES) as u64,
-            kind: MemoryKind::DRAM,
-            device: 0,
-            fd: -1,
-            generation: 1,
-            fd_offset: 0,
-        });
-        Tier { region: region.unwrap(), tier, memory }
-    }
-
-    /// Every file of a page, in no order.
-    fn files(&self) -> Vec<PathBuf> {
-        let list = |folder: &Path| {
-            let entries = std::fs::read_dir(folder).unwrap();
-            entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
-        };
-        let folders = list(&self.pages.path().join("nixl-v1"));
-        folders.iter().filter(|f| !f.ends_with("tmp")).flat_map(|folder| list(folder)).collect()
-    }
-
-    fn unfinished(&self) -> usize {
-        std::fs::read_dir(self.pages.path().join("nixl-v1/tmp")).unwrap().count()
-    }
-}
-
-fn key(page: usize) -> Key {
-    let mut key = [7; 32];
-    key[0] = page as u8;
-    key[24..].copy_from_slice(&(page as u64).to_le_bytes());
-    Key(key)
-}
-
-fn byte(page: usize, at: usize) -> u8 {
-    (page * 31 + at * 7 + at / 251) as u8
-}
-
-impl Tier {
-    #[allow(clippy::mut_from_ref)]
-    fn bytes(&self) -> &mut [u8] {
-        // SAFETY: the mapping lives as long as `self`; tests hold one such slice at a time and no batch in flight.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.address().as_ptr(), self.memory.bytes()) }
-    }
-
-    fn fill(&self) {
-        self.bytes().iter_mut().enumerate().for_each(|(at, to)| *to = byte(at / PAGE, at % PAGE));
-    }
-
-    fn is_right(&self, page: usize) -> bool {
-        let bytes = &self.bytes()[page * PAGE..][..PAGE];
-        bytes.iter().enumerate().all(|(at, found)| *found == byte(page, at))
-    }
-
-    fn pages(&self, pages: std::ops::Range<usize>) -> Vec<TierPage> {
-        let page = |page| TierPage {
-            key: key(page),
-            region: self.region.0,
-            length: PAGE as u32,
-            offset: (page * PAGE) as u64,
-        };
-        pages.map(page).collect()
-    }
-
-    /// Statuses of a batch's pages.
-    #[allow(clippy::disallowed_methods, reason = "real files take real time")]
-    fn finish(&self, code: i32, count: usize) -> Vec<i32> {
-        assert_eq!(code, 0);
-        let mut ends = vec![None; count];
-        let start = std::time::Instant::now();
-        while ends.iter().any(Option::is_none) {
-            let mut done = [TierCompletion::default(); 16];
-            let taken = self.tier.poll(&mut done) as usize;
-            for end in &done[..taken] {
-                assert!(ends[end.page as usize].replace(end.status).is_none(), "{end:?} came twice");
-            }
-            assert!(start.elapsed().as_secs() < 20, "waited in vain for a batch");
-            std::thread::yield_now();
-        }
-        ends.into_iter().flatten().collect()
-    }
-
-    fn put(&self, pages: std::ops::Range<usize>) -> Vec<i32> {
-        let pages = self.pages(pages);
-        self.finish(self.tier.put(Tag(1), &pages), pages.len())
-    }
-
-    fn get(&self, pages: std::ops::Range<usize>) -> Vec<i32> {
-        let pages = self.pages(pages);
-        self.finish(self.tier.get(Tag(2), &pages), pages.len())
-    }
-}
+use nixl_tier::{PAGE, PAGES, key, name, place};
 
 #[test]
 fn the_tier_cases_of_the_conformance_kit_pass_buffered_and_direct() {
@@ -179,36 +57,25 @@ fn what_one_process_stored_the_next_one_finds_whole() {
 }
 
 #[test]
-fn damaged_pages_are_missing_or_an_error_and_never_a_success_and_their_neighbours_are_found() {
+fn damaged_pages_are_an_error_and_then_missing_and_never_a_success_and_their_neighbours_are_found() {
     let Some(place) = place("") else { return };
     let tier = place.open();
     tier.fill();
     let put = |page: usize| assert_eq!(tier.put(page..page + 1), [STORED]);
     (0..12).for_each(put);
-    let file = |page: usize| {
-        let name: String = key(page).0.iter().map(|byte| format!("{byte:02x}")).collect();
-        place.files().into_iter().find(|path| path.to_str().unwrap().contains(&name)).unwrap()
-    };
-    let edit = |page: usize, edit: &dyn Fn(&mut Vec<u8>)| {
-        let mut bytes = std::fs::read(file(page)).unwrap();
-        edit(&mut bytes);
-        std::fs::write(file(page), bytes).unwrap();
-    };
-    edit(0, &|bytes| bytes.truncate(PAGE / 2));
-    edit(1, &Vec::clear);
-    edit(2, &|bytes| bytes.truncate(PAGE + 31));
-    edit(3, &|bytes| bytes.push(0));
-    edit(4, &|bytes| bytes[PAGE / 3] ^= 1);
-    edit(5, &|bytes| bytes[PAGE + 16] ^= 1);
-    edit(6, &|bytes| drop(bytes.drain(..4096)));
-    std::fs::copy(file(8), file(7)).unwrap();
+    place.edit(0, &|bytes| bytes.truncate(PAGE / 2));
+    place.edit(1, &Vec::clear);
+    place.edit(2, &|bytes| bytes.truncate(PAGE + 31));
+    place.edit(3, &|bytes| bytes.push(0));
+    place.edit(4, &|bytes| bytes[PAGE / 3] ^= 1);
+    place.edit(5, &|bytes| bytes[PAGE + 16] ^= 1);
+    place.edit(6, &|bytes| drop(bytes.drain(..4096)));
+    std::fs::copy(place.file(8), place.file(7)).unwrap();
     tier.bytes().fill(0);
     let ends = tier.get(0..12);
-    assert!(ends[..8].iter().all(|status| *status <= 0), "{ends:?}");
+    assert_eq!(ends[..8], [ErrorCode::IO.0; 8], "{ends:?}");
     // What says by its size or its trailer that it is damaged touches no memory.
-    assert_eq!(ends[..4], [MISSING; 4], "{ends:?}");
     assert!(tier.bytes()[..4 * PAGE].iter().all(|byte| *byte == 0));
-    assert_eq!((ends[4], ends[7]), (ErrorCode::IO.0, ErrorCode::IO.0), "{ends:?}");
     assert_eq!(ends[8..], [FOUND; 4]);
     assert!((8..12).all(|page| tier.is_right(page)));
     // They are gone, and can be stored again.
@@ -218,6 +85,51 @@ fn damaged_pages_are_missing_or_an_error_and_never_a_success_and_their_neighbour
     tier.bytes().fill(0);
     assert_eq!(tier.get(0..8), [FOUND; 8]);
     assert!((0..8).all(|page| tier.is_right(page)));
+}
+
+#[test]
+fn verify_beside_a_worker_names_what_is_damaged_and_removes_nothing() {
+    let Some(mut place) = place("") else { return };
+    let worker = place.open();
+    worker.fill();
+    assert_eq!(worker.put(0..12), [STORED; 12]);
+    let (code, said, error) = place.host(&["verify"]);
+    assert!(code == 0 && said.contains("good       12 values"), "{said}{error}");
+    place.edit(0, &|bytes| bytes.truncate(PAGE / 2));
+    place.edit(1, &Vec::clear);
+    place.edit(2, &|bytes| bytes.truncate(32));
+    place.edit(3, &|bytes| bytes[PAGE / 3] ^= 1);
+    place.edit(4, &|bytes| bytes[PAGE + 16] ^= 1);
+    let contents = || {
+        let files = place.files().into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap()));
+        files.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let before = contents();
+    for _ in 0..2 {
+        let (code, said, error) = place.host(&["verify"]);
+        assert!(code == 1 && error.contains("5 damaged"), "{code} {said}{error}");
+        assert!(said.contains("good       7 values") && said.contains("missing    0"), "{said}{error}");
+        let named = |page: &usize| said.contains(&format!("damaged    {}", name(*page)));
+        assert_eq!((0..12).filter(named).collect::<Vec<_>>(), [0, 1, 2, 3, 4], "{said}");
+    }
+    assert!(contents() == before, "verify changed the files of a worker");
+    // An instance that is opened so says it to whoever wants more.
+    place.config.insert_str(0, "read_only = true\n");
+    let reader = place.open();
+    reader.fill();
+    assert_eq!(reader.put(20..22), [ErrorCode::UNSUPPORTED.0; 2]);
+    let keys = [key(0), key(5)];
+    assert_eq!(reader.finish(reader.tier.delete(Tag(3), &keys), 2), [ErrorCode::UNSUPPORTED.0; 2]);
+    assert_eq!(reader.get(4..7), [ErrorCode::IO.0, FOUND, FOUND]);
+    assert!(place.files().len() == 12 && place.unfinished() == 0);
+    // A worker removes what it meets, and stores it again.
+    assert_eq!(worker.get(0..5), [ErrorCode::IO.0; 5]);
+    assert_eq!((worker.put(0..5), worker.get(0..12)), (vec![STORED; 5], vec![FOUND; 12]));
+    place.config = place.config.replace("read_only = true\n", "");
+    let (code, said, error) = place.host(&["verify"]);
+    assert!(code == 0 && said.contains("good       12 values"), "{said}{error}");
+    let (code, said, error) = place.host(&["prune", "--all", "--yes"]);
+    assert!(code == 0 && said == "removed 12 values, 1.1 MiB\n", "{said}{error}");
 }
 
 #[test]
@@ -238,8 +150,7 @@ fn what_cannot_be_written_is_an_error_and_leaves_nothing() {
     let tier = place.open();
     tier.fill();
     // Where page 2 belongs is a folder, which shows when the page gets its name.
-    let name: String = key(2).0.iter().map(|byte| format!("{byte:02x}")).collect();
-    std::fs::create_dir(place.pages.path().join(format!("nixl-v1/02/{name}.page"))).unwrap();
+    std::fs::create_dir(place.pages.path().join(format!("nixl-v1/02/{}.page", name(2)))).unwrap();
     let ends = tier.put(0..6);
     assert!(ends[2] < 0 && ends.iter().filter(|status| **status == STORED).count() == 5, "{ends:?}");
     assert_eq!(place.unfinished(), 0);
@@ -302,8 +213,10 @@ fn check_says_what_is_missing_for_the_tier() {
     assert!(said.contains("directory") && said.contains("[plugin.nixl.storage]"), "{said}");
     let said = open(&format!("{library}[storage]\ndirectory = \"/tmp\"\nbackend = \"OBJ\""));
     assert!(said.contains("OBJ") && said.contains("POSIX"), "{said}");
-    let said = open(&format!("{library}[storage]\ndirectory = \"/proc/nowhere\""));
-    assert!(said.contains("/proc/nowhere cannot hold pages"), "{said}");
+    for (more, says) in [("", "cannot hold pages"), ("read_only = true\n", "has no pages to read")] {
+        let said = open(&format!("{library}{more}[storage]\ndirectory = \"/proc/nowhere\""));
+        assert!(said.contains(&format!("/proc/nowhere {says}")), "{said}");
+    }
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub struct Config {
     pub short_writes: u64,
     pub connect_timeout_ms: u64,
     pub fence_timeout_ms: u64,
+    /// Of the tier; here and not in its table, because `host tier` sets a key of this name.
+    pub read_only: bool,
     pub storage: Storage,
 }
 
@@ -57,6 +59,7 @@ impl Default for Config {
             short_writes: 64 << 10,
             connect_timeout_ms: 5000,
             fence_timeout_ms: 5000,
+            read_only: false,
             storage: Storage::default(),
         }
     }

@@ -82,7 +82,8 @@ impl NixlTier {
         let library = Arc::new(find_library(&config, &config.storage.backend)?);
         log!(Level::INFO, "NIXL is {}", library.path().display());
         let unique: String = random()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        let io = |e| Error::new(ErrorCode::IO, format!("{} cannot hold pages: {e}", folder.display()));
+        let cannot = if config.read_only { "has no pages to read" } else { "cannot hold pages" };
+        let io = |e| Error::new(ErrorCode::IO, format!("{} {cannot}: {e}", folder.display()));
         let maker = Maker {
             library,
             backend: CString::new(config.storage.backend.as_str()).unwrap_or_default(),
@@ -93,7 +94,7 @@ impl NixlTier {
         let direct = config.storage.direct;
         let shared = Arc::new(Shared {
             queue: Queue::new(MAX_BATCHES, MAX_PAGES),
-            store: Store::open(folder, direct, unique).map_err(io)?,
+            store: Store::open(folder, direct, config.read_only, unique).map_err(io)?,
             regions: RwLock::default(),
             touching: Touching::default(),
             event: event.map_err(|e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}")))?,

@@ -39,18 +39,22 @@ impl Prune {
     pub fn run(self) -> anyhow::Result<()> {
         let found = self.tier.find()?.that_lists()?;
         let prefix = self.prefix.unwrap_or_default();
-        let (values, bytes) = look(&found, &prefix)?;
+        let there = look(&found, &prefix, &[])?;
         if !self.yes {
-            let text = format!("{values} values of {} would be removed: say --yes to do it", shown(bytes));
+            let (values, bytes) = (there.values, shown(there.bytes));
+            let text = format!("{values} values of {bytes} would be removed: say --yes to do it");
             return Err(Refused(text).into());
         }
         let mut session = found.open_to_write()?;
-        let (mut removed, mut freed, mut refused) = (0_u64, 0_u64, None);
+        let (mut removed, mut freed, mut refused) = (Vec::new(), 0_u64, None);
         session.scan(|session, keys| {
             let keys: Vec<Key> = keys.iter().copied().filter(|key| prefix.has(key)).collect();
             for (key, end) in keys.iter().zip(session.delete(&keys)?) {
                 match end.status {
-                    FOUND => (removed, freed) = (removed + 1, freed + end.bytes),
+                    FOUND => {
+                        removed.push(*key);
+                        freed += end.bytes;
+                    }
                     MISSING => {}
                     code => refused = Some((*key, code)),
                 }
@@ -58,22 +62,40 @@ impl Prune {
             Ok(refused.is_none())
         })?;
         drop(session);
-        say!("removed {removed} values, {}", shown(freed));
+        // Some tiers take a removal on, and carry it out when a worker is done with where the value lies.
+        removed.sort_unstable();
+        let left = look(&found, &prefix, &removed)?;
+        let gone = removed.len() as u64 - left.still;
+        say!("removed {gone} values, {}", shown(freed.saturating_sub(left.still_bytes)));
         if let Some((key, code)) = refused {
             bail!("value {} cannot be removed: {:?}", hex(&key), ErrorCode(code));
         }
-        let (left, _) = look(&found, &prefix)?;
-        if left > 0 {
+        if left.still > 0 {
             say!(
-                "{left} are there: a worker stored them meanwhile, or is writing where they lie, and then they go with a later prune"
+                "{} are there still or again: a worker is writing where they lie, and then they go with a later prune, or stored \
+                 them once more",
+                left.still
             );
+        }
+        if left.values > left.still {
+            say!("{} were stored meanwhile", left.values - left.still);
         }
         Ok(())
     }
 }
 
-/// How many values are meant, and their bytes. Refuses a configuration under which opening to write would evict.
-fn look(found: &Found, prefix: &Prefix) -> anyhow::Result<(u64, u64)> {
+/// What is there of the values that are meant.
+#[derive(Default)]
+struct There {
+    values: u64,
+    bytes: u64,
+    /// Those that were removed.
+    still: u64,
+    still_bytes: u64,
+}
+
+/// Looks at the values that are meant; `removed` is sorted. Refuses a configuration under which opening to write would evict.
+fn look(found: &Found, prefix: &Prefix, removed: &[Key]) -> anyhow::Result<There> {
     let mut session: Session = found.open_to_read()?;
     let usage = session.usage()?;
     if usage.capacity > 0 && usage.bytes > usage.capacity {
@@ -84,13 +106,16 @@ fn look(found: &Found, prefix: &Prefix) -> anyhow::Result<(u64, u64)> {
         );
         return Err(Refused(text).into());
     }
-    let (mut values, mut bytes) = (0, 0);
+    let mut there = There::default();
     session.scan(|session, keys| {
         let keys: Vec<Key> = keys.iter().copied().filter(|key| prefix.has(key)).collect();
-        for end in session.exists(&keys)?.iter().filter(|end| end.status == FOUND) {
-            (values, bytes) = (values + 1, bytes + end.bytes);
+        for (key, end) in keys.iter().zip(session.exists(&keys)?).filter(|(_, end)| end.status == FOUND) {
+            (there.values, there.bytes) = (there.values + 1, there.bytes + end.bytes);
+            if removed.binary_search(key).is_ok() {
+                (there.still, there.still_bytes) = (there.still + 1, there.still_bytes + end.bytes);
+            }
         }
         Ok(true)
     })?;
-    Ok((values, bytes))
+    Ok(there)
 }

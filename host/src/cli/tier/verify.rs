@@ -93,6 +93,8 @@ impl Counts {
             let told = Some(end.bytes).filter(|bytes| *bytes > 0);
             match (end.status, told.or(value_bytes.map(u64::from))) {
                 (MISSING, _) => self.missing += 1,
+                // There, and so broken that it has no length.
+                (code, _) if code == ErrorCode::IO.0 => self.damaged(key, 0)?,
                 (FOUND, Some(bytes)) => values.push((*key, bytes)),
                 (FOUND, None) => {
                     bail!(
@@ -110,17 +112,20 @@ impl Counts {
                     self.good_bytes += bytes;
                 }
                 MISSING => self.missing += 1,
-                code if code == ErrorCode::IO.0 => {
-                    self.damaged += 1;
-                    if self.damaged_keys.len() < NAMED {
-                        self.damaged_keys.push(hex(key));
-                    }
-                    if !self.json {
-                        say!("damaged    {} {bytes:>12}", hex(key));
-                    }
-                }
+                code if code == ErrorCode::IO.0 => self.damaged(key, *bytes)?,
                 code => self.unread(key, code)?,
             }
+        }
+        Ok(())
+    }
+
+    fn damaged(&mut self, key: &Key, bytes: u64) -> anyhow::Result<()> {
+        self.damaged += 1;
+        if self.damaged_keys.len() < NAMED {
+            self.damaged_keys.push(hex(key));
+        }
+        if !self.json {
+            say!("damaged    {} {bytes:>12}", hex(key));
         }
         Ok(())
     }

@@ -11,10 +11,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
-use host_plugin_api::{ErrorCode, Level, Memory, TierPage, log};
+use host_plugin_api::{ErrorCode, Key, Level, Memory, TierPage, log};
 
 use super::queue::{Queue, Work};
-use super::store::{Found, Store, Unfinished, checksum};
+use super::store::{Found, Lookup, Store, Unfinished, checksum};
 use super::touching::Touching;
 use crate::capi::{Agent, Direction, Library, Place, Progress, Ranges, Refusal, Segment};
 use crate::shared::signal;
@@ -111,6 +111,7 @@ impl Runner {
         while let Some((index, work)) = shared.queue.next() {
             match work {
                 Work::Exists => answer(&shared, index),
+                Work::Delete if shared.store.is_read_only() => for_each(&shared, index, |_| REFUSED),
                 Work::Delete => {
                     for_each(&shared, index, |page| match shared.store.remove(&page.key) {
                         Ok(Some(bytes)) => (FOUND, bytes),
@@ -158,8 +159,13 @@ impl Runner {
         let store = &self.shared.store;
         let length = u64::from(page.length);
         let file = if work == Work::Get {
-            let found = store.find(&page.key, length).map_err(|error| failed("opened", &error))?;
-            Kept::Read(found.ok_or((MISSING, 0))?)
+            match store.find(&page.key, length).map_err(|error| failed("opened", &error))? {
+                Lookup::There(found) => Kept::Read(found),
+                Lookup::Missing => return Err((MISSING, 0)),
+                Lookup::Damaged => return Err(damaged(store, &page.key, length)),
+            }
+        } else if store.is_read_only() {
+            return Err(REFUSED);
         } else {
             match store.length(&page.key) {
                 // It holds what was put first: a value never changes.
@@ -273,16 +279,13 @@ impl Runner {
             Kept::Read(found) => {
                 // NIXL calls a read done that came short, or that met an error once: the file may be whole.
                 match store.is_whole(&item.of.key, found, length) {
-                    Ok(true) => log!(Level::WARN, "a page of {length} bytes was not read well, and stays"),
-                    Ok(false) => {
-                        log!(Level::ERROR, "a page of {length} bytes is damaged and was removed");
-                        if let Err(error) = store.remove(&item.of.key) {
-                            return failed("removed", &error);
-                        }
+                    Ok(true) => {
+                        log!(Level::WARN, "a page of {length} bytes was not read well, and stays");
+                        (ErrorCode::IO.0, 0)
                     }
-                    Err(error) => return failed("read", &error),
+                    Ok(false) => damaged(store, &item.of.key, length),
+                    Err(error) => failed("read", &error),
                 }
-                (ErrorCode::IO.0, 0)
             }
             Kept::Written(..) => {
                 let Kept::Written(unfinished, checksum) = item.file else {
@@ -310,6 +313,21 @@ impl Runner {
 }
 
 const CANCELLED: End = (ErrorCode::CANCELLED.0, 0);
+/// Of a tier that is only read.
+const REFUSED: End = (ErrorCode::UNSUPPORTED.0, 0);
+
+/// Ends the get of a page whose file is damaged. It is removed, so that it can be put again, unless nothing may be.
+fn damaged(store: &Store, key: &Key, length: u64) -> End {
+    if store.is_read_only() {
+        log!(Level::WARN, "a page of {length} bytes is damaged, and stays where it is");
+        return (ErrorCode::IO.0, 0);
+    }
+    log!(Level::ERROR, "a page of {length} bytes is damaged and was removed");
+    match store.remove(key) {
+        Ok(_) => (ErrorCode::IO.0, 0),
+        Err(error) => failed("removed", &error),
+    }
+}
 
 fn failed(what: &str, error: &std::io::Error) -> End {
     log!(Level::ERROR, "a page cannot be {what}: {error}");
@@ -320,6 +338,9 @@ fn failed(what: &str, error: &std::io::Error) -> End {
 /// Ends a batch of questions.
 fn answer(shared: &Shared, index: u32) {
     for_each(shared, index, |page| match shared.store.length(&page.key) {
+        // A put writes over it, unless nothing is put: then it is said.
+        Ok(Some(0)) if !shared.store.is_read_only() => (MISSING, 0),
+        Ok(Some(0)) => damaged(&shared.store, &page.key, 0),
         Ok(Some(bytes)) => (FOUND, bytes),
         Ok(None) => (MISSING, 0),
         Err(error) => failed("looked at", &error),

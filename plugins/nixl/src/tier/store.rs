@@ -29,6 +29,8 @@ const STALE: Duration = Duration::from_secs(3600);
 pub struct Store {
     root: PathBuf,
     direct: bool,
+    /// Nothing is made, written or removed.
+    read_only: bool,
     /// Starts the names of unfinished files; no other instance's do.
     unique: String,
     written: AtomicU64,
@@ -46,11 +48,20 @@ pub struct Found {
     checksum: u64,
 }
 
+/// What a key leads to.
+pub enum Lookup {
+    Missing,
+    /// A file that is too short, too long, or says what is not so of itself.
+    Damaged,
+    There(Found),
+}
+
 /// Checksum of a value: that these are the bytes of this key.
 pub fn checksum(key: &Key, value: &[u8]) -> u64 {
     xxh3_64_with_seed(value, xxh3_64(&key.0))
 }
 
+/// `None` for what is not there.
 fn missing<T>(error: io::Error) -> io::Result<Option<T>> {
     if error.kind() == io::ErrorKind::NotFound { Ok(None) } else { Err(error) }
 }
@@ -71,9 +82,17 @@ fn key_of(name: &str) -> Option<Key> {
 
 impl Store {
     /// # Errors
-    /// When the directory cannot be made or written to.
-    pub fn open(directory: &Path, direct: bool, unique: String) -> io::Result<Self> {
+    /// When the directory cannot be made or written to, or, with `read_only`, is not there.
+    pub fn open(directory: &Path, direct: bool, read_only: bool, unique: String) -> io::Result<Self> {
         let root = directory.join("nixl-v1");
+        let store = Self { root, direct, read_only, unique, written: AtomicU64::new(0) };
+        if read_only { std::fs::read_dir(&store.root).map(drop) } else { store.prepare() }?;
+        Ok(store)
+    }
+
+    /// Makes the folders, and removes what was left unfinished.
+    fn prepare(&self) -> io::Result<()> {
+        let root = &self.root;
         let mut folders = std::fs::DirBuilder::new();
         folders.recursive(true).mode(0o700);
         folders.create(root.join("tmp"))?;
@@ -87,7 +106,12 @@ impl Store {
                 let _gone = std::fs::remove_file(entry.path()).is_err();
             }
         }
-        Ok(Self { root, direct, unique, written: AtomicU64::new(0) })
+        Ok(())
+    }
+
+    /// Whether nothing may be made, written or removed.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     fn path(&self, key: &Key) -> PathBuf {
@@ -99,10 +123,10 @@ impl Store {
         if self.direct { OFlags::DIRECT.bits() as i32 } else { 0 }
     }
 
-    /// Bytes of a key's value, by the size of its file.
+    /// Bytes of a key's value, by the size of its file; 0 of one that is too short to hold any.
     pub fn length(&self, key: &Key) -> io::Result<Option<u64>> {
         match std::fs::metadata(self.path(key)) {
-            Ok(meta) => Ok(meta.len().checked_sub(TRAILER).filter(|length| *length > 0)),
+            Ok(meta) => Ok(Some(meta.len().saturating_sub(TRAILER))),
             Err(error) => missing(error),
         }
     }
@@ -152,14 +176,10 @@ impl Store {
         let _stays = std::fs::remove_file(unfinished.path).is_err();
     }
 
-    /// A value of this many bytes. One of another length, or whose file is damaged, is not there; the latter is removed, so
-    /// that it can be put again.
-    pub fn find(&self, key: &Key, length: u64) -> io::Result<Option<Found>> {
+    /// A value of this many bytes. One of another length is not there.
+    pub fn find(&self, key: &Key, length: u64) -> io::Result<Lookup> {
         let path = self.path(key);
-        let plain = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) => return missing(error),
-        };
+        let Some(plain) = File::open(&path).map(Some).or_else(missing)? else { return Ok(Lookup::Missing) };
         let size = plain.metadata()?.len();
         let mut trailer = [0; TRAILER as usize];
         let read = match size.checked_sub(TRAILER).map(|at| plain.read_exact_at(&mut trailer, at)) {
@@ -170,20 +190,15 @@ impl Store {
         let number = |at: usize| trailer[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let whole = read && trailer[..8] == MARK && number(24) == xxh3_64(&trailer[..24]);
         if !whole || number(8).checked_add(TRAILER) != Some(size) {
-            self.remove(key)?;
-            return Ok(None);
+            return Ok(Lookup::Damaged);
         }
         if number(8) != length {
-            return Ok(None);
+            return Ok(Lookup::Missing);
         }
-        let file = match self.direct {
-            true => match OpenOptions::new().read(true).custom_flags(self.flags()).open(&path) {
-                Ok(file) => file,
-                Err(error) => return missing(error),
-            },
-            false => plain,
-        };
-        Ok(Some(Found { file, checksum: number(16) }))
+        let unbuffered = || OpenOptions::new().read(true).custom_flags(self.flags()).open(&path);
+        let file = if self.direct { unbuffered().map(Some).or_else(missing)? } else { Some(plain) };
+        let there = |file| Lookup::There(Found { file, checksum: number(16) });
+        Ok(file.map_or(Lookup::Missing, there))
     }
 
     /// Whether a value that was found has the bytes that were put, read with nothing in between.
@@ -252,16 +267,26 @@ impl Found {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_page_is_whole_when_its_file_is_whatever_a_read_before_said() {
-        let directory = std::env::temp_dir().join(format!("nixl-store-{}", std::process::id()));
-        let store = Store::open(&directory, false, "test".into()).unwrap();
+    fn tempdir(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("nixl-store-{name}-{}", std::process::id()))
+    }
+
+    /// A value of 5000 bytes.
+    fn put(store: &Store) -> Key {
         let (key, value) = (Key([3; 32]), vec![7; 5000]);
         let unfinished = store.create().unwrap();
         unfinished.file.write_all_at(&value, 0).unwrap();
         assert!(!unfinished.lacks_room(5000));
         store.publish(&key, unfinished, 5000, checksum(&key, &value)).unwrap();
-        let found = store.find(&key, 5000).unwrap().unwrap();
+        key
+    }
+
+    #[test]
+    fn a_page_is_whole_when_its_file_is_whatever_a_read_before_said() {
+        let directory = tempdir("whole");
+        let store = Store::open(&directory, false, false, "test".into()).unwrap();
+        let key = put(&store);
+        let Lookup::There(found) = store.find(&key, 5000).unwrap() else { panic!("it is there") };
         assert!(store.is_whole(&key, &found, 5000).unwrap());
         OpenOptions::new().write(true).open(store.path(&key)).unwrap().write_all_at(&[8], 4999).unwrap();
         assert!(!store.is_whole(&key, &found, 5000).unwrap(), "a flipped byte");
@@ -269,6 +294,39 @@ mod tests {
         assert!(!store.is_whole(&key, &found, 5000).unwrap(), "a file that is cut");
         store.remove(&key).unwrap();
         assert!(store.is_whole(&key, &found, 5000).is_err(), "nothing can be said of what cannot be read");
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_cut_is_damaged_and_not_missing_and_finding_it_removes_nothing() {
+        let directory = tempdir("cut");
+        let store = Store::open(&directory, false, false, "test".into()).unwrap();
+        let key = put(&store);
+        assert!(matches!(store.find(&key, 4999).unwrap(), Lookup::Missing), "another length");
+        for length in [5031, 2500, 32, 7, 0] {
+            File::options().write(true).open(store.path(&key)).unwrap().set_len(length).unwrap();
+            assert!(matches!(store.find(&key, 5000).unwrap(), Lookup::Damaged), "{length} bytes");
+            assert_eq!(store.length(&key).unwrap(), Some(length.saturating_sub(32)));
+        }
+        store.remove(&key).unwrap();
+        assert!(matches!(store.find(&key, 5000).unwrap(), Lookup::Missing));
+        assert_eq!(store.length(&key).unwrap(), None);
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn what_is_opened_to_read_makes_no_folder_and_removes_no_unfinished_file() {
+        let directory = tempdir("read");
+        let read = || Store::open(&directory, false, true, "test".into());
+        assert_eq!(read().err().unwrap().kind(), io::ErrorKind::NotFound);
+        assert!(!directory.exists());
+        drop(Store::open(&directory, false, false, "test".into()).unwrap());
+        let unfinished = directory.join("nixl-v1/tmp/of-another");
+        let file = File::create(&unfinished).unwrap();
+        file.set_modified(SystemTime::now() - 2 * STALE).unwrap();
+        assert!(read().unwrap().is_read_only() && unfinished.exists());
+        assert!(!Store::open(&directory, false, false, "test".into()).unwrap().is_read_only());
+        assert!(!unfinished.exists(), "who may write tidies up");
         std::fs::remove_dir_all(directory).unwrap();
     }
 }
