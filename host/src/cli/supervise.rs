@@ -265,6 +265,8 @@ async fn keep(
     let mut first = Some(first);
     let mut restarts: VecDeque<Instant> = VecDeque::new();
     let (role, own) = (part.name(), matches!(part, Part::Own { .. }));
+    // What was taken once is right in itself: what it names may be away for a while, such as a file system.
+    let (mut taken, mut refusals) = (false, 0_u32);
     loop {
         let (pid, why) = match program.spawn(&part) {
             Ok(mut child) => {
@@ -280,10 +282,27 @@ async fn keep(
                         return end(&part, child).await;
                     }
                 };
-                if own && status.code() == Some(REFUSED) {
+                let refused = own && status.code() == Some(REFUSED);
+                if refused && !taken {
                     let message = format!("the {role} process refused its configuration; see above");
                     return Err(Refused(message).into());
                 }
+                if refused {
+                    let wait = longer(refusals);
+                    refusals += 1;
+                    tracing::error!(
+                        role,
+                        pid,
+                        ?wait,
+                        "a process refuses the configuration that it ran with before, see above; the others go on, and it is \
+                         started again until it runs"
+                    );
+                    if asked_within(wait, &mut stage).await {
+                        return Ok(());
+                    }
+                    continue;
+                }
+                (taken, refusals) = (true, 0);
                 (pid, format!("ended with {status}"))
             }
             Err(error) => {
@@ -308,12 +327,17 @@ async fn keep(
             tracing::error!(role, pid, "{message}");
             anyhow::bail!(message);
         }
-        let wait = FIRST_WAIT * (1 << (restarts.len() - 1).min(5));
+        let wait = longer(restarts.len() as u32 - 1);
         tracing::error!(role, pid, why, ?wait, "a process ended by itself; starting it again");
         if asked_within(wait - FIRST_WAIT, &mut stage).await {
             return Ok(());
         }
     }
+}
+
+/// The wait before another try, after so many in a row.
+fn longer(tries: u32) -> Duration {
+    FIRST_WAIT * (1 << tries.min(5))
 }
 
 async fn reached(stage: &mut watch::Receiver<Stage>, wanted: Stage) {
@@ -353,6 +377,36 @@ mod tests {
         let kept = keep(program, part, now, oneshot::channel().0).await;
         let message = kept.unwrap_err().to_string();
         assert!(message.contains("failed 6 times") && message.contains("could not be started"), "{message}");
+    }
+
+    /// A program that notes each run in a file and ends as `exits` says; `runs` is which run it is.
+    fn script(folder: &tempfile::TempDir, exits: &str) -> (Arc<Program>, PathBuf) {
+        let (path, log) = (folder.path().join("program"), folder.path().join("log"));
+        let file = log.display();
+        let text = format!("#!/bin/sh\necho >> {file}\nruns=$(wc -l < {file})\n{exits}\n");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        (Arc::new(Program { path, _file: None }), log)
+    }
+
+    #[tokio::test]
+    async fn what_was_taken_once_is_tried_until_it_runs_and_what_never_was_ends_everything() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_stage, now) = watch::channel(Stage::Serving);
+        let part = || Part::Own { role: RoleName::Decode, arguments: Vec::new() };
+
+        let (program, log) = script(&folder, "exit 2");
+        let kept = keep(program, part(), now.clone(), oneshot::channel().0).await;
+        assert!(kept.unwrap_err().downcast_ref::<Refused>().is_some());
+        assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 1);
+
+        std::fs::remove_file(&log).unwrap();
+        // Ends once, is refused three times, and ends five times more: refusals do not count among them.
+        let (program, log) = script(&folder, "[ $runs -ge 2 ] && [ $runs -le 4 ] && exit 2\nexit 1");
+        let kept = keep(program, part(), now, oneshot::channel().0).await;
+        let message = kept.unwrap_err().to_string();
+        assert!(message.contains("failed 6 times"), "{message}");
+        assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 6 + 3);
     }
 
     #[tokio::test]
