@@ -2,6 +2,7 @@
 
 pub mod cache_news;
 pub mod clock;
+pub mod connections;
 pub mod front;
 pub mod http;
 pub mod identity;

@@ -55,8 +55,8 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
         said,
         [
             "DecodeRadixCache needs the absence of NoPrefixCache, because the tree is the prefix cache that is \
-             switched off: turn one of them off",
-            "SharedStorage needs StorageCache, because there must be a storage tier to share: turn it on, too",
+             switched off: give --decode-radix-cache or --prefill-radix-cache, or leave --decode-radix-cache out",
+            "SharedStorage needs StorageCache, because there must be a storage tier to share: give --hicache-storage",
             "SharedStorage needs shared, because workers look for pages that another machine stored: plugin \
              \"memory\" declares settled, scan; no installed plugin has it",
             "SlidingWindow needs window, because layers with a window have pages of their own, given back behind it: no \
@@ -104,7 +104,21 @@ fn a_model_with_windows_needs_an_allocator_for_them_and_the_refusal_says_which_f
         said(&[Feature::WindowRatio], &["shm"], &installed),
         [
             "WindowRatio needs SlidingWindow, because --swa-full-tokens-ratio divides the pool between full and sliding \
-          layers, and is left out for a model without any: turn it on, too"
+          layers, and is left out for a model without any: leave --swa-full-tokens-ratio out"
+        ]
+    );
+}
+
+#[test]
+fn a_feature_that_is_excluded_is_said_to_be_and_asks_nothing_of_plugins() {
+    let violations =
+        check(&[Feature::Undivided, Feature::DecodeRadixCache], &[], &Catalog::default()).unwrap_err();
+    let said: Vec<_> = violations.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        said,
+        [
+            "Undivided needs the absence of DecodeRadixCache, because there is no decode worker; --prefill-radix-cache is \
+          the cache of an undivided one: leave --decode-radix-cache out, or leave --role aggregated out"
         ]
     );
 }
@@ -135,8 +149,8 @@ fn a_start_is_refused_with_all_that_is_wrong_and_who_has_what_is_missing() {
          use the same: null, shm are named: leave all but one out",
         "RemoteWorkers needs multi_host, because a worker's address is on another machine: plugin \"shm\" declares \
          page_writes, arrival_notification, settled, peer_restart; ",
-        "EvictionPolicy needs DecodeRadixCache or PrefillRadixCache, because there is nothing to evict from: turn one \
-         of them on, too",
+        "EvictionPolicy needs DecodeRadixCache or PrefillRadixCache, because there is nothing to evict from: give \
+         --decode-radix-cache, or give --prefill-radix-cache, or leave --radix-eviction out",
         "the configuration of plugin \"shm\" is wrong: key \"copy_threads\" is of type string, it must be of type integer",
         "[plugin.shmm] configures no plugin that is named or installed",
     ] {

@@ -44,6 +44,7 @@ fn refused(message: impl Into<String>) -> Refused {
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
+    served_name(settings)?;
     router_policy(settings)?;
     allocator::check(settings)?;
     let staging = staging::staging(settings)?;
@@ -75,9 +76,27 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
 pub fn check_router(settings: &Settings) -> Result<(), Refused> {
     radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
+    served_name(settings)?;
     staging::staging(settings)?;
     ranks::check_bounds(settings)?;
     numbers::check(settings)
+}
+
+/// Longest name of a model that a router takes from a worker, in bytes.
+const LONGEST_MODEL_NAME: usize = crate::net::registry::MAX_TEXT;
+
+/// Checks the name that clients and workers give the model by.
+fn served_name(settings: &Settings) -> Result<(), Refused> {
+    match settings.served_model_name.as_deref() {
+        Some(name) if name.trim().is_empty() => Err(refused(
+            "--served-model-name is empty: give a name, or leave it out to use that of the model's directory",
+        )),
+        Some(name) if name.len() > LONGEST_MODEL_NAME => Err(refused(format!(
+            "--served-model-name has {} bytes: at most {LONGEST_MODEL_NAME} are allowed",
+            name.len()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// How a router chooses workers.

@@ -6,6 +6,7 @@
 mod defaults;
 mod file;
 mod hicache;
+mod meant;
 mod size;
 mod synthetic;
 

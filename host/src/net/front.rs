@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
 use super::clock;
+use super::connections::{self, Limits};
 use super::http::{App, MAX_UPLOADS};
 use super::metrics::Metrics;
 use super::proto::registry_server::RegistryServer;
@@ -43,6 +43,8 @@ pub struct FrontConfig {
     pub default_max_tokens: u32,
     /// Longest wait for a whole request body.
     pub body_timeout: Duration,
+    /// What HTTP connections are held to.
+    pub connections: Limits,
     /// At shutdown, requests under way have this long to end by themselves.
     pub drain: Duration,
 }
@@ -63,6 +65,7 @@ impl FrontConfig {
             max_body: 8 << 20,
             default_max_tokens: 1024,
             body_timeout: Duration::from_secs(30),
+            connections: Limits::new(Duration::from_secs(30)),
             drain: Duration::from_secs(30),
         }
     }
@@ -110,14 +113,8 @@ pub async fn serve(
         // An error means that the server is gone, which is a stop too.
         drop(signal.wait_for(|&stop| stop).await);
     };
-    // A token per packet: waiting for more would add to every token's latency.
-    let http = http.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "cannot send small packets at once");
-        }
-    });
-    let serve_http = axum::serve(http, app.routes()).with_graceful_shutdown(stopped(stopping));
-    let mut serve_http = std::pin::pin!(std::future::IntoFuture::into_future(serve_http));
+    let serve_http = connections::serve(http, app.routes(), config.connections, stopping);
+    let mut serve_http = std::pin::pin!(serve_http);
     // Workers keep reporting while requests drain, so this one ends with `close`.
     let serve_control = tonic::transport::Server::builder()
         .tcp_nodelay(true)
@@ -126,7 +123,8 @@ pub async fn serve(
     let mut serve_control = std::pin::pin!(serve_control);
 
     tokio::select! {
-        ended = &mut serve_http => return ended.context("the HTTP listener failed"),
+        // Only a stop ends it.
+        () = &mut serve_http => {}
         ended = &mut serve_control => return ended.context("the control listener failed"),
         () = shutdown => {}
     }

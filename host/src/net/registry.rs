@@ -22,6 +22,7 @@ use tonic::transport::Channel;
 
 use super::clock::{self, Instant};
 use super::proto::{Load, WorkerInfo};
+pub use admission::MAX_TEXT;
 pub use prefix::{CacheCounts, Chain, Following};
 pub use table::{Decisions, Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
 use table::{Denied, Picked, WorkerTable};

@@ -48,6 +48,8 @@ pub struct Job {
     pub prompt: Arc<Vec<u32>>,
     /// Absent: [`Job::default_max_tokens`], or what the model's context leaves if that is less.
     pub max_new_tokens: Option<u32>,
+    /// What the client calls that number.
+    pub answer_field: &'static str,
     /// Long answers take pages from others, so that nobody should get the whole context unasked.
     pub default_max_tokens: u32,
     /// Tokens that end the answer.
@@ -314,7 +316,8 @@ impl Generation {
             match self.router.registry.pick(need, &self.failed) {
                 Ok(route) => return Ok(route),
                 Err(NoRoute::TooLong(limit)) => {
-                    return Err(Failure::TooLong { limit, prompt, answer: self.job.max_new_tokens });
+                    let (answer, field) = (self.job.max_new_tokens, self.job.answer_field);
+                    return Err(Failure::TooLong { limit, prompt, answer, field });
                 }
                 Err(NoRoute::Nobody(why)) => {
                     tokio::select! {

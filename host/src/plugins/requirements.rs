@@ -3,6 +3,7 @@
 //! Everything that a feature needs of a plugin, or of another feature, is a row of [`RULES`]; there is no other place that
 //! decides it, and none that knows a plugin by name.
 
+mod advice;
 mod table;
 
 use std::fmt;
@@ -128,6 +129,14 @@ impl Violation {
     pub fn is_for_want_of_a_plugin(&self) -> bool {
         self.loaded.is_none() && matches!(self.need, Need::Capability { .. })
     }
+
+    /// The features of which only one can be, if that is what is wrong.
+    fn excludes(&self) -> Vec<Feature> {
+        match self.need {
+            Need::Without(other) => vec![self.feature, other],
+            _ => Vec::new(),
+        }
+    }
 }
 
 impl fmt::Display for Violation {
@@ -135,12 +144,12 @@ impl fmt::Display for Violation {
         write!(f, "{:?} needs {}, because {}: ", self.feature, self.need, self.reason)?;
         let role = match self.need {
             Need::Capability { role, .. } => role,
-            Need::Also(_) => return f.write_str("turn it on, too"),
-            Need::AnyOf(_) => return f.write_str("turn one of them on, too"),
+            Need::Also(_) | Need::AnyOf(_) | Need::Without(_) => {
+                return f.write_str(&advice::advice(self.feature, self.need));
+            }
             Need::OnlyOne { .. } => {
                 return write!(f, "{} are named: leave all but one out", self.would_do.join(", "));
             }
-            Need::Without(_) => return f.write_str("turn one of them off"),
         };
         match &self.loaded {
             Some((name, has)) => {
@@ -209,6 +218,11 @@ pub fn check(features: &[Feature], loaded: &[&Manifest], installed: &Catalog) ->
             }
         }
     }
+    // A feature that another excludes will not be there, whatever plugins can do.
+    let excluded: Vec<Feature> = violations.iter().flat_map(Violation::excludes).collect();
+    violations.retain(|violation| {
+        !(matches!(violation.need, Need::Capability { .. }) && excluded.contains(&violation.feature))
+    });
     if violations.is_empty() { Ok(()) } else { Err(violations) }
 }
 

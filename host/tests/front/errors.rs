@@ -47,6 +47,28 @@ async fn wrong_requests_are_refused_by_name() {
             Value::Null,
             "holds 512 tokens, but the prompt has 600",
         ),
+        (
+            "/generate",
+            json!({"text": "abc", "sampling_params": {"max_new_tokens": 510}}),
+            400,
+            Value::Null,
+            "the prompt has 3 and sampling_params.max_new_tokens is 510, 513 in all; shorten the prompt or lower \
+             sampling_params.max_new_tokens",
+        ),
+        (
+            chat_path,
+            json!({"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 600}),
+            400,
+            Value::Null,
+            "and max_completion_tokens is 600",
+        ),
+        (
+            path,
+            with("cache_salt", json!("s".repeat(257))),
+            400,
+            json!("cache_salt"),
+            "a string of up to 256 bytes, got a string of 257 bytes",
+        ),
         (path, with("prompt", json!("")), 400, json!("prompt"), "prompt is empty"),
         (path, with("prompt", json!([])), 400, json!("prompt"), "prompt is empty"),
         (path, with("prompt", json!([1, 300])), 400, json!("prompt"), "token ids from 0 to 299, got 300"),

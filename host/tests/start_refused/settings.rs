@@ -19,7 +19,11 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         with(&["--hicache-storage", "shm"]),
         with(&["--hicache-storage", "hicache-file,hicache-file"]),
     ];
-    let cases: [(&[&str], &[&str]); 20] = [
+    let long = "x".repeat(1025);
+    let unnamed = directory.path().join("unnamed.toml");
+    std::fs::write(&unnamed, "served-model-name = \"\"\n").unwrap();
+    let unnamed = unnamed.display().to_string();
+    let cases: [(&[&str], &[&str]); 24] = [
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
@@ -27,7 +31,20 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         (&large, &["--hicache-memory", "107374182400000 bytes of host memory", "2 workers"]),
         (&store, &["no tier plugin is loaded"]),
         (&twice, &["--hicache-storage", "hicache-file", "twice"]),
-        (&["--executor", "synthetic", "--hierarchical-cache"], &["HierarchicalCache", "NoPrefixCache"]),
+        (
+            &["--executor", "synthetic", "--hierarchical-cache"],
+            &["give --decode-radix-cache or --prefill-radix-cache, or leave --hierarchical-cache out"],
+        ),
+        (
+            &["--executor", "synthetic", "--swa-full-tokens-ratio", "0.5"],
+            &["a model without any: leave --swa-full-tokens-ratio out"],
+        ),
+        (&["--executor", "synthetic", "--served-model-name", ""], &["--served-model-name is empty"]),
+        (
+            &["--executor", "synthetic", "--served-model-name", &long],
+            &["--served-model-name has 1025 bytes", "at most 1024"],
+        ),
+        (&["--executor", "synthetic", "--config", &unnamed], &["--served-model-name is empty"]),
         (&["--executor", "synthetic", "--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
         (&["--executor", "synthetic", "--threads", "0"], &["--threads"]),
         (&["--executor", "synthetic", "--threads", "1000000"], &["--threads", "1024"]),
@@ -95,7 +112,8 @@ fn a_routing_policy_that_is_none_is_refused_with_those_that_are() {
 
 #[test]
 fn a_router_refuses_nonsense_for_its_workers_too() {
-    let cases: [(&[&str], &[&str]); 4] = [
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["--served-model-name", ""], &["--served-model-name is empty"]),
         (&["--tp", "0"], &["--tp is 0", "1 to 64"]),
         (&["--staging", "nonsense"], &["--staging", "nonsense"]),
         (&["--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),

@@ -140,9 +140,16 @@ impl Directory {
         &self.path
     }
 
-    /// Whether the path still leads here.
-    pub fn is_there(&self) -> bool {
-        rustix::fs::stat(&self.path).is_ok_and(|stat| identity(&stat) == self.identity)
+    /// Why the path does not lead here now, if it does not.
+    pub fn astray(&self) -> Option<String> {
+        match rustix::fs::stat(&self.path) {
+            Ok(stat) if identity(&stat) == self.identity => None,
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Some(
+                "the directory is gone or was replaced (another in its place is used after a restart)"
+                    .to_owned(),
+            ),
+            Err(e) => Some(format!("the directory cannot be looked at: {e}")),
+        }
     }
 
     /// Changes whenever a name came or went.

@@ -156,16 +156,22 @@ impl Keeper<'_> {
         }
     }
 
+    /// Whether the path does not lead to the directory now, which is logged in the same words by whoever finds it.
+    pub(crate) fn is_astray(&mut self) -> bool {
+        let why = self.store.directory.astray();
+        if let Some(why) = &why {
+            let path = self.store.directory.path().display();
+            self.report(Some(format!("nothing is stored in {path} until it is back: {why}")));
+        }
+        why.is_some()
+    }
+
     /// Looks at what is in the directory.
     fn refresh(&mut self, first: bool) {
         self.refreshed = Instant::now();
         let store = self.store;
-        if !store.directory.is_there() {
-            let text = format!(
-                "{} is gone or was replaced: nothing is stored any more, put it back and restart",
-                store.directory.path().display()
-            );
-            self.report(Some(text));
+        let astray = self.is_astray();
+        if astray {
             store.writer.retire();
             self.listed = None;
         }
@@ -183,6 +189,8 @@ impl Keeper<'_> {
                     self.listed = settled.map(|changes| (changes, Instant::now()));
                     self.compare(&found, first);
                 }
+                // One reason is enough; two would take turns in the log.
+                Err(_) if astray => {}
                 Err(e) => self.report(Some(format!("cannot list {}: {e}", store.directory.path().display()))),
             }
         }

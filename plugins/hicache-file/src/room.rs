@@ -43,6 +43,9 @@ impl Keeper<'_> {
 
     /// Makes a segment, and room for it.
     pub fn make(&mut self) -> Result<Arc<OpenSegment>, (ErrorCode, Instant)> {
+        if self.is_astray() {
+            return Err((ErrorCode::IO, Instant::now() + REFUSAL));
+        }
         match self.try_make() {
             Ok(open) => {
                 self.report(None);
@@ -59,9 +62,6 @@ impl Keeper<'_> {
 
     fn try_make(&mut self) -> Result<Arc<OpenSegment>, (ErrorCode, String)> {
         let store = self.store;
-        if !store.directory.is_there() {
-            return Err((ErrorCode::IO, "the directory is gone or was replaced".to_owned()));
-        }
         let failed = |e: &io::Error| (code_of(e), e.to_string());
         let lock = store.directory.lock().map_err(|e| failed(&e))?;
         let size = store.config.segment();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-use super::Settings;
+use super::{Settings, meant};
 use crate::cli::Refused;
 
 /// Puts flags over the file. Every setting is in one of the lists: one that is missing does not compile.
@@ -31,8 +31,10 @@ impl Settings {
         let shown = path.display();
         let text = std::fs::read_to_string(&path)
             .map_err(|error| Refused(format!("the configuration {shown} cannot be read: {error}")))?;
-        let file: Settings = toml::from_str(&text)
-            .map_err(|error| Refused(format!("the configuration {shown} is wrong: {error}")))?;
+        let file: Settings = toml::from_str(&text).map_err(|error| {
+            let hint = meant::hint(&text).map(|hint| hint + "\n").unwrap_or_default();
+            Refused(format!("the configuration {shown} is wrong: {hint}{error}"))
+        })?;
         flags_over_file!(self, file,
             flag_wins: [
                 model served_model_name executor role plugins plugins_dir host port control router router_policy name

@@ -19,6 +19,8 @@ use crate::text::Tokenizer;
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub max_new_tokens: Option<u32>,
+    /// What the endpoint, or the request, calls it.
+    pub answer_field: &'static str,
     pub default_max_tokens: u32,
     pub sampling: Sampling,
     pub stop: Vec<String>,
@@ -76,6 +78,7 @@ impl Ask {
         };
         Ok(Self {
             max_new_tokens: None,
+            answer_field: "max_tokens",
             default_max_tokens: app.default_max_tokens,
             sampling,
             stop: stops(fields)?,
@@ -197,6 +200,7 @@ impl Ask {
             request_id,
             prompt: Arc::new(prompt),
             max_new_tokens: self.max_new_tokens,
+            answer_field: self.answer_field,
             default_max_tokens: self.default_max_tokens,
             stop_tokens: self.stop_tokens.clone(),
             ignore_stop: self.ignore_stop,

@@ -33,6 +33,9 @@ async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared
     ask.take_caching(&mut fields)?;
     let old = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?;
     let new = fields.integer("max_completion_tokens", 1..=i64::from(u32::MAX))?;
+    if new.is_some() {
+        ask.answer_field = "max_completion_tokens";
+    }
     ask.max_new_tokens = new.or(old).and_then(|max| u32::try_from(max).ok());
     let logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0..=20)?.and_then(|count| u32::try_from(count).ok());

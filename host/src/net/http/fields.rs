@@ -194,7 +194,7 @@ fn echo(value: &Value) -> String {
         return text;
     }
     match value {
-        Value::String(_) => format!("a string of {} bytes", text.len()),
+        Value::String(string) => format!("a string of {} bytes", string.len()),
         Value::Array(items) => format!("a list of {} items", items.len()),
         _ => format!("a value of {} bytes", text.len()),
     }

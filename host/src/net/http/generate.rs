@@ -49,6 +49,7 @@ async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared
     let mut ask = Ask::take(app, &mut params, "sampling_seed")?;
     let max = params.integer("max_new_tokens", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_MAX_TOKENS);
     ask.max_new_tokens = u32::try_from(max).ok();
+    ask.answer_field = "sampling_params.max_new_tokens";
     ask.take_caching(&mut fields)?;
     ask.stream = fields.boolean("stream")?.unwrap_or(false);
     let logprobs = fields.boolean("return_logprob")?.unwrap_or(false);

@@ -8,7 +8,8 @@ use super::table::Role;
 use crate::net::proto::WorkerInfo;
 
 const MAX_NAME: usize = 256;
-const MAX_TEXT: usize = 1024;
+/// Longest name of a model and the like, in bytes.
+pub const MAX_TEXT: usize = 1024;
 /// For each rank.
 const MAX_TRANSFERS: usize = 16;
 const MAX_ENDPOINT: usize = 64 << 10;

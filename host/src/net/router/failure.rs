@@ -6,7 +6,7 @@ use crate::net::proto;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Failure {
     /// The prompt and the answer do not fit any worker.
-    #[error("{}", too_long(*limit, *prompt, *answer))]
+    #[error("{}", too_long(*limit, *prompt, *answer, field))]
     TooLong {
         /// Tokens that the largest route holds.
         limit: u32,
@@ -14,6 +14,8 @@ pub enum Failure {
         prompt: u64,
         /// Tokens that were asked for, if a number was given.
         answer: Option<u32>,
+        /// Where the client gives that number.
+        field: &'static str,
     },
     /// A worker found the request wrong.
     #[error("{0}")]
@@ -32,10 +34,10 @@ pub enum Failure {
     Internal(String),
 }
 
-fn too_long(limit: u32, prompt: u64, answer: Option<u32>) -> String {
+fn too_long(limit: u32, prompt: u64, answer: Option<u32>, field: &str) -> String {
     match answer {
         Some(answer) => format!(
-            "the model's context holds {limit} tokens, but the prompt has {prompt} and max_tokens is {answer}, {} in all; shorten the prompt or lower max_tokens",
+            "the model's context holds {limit} tokens, but the prompt has {prompt} and {field} is {answer}, {} in all; shorten the prompt or lower {field}",
             prompt + u64::from(answer)
         ),
         None => format!(

@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::Config;
 use crate::format::Value;
-use host_plugin_api::Key;
+use host_plugin_api::{ErrorCode, Key};
 
 fn keeper(store: &Store) -> Keeper<'_> {
     let now = Instant::now();
@@ -18,6 +18,32 @@ fn keeper(store: &Store) -> Keeper<'_> {
         trouble: None,
         started: now,
     }
+}
+
+#[test]
+fn a_directory_that_cannot_be_looked_at_is_not_said_to_be_gone_and_either_is_said_once() {
+    let above = tempfile::tempdir().unwrap();
+    let (dir, away) = (above.path().join("pages"), above.path().join("away"));
+    let text = format!("dir = {dir:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8");
+    let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
+    let mut keeper = keeper(&store);
+    let said = |keeper: &mut Keeper<'_>| {
+        keeper.refresh(false);
+        let said = keeper.trouble.clone().unwrap();
+        assert!(matches!(keeper.make(), Err((ErrorCode::IO, _))));
+        assert_eq!(keeper.trouble.as_ref(), Some(&said), "another text would be another line in the log");
+        said
+    };
+    std::fs::rename(&dir, &away).unwrap();
+    assert!(said(&mut keeper).contains("is gone or was replaced"));
+    // Refused for whoever asks, as a missing right is for all but root.
+    std::os::unix::fs::symlink(&dir, &dir).unwrap();
+    let looped = said(&mut keeper);
+    assert!(looped.contains("cannot be looked at") && !looped.contains("gone"), "{looped}");
+    std::fs::remove_file(&dir).unwrap();
+    std::fs::rename(&away, &dir).unwrap();
+    assert!(keeper.make().is_ok(), "the same directory is used again");
+    assert_eq!(keeper.trouble, None);
 }
 
 #[test]

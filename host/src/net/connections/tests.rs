@@ -1,0 +1,196 @@
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+
+use axum::body::{Body, Bytes};
+use axum::routing::get;
+use futures_util::stream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{Notify, mpsc};
+
+use super::*;
+
+const HEAD: Duration = Duration::from_millis(500);
+const ASK: &[u8] = b"GET /now HTTP/1.1\r\nhost: x\r\n\r\n";
+
+async fn listening(routes: axum::Router, limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopping) = watch::channel(false);
+    tokio::spawn(serve(listener, routes, limits, stopping));
+    (address, stop)
+}
+
+fn limits(connections: usize) -> Limits {
+    Limits { head: HEAD, connections }
+}
+
+fn now() -> axum::Router {
+    axum::Router::new().route("/now", get(|| async { "answered" }))
+}
+
+/// Everything until the server closes.
+async fn rest(connection: &mut TcpStream) -> String {
+    let mut all = Vec::new();
+    let mut piece = [0; 1024];
+    while let Ok(count) = connection.read(&mut piece).await
+        && count > 0
+    {
+        all.extend_from_slice(&piece[..count]);
+    }
+    String::from_utf8(all).unwrap()
+}
+
+async fn until_it_says(connection: &mut TcpStream, word: &str) {
+    let mut all = Vec::new();
+    while !String::from_utf8_lossy(&all).contains(word) {
+        assert!(connection.read_buf(&mut all).await.unwrap() > 0, "closed before {word:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_without_a_whole_head_is_closed() {
+    let (address, _stop) = listening(now(), limits(8)).await;
+    // Silent, the beginning of HTTP/1, all that it takes to know that it is HTTP/1, and the beginning of HTTP/2.
+    let mut connections = Vec::new();
+    for said in ["", "P", "GET /now HTTP/1.1\r\nhost: x\r\n", "PRI * HTTP/2.0\r\n"] {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        connection.write_all(said.as_bytes()).await.unwrap();
+        connections.push((said, connection));
+    }
+    for (said, mut connection) in connections {
+        assert_eq!(rest(&mut connection).await, "", "{said:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_asks_no_more_is_closed() {
+    let (address, _stop) = listening(now(), limits(8)).await;
+    let mut connection = TcpStream::connect(address).await.unwrap();
+    connection.write_all(ASK).await.unwrap();
+    until_it_says(&mut connection, "answered").await;
+    connection.write_all(ASK).await.unwrap();
+    let rest = rest(&mut connection).await;
+    assert!(rest.ends_with("answered"), "{rest}");
+}
+
+#[tokio::test]
+async fn an_answer_under_way_may_last_longer_than_the_wait_for_a_head() {
+    let (tokens, received) = mpsc::channel::<Bytes>(4);
+    let received = Arc::new(Mutex::new(Some(received)));
+    let stream = move || {
+        let received = received.lock().unwrap().take().unwrap();
+        let pieces = stream::unfold(received, async |mut received| {
+            Some((Ok::<_, Infallible>(received.recv().await?), received))
+        });
+        async move { Body::from_stream(pieces) }
+    };
+    let (address, _stop) = listening(now().route("/stream", get(stream)), limits(8)).await;
+    let mut connection = TcpStream::connect(address).await.unwrap();
+    connection.write_all(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    tokens.send("first".into()).await.unwrap();
+    until_it_says(&mut connection, "first").await;
+    // One that came later is given up: the wait for a head is over.
+    let mut silent = TcpStream::connect(address).await.unwrap();
+    assert_eq!(rest(&mut silent).await, "");
+    tokens.send("second".into()).await.unwrap();
+    until_it_says(&mut connection, "second").await;
+    drop(tokens);
+    let rest = rest(&mut connection).await;
+    assert!(rest.ends_with("0\r\n\r\n"), "{rest:?}");
+}
+
+/// Log lines, as they come.
+#[derive(Clone)]
+struct Lines(mpsc::UnboundedSender<String>);
+
+impl io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        drop(self.0.send(String::from_utf8_lossy(line).into_owned()));
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_wait_and_a_line_says_so() {
+    let (line, mut lines) = mpsc::unbounded_channel();
+    let writer = Lines(line);
+    let _logging = tracing::subscriber::set_default(
+        tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish(),
+    );
+    let (release, running) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+    let held = {
+        let (release, running) = (Arc::clone(&release), Arc::clone(&running));
+        move || async move {
+            running.fetch_add(1, Ordering::SeqCst);
+            release.notified().await;
+            "answered"
+        }
+    };
+    let routes = axum::Router::new().route("/now", get(held));
+    let (address, _stop) = listening(routes, limits(1)).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(ASK).await.unwrap();
+        clients.push(client);
+    }
+    let said = lines.recv().await.unwrap();
+    assert!(said.contains("WARN") && said.contains("ulimit -n") && said.contains("most=1"), "{said}");
+    // One after the other: the next is accepted when the one before was answered and closed.
+    for (index, client) in clients.iter_mut().enumerate() {
+        release.notify_one();
+        assert!(rest(client).await.ends_with("answered"));
+        assert!(running.load(Ordering::SeqCst) <= index + 2, "more were accepted than the limit");
+    }
+    assert!(lines.try_recv().is_err(), "said once, not for each");
+}
+
+#[tokio::test]
+async fn a_stop_ends_idle_connections_and_lets_requests_end() {
+    let release = Arc::new(Notify::new());
+    let (begun, mut beginning) = mpsc::channel::<()>(1);
+    let held = {
+        let release = Arc::clone(&release);
+        move || async move {
+            begun.send(()).await.unwrap();
+            release.notified().await;
+            "answered"
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopping) = watch::channel(false);
+    let limits = Limits { head: Duration::from_secs(3600), connections: 4 };
+    let serving =
+        tokio::spawn(serve(listener, axum::Router::new().route("/now", get(held)), limits, stopping));
+    let mut silent = TcpStream::connect(address).await.unwrap();
+    let mut asking = TcpStream::connect(address).await.unwrap();
+    asking.write_all(ASK).await.unwrap();
+    beginning.recv().await.unwrap();
+    stop.send_replace(true);
+    assert_eq!(rest(&mut silent).await, "");
+    assert!(!serving.is_finished(), "a request is under way");
+    release.notify_one();
+    assert!(rest(&mut asking).await.ends_with("answered"));
+    serving.await.unwrap();
+}
+
+#[test]
+fn connections_leave_descriptors_to_the_rest() {
+    for (descriptors, connections) in [(0, 1), (1, 1), (128, 96), (1024, 768), (u64::MAX, MOST_CONNECTIONS)] {
+        assert_eq!(connections_within(descriptors), connections, "{descriptors}");
+    }
+}
+
+#[test]
+fn a_warning_comes_once_in_a_while() {
+    let (mut seldom, now) = (Seldom::default(), clock::now());
+    assert!(seldom.is_due(now));
+    assert!(!seldom.is_due(now + WARN_EVERY / 2));
+    assert!(seldom.is_due(now + WARN_EVERY));
+    assert!(!seldom.is_due(now + WARN_EVERY));
+}

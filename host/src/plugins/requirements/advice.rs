@@ -1,0 +1,50 @@
+//! What a user sets to turn a feature on or off.
+
+use super::{Feature, Need};
+
+/// What turns a feature on, and what keeps it off; `None` where no setting does.
+struct Settings {
+    on: Option<&'static str>,
+    off: Option<&'static str>,
+}
+
+const fn settings(feature: Feature) -> Settings {
+    use Feature as F;
+    let (on, off) = match feature {
+        F::Undivided => (Some("give --role aggregated"), Some("leave --role aggregated out")),
+        F::DecodeRadixCache => (Some("give --decode-radix-cache"), Some("leave --decode-radix-cache out")),
+        F::PrefillRadixCache => (Some("give --prefill-radix-cache"), Some("leave --prefill-radix-cache out")),
+        F::EvictionPolicy => (Some("give --radix-eviction"), Some("leave --radix-eviction out")),
+        F::HierarchicalCache => (Some("give --hierarchical-cache"), Some("leave --hierarchical-cache out")),
+        F::StorageCache => (Some("give --hicache-storage"), Some("leave --hicache-storage out")),
+        F::WindowRatio => (Some("give --swa-full-tokens-ratio"), Some("leave --swa-full-tokens-ratio out")),
+        F::NoPrefixCache => (None, Some("give --decode-radix-cache or --prefill-radix-cache")),
+        // They follow from the model, the machine or what else is set.
+        F::PdTransfer
+        | F::PagesOutliveRequests
+        | F::Retraction
+        | F::SharedStorage
+        | F::PersistentStorage
+        | F::SlidingWindow
+        | F::SharedPool
+        | F::DeviceMemory
+        | F::RemoteWorkers
+        | F::SupervisedRestart => (None, None),
+    };
+    Settings { on, off }
+}
+
+/// What to set where a feature's need of others is not met.
+pub(super) fn advice(feature: Feature, need: Need) -> String {
+    let (ways, otherwise) = match need {
+        Need::Also(other) => (vec![settings(other).on], "turn it on, too"),
+        Need::AnyOf(others) => {
+            (others.iter().map(|other| settings(*other).on).collect(), "turn one of them on, too")
+        }
+        Need::Without(other) => (vec![settings(other).off], "turn one of them off"),
+        Need::Capability { .. } | Need::OnlyOne { .. } => (Vec::new(), "use another plugin"),
+    };
+    let mut ways: Vec<&str> = ways.into_iter().flatten().collect();
+    ways.extend(settings(feature).off);
+    if ways.is_empty() { otherwise.to_owned() } else { ways.join(", or ") }
+}
