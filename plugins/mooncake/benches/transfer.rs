@@ -2,9 +2,9 @@
 //! turn by turn. `cargo bench -p host-plugin-mooncake --bench transfer`, with `MOONCAKE_PYTHON` and `MOONCAKE_PRELOAD` as
 //! `cargo xtask test` sets them, or a Python with Mooncake on the path.
 //!
-//! Both move shared memory, as a worker's is: shared and private memory differ by a tenth or more here. Each figure is the
-//! median of the rounds of several passes, each with processes of its own: where they come to lie makes more of a
-//! difference than what they do. The ratio is the middle one of the passes', with the lowest and the highest.
+//! Both move shared memory, as a worker's is. Each figure is the median of the rounds of several passes, each with processes
+//! of its own, since passes differ by more than ways do. The ratio is the middle one of the passes', with the lowest and the
+//! highest.
 //!
 //! A round of ours is a submission without a notification, as theirs have none, from the call to its completion; "told" is
 //! one with a notification, which completes when the peer has taken it, two messages later. A round of theirs is one call
