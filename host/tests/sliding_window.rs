@@ -144,3 +144,48 @@ fn a_split_server_over_nixl_answers_as_an_undivided_one() {
         split_answers_as_undivided(&setting, "nixl", &[ranks]);
     }
 }
+
+/// Host memory and a storage tier (a fake, in each worker's memory) below both caches: after a flush only the tier has anything.
+#[test]
+fn pages_and_windows_below_the_pool_serve_over_nixl_as_well() {
+    let Some(config) = nixl::config() else { return };
+    let config = format!("[plugin.nixl]\n{config}");
+    for (model, ranks) in [(Model::Synthetic, ["1", "1"]), (Model::Gemma3, ["4", "2"])] {
+        let setting = Setting::new(model, &["nixl", "memory"], &config);
+        let right = setting.right();
+        let cluster = setting.start(&[
+            "--plugins",
+            "nixl",
+            "--prefill-tp",
+            ranks[0],
+            "--decode-tp",
+            ranks[1],
+            "--pool-pages",
+            "1500",
+            "--decode-radix-cache",
+            "--prefill-radix-cache",
+            "--hierarchical-cache",
+            "--hicache-prefetch-policy",
+            "wait_complete",
+            "--hicache-storage",
+            "memory",
+        ]);
+        for round in 0..3 {
+            assert_eq!(tokens(&cluster), right, "{model:?}, round {round}");
+            let waiting = |role| {
+                count(&cluster, role, "host_hicache_slots{state=\"filling\"}")
+                    + count(&cluster, role, "host_storage_queue_pages")
+            };
+            cluster.wait("all pages to be written", || {
+                cluster.all_free() && waiting("prefill") + waiting("decode") == 0.0
+            });
+            assert_eq!(cluster.post("/flush_cache", "").unwrap().0, 200);
+        }
+        let restored = |name| count(&cluster, "prefill", name);
+        assert!(restored("host_hicache_loaded_pages_total") > 0.0, "{model:?}");
+        // The windows behind them were restored, too, or computed again where that is less.
+        let windows = restored("host_hicache_promised_window_pages_total")
+            + restored("host_window_recomputed_tokens_total");
+        assert!(windows > 0.0, "{model:?}");
+    }
+}
