@@ -9,7 +9,6 @@
 mod skip;
 
 use std::fmt::Write as _;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -92,7 +91,7 @@ fn script(page: &str, port: u16) -> String {
 
 fn run(page: &Path) {
     let text = std::fs::read_to_string(page).unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = host_tests::ports::unused().port();
     let directory = tempfile::tempdir().unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
     let mut path = vec![program.parent().unwrap().to_owned()];

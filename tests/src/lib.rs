@@ -4,4 +4,5 @@
 
 pub mod cluster;
 pub mod model;
+pub mod ports;
 pub mod streaming;

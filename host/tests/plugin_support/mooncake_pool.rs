@@ -3,11 +3,13 @@
 // Each test uses its part.
 #![allow(dead_code, clippy::unwrap_used, clippy::disallowed_methods)]
 
-use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead, BufReader, Read, Seek};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use host_tests::ports::unused;
 
 use crate::mooncake;
 
@@ -36,14 +38,10 @@ pub struct Pool {
     python: mooncake::Installed,
 }
 
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 impl Pool {
     /// A place for a master; nothing where Mooncake is not installed, which the test then says.
     pub fn new() -> Option<Self> {
-        Some(Self { python: mooncake::installed()?, address: free(), metrics: free() })
+        Some(Self { python: mooncake::installed()?, address: unused(), metrics: unused() })
     }
 
     /// The plugin's configuration.
@@ -78,9 +76,12 @@ impl Pool {
         let mut command = Command::new(self.program());
         command.args(self.arguments()).envs(self.environment());
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let master = Process(child.unwrap());
+        let mut master = Process(child.unwrap());
         let start = Instant::now();
         while TcpStream::connect(self.address).is_err() {
+            if let Some(status) = master.0.try_wait().unwrap() {
+                panic!("the master at {} ended: {status}", self.address);
+            }
             assert!(start.elapsed() < PATIENCE, "the master does not listen at {}", self.address);
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -100,10 +101,17 @@ impl Pool {
         );
         let mut command = Command::new(self.python.python());
         command.args(["-c", &script]).envs(self.environment());
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        // What it says beside that is kept for the test that fails without it, and in a file, because a pipe must be read.
+        let mut log = tempfile::tempfile().unwrap();
+        let child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone().unwrap()).spawn();
         let mut owner = Process(child.unwrap());
-        let said = BufReader::new(owner.0.stdout.take().unwrap()).lines().map_while(Result::ok);
-        assert!(said.into_iter().any(|line| line == "lent"), "a process could not lend memory to the pool");
+        let mut said = BufReader::new(owner.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+        if !said.any(|line| line == "lent") {
+            let mut text = String::new();
+            log.rewind().and_then(|()| log.read_to_string(&mut text)).unwrap();
+            panic!("a process could not lend memory to the pool at {}:\n{text}", self.address);
+        }
         owner
     }
 }

@@ -1,5 +1,7 @@
 //! Masters that are not there, or do not answer.
 
+use host_tests::ports::unused;
+
 use super::*;
 
 #[test]
@@ -25,9 +27,7 @@ fn without_a_master_nothing_is_called_until_it_answers_again() {
 
 #[test]
 fn without_a_master_opening_fails_with_its_address_and_mooncake_is_not_called() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let address = unused().to_string();
     let world = Arc::new(World::default());
     let config = Config::parse(&format!("master_server_address = \"{address}\"\n")).unwrap();
     let library = FakeLibrary(world.clone());
@@ -39,9 +39,7 @@ fn without_a_master_opening_fails_with_its_address_and_mooncake_is_not_called() 
 
 #[test]
 fn a_tier_that_needs_no_master_at_its_start_finds_one_later() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let address = unused();
     let world = Arc::new(World::default());
     let table = format!(
         "master_server_address = \"{address}\"\nmaster_timeout_ms = 20\nstart_without_master = true\n"
