@@ -18,7 +18,8 @@ pub fn unused() -> SocketAddr {
     for _ in 0..ports {
         let turn = NEXT.fetch_add(1, Ordering::Relaxed);
         let port = PORTS.start + start.wrapping_add(turn) % ports;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, u16::try_from(port).expect("ports are 16 bits")));
+        let address =
+            SocketAddr::from((Ipv4Addr::LOCALHOST, u16::try_from(port).expect("ports are 16 bits")));
         if TcpListener::bind(address).is_ok() {
             return address;
         }

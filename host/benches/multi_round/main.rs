@@ -4,7 +4,8 @@
 //! `cargo build --release --workspace && cargo bench -p host --bench multi_round [-- SCALE [CONVERSATIONS] [ARM...]]`
 //!
 //! There a prompt has 4K tokens, and each round adds 8K of an answer and 4K of a question: 4K, 16K, .. 64K. Here
-//! everything is divided by `SCALE` (16 unless said otherwise; 64 takes a quarter of the time). The prefill worker has
+//! everything is divided by `SCALE` (16 unless said otherwise; 64 takes a quarter of the time), also the tokens of a prefill
+//! step: 8K there, which is what SGLang takes on a GPU of 80 GB. The prefill worker has
 //! both caches and storage in every arm, as there: what it found in the first column of that table is exactly the prompt
 //! of the round before (0.25 of 16K), and with storage on decode the answers too (0.75).
 //!
@@ -41,6 +42,8 @@ const ROUNDS: usize = 6;
 /// Tokens of a question and of an answer, before they are scaled.
 const QUESTION: usize = 4096;
 const ANSWER: usize = 8192;
+/// Tokens of a prefill step: SGLang's default on a GPU of 80 GB.
+const CHUNK: usize = 8192;
 /// Conversations at once.
 const AT_ONCE: usize = 8;
 const PAGE_TOKENS: usize = 16;
@@ -72,6 +75,8 @@ pub struct Sizes {
     pub question: usize,
     /// Tokens of an answer.
     pub answer: usize,
+    /// Tokens of a prefill step.
+    pub chunk: usize,
     /// How many there are.
     pub conversations: usize,
 }
@@ -98,7 +103,8 @@ fn main() -> anyhow::Result<()> {
     let names: Vec<&String> = words.iter().filter(|word| word.parse::<usize>().is_err()).collect();
     let known = |name: &&&String| ARMS.iter().any(|arm| arm.name == **name);
     anyhow::ensure!(names.iter().all(|name| known(&name)), "arms are off, L1, L1+L2 and L1+L2+L3");
-    let sizes = Sizes { question: QUESTION / scale, answer: ANSWER / scale, conversations };
+    let [question, answer, chunk] = [QUESTION, ANSWER, CHUNK].map(|tokens| tokens / scale);
+    let sizes = Sizes { question, answer, chunk, conversations };
     let mut measured: Vec<(&str, Vec<Round>)> = Vec::new();
     for arm in ARMS.iter().filter(|arm| names.is_empty() || names.iter().any(|name| *name == arm.name)) {
         measured.push((arm.name, measure(arm, sizes)?));
@@ -133,7 +139,8 @@ fn start(arm: &Arm, sizes: Sizes, store: &Path) -> anyhow::Result<Server> {
             flags.extend(["--hicache-memory".to_owned(), memory.to_string()]);
         }
         flags.extend(["--pool-pages".to_owned(), pool.to_string()]);
-        flags.extend(["--chunk-tokens", "1024", "--max-batch", "64"].map(str::to_owned));
+        flags.extend(["--chunk-tokens".to_owned(), sizes.chunk.to_string()]);
+        flags.extend(["--max-batch", "64"].map(str::to_owned));
         let mut config = format!("{MODEL}prefill-token-us = {PREFILL_TOKEN_US}\nstep-us = {step}\n");
         if own.contains(&"hicache-file") {
             config += &format!("[plugin.hicache-file]\ndir = {:?}\n", store.join("pages"));

@@ -282,11 +282,14 @@ impl Hierarchy {
             }
             Work::Load { room, .. } => {
                 self.loading_bytes -= bytes;
-                self.copying.learn(op.carried as f64, seconds);
+                if self.copying.expected_more(op.carried as f64, seconds) {
+                    self.load_trial.is_due_from(now);
+                }
+                self.copying.learn_in_doubt(op.carried as f64, seconds);
                 self.changed.insert(room);
                 return Some(tag);
             }
-            Work::Read { tier } => self.batch_read(tier, &op, bytes, seconds),
+            Work::Read { tier } => self.batch_read(now, tier, &op, bytes),
             Work::Write { tier } => self.tiers[tier].writing_bytes -= bytes,
         }
         None

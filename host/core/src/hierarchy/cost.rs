@@ -8,6 +8,10 @@ use std::time::Duration;
 /// What an observation counts for after the next.
 const FADES: f64 = 0.95;
 
+/// How many times longer than expected something may take to be believed, and what is no surprise in any case, in seconds.
+const SURPRISE: f64 = 4.0;
+const MOMENT: f64 = 0.001;
+
 /// Seconds as a straight line over units (bytes, tokens, pages).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Line {
@@ -28,6 +32,13 @@ impl Line {
         line
     }
 
+    /// So many units took so many seconds, of which no more is believed than [`SURPRISE`] times what was expected: one that was
+    /// slow for reasons of its own says little of the next, and many such are believed all the same.
+    pub(crate) fn learn_in_doubt(&mut self, units: f64, seconds: f64) {
+        let most = self.predict(units).map_or(f64::INFINITY, |expected| (SURPRISE * expected).max(MOMENT));
+        self.learn(units, seconds.min(most));
+    }
+
     /// So many units took so many seconds.
     pub(crate) fn learn(&mut self, units: f64, seconds: f64) {
         for sum in [
@@ -44,6 +55,11 @@ impl Line {
         self.seconds += seconds;
         self.units_squared += units * units;
         self.units_seconds += units * seconds;
+    }
+
+    /// Whether so many units took so much less than expected that what is expected says little any more.
+    pub(crate) fn expected_more(&self, units: f64, seconds: f64) -> bool {
+        self.predict(units).is_some_and(|expected| 2.0 * seconds < expected)
     }
 
     /// How long so many units will take; `None` before anything was learned.
@@ -80,6 +96,21 @@ mod tests {
             line.learn(units, 0.5 + 0.01 * units);
         }
         assert!((line.predict(100.0).unwrap() - 1.5).abs() < 0.01);
+    }
+
+    #[test]
+    fn one_slow_moment_changes_little_and_many_are_believed() {
+        let mut line = Line::default();
+        (0..50).for_each(|_| line.learn_in_doubt(50.0, 0.002));
+        let mut slow = 0;
+        while line.predict(50.0).unwrap() < 0.01 {
+            line.learn_in_doubt(50.0, 10.0);
+            slow += 1;
+        }
+        assert!((8..30).contains(&slow), "{slow} slow ones until it is five times as slow");
+        let mut new = Line::default();
+        new.learn_in_doubt(1.0, 7.0);
+        assert!((new.predict(1.0).unwrap() - 7.0).abs() < 1e-9, "nothing was expected");
     }
 
     #[test]

@@ -135,6 +135,7 @@ impl Hierarchy {
         let all = fetch.alone(self.page_tokens)..fetch.names.len();
         let before = self.fetches.insert(room, fetch);
         assert!(before.is_none(), "{room:?} arrived twice");
+        self.hold(room);
         if unknown.is_empty() || gained < self.config.fewest_pages as usize {
             return;
         }
@@ -150,6 +151,23 @@ impl Hierarchy {
         fetch.phase = Phase::Asking;
         let wait = self.longest_wait(room, all);
         self.set_deadline(room, Some(now.after(wait)));
+    }
+
+    /// Pins what the request finds in host memory, front first. What comes back in turns was used longest ago just then, and
+    /// would make way for what others read while this one waits.
+    fn hold(&mut self, room: Room) {
+        let Some(fetch) = self.fetches.get(&room) else { return };
+        let ready = |page: usize| match self.host.find(&fetch.names[page]) {
+            Some(Found::Ready(slot)) => Some((page, slot)),
+            _ => None,
+        };
+        let here: Vec<(usize, HostSlot)> = (fetch.near..fetch.names.len()).filter_map(ready).collect();
+        for (page, slot) in here {
+            if self.free_for_reads() == 0 {
+                return;
+            }
+            self.add_piece(room, page, Piece::Ready(slot));
+        }
     }
 
     /// Whether a request that waits is to wait for storage.
@@ -180,6 +198,7 @@ impl Hierarchy {
         };
         let end =
             (near..self.fetches[&room].names.len()).take_while(found).last().map_or(near, |last| last + 1);
+        self.shorten(room, end);
         let far: Vec<usize> =
             (near..end).filter(|page| self.host.find(&self.fetches[&room].names[*page]).is_none()).collect();
         if far.is_empty() || far.len() < self.config.fewest_pages as usize {

@@ -79,11 +79,15 @@ impl Hierarchy {
     }
 
     /// The last page of a batch has ended.
-    pub(super) fn batch_read(&mut self, tier: usize, op: &Op, bytes: u64, seconds: f64) {
+    pub(super) fn batch_read(&mut self, now: Time, tier: usize, op: &Op, bytes: u64) {
         let tier = &mut self.tiers[tier];
         tier.reading_bytes -= bytes;
+        let seconds = now.since(op.since).as_secs_f64();
+        if tier.reading.expected_more(op.carried as f64, seconds) {
+            self.read_trial.is_due_from(now);
+        }
         // One that was given up says what it says too: the next will be waited for longer, or not be begun.
-        tier.reading.learn(op.carried as f64, seconds);
+        tier.reading.learn_in_doubt(op.carried as f64, seconds);
         tier.stats.read_times.add(Duration::try_from_secs_f64(seconds).unwrap_or_default());
         if op.until.is_some() {
             tier.strikes = 0;

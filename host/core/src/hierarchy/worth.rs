@@ -12,7 +12,8 @@ use super::fetch::Fetch;
 use super::{Hierarchy, PrefetchPolicy};
 use crate::ids::{Room, Time};
 
-/// What was too slow is tried again after so long; otherwise one slow moment would be believed for ever.
+/// What was too slow is tried again after so long; otherwise slow times would be believed for ever. Once it was quick, the next
+/// is tried as well: so trust comes back request by request, as long as it is deserved.
 const TRIED_AGAIN: Duration = Duration::from_secs(30);
 
 /// Requests wait at least so long: below that threads and timers decide what comes first, not storage.
@@ -30,6 +31,11 @@ impl Trial {
             self.0 = Some(now.after(TRIED_AGAIN));
         }
         due
+    }
+
+    /// From this time on it is.
+    pub(super) fn is_due_from(&mut self, now: Time) {
+        self.0 = Some(self.0.map_or(now, |at| at.min(now)));
     }
 
     /// What [`is_due`](Self::is_due) would say, without starting anything.

@@ -92,6 +92,34 @@ fn what_host_memory_has_is_copied_without_a_question() {
 }
 
 #[test]
+fn what_a_request_finds_in_host_memory_stays_while_storage_is_asked_for_the_rest() {
+    let mut leg = Leg::with(with_below(Role::Aggregated, 12, hierarchy(24, 1)));
+    let mut stored = BTreeSet::new();
+    for (room, first) in [(0, 0), (1, 300), (2, 600)] {
+        leg.submit(room, &tokens(first..first + 33), 1);
+        leg.serve(&mut stored);
+        // Computing takes so long that anything else is worth a try.
+        leg.now = leg.now.after(Duration::from_secs(10));
+        leg.compute_all();
+        leg.serve(&mut stored);
+    }
+    assert_eq!(leg.stats().hierarchy.host.ready, 24, "host memory is full");
+    // Of the first only the end is not in host memory, where it was used longest ago; the other needs nine slots.
+    let (first, other) = (tokens(0..41), tokens(900..937));
+    stored.extend([names(&first), names(&other)].concat());
+    leg.events([leg.request(5, &other, 1), leg.request(9, &first, 1)].map(Event::Submit));
+    leg.serve(&mut stored);
+    let mut starts = Vec::new();
+    while let Some(batch) = &leg.batch {
+        starts.extend(batch.sequences.iter().map(|sequence| (sequence.room, sequence.start)));
+        leg.compute();
+        leg.serve(&mut stored);
+    }
+    assert_eq!(starts, [(Room(5), 36), (Room(9), 40)]);
+    leg.below_at_rest();
+}
+
+#[test]
 fn a_copy_that_fails_in_part_leaves_the_rest_to_be_computed() {
     let (mut leg, mut stored) = forgotten(hierarchy(32, 1));
     leg.submit(1, &tokens(0..40), 1);
