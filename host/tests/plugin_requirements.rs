@@ -27,10 +27,10 @@ fn all_violations_are_listed_with_what_has_the_capability() {
          plugin \"null\" declares nothing; use instead: shm"
     );
 
-    let more = [&common[..], &[Feature::DeviceMemory, Feature::RemoteWorkers]].concat();
+    let more = [&common[..], &[Feature::RemoteWorkers]].concat();
     let violations = check(&more, &[shm], &installed).unwrap_err();
     let lacking: Vec<_> = violations.iter().map(|v| v.need.to_string()).collect();
-    assert_eq!(lacking, ["vram", "multi_host"]);
+    assert_eq!(lacking, ["multi_host"]);
     assert!(violations[0].to_string().ends_with("; no installed plugin has it"));
 
     let violations = check(&[Feature::PdTransfer], &[], &installed).unwrap_err();
@@ -48,17 +48,18 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
     assert_eq!(check(&[Feature::SlidingWindow], &[manifest("plain")], &installed), Ok(()));
 
     let wrong =
-        [Feature::DecodeRadixCache, Feature::NoPrefixCache, Feature::SharedStorage, Feature::SlidingWindow];
-    let violations = check(&wrong, &[manifest("shm"), manifest("memory")], &installed).unwrap_err();
+        [Feature::DecodeRadixCache, Feature::NoPrefixCache, Feature::StorageCache, Feature::SlidingWindow];
+    let violations = check(&wrong, &[manifest("shm")], &installed).unwrap_err();
     let said: Vec<_> = violations.iter().map(ToString::to_string).collect();
     assert_eq!(
         said,
         [
             "DecodeRadixCache needs the absence of NoPrefixCache, because the tree is the prefix cache that is \
              switched off: give --decode-radix-cache or --prefill-radix-cache, or leave --decode-radix-cache out",
-            "SharedStorage needs StorageCache, because there must be a storage tier to share: give --hicache-storage",
-            "SharedStorage needs shared, because workers look for pages that another machine stored: plugin \
-             \"memory\" declares settled, scan; no installed plugin has it",
+            "StorageCache needs HierarchicalCache, because pages reach storage through host memory: give \
+             --hierarchical-cache, or leave --hicache-storage out",
+            "StorageCache needs settled, because a failed restore's pages are reused only when the tier touches them no \
+             more: no tier plugin is loaded; use instead: memory",
             "SlidingWindow needs window, because layers with a window have pages of their own, given back behind it: no \
              allocator plugin is loaded; use instead: --allocator plain",
         ]

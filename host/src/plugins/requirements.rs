@@ -34,10 +34,6 @@ pub enum Feature {
     HierarchicalCache,
     /// Pages move on to a storage tier.
     StorageCache,
-    /// A storage tier that several machines use.
-    SharedStorage,
-    /// A storage tier that survives restarts.
-    PersistentStorage,
     /// A model with sliding-window layers that have pools of their own.
     SlidingWindow,
     /// The full layers and those with a window take their pages from one pool.
@@ -46,8 +42,6 @@ pub enum Feature {
     WindowRatio,
     /// No prefix cache at all.
     NoPrefixCache,
-    /// KV pools in device memory.
-    DeviceMemory,
     /// Workers on other machines.
     RemoteWorkers,
     /// Workers that are started again when they die.

@@ -59,3 +59,18 @@ pub fn of(settings: &Settings) -> Vec<Feature> {
     let of_the_model = OF_THE_MODEL.iter().filter(|(_, on)| on(settings, slides));
     turned_on.chain(of_the_model.map(|(feature, _)| *feature)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::requirements::RULES;
+
+    #[test]
+    fn some_setting_turns_each_feature_of_the_compatibility_table_on() {
+        for rule in RULES {
+            let set = TURNED_ON.iter().any(|(feature, _)| *feature == rule.feature);
+            let of_the_model = OF_THE_MODEL.iter().any(|(feature, _)| *feature == rule.feature);
+            assert!(set || of_the_model, "nothing ever asks the rule {}", rule.name);
+        }
+    }
+}

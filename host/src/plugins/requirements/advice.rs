@@ -23,11 +23,8 @@ const fn settings(feature: Feature) -> Settings {
         F::PdTransfer
         | F::PagesOutliveRequests
         | F::Retraction
-        | F::SharedStorage
-        | F::PersistentStorage
         | F::SlidingWindow
         | F::SharedPool
-        | F::DeviceMemory
         | F::RemoteWorkers
         | F::SupervisedRestart => (None, None),
     };

@@ -112,30 +112,6 @@ pub const RULES: &[Rule] = &[
         can::SETTLED,
         "a failed restore's pages are reused only when the tier touches them no more",
     ),
-    with(
-        "shared-needs-storage",
-        Feature::SharedStorage,
-        Feature::StorageCache,
-        "there must be a storage tier to share",
-    ),
-    tier(
-        "shared-capability",
-        Feature::SharedStorage,
-        can::SHARED,
-        "workers look for pages that another machine stored",
-    ),
-    with(
-        "persistent-needs-storage",
-        Feature::PersistentStorage,
-        Feature::StorageCache,
-        "there must be a storage tier that persists",
-    ),
-    tier(
-        "persistent-capability",
-        Feature::PersistentStorage,
-        can::PERSISTENT,
-        "pages are looked for after a restart",
-    ),
     allocator(
         "window-allocator",
         Feature::SlidingWindow,
@@ -154,7 +130,6 @@ pub const RULES: &[Rule] = &[
         Feature::SlidingWindow,
         "--swa-full-tokens-ratio divides the pool between full and sliding layers, and is left out for a model without any",
     ),
-    transfer("device-memory", Feature::DeviceMemory, can::VRAM, "the pools lie in device memory"),
     transfer(
         "remote-workers",
         Feature::RemoteWorkers,
