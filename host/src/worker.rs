@@ -115,6 +115,7 @@ impl Worker {
             to_tiers = Some(started.inbox);
             threads.push(started.copies);
             running_tiers = started.tiers;
+            (tiers.copied, tiers.stored) = (started.copied, started.stored);
         }
         let mut cache = None;
         let mut cache_feed = None;

@@ -14,11 +14,15 @@ use host_tests::cluster::{Cluster, Start};
 const PAGE: u32 = 16;
 
 fn start(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
-    let plugins = plugin_support::fixture::directory(&["shm"]);
+    start_with(flags, "", 2)
+}
+
+fn start_with(flags: &[&str], config: &str, workers: usize) -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_support::fixture::directory(&["shm", "memory"]);
     let mut all = vec!["--plugins-dir".to_owned(), plugins.path().display().to_string()];
     all.extend(["--executor", "synthetic"].iter().chain(flags).map(|flag| (*flag).to_owned()));
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    (Cluster::start(&Start { program, flags: all, config: String::new(), workers: 2 }), plugins)
+    (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
 }
 
 fn tokens(range: std::ops::Range<u32>) -> Vec<u32> {
@@ -81,6 +85,80 @@ fn a_known_run_is_counted_as_it_was() {
         ("host_prefill_tokens_total", 1.0 + 40.0 + 38.0 + 16.0),
     ] {
         expect(&prefill, name, value);
+    }
+}
+
+/// What each worker's series say about ten pages that went below its pool and came back from there.
+#[test]
+fn what_moves_below_the_pool_is_counted_page_by_page_and_byte_by_byte_on_every_worker() {
+    const PAGES: u32 = 10;
+    // Computing takes so long that restoring is worth it on any machine.
+    let slow = "[synthetic]\nprefill-token-us = 2000\n";
+    let below = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
+    let below = [&below[..], &["--hicache-prefetch-policy", "wait_complete"]].concat();
+    let pair = [&["--decode-radix-cache"][..], &below].concat();
+    let alone = [&["--role", "aggregated"][..], &below].concat();
+    let mut page = 0.0;
+    for (flags, roles) in [(&pair, &["decode", "prefill"][..]), (&alone, &["aggregated"])] {
+        let (cluster, _plugins) = start_with(flags, slow, roles.len());
+        let prompt = tokens(0..PAGES * PAGE + 5);
+        let first = cluster.generate(&prompt, 4).unwrap();
+        if roles.len() > 1 {
+            page = first.transferred_bytes as f64 / f64::from(PAGES + 1);
+        }
+        for role in roles {
+            cluster.wait("all pages to be written", || {
+                cluster
+                    .metrics(&cluster.worker(role))
+                    .get("host_storage_pages_total{tier=\"memory\",end=\"written\"}")
+                    == Some(&f64::from(PAGES))
+            });
+        }
+        assert_eq!(cluster.post("/flush_cache", "").unwrap().0, 200);
+        assert_eq!(cluster.generate(&prompt, 4).unwrap().tokens, first.tokens);
+        for role in roles {
+            let series = settled(&cluster, role, 2.0);
+            let pages = f64::from(PAGES);
+            for (name, value) in [
+                ("host_hicache_copied_bytes_total{way=\"save\"}", pages * page),
+                ("host_hicache_copied_bytes_total{way=\"load\"}", pages * page),
+                ("host_hicache_queue_pages{way=\"save\"}", 0.0),
+                ("host_hicache_queue_pages{way=\"load\"}", 0.0),
+                ("host_hicache_writing_back_pages", 0.0),
+                ("host_hicache_promised_pages_total{tier=\"storage\"}", pages),
+                ("host_hicache_promised_pages_total{tier=\"host\"}", 0.0),
+                ("host_hicache_restored_pages_total{tier=\"storage\"}", pages),
+                ("host_hicache_restored_pages_total{tier=\"host\"}", 0.0),
+                ("host_prefix_promised_tokens_total{tier=\"device\"}", 0.0),
+                ("host_prefix_promised_tokens_total{tier=\"below\"}", pages * f64::from(PAGE)),
+                ("host_prefix_delivered_tokens_total{tier=\"device\"}", 0.0),
+                ("host_prefix_delivered_tokens_total{tier=\"below\"}", pages * f64::from(PAGE)),
+                ("host_storage_pages_total{tier=\"memory\",end=\"asked\"}", 2.0 * pages),
+                ("host_storage_pages_total{tier=\"memory\",end=\"found\"}", pages),
+                ("host_storage_resting{tier=\"memory\"}", 0.0),
+                ("host_storage_queue_pages{tier=\"memory\",way=\"ask\"}", 0.0),
+                // Two questions, one for each request.
+                ("host_storage_answer_seconds_count{tier=\"memory\"}", 2.0),
+            ] {
+                assert_eq!(series.get(name), Some(&value), "{role}: {name} in {series:?}");
+            }
+            let bytes =
+                |way: &str| series[&format!("host_storage_bytes_total{{tier=\"memory\",way=\"{way}\"}}")];
+            assert_eq!(bytes("read"), bytes("write"), "{role}");
+            let sealed = bytes("read") / pages;
+            assert!(
+                sealed > page && sealed < 1.2 * page,
+                "{role}: {sealed} bytes for a page of {page} and its seals"
+            );
+            for name in [
+                "host_hicache_copy_seconds_count{way=\"save\"}",
+                "host_hicache_copy_seconds_count{way=\"load\"}",
+                "host_storage_read_seconds_count{tier=\"memory\"}",
+                "host_storage_write_seconds_count{tier=\"memory\"}",
+            ] {
+                assert!(series[name] > 0.0, "{role}: {name} in {series:?}");
+            }
+        }
     }
 }
 

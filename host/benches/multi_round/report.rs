@@ -42,10 +42,8 @@ impl Hits {
         let below = |tier: &str| {
             pages * grown(before, after, &format!("host_hicache_promised_pages_total{{tier=\"{tier}\"}}"))
         };
-        let (host, storage) = (below("host"), below("storage"));
-        // What was delivered counts what came from below, too.
-        let all = grown(before, after, "host_prefix_delivered_tokens_total{tier=\"device\"}");
-        Self { pool: all - host - storage, host, storage }
+        let pool = grown(before, after, "host_prefix_delivered_tokens_total{tier=\"device\"}");
+        Self { pool, host: below("host"), storage: below("storage") }
     }
 
     fn add(self, other: Self) -> Self {

@@ -168,6 +168,8 @@ pub(crate) struct Hierarchy {
     waiters: BTreeMap<HostSlot, Vec<(Room, usize)>>,
     /// Restores with slots that are ready and not being loaded.
     loadable: VecDeque<Room>,
+    /// Pages of all restores that are not loaded.
+    unloaded: usize,
     /// Restores of which something has changed.
     changed: BTreeSet<Room>,
     saves: VecDeque<Queued>,
@@ -220,6 +222,7 @@ impl Hierarchy {
             deadlines: BTreeSet::new(),
             waiters: BTreeMap::new(),
             loadable: VecDeque::new(),
+            unloaded: 0,
             changed: BTreeSet::new(),
             saves: VecDeque::new(),
             released: Vec::new(),
@@ -274,13 +277,16 @@ impl Hierarchy {
             return None;
         }
         let bytes = self.bytes(op.slots.len());
-        let seconds = now.since(op.since).as_secs_f64();
+        let took = now.since(op.since);
+        let seconds = took.as_secs_f64();
         match op.work {
             Work::Save { keep } => {
+                self.stats.save_times.add(took);
                 self.saving_bytes -= bytes;
                 self.released.extend(keep);
             }
             Work::Load { room, .. } => {
+                self.stats.load_times.add(took);
                 self.loading_bytes -= bytes;
                 if self.copying.expected_more(op.carried as f64, seconds) {
                     self.load_trial.is_due_from(now);
@@ -290,7 +296,10 @@ impl Hierarchy {
                 return Some(tag);
             }
             Work::Read { tier } => self.batch_read(now, tier, &op, bytes),
-            Work::Write { tier } => self.tiers[tier].writing_bytes -= bytes,
+            Work::Write { tier } => {
+                self.tiers[tier].stats.write_times.add(took);
+                self.tiers[tier].writing_bytes -= bytes;
+            }
         }
         None
     }
@@ -366,28 +375,6 @@ impl Hierarchy {
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.ops.is_empty() && self.saves.is_empty() && self.tiers.iter().all(|tier| tier.to_write.is_empty())
-    }
-
-    /// Locks that saves hold.
-    pub(crate) fn locks(&self) -> usize {
-        self.keeps().filter(|keep| matches!(keep, Keep::Lock(_))).count()
-    }
-
-    /// Pages of the pool that were evicted and are being copied.
-    pub(crate) fn evicted_pages(&self) -> usize {
-        let pages = |keep: &Keep| match keep {
-            Keep::Evicted(pages) => pages.len(),
-            Keep::Lock(_) => 0,
-        };
-        self.keeps().map(pages).sum()
-    }
-
-    fn keeps(&self) -> impl Iterator<Item = &Keep> {
-        let running = self.ops.values().filter_map(|op| match &op.work {
-            Work::Save { keep } => keep.as_ref(),
-            _ => None,
-        });
-        running.chain(self.saves.iter().map(|queued| &queued.keep)).chain(&self.released)
     }
 
     fn bytes(&self, pages: usize) -> u64 {

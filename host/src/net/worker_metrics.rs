@@ -38,7 +38,7 @@ impl Collector for WorkerCollector {
         let ranks = worker.info().identity.as_ref().map_or(1, |identity| identity.ranks);
         series.gauges([("host_ranks", "Tensor-parallel ranks of the worker", ranks)])?;
         pace::encode(&stats, series)?;
-        below::encode(&stats.hierarchy, &worker.tiers(), series)?;
+        below::encode(worker, &stats.hierarchy, series)?;
         lanes(worker, series)?;
         cache::encode(&stats, worker.page_bytes(), series)?;
         staging::encode(&worker.links().staging_stats(), series)?;

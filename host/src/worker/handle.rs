@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::cache_thread::CacheLog;
 use super::channels::{Answer, Input};
 use super::link::Links;
+use super::tier_thread::Traffic;
 use crate::net::proto::WorkerInfo;
 
 /// The storage tiers' names, and their counters as of the scheduler's last turn.
@@ -18,6 +19,9 @@ use crate::net::proto::WorkerInfo;
 pub(crate) struct Tiers {
     pub(super) names: Vec<String>,
     pub(super) stats: Mutex<Vec<TierStats>>,
+    /// Between the pools and host memory, and between that and each tier.
+    pub(super) copied: Arc<Traffic>,
+    pub(super) stored: Vec<Arc<Traffic>>,
 }
 
 /// What one storage tier has not been given, or has not said of that it has it.
@@ -84,6 +88,19 @@ impl Handle {
     pub fn tiers(&self) -> Vec<(String, TierStats)> {
         let stats = self.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.tiers.names.iter().cloned().zip(stats.iter().copied()).collect()
+    }
+
+    /// Bytes that were copied from host memory to the pools, and the other way.
+    #[must_use]
+    pub fn copied_bytes(&self) -> (u64, u64) {
+        self.tiers.copied.up_and_down()
+    }
+
+    /// Bytes that were read from each storage tier, and that were written to it, by its name.
+    #[must_use]
+    pub fn stored_bytes(&self) -> Vec<(&str, (u64, u64))> {
+        let stored = self.tiers.stored.iter().map(|traffic| traffic.up_and_down());
+        self.tiers.names.iter().map(String::as_str).zip(stored).collect()
     }
 
     /// What is on its way to each storage tier, as of the scheduler's last turn.

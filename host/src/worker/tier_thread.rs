@@ -13,6 +13,7 @@ mod mailbox;
 mod objects;
 mod seal;
 mod store;
+mod traffic;
 
 use std::sync::{Arc, mpsc as queue};
 use std::thread::JoinHandle;
@@ -32,6 +33,7 @@ use crate::plugins::Running;
 use host_memory::HostMemory;
 use mailbox::Mailbox;
 use store::{Next, Store};
+pub(super) use traffic::Traffic;
 
 /// Sleep while a plugin that is to be looked at again has no descriptor to wait on.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
@@ -111,6 +113,10 @@ pub(super) struct Started {
     pub inbox: Inbox,
     pub copies: JoinHandle<()>,
     pub tiers: Vec<RunningTier>,
+    /// Between the pools and host memory.
+    pub copied: Arc<Traffic>,
+    /// Between host memory and each tier.
+    pub stored: Vec<Arc<Traffic>>,
 }
 
 /// A storage tier with the thread that calls it.
@@ -147,9 +153,16 @@ pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
     let stores: anyhow::Result<Vec<Store>> =
         below.tiers.iter().map(|(name, tier)| Store::open(name, tier.clone(), &memory)).collect();
     let stores = stores?;
+    let stored = stores.iter().map(Store::traffic).collect();
+    let copied = Arc::new(Traffic::default());
     let (send, copies) = queue::channel();
     let mut inbox = Inbox { copies: send, stores: Vec::new() };
-    let copier = Copies { alive: alive("copies"), memory: memory.clone(), inputs: inputs.clone() };
+    let copier = Copies {
+        alive: alive("copies"),
+        memory: memory.clone(),
+        traffic: copied.clone(),
+        inputs: inputs.clone(),
+    };
     let copies = std::thread::Builder::new().name("copies".into()).spawn(move || copier.run(&copies))?;
     let mut tiers = Vec::new();
     for ((name, tier), store) in below.tiers.into_iter().zip(stores) {
@@ -161,7 +174,7 @@ pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
         let thread = thread.spawn(move || caller.run(&mailbox))?;
         tiers.push(RunningTier { name, tier, memory: memory.clone(), thread });
     }
-    Ok(Started { inbox, copies, tiers })
+    Ok(Started { inbox, copies, tiers, copied, stored })
 }
 
 fn tell(inputs: &mpsc::Sender<Input>, event: TierEvent) -> Result<(), ()> {
@@ -174,14 +187,23 @@ struct Copies {
     #[expect(dead_code, reason = "held for its drop")]
     alive: Alive,
     memory: Arc<HostMemory>,
+    traffic: Arc<Traffic>,
     inputs: mpsc::Sender<Input>,
 }
 
 impl Copies {
     fn run(self, copies: &queue::Receiver<Copy>) {
         for Copy { tag, direction, pages } in copies {
-            let end = match self.memory.copy(direction == Direction::Load, &pages) {
-                Ok(()) => PageEnd::Done,
+            let loads = direction == Direction::Load;
+            let end = match self.memory.copy(loads, &pages) {
+                Ok(()) => {
+                    let bytes = self.memory.page_bytes() * pages.len();
+                    match loads {
+                        true => self.traffic.came_up(bytes),
+                        false => self.traffic.went_down(bytes),
+                    }
+                    PageEnd::Done
+                }
                 Err(error) => {
                     tracing::error!(%error, "pages could not be copied between the pool and host memory");
                     PageEnd::Failed

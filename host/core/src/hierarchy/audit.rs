@@ -29,6 +29,8 @@ impl Hierarchy {
         for op in self.ops.values() {
             assert_eq!(op.left, op.slots.iter().flatten().count(), "pages of a batch that have not ended");
         }
+        let unloaded: usize = self.fetches.values().map(Fetch::unloaded).sum();
+        assert_eq!(unloaded, self.unloaded, "pages of restores that are not loaded");
         let known = |room: &Room| self.fetches.contains_key(room);
         assert!(self.deadlines.iter().all(|(_, room)| known(room)), "a deadline of nobody's");
         let sum = |wanted: fn(&Work) -> bool| {

@@ -96,6 +96,12 @@ impl Fetch {
         })
     }
 
+    /// Pages of a restore that are not loaded.
+    pub(super) fn unloaded(&self) -> usize {
+        let pieces = self.pieces.values().filter(|piece| **piece != Piece::Loaded);
+        if self.phase == Phase::Restoring { pieces.count() } else { 0 }
+    }
+
     pub(super) fn fills(&self) -> bool {
         self.pieces.values().any(|piece| matches!(piece, Piece::Filling(_)))
     }
@@ -322,6 +328,7 @@ impl Hierarchy {
     pub(crate) fn forget(&mut self, room: Room) -> BTreeSet<TierTag> {
         self.set_deadline(room, None);
         let Some(fetch) = self.fetches.remove(&room) else { return BTreeSet::new() };
+        self.unloaded -= fetch.unloaded();
         let mut loads = BTreeSet::new();
         // The front of a prefix is evicted last.
         for piece in fetch.pieces.into_values().rev() {

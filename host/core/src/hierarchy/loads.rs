@@ -46,7 +46,12 @@ impl Hierarchy {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         if let Some(piece) = fetch.pieces.get_mut(&page) {
             *piece = if end == PageEnd::Done { Piece::Loaded } else { Piece::Gone };
-            self.stats.loaded += u64::from(end == PageEnd::Done);
+            let from_storage = fetch.stored(page).is_some();
+            if end == PageEnd::Done {
+                self.unloaded -= 1;
+                self.stats.loaded += 1;
+                self.stats.loaded_from_storage += u64::from(from_storage);
+            }
         }
     }
 }

@@ -16,6 +16,13 @@ pub(super) struct Asked {
     pub until: Option<Time>,
 }
 
+impl Asked {
+    /// Pages for whose answer somebody waits.
+    pub(super) fn pages(&self) -> usize {
+        self.pages.len()
+    }
+}
+
 impl Hierarchy {
     /// Asks everything that is to be asked of tiers that are not busy with as many batches as they may have.
     pub(super) fn ask(&mut self, now: Time, actions: &mut Vec<TierAction>) {
@@ -52,7 +59,9 @@ impl Hierarchy {
     pub(super) fn answered(&mut self, now: Time, tag: TierTag, found: &[bool]) {
         let Some(tier) = self.tiers.iter().position(|tier| tier.asked.contains_key(&tag)) else { return };
         let Some(asked) = self.tiers[tier].asked.remove(&tag) else { return };
-        self.tiers[tier].answering.learn(1.0, now.since(asked.since).as_secs_f64());
+        let took = now.since(asked.since);
+        self.tiers[tier].answering.learn(1.0, took.as_secs_f64());
+        self.tiers[tier].stats.answer_times.add(took);
         if asked.until.is_none() {
             return;
         }

@@ -75,6 +75,7 @@ impl Hierarchy {
         let pages = self.fetches[&room].names.len();
         self.stats.promised_windows += pieces.iter().filter(|piece| **piece >= pages).count() as u64;
         self.set_deadline(room, None);
+        self.unloaded += pieces.len();
         if let Some(fetch) = self.fetches.get_mut(&room) {
             fetch.phase = Phase::Restoring;
         }

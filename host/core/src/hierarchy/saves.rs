@@ -158,4 +158,26 @@ impl Hierarchy {
             PageEnd::Missing | PageEnd::Failed | PageEnd::Damaged => &mut stats.write_failed,
         }) += 1;
     }
+
+    /// Locks that saves hold.
+    pub(crate) fn locks(&self) -> usize {
+        self.keeps().filter(|keep| matches!(keep, Keep::Lock(_))).count()
+    }
+
+    /// Pages of the pool that were evicted and are being copied.
+    pub(crate) fn evicted_pages(&self) -> usize {
+        let pages = |keep: &Keep| match keep {
+            Keep::Evicted(pages) => pages.len(),
+            Keep::Lock(_) => 0,
+        };
+        self.keeps().map(pages).sum()
+    }
+
+    fn keeps(&self) -> impl Iterator<Item = &Keep> {
+        let running = self.ops.values().filter_map(|op| match &op.work {
+            Work::Save { keep } => keep.as_ref(),
+            _ => None,
+        });
+        running.chain(self.saves.iter().map(|queued| &queued.keep)).chain(&self.released)
+    }
 }

@@ -1,5 +1,6 @@
 //! What is counted below the pool.
 
+use super::questions::Asked;
 use super::{Hierarchy, HostCounts};
 use crate::histogram::Histogram;
 
@@ -20,6 +21,8 @@ pub struct HierarchyStats {
     pub promised_windows: u64,
     /// Copied from host memory into the pool for a request.
     pub loaded: u64,
+    /// Of those, promised from storage.
+    pub loaded_from_storage: u64,
     /// Promised, and not restored.
     pub not_restored: u64,
     /// Requests of which something promised was not restored.
@@ -40,6 +43,14 @@ pub struct HierarchyStats {
     pub dropped: u64,
     /// Pages of the pool that are evicted and being copied now.
     pub writing_back: usize,
+    /// Promised to requests, and neither loaded nor given up so far.
+    pub loads_under_way: usize,
+    /// Waiting to be copied to host memory, or being copied.
+    pub saves_under_way: usize,
+    /// How long batches of copies from host memory took.
+    pub load_times: Histogram,
+    /// How long batches of copies to host memory took.
+    pub save_times: Histogram,
 }
 
 /// Counters of one storage tier, in pages unless they say otherwise.
@@ -65,14 +76,20 @@ pub struct TierStats {
     pub write_dropped: u64,
     /// Batches that took longer than the core waits.
     pub deadlines_missed: u64,
+    /// Asked for, or about to be, and not answered.
+    pub questions_under_way: usize,
     /// Waiting to be read, or being read.
     pub reads_under_way: usize,
     /// Waiting to be written, or being written.
     pub writes_under_way: usize,
     /// Whether it missed deadlines and is left alone for a while.
     pub resting: bool,
+    /// How long answers to batches of questions took.
+    pub answer_times: Histogram,
     /// How long batches of reads took.
     pub read_times: Histogram,
+    /// How long batches of writes took.
+    pub write_times: Histogram,
 }
 
 impl Hierarchy {
@@ -82,6 +99,9 @@ impl Hierarchy {
             host_pinned: self.host.pinned(),
             host_evicted: self.host.evicted(),
             writing_back: self.evicted_pages(),
+            loads_under_way: self.unloaded,
+            saves_under_way: self.saves.iter().map(|queued| queued.pages.len()).sum::<usize>()
+                + self.pages(self.saving_bytes),
             ..self.stats
         }
     }
@@ -91,13 +111,17 @@ impl Hierarchy {
     }
 
     pub(crate) fn tier_stats(&self) -> Vec<TierStats> {
-        let pages = |bytes: u64| usize::try_from(bytes / self.config.page_bytes).unwrap_or(usize::MAX);
         let tiers = self.tiers.iter().map(|tier| TierStats {
-            reads_under_way: tier.to_read.len() + pages(tier.reading_bytes),
-            writes_under_way: tier.to_write.len() + pages(tier.writing_bytes),
+            questions_under_way: tier.questions.len() + tier.asked.values().map(Asked::pages).sum::<usize>(),
+            reads_under_way: tier.to_read.len() + self.pages(tier.reading_bytes),
+            writes_under_way: tier.to_write.len() + self.pages(tier.writing_bytes),
             resting: tier.rests_until.is_some(),
             ..tier.stats
         });
         tiers.collect()
+    }
+
+    fn pages(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / self.config.page_bytes).unwrap_or(usize::MAX)
     }
 }

@@ -258,6 +258,7 @@ impl Scheduler {
             None => self.begin_restore(now, room, prefix),
         };
         let covered = restored.unwrap_or(prefix);
+        self.stats.below_tokens += ((covered - prefix) * page_tokens) as u64;
         let Some(job) = self.jobs.get_mut(&room) else { return };
         match (self.config.role, peer) {
             (Role::Decode, Some(peer)) if !resumed => {

@@ -78,7 +78,9 @@ impl Scheduler {
     pub(super) fn count_prefix(&mut self, room: Room) {
         let Some(job) = self.jobs.get(&room) else { return };
         let window = u32::try_from(self.tail_pages(job)).unwrap_or(u32::MAX);
-        self.stats.delivered_tokens += u64::from(job.promised_tokens);
+        let near = job.promised_tokens.min(job.near_tokens);
+        self.stats.delivered_tokens += u64::from(near);
+        self.stats.delivered_below_tokens += u64::from(job.promised_tokens - near);
         if self.config.role == Role::Decode {
             self.stats.pages_saved += u64::from(job.promised_tokens / self.config.page_tokens);
             let kind = match (job.promised_tokens, job.transferred_pages) {
@@ -259,7 +261,7 @@ impl Job {
     /// Takes note of how much of the prompt was cached at admission.
     pub(super) fn begin_with(&mut self, prefix: usize, page_tokens: usize, role: Role) {
         self.cached_tokens = u32::try_from(prefix * page_tokens).unwrap_or(u32::MAX);
-        self.promised_tokens = self.cached_tokens;
+        (self.promised_tokens, self.near_tokens) = (self.cached_tokens, self.cached_tokens);
         if role != Role::Decode {
             self.computed = prefix * page_tokens;
         }

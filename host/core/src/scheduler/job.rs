@@ -228,8 +228,10 @@ pub(super) struct Job {
     /// Prefill: where the pages go, once decode has said so.
     pub outgoing: Option<Outgoing>,
     pub cached_tokens: u32,
-    /// Tokens of the prompt that were cached here when it was first admitted.
+    /// Tokens of the prompt that were cached here when it was first admitted, in the pool or below.
     pub promised_tokens: u32,
+    /// Those of them that were in the pool.
+    pub near_tokens: u32,
     pub transferred_pages: u32,
 }
 
@@ -260,6 +262,7 @@ impl Job {
             outgoing: None,
             cached_tokens: 0,
             promised_tokens: 0,
+            near_tokens: 0,
             transferred_pages: 0,
         }
     }

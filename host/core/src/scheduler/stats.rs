@@ -26,6 +26,8 @@ pub struct Stats {
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
+    /// Prompt tokens behind those that were to be restored from below the pool.
+    pub below_tokens: u64,
     /// What lies below the pool; all zero without.
     pub hierarchy: HierarchyStats,
     /// How long steps take, and what follows from it.
@@ -34,6 +36,8 @@ pub struct Stats {
     pub between_tokens: Histogram,
     /// Of [`cached_tokens`](Self::cached_tokens), those of prompts that were completed with them.
     pub delivered_tokens: u64,
+    /// Of [`below_tokens`](Self::below_tokens), those of prompts that were completed with them.
+    pub delivered_below_tokens: u64,
     /// Decode: verified transfers of whole prompts.
     pub full_transfers: u64,
     /// Decode: verified transfers of what was not cached of a prompt.

@@ -3,15 +3,13 @@
 use std::fmt::Error;
 
 use host_core::hierarchy::{HierarchyStats, TierStats};
+use host_core::histogram::Histogram;
 
 use super::series::Series;
+use crate::worker::Handle;
 
 /// Writes the metrics of host memory and of each storage tier.
-pub(super) fn encode(
-    stats: &HierarchyStats,
-    tiers: &[(String, TierStats)],
-    series: &mut Series<'_>,
-) -> Result<(), Error> {
+pub(super) fn encode(worker: &Handle, stats: &HierarchyStats, series: &mut Series<'_>) -> Result<(), Error> {
     let host = stats.host;
     let slots = [
         ("free", host.free),
@@ -24,16 +22,31 @@ pub(super) fn encode(
         "Pages of host memory, by what they hold",
         slots.map(|(state, slots)| ([("state", state)], slots)),
     )?;
-    series.gauges([(
-        "host_hicache_slots_pinned",
-        "Pages of host memory that a request or a write uses",
-        stats.host_pinned,
-    )])?;
+    series.gauges([
+        (
+            "host_hicache_slots_pinned",
+            "Pages of host memory that a request or a write uses",
+            stats.host_pinned,
+        ),
+        (
+            "host_hicache_writing_back_pages",
+            "Pages of the KV pool that are free as soon as they are copied",
+            stats.writing_back,
+        ),
+    ])?;
+    copies(worker, stats, series)?;
     let promised = [("host", stats.promised_host), ("storage", stats.promised_storage)];
     series.counter_by(
         "host_hicache_promised_pages",
         "Pages that requests were promised from below the pool",
         promised.map(|(tier, pages)| ([("tier", tier)], pages)),
+    )?;
+    let restored =
+        [("host", stats.loaded - stats.loaded_from_storage), ("storage", stats.loaded_from_storage)];
+    series.counter_by(
+        "host_hicache_restored_pages",
+        "Pages that requests were promised from below the pool and got",
+        restored.map(|(tier, pages)| ([("tier", tier)], pages)),
     )?;
     series.counters([
         (
@@ -77,10 +90,36 @@ pub(super) fn encode(
             stats.skipped_by_cost,
         ),
     ])?;
-    of_tiers(tiers, series)
+    of_tiers(&worker.tiers(), &worker.stored_bytes(), series)
 }
 
-fn of_tiers(tiers: &[(String, TierStats)], series: &mut Series<'_>) -> Result<(), Error> {
+/// Copies between the pools and host memory.
+fn copies(worker: &Handle, stats: &HierarchyStats, series: &mut Series<'_>) -> Result<(), Error> {
+    let (loaded, saved) = worker.copied_bytes();
+    series.counter_by(
+        "host_hicache_copied_bytes",
+        "KV bytes copied between the KV pools and host memory",
+        [("load", loaded), ("save", saved)].map(|(way, bytes)| ([("way", way)], bytes)),
+    )?;
+    series.gauge_by(
+        "host_hicache_queue_pages",
+        "Pages that wait for being copied between the KV pools and host memory, or for what they are copied from",
+        [("load", stats.loads_under_way), ("save", stats.saves_under_way)]
+            .map(|(way, pages)| ([("way", way)], pages)),
+    )?;
+    series.histogram_by(
+        "host_hicache_copy_seconds",
+        "Time of a batch of copies between the KV pools and host memory",
+        [("load", &stats.load_times), ("save", &stats.save_times)]
+            .map(|(way, times)| ([("way", way)], times)),
+    )
+}
+
+fn of_tiers(
+    tiers: &[(String, TierStats)],
+    bytes: &[(&str, (u64, u64))],
+    series: &mut Series<'_>,
+) -> Result<(), Error> {
     let ends = tiers.iter().flat_map(|(tier, stats)| {
         [
             ("asked", stats.asked),
@@ -100,23 +139,47 @@ fn of_tiers(tiers: &[(String, TierStats)], series: &mut Series<'_>) -> Result<()
         "Pages that a storage tier was asked to do something with, by how that ended",
         ends,
     )?;
+    let bytes = bytes.iter().flat_map(|(tier, (read, written))| {
+        [("read", *read), ("write", *written)].map(|(way, bytes)| ([("tier", *tier), ("way", way)], bytes))
+    });
+    series.counter_by("host_storage_bytes", "Bytes that a storage tier found, and that it took", bytes)?;
     series.counter_by(
         "host_storage_deadlines_missed",
         "Batches of a storage tier that took longer than is waited for",
         tiers.iter().map(|(tier, stats)| ([("tier", tier.as_str())], stats.deadlines_missed)),
     )?;
     let ways = tiers.iter().flat_map(|(tier, stats)| {
-        [("read", stats.reads_under_way), ("write", stats.writes_under_way)]
-            .map(|(way, pages)| ([("tier", tier.as_str()), ("way", way)], pages))
+        [
+            ("ask", stats.questions_under_way),
+            ("read", stats.reads_under_way),
+            ("write", stats.writes_under_way),
+        ]
+        .map(|(way, pages)| ([("tier", tier.as_str()), ("way", way)], pages))
     });
     series.gauge_by(
         "host_storage_queue_pages",
         "Pages that wait for a storage tier or are under way there",
         ways,
     )?;
-    series.histogram_by(
-        "host_storage_read_seconds",
-        "Time of a batch of reads from a storage tier",
-        tiers.iter().map(|(tier, stats)| ([("tier", tier.as_str())], &stats.read_times)),
-    )
+    series.gauge_by(
+        "host_storage_resting",
+        "1 while a storage tier that missed deadlines is left alone",
+        tiers.iter().map(|(tier, stats)| ([("tier", tier.as_str())], i64::from(stats.resting))),
+    )?;
+    let times: [(&str, &str, fn(&TierStats) -> &Histogram); 3] = [
+        ("host_storage_answer_seconds", "Time of an answer to a batch of questions", |stats| {
+            &stats.answer_times
+        }),
+        ("host_storage_read_seconds", "Time of a batch of reads from a storage tier", |stats| {
+            &stats.read_times
+        }),
+        ("host_storage_write_seconds", "Time of a batch of writes to a storage tier", |stats| {
+            &stats.write_times
+        }),
+    ];
+    for (name, help, of) in times {
+        let times = tiers.iter().map(|(tier, stats)| ([("tier", tier.as_str())], of(stats)));
+        series.histogram_by(name, help, times)?;
+    }
+    Ok(())
 }

@@ -6,25 +6,23 @@ use host_core::scheduler::Stats;
 
 use super::series::Series;
 
-/// Where cached pages lie; other tiers will come beside it.
-const TIER: &str = "device";
-
 /// Writes all series, `page_bytes` being the size of a KV page.
 pub(super) fn encode(stats: &Stats, page_bytes: u64, series: &mut Series<'_>) -> Result<(), Error> {
     let by_tier = [
         (
             "host_prefix_promised_tokens",
             "Prompt tokens found cached at admission, by tier",
-            stats.cached_tokens,
+            [stats.cached_tokens, stats.below_tokens],
         ),
         (
             "host_prefix_delivered_tokens",
             "Prompt tokens found cached that a complete prompt was made of, by tier",
-            stats.delivered_tokens,
+            [stats.delivered_tokens, stats.delivered_below_tokens],
         ),
     ];
-    for (name, help, value) in by_tier {
-        series.counter_by(name, help, [([("tier", TIER)], value)])?;
+    for (name, help, [device, below]) in by_tier {
+        let values = [("device", device), ("below", below)];
+        series.counter_by(name, help, values.map(|(tier, value)| ([("tier", tier)], value)))?;
     }
     let kinds =
         [("full", stats.full_transfers), ("delta", stats.delta_transfers), ("full_hit", stats.full_hits)];

@@ -91,6 +91,11 @@ impl HostMemory {
         self.object_bytes
     }
 
+    /// Bytes of a page's KV, over all ranks.
+    pub(super) fn page_bytes(&self) -> usize {
+        self.ranks.iter().map(|rank| rank.kv.heads().len() * self.kv_bytes).sum()
+    }
+
     /// Seals one head of a page as the object of this key.
     pub(super) fn seal(&self, key: &Key, rank: usize, offset: usize) {
         let memory = &self.ranks[rank].memory;

@@ -12,6 +12,7 @@ use rustix::fd::BorrowedFd;
 
 use super::host_memory::HostMemory;
 use super::objects::{Kind, Object, Request, key};
+use super::traffic::Traffic;
 
 /// Completions taken per call.
 const COMPLETIONS: usize = 256;
@@ -61,6 +62,8 @@ pub(super) struct Store {
     /// Objects to remove, so that good ones can take their place.
     damaged: VecDeque<Object>,
     last_tag: u64,
+    /// Objects that it took and found, with their seals.
+    traffic: Arc<Traffic>,
     /// It answers nothing any more.
     dead: bool,
 }
@@ -104,8 +107,14 @@ impl Store {
             batches: BTreeMap::new(),
             damaged: VecDeque::new(),
             last_tag: 0,
+            traffic: Arc::default(),
             dead: false,
         })
+    }
+
+    /// What it counts.
+    pub(super) fn traffic(&self) -> Arc<Traffic> {
+        self.traffic.clone()
     }
 
     /// Takes note of what is to be done.
@@ -299,6 +308,11 @@ impl Store {
             if self.damaged.len() < DAMAGED {
                 self.damaged.push_back(object);
             }
+        }
+        match kind.filter(|_| end == PageEnd::Done) {
+            Some(Kind::Read) => self.traffic.came_up(self.length as usize),
+            Some(Kind::Write) => self.traffic.went_down(self.length as usize),
+            _ => {}
         }
         self.ended(of, object.page, end, events);
     }
