@@ -43,8 +43,8 @@ pub use cache_thread::CacheLog;
 use channels::Input;
 pub use channels::{Answer, Outgoing};
 use clock::Clock;
-use handle::Tiers;
 pub use handle::{Handle, Unwritten};
+use handle::{Naming, Tiers};
 use link::Links;
 pub use parts::{Parts, RankParts};
 pub use staging::Staging;
@@ -117,6 +117,8 @@ impl Worker {
             running_tiers = started.tiers;
             (tiers.copied, tiers.stored) = (started.copied, started.stored);
         }
+        let below = config.hierarchy.is_some();
+        let naming = below.then_some(Naming { identity: config.identity, page_tokens: config.page_tokens });
         let mut cache = None;
         let mut cache_feed = None;
         if config.cache_events {
@@ -143,7 +145,7 @@ impl Worker {
             alive: alive("scheduler"),
         })?;
         threads.push(scheduler);
-        let handle = Handle { inputs, stats, tiers, links, cache, info, instance, page_bytes };
+        let handle = Handle { inputs, stats, tiers, links, cache, info, instance, page_bytes, naming };
         let worker = Worker { handle, threads, tiers: running_tiers, stop, stopping, died: receive_died };
         Ok((worker, receive_outgoing))
     }

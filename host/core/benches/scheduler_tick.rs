@@ -88,6 +88,7 @@ fn request(room: u64) -> Request {
         sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
         namespace: NamespaceKey::default(),
         no_cache: false,
+        names: Vec::new(),
         prefill: None,
     }
 }

@@ -55,6 +55,7 @@ impl Worker {
             prefill: None,
             namespace: NamespaceKey::default(),
             no_cache: false,
+            names: Vec::new(),
         };
         self.scheduler.handle(self.now, Event::Submit(request), &mut Vec::new());
     }

@@ -103,6 +103,7 @@ impl Worker {
             prefill: Some(PeerRef { instance: PREFILL, address: String::new() }),
             namespace: NamespaceKey::default(),
             no_cache: false,
+            names: Vec::new(),
         }))
     }
 

@@ -46,6 +46,7 @@ fn request(room: u64) -> Event {
         prefill: Some(PeerRef { instance: PREFILL, address: String::new() }),
         namespace: NamespaceKey::default(),
         no_cache: false,
+        names: Vec::new(),
     })
 }
 

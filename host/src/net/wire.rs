@@ -110,6 +110,7 @@ pub fn read_request(request: proto::GenerateRequest) -> Result<Request, Malforme
             .map(|peer| PeerRef { instance: Instance(peer.instance), address: peer.address }),
         namespace: read_namespace(request.namespace.unwrap_or_default()),
         no_cache: request.no_cache,
+        names: Vec::new(),
     })
 }
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use host_core::hierarchy::TierStats;
+use host_core::radix::PageHash;
 use host_core::request::Request;
 use host_core::scheduler::{Flushed, Stats};
 use host_core::{Event, Instance, Room};
@@ -44,7 +45,19 @@ pub struct Handle {
     pub(super) info: Arc<WorkerInfo>,
     pub(super) instance: Instance,
     pub(super) page_bytes: u64,
+    /// Names prompts' pages for what lies below the pool, if anything does.
+    pub(super) naming: Option<Naming>,
 }
+
+/// What pages' names follow from, beside the prompt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Naming {
+    pub identity: PageHash,
+    pub page_tokens: u32,
+}
+
+/// Prompts up to so many tokens are named where they come in, which takes less than going elsewhere for it.
+const NAMED_AT_ONCE: usize = 2048;
 
 impl Handle {
     /// What this worker tells others about itself; its address is added by who listens.
@@ -117,10 +130,31 @@ impl Handle {
     /// means that the worker stopped.
     pub async fn submit(&self, request: Request) -> mpsc::UnboundedReceiver<Answer> {
         let (answers, receive) = mpsc::unbounded_channel();
+        let Some(request) = self.named(request).await else {
+            tracing::debug!("a request came while the process was ending");
+            return receive;
+        };
         if self.inputs.send(Input::Submit(request, answers)).await.is_err() {
             tracing::debug!("a request came after the scheduler had stopped");
         }
         receive
+    }
+
+    /// The request with the names of its pages, if the scheduler will ask for them: the scheduler's thread, for which everybody
+    /// waits, has better things to do. `None` when the runtime is being shut down.
+    async fn named(&self, mut request: Request) -> Option<Request> {
+        // One that is too long is refused.
+        let named = |_: &Naming| !request.no_cache && request.prompt.len() <= self.info.max_tokens as usize;
+        let Some(Naming { identity, page_tokens }) = self.naming.filter(named) else { return Some(request) };
+        if request.prompt.len() <= NAMED_AT_ONCE {
+            request.name(&identity, page_tokens);
+            return Some(request);
+        }
+        let named = tokio::task::spawn_blocking(move || {
+            request.name(&identity, page_tokens);
+            request
+        });
+        named.await.ok()
     }
 
     /// Empties the radix cache, if the worker keeps one; `None` when it has stopped.

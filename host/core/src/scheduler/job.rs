@@ -236,14 +236,14 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(request: Request, submitted: Time) -> Self {
+    pub(super) fn new(mut request: Request, submitted: Time) -> Self {
         Self {
+            names: std::mem::take(&mut request.names),
             request,
             submitted,
             stage: Stage::Queued,
             overtaken: 0,
             table: Vec::new(),
-            names: Vec::new(),
             restore: None,
             restored_window: None,
             held: None,

@@ -71,7 +71,7 @@ impl Scheduler {
             None => tree.peek(namespace, &job.request.prompt[..usable]),
         };
         job.name_pages(&self.config.identity, pages, page_tokens);
-        hierarchy.begin(now, room, job.names.clone(), near, windows);
+        hierarchy.begin(now, room, job.names[..pages].to_vec(), near, windows);
     }
 
     /// Whether a request in the queue waits for what is being read for it.

@@ -53,6 +53,24 @@ fn one_query_per_tier_and_tick_asks_for_all_requests() {
 }
 
 #[test]
+fn pages_that_were_named_before_are_not_named_again_and_the_others_are() {
+    let prompt = tokens(0..17);
+    for role in [Role::Aggregated, Role::Decode] {
+        let mut leg = Leg::with(with_below(role, 64, hierarchy(32, 1)));
+        let mut request = leg.request(1, &prompt, 1);
+        request.name(&host_core::radix::PageHash([0; 32]), PAGE as u32);
+        assert_eq!(request.names, names(&prompt));
+        // What others would never call it.
+        let first = request.names[0].window_part(7);
+        request.names.truncate(1);
+        request.names[0] = first;
+        leg.send(request);
+        let second = first.next(&prompt[4..8]);
+        assert_eq!(leg.answer_query(|_| false)[..2], [first, second], "{role:?}");
+    }
+}
+
+#[test]
 fn what_storage_has_is_read_and_copied_and_not_computed() {
     let (mut leg, mut stored) = forgotten(hierarchy(32, 1));
     leg.submit(1, &tokens(0..40), 1);

@@ -147,6 +147,7 @@ impl Leg {
             prefill: (self.role == Role::Decode).then_some(prefill),
             namespace: NamespaceKey::default(),
             no_cache: false,
+            names: Vec::new(),
         }
     }
 

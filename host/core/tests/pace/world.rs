@@ -134,6 +134,7 @@ impl<'a> World<'a> {
             sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
             namespace: NamespaceKey::default(),
             no_cache: false,
+            names: Vec::new(),
             prefill: Some(PeerRef { instance: PREFILL, address: String::new() }),
         };
         self.clients.insert(room, Client { prompt: self.prompt, submitted: self.now, ..Client::default() });

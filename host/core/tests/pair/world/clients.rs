@@ -39,6 +39,7 @@ impl World {
             prefill: Some(PeerRef { instance: self.prefill.instance, address: String::new() }),
             namespace,
             no_cache: self.random.chance(0.1),
+            names: Vec::new(),
         };
         let later = |random: &mut Random| Duration::from_millis(at_ms + random.below(300));
         if self.random.chance(self.faults.abort) {
