@@ -17,14 +17,18 @@ const ANSWER_TOKENS: u32 = 300;
 const TINY: [&str; 8] =
     ["--pool-pages", "48", "--reserved-decode-tokens", "16", "--max-batch", "16", "--chunk-tokens", "64"];
 
+/// Computing takes so long that what lies below the pool is worth having.
+const SLOW: &str = "[synthetic]\nprefill-token-us = 300\n";
+
 fn start(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
-    let plugins = plugin_support::fixture::directory(&["shm"]);
+    let plugins = plugin_support::fixture::directory(&["shm", "memory"]);
+    let config = if flags.contains(&"--hierarchical-cache") { SLOW } else { "" };
     let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    (Cluster::start(&Start { program, flags: all, config: String::new(), workers }), plugins)
+    (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
 }
 
 /// Tokens and log probabilities of a drawn (not greedy) answer.
@@ -58,11 +62,27 @@ fn answers_that_outgrow_the_pool_equal_those_that_had_room() {
     for (tokens, _) in &right {
         assert_eq!(tokens.as_array().map(Vec::len), Some(ANSWER_TOKENS as usize));
     }
-    let arrangements: [(&str, &[&str]); 4] = [
+    let arrangements: [(&str, &[&str]); 7] = [
         ("aggregated", &["--role", "aggregated"]),
         ("aggregated", &["--role", "aggregated", "--prefill-radix-cache"]),
         ("decode", &[]),
         ("decode", &["--decode-radix-cache", "--prefill-radix-cache"]),
+        ("aggregated", &["--role", "aggregated", "--prefill-radix-cache", "--hierarchical-cache"]),
+        ("decode", &["--decode-radix-cache", "--hierarchical-cache"]),
+        // Host memory for few pages, so that storage has more of them.
+        (
+            "decode",
+            &[
+                "--decode-radix-cache",
+                "--hierarchical-cache",
+                "--hicache-memory",
+                "320KiB",
+                "--hicache-storage",
+                "memory",
+                "--hicache-prefetch-policy",
+                "wait_complete",
+            ],
+        ),
     ];
     for (role, flags) in arrangements {
         let (cluster, _plugins) = start(&[flags, TINY.as_slice()].concat());
@@ -75,13 +95,16 @@ fn answers_that_outgrow_the_pool_equal_those_that_had_room() {
         let metrics = cluster.metrics(&cluster.worker(role));
         let count = |name: &str| metrics[&format!("host_{name}_total")];
         println!(
-            "{role} {flags:?}: {} retractions, {} tokens found again, {} computed again",
+            "{role} {flags:?}: {} retractions, {} tokens found again, {} of them below the pool, {} computed again",
             count("retractions"),
             count("restored_tokens"),
+            count("restored_below_tokens"),
             count("recomputed_tokens")
         );
         assert!(count("retractions") > 0.0, "{flags:?}: pages never ran short");
         assert!(count("recomputed_tokens") > 0.0);
+        let below = flags.contains(&"--hierarchical-cache");
+        assert_eq!(count("restored_below_tokens") > 0.0, below, "{flags:?}");
         assert_eq!(count("requests_failed"), 0.0);
         cluster.wait("all requests to end", || cluster.all_free());
     }

@@ -90,6 +90,11 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
             stats.restored_tokens,
         ),
         (
+            "host_restored_below_tokens",
+            "Tokens whose KV a retracted request got from below the pool when it went on",
+            stats.restored_below_tokens,
+        ),
+        (
             "host_recomputed_tokens",
             "Tokens whose KV was computed again after a retraction",
             stats.recomputed_tokens,

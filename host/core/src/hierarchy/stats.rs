@@ -3,6 +3,7 @@
 use super::questions::Asked;
 use super::{Hierarchy, HostCounts};
 use crate::histogram::Histogram;
+use crate::ids::Room;
 
 /// Counters since start, in pages unless they say otherwise, and what is there now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,6 +105,11 @@ impl Hierarchy {
                 + self.pages(self.saving_bytes),
             ..self.stats
         }
+    }
+
+    /// Whether a request has something from here, or waits for it.
+    pub(crate) fn knows(&self, room: Room) -> bool {
+        self.fetches.contains_key(&room)
     }
 
     pub(crate) fn stats_mut(&mut self) -> &mut HierarchyStats {

@@ -134,7 +134,7 @@ impl Scheduler {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
         let mut admitted: Vec<(Room, Need, Option<Prefix>)> = Vec::new();
-        let (most_active, mut resumed) = (self.most_active(), 0);
+        let (most_active, mut resumed) = (self.most_active(), self.being_resumed());
         let mut promised = Pages::default();
         let mut headroom = self.promised_headroom();
         while let Some(room) = self.queue.get(at).copied() {
@@ -175,6 +175,13 @@ impl Scheduler {
                 if lacking.len() >= LACKING {
                     break;
                 }
+                continue;
+            }
+            // What was cached of it may be below by now.
+            let near = prefix.as_ref().map_or(0, |prefix| prefix.lock.pages());
+            if self.fetch_again(now, room, near) {
+                self.unlock(prefix.map(|prefix| prefix.lock));
+                at += 1;
                 continue;
             }
             resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage == Stage::Retracted));
@@ -253,12 +260,13 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&room) else { return };
         let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
         let restored = match end {
-            _ if resumed => None,
             Some(end) => self.restore_to(now, room, prefix, &end),
             None => self.begin_restore(now, room, prefix),
         };
         let covered = restored.unwrap_or(prefix);
-        self.stats.below_tokens += ((covered - prefix) * page_tokens) as u64;
+        if !resumed {
+            self.stats.below_tokens += ((covered - prefix) * page_tokens) as u64;
+        }
         let Some(job) = self.jobs.get_mut(&room) else { return };
         match (self.config.role, peer) {
             (Role::Decode, Some(peer)) if !resumed => {

@@ -29,7 +29,8 @@ pub(super) enum Stage {
     Reclaiming(Reclaiming),
     /// Decode: verified; waits until the pace lets it into the steps.
     Ready,
-    /// Prefill, aggregated: these pages of the prompt are being copied from host memory.
+    /// These pages are being copied from host memory: of the prompt, on workers that compute it, or of what a retracted request
+    /// had.
     Loading(Range<usize>),
     /// Takes part in batches.
     Running,
@@ -273,6 +274,11 @@ impl Job {
             None => self.request.prompt[position],
             Some(index) => self.output[index],
         }
+    }
+
+    /// Whether it has gone on, or is to, after a retraction.
+    pub(super) fn was_retracted(&self) -> bool {
+        self.computed_before > 0
     }
 
     /// Tokens known so far.

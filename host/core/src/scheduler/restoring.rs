@@ -5,6 +5,8 @@
 //! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored; of a model with
 //!                                               a window Retracted, if all was not
 //!
+//! both that decode   Retracted ─► Loading ─► Running, likewise ([`retraction`](super::retraction))
+//!
 //! decode       Queued ─► Transfer ─► Verifying ─► Restoring ─► Ready
 //!                           ▲ │ restore failed,       │ │ prefill gone: compute it here
 //!                           └─┘ nothing arrived       │ └─────────────────────────────► Running
@@ -209,16 +211,23 @@ impl Scheduler {
         }
     }
 
-    /// Prefill, aggregated: the first pages are there, and the rest is computed.
+    /// The first pages of a request that computes are there, and it computes the rest.
     fn loaded(&mut self, room: Room, pages: usize, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.restore = None;
-        job.computed = match job.again.is_empty() {
+        let end = match job.again.is_empty() {
             true => pages * self.config.page_tokens as usize,
             false => job.again.start,
         };
-        job.cached_tokens = u32::try_from(job.computed).unwrap_or(u32::MAX);
-        job.promised_tokens = job.cached_tokens;
+        let before = std::mem::replace(&mut job.computed, end);
+        if job.was_retracted() {
+            let restored = end.saturating_sub(before) as u64;
+            self.stats.restored_tokens += restored;
+            self.stats.restored_below_tokens += restored;
+        } else {
+            job.cached_tokens = u32::try_from(end).unwrap_or(u32::MAX);
+            job.promised_tokens = job.cached_tokens;
+        }
         job.stage = Stage::Running;
         self.running.push(room);
         if self.config.role == Role::Prefill {

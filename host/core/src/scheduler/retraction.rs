@@ -2,14 +2,27 @@
 //!
 //! When the next step's pages cannot be had, not even by eviction, one request after the other gives its pages up until
 //! they can. What it has computed enters the radix cache, so going on costs only what was evicted meanwhile; without
-//! a cache all of it is computed again. Its answer goes on where it stopped: the tokens drawn are kept, and the next draw
-//! depends on seed and position alone.
+//! a cache all of it is computed again. What was evicted may have gone below the pool, where it is looked for like a new
+//! request's prompt: when there are pages for it again, for by then it is known what is gone. Storage is asked once, and
+//! waited for as long as for a new request, in the queue; what was found is copied into its pages before it runs, and what fails
+//! to come is computed.
+//!
+//! ```text
+//! Running ─(retract)─► Retracted ─(pages)─► admitted ─► Running
+//!                          │   ▲                │         ▲
+//!          asks, if L1 and L2 lack some,        └► Loading┘ (copies ended)
+//!          and waits ──────┘   └─ answered, read, or late
+//! ```
+//!
+//! Of a model with a window it finds what is in the pool and no more.
+//!
+//! Its answer goes on where it stopped: the tokens drawn are kept, and the next draw depends on seed and position alone.
 
 use std::cmp::Reverse;
 
 use super::Scheduler;
 use super::job::{Job, Stage};
-use crate::ids::Room;
+use crate::ids::{Room, Time};
 
 impl Scheduler {
     /// Makes one request that runs give its pages up; false when only one is left that runs.
@@ -47,6 +60,36 @@ impl Scheduler {
         self.cache_retracted(room);
         self.stats.retractions += 1;
         self.give_pages_back(room);
+    }
+
+    /// Requests that were retracted and are admitted again, but not yet in the steps.
+    pub(super) fn being_resumed(&self) -> usize {
+        if self.hierarchy.is_none() {
+            return 0;
+        }
+        let loads = |job: &&Job| job.was_retracted() && matches!(job.stage, Stage::Loading(_));
+        self.jobs.values().filter(loads).count()
+    }
+
+    /// There are pages for a request in the queue, whose first `near` are cached in the pool. If it was retracted, looks for the
+    /// others below, once; returns whether it is to wait for that.
+    pub(super) fn fetch_again(&mut self, now: Time, room: Room, near: usize) -> bool {
+        let (Some(hierarchy), Some(job)) = (&mut self.hierarchy, self.jobs.get_mut(&room)) else {
+            return false;
+        };
+        let page_tokens = self.config.page_tokens as usize;
+        let pages = (job.known() - 1) / page_tokens;
+        if job.stage != Stage::Retracted
+            || self.config.window.is_some()
+            || job.request.no_cache
+            || pages <= near
+            || hierarchy.knows(room)
+        {
+            return false;
+        }
+        job.name_pages(&self.config.identity, pages, page_tokens);
+        hierarchy.begin(now, room, job.names[..pages].to_vec(), near, None);
+        hierarchy.waits(room)
     }
 
     /// Computes a request from what is cached on, whatever it has received. Nobody touches its pages.

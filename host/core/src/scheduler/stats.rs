@@ -64,8 +64,10 @@ pub struct Stats {
     pub decode_tokens: u64,
     /// Times that a request gave its pages up for others and went back to the queue.
     pub retractions: u64,
-    /// Tokens whose KV a retracted request found cached when it went on.
+    /// Tokens whose KV a retracted request found cached when it went on, in the pool or below it.
     pub restored_tokens: u64,
+    /// Those of them that came from below the pool.
+    pub restored_below_tokens: u64,
     /// Tokens whose KV was computed again after a retraction.
     pub recomputed_tokens: u64,
     /// Tokens computed again for the window at the end of a cached prefix alone: their other layers' KV was cached.

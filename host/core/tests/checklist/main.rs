@@ -16,6 +16,7 @@ mod leg;
 mod locks;
 mod namespaces;
 mod promises;
+mod resuming;
 mod rooms;
 mod sharing;
 mod storage;

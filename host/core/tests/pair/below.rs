@@ -66,7 +66,11 @@ fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
         let total = run("below and everything", faults);
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(
-            total.loaded > 0 && total.restores_failed > 0 && total.quarantined > 0 && total.retractions > 0
+            total.loaded > 0
+                && total.restores_failed > 0
+                && total.quarantined > 0
+                && total.retractions > 0
+                && total.restored_below_tokens > 0
         );
     }
 }
