@@ -80,11 +80,13 @@ for line in sys.stdin:
     print(time.perf_counter() - start, flush=True)
 ";
 
-/// Keeps this thread, and what it starts from now on, to some processors.
+/// Keeps this thread, and what it starts from now on, to some processors, where there are these.
 fn keep_to(processors: &[usize]) {
     let mut set = CpuSet::new();
     processors.iter().for_each(|processor| set.set(*processor));
-    sched_setaffinity(None, &set).unwrap();
+    if let Err(error) = sched_setaffinity(None, &set) {
+        eprintln!("threads go where they like, and rounds scatter: no processors {processors:?}: {error}");
+    }
 }
 
 struct Python {
@@ -218,8 +220,9 @@ fn pass(pool: &mooncake_pool::Pool) {
     let region = region.unwrap().0;
     // The first to write a place in the pool's memory waits for the system to give it.
     let fill = ROUNDS + 1..ROUNDS + 1 + LENT_MIB as usize / 4 * 3 / (BYTES >> 20);
-    fill.clone().for_each(|round| drop(python.seconds("put", 1 << 20, round)));
-    fill.for_each(|round| drop(python.seconds("remove", 1 << 20, round)));
+    for (what, round) in fill.clone().map(|round| ("put", round)).chain(fill.map(|round| ("remove", round))) {
+        python.seconds(what, 1 << 20, round);
+    }
     for page in PAGES {
         // The first round is not counted.
         for round in 0..=ROUNDS {

@@ -38,11 +38,13 @@ const CONFIG: &str = "backend = \"python\"\nmax_writes = 4096\nmax_outstanding =
 const SENDERS: &[usize] = &[0, 1, 3];
 const RECEIVERS: &[usize] = &[2];
 
-/// Keeps this thread, and what it starts from now on, to some processors.
+/// Keeps this thread, and what it starts from now on, to some processors, where there are these.
 fn keep_to(processors: &[usize]) {
     let mut set = CpuSet::new();
     processors.iter().for_each(|processor| set.set(*processor));
-    sched_setaffinity(None, &set).unwrap();
+    if let Err(error) = sched_setaffinity(None, &set) {
+        eprintln!("threads go where they like, and rounds scatter: no processors {processors:?}: {error}");
+    }
 }
 
 /// A process that answers lines.
