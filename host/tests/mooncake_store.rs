@@ -308,20 +308,18 @@ fn a_frozen_peer_costs_a_request_no_more_than_its_deadline_for_storage() {
 fn the_supervisor_runs_the_master_and_starts_it_again() {
     let Some(pool) = Pool::new() else { return };
     let plugins = fixture::directory(&["shm", "mooncake"]);
-    let table = pool.config("global_segment_size = \"64mb\"\n");
-    // With what it needs to find its libraries.
-    let settings = pool.environment().into_iter().map(|(name, value)| format!("{name}={value}"));
-    let program = pool.program().display().to_string();
-    let arguments: Vec<String> = settings.chain([program]).chain(pool.arguments()).collect();
-    let companion = format!(
-        "[companion.mooncake-master]\nprogram = \"env\"\narguments = {arguments:?}\nready = \"{}\"\n",
-        pool.address
-    );
+    // Where the master is to be and what it needs to find its libraries stands there.
+    let metrics = pool.metrics;
+    let more = format!("global_segment_size = \"64mb\"\nmaster_metrics_address = \"{metrics}\"\n");
+    let table = pool.config(&more);
+    let companion =
+        format!("[companion.mooncake-master]\nprogram = {:?}\n", pool.program().display().to_string());
     let flags = [&CACHES[..], &["--plugins", "shm", "--start-companion", "mooncake-master"]].concat();
     let expected = expected(plugins.path());
     let cluster = start(&flags, plugins.path(), format!("{MODEL}[plugin.mooncake]\n{table}{companion}"));
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
+    assert!(std::net::TcpStream::connect(metrics).is_ok(), "the master shows no metrics at {metrics}");
     let master = cluster.pid("mooncake-master").unwrap();
     signal(master, "KILL");
     cluster.wait("another master", || cluster.pid("mooncake-master").is_some_and(|pid| pid != master));

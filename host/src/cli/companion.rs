@@ -3,7 +3,9 @@
 //! supervisor runs those that `--start-companion` names, before the workers and until after them.
 
 mod descriptors;
+mod template;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use serde::Deserialize;
 use super::Refused;
 use super::settings::Settings;
 use crate::plugins::{Catalog, CompanionManifest};
+use template::Values;
 
 /// Longest wait for one to answer at its address.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,6 +33,8 @@ pub struct CompanionSettings {
     pub program: Option<PathBuf>,
     /// Its arguments.
     pub arguments: Option<Vec<String>>,
+    /// What is set in its environment, beside what the supervisor has in its own.
+    pub environment: Option<BTreeMap<String, String>>,
     /// Address at which it takes connections once it is ready.
     pub ready: Option<SocketAddr>,
 }
@@ -43,6 +48,8 @@ pub struct Companion {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// What is set in its environment, beside what the supervisor has in its own.
+    pub environment: BTreeMap<String, String>,
     /// Address at which it takes connections once it is ready.
     pub ready: Option<SocketAddr>,
 }
@@ -56,33 +63,71 @@ pub fn named(settings: &Settings) -> Result<Vec<Companion>, Refused> {
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let plugins = settings.plugins();
     let found = plugins.iter().filter_map(|name| catalog.find(name).ok());
-    let offered: Vec<&CompanionManifest> = found.flat_map(|entry| &entry.manifest.companions).collect();
+    let variable = |name: &str| std::env::var(name).ok();
+    let offered: Vec<Offer> = found
+        .flat_map(|entry| {
+            let table = settings.plugin.get(&entry.manifest.plugin.name).and_then(toml::Value::as_table);
+            let values = Values { table, keys: &entry.manifest.config, variable: &variable };
+            entry.manifest.companions.iter().map(move |manifest| Offer { manifest, values })
+        })
+        .collect();
     names.iter().map(|name| one(name, settings.companion.get(name), &offered, &search_path())).collect()
+}
+
+/// A plugin's companion, and what fills its braces.
+#[derive(Clone, Copy)]
+struct Offer<'a> {
+    manifest: &'a CompanionManifest,
+    values: Values<'a>,
+}
+
+impl Offer<'_> {
+    fn fill(&self, text: &str) -> Result<Option<String>, Refused> {
+        self.values.fill(text).map_err(|why| {
+            Refused(format!("companion {:?} cannot be started as its plugin says: {why}", self.manifest.name))
+        })
+    }
+
+    fn arguments(&self) -> Result<Vec<String>, Refused> {
+        self.manifest.arguments.iter().filter_map(|text| self.fill(text).transpose()).collect()
+    }
+
+    fn environment(&self) -> Result<BTreeMap<String, String>, Refused> {
+        let filled = |(name, text): (&String, &String)| Some((name.clone(), self.fill(text).transpose()?));
+        let set = self.manifest.environment.iter().filter_map(filled);
+        set.map(|(name, value)| Ok((name, value?))).collect()
+    }
+
+    fn ready(&self) -> Result<Option<SocketAddr>, Refused> {
+        let Some(text) = self.fill(&self.manifest.ready)?.filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        let name = &self.manifest.name;
+        text.parse().map(Some).map_err(|error| {
+            Refused(format!(
+                "companion {name:?} is ready at {text:?}, which is no address: {error}; give one with numbers, or say ready in \
+                 [companion.{name}]"
+            ))
+        })
+    }
 }
 
 fn one(
     name: &str,
     configured: Option<&CompanionSettings>,
-    offered: &[&CompanionManifest],
+    offered: &[Offer],
     folders: &[PathBuf],
 ) -> Result<Companion, Refused> {
-    let offer = offered.iter().find(|offer| offer.name == name);
+    let offer = offered.iter().find(|offer| offer.manifest.name == name);
     let own = configured.cloned().unwrap_or_default();
-    let program = own.program.or_else(|| Some(PathBuf::from(&offer?.program)));
+    let program = own.program.or_else(|| Some(PathBuf::from(&offer?.manifest.program)));
     let Some(program) = program else {
-        let known: Vec<&str> = offered.iter().map(|offer| offer.name.as_str()).collect();
+        let known: Vec<&str> = offered.iter().map(|offer| offer.manifest.name.as_str()).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         return Err(Refused(format!(
             "--start-companion {name}: no plugin that is named has such a companion ({known}), and [companion.{name}] names no \
              program: correct the name, or say which program"
         )));
-    };
-    let ready = match (own.ready, offer.map(|offer| offer.ready.as_str()).filter(|ready| !ready.is_empty())) {
-        (Some(address), _) => Some(address),
-        (None, Some(text)) => Some(text.parse().map_err(|error| {
-            Refused(format!("companion {name:?} is ready at {text:?}, which is no address: {error}"))
-        })?),
-        (None, None) => None,
     };
     Ok(Companion {
         name: name.to_owned(),
@@ -93,8 +138,18 @@ fn one(
                 program.display()
             ))
         })?,
-        arguments: own.arguments.or_else(|| Some(offer?.arguments.clone())).unwrap_or_default(),
-        ready,
+        arguments: match (own.arguments, offer) {
+            (Some(own), _) => own,
+            (None, offer) => offer.map(Offer::arguments).transpose()?.unwrap_or_default(),
+        },
+        environment: match (own.environment, offer) {
+            (Some(own), _) => own,
+            (None, offer) => offer.map(Offer::environment).transpose()?.unwrap_or_default(),
+        },
+        ready: match (own.ready, offer) {
+            (Some(own), _) => Some(own),
+            (None, offer) => offer.map(Offer::ready).transpose()?.flatten(),
+        },
     })
 }
 
@@ -150,6 +205,10 @@ pub struct Become {
     #[arg(long)]
     parent: i32,
 
+    /// What to set in its environment
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    environment: Vec<String>,
+
     /// The program and its arguments
     #[arg(required = true, last = true)]
     command: Vec<std::ffi::OsString>,
@@ -170,7 +229,9 @@ impl Become {
         }
         let (program, arguments) = self.command.split_first().context("no program is named")?;
         descriptors::keep_to_ourselves().context("the supervisor's sockets cannot be kept from it")?;
-        let error = std::process::Command::new(program).args(arguments).exec();
+        // Not in our own: what is loaded before another program is not loaded before this one.
+        let environment = self.environment.iter().filter_map(|setting| setting.split_once('='));
+        let error = std::process::Command::new(program).args(arguments).envs(environment).exec();
         Err(anyhow::Error::new(error).context(format!("{} cannot be run", Path::new(program).display())))
     }
 }
@@ -178,37 +239,61 @@ impl Become {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plugins::ConfigKey;
 
     fn offer() -> CompanionManifest {
         CompanionManifest {
             name: "master".into(),
             program: "sh".into(),
-            arguments: vec!["-c".into(), "true".into()],
-            ready: "127.0.0.1:7".into(),
+            arguments: vec!["-c".into(), "exit {port}".into(), "{unset}".into()],
+            environment: [
+                ("PORT".to_owned(), "{port}".to_owned()),
+                ("NONE".to_owned(), "{unset}".to_owned()),
+            ]
+            .into(),
+            ready: "127.0.0.1:{port}".into(),
         }
+    }
+
+    fn keys() -> BTreeMap<String, ConfigKey> {
+        toml::from_str("port = { type = \"integer\", default = 7 }\nunset = { type = \"string\" }").unwrap()
     }
 
     #[test]
     fn what_is_configured_wins_over_the_manifest() {
-        let (offer, folders) = (offer(), search_path());
-        let plain = one("master", None, &[&offer], &folders).unwrap();
+        let (manifest, keys, folders) = (offer(), keys(), search_path());
+        let offer =
+            |table| Offer { manifest: &manifest, values: Values { table, keys: &keys, variable: &|_| None } };
+        let plain = one("master", None, &[offer(None)], &folders).unwrap();
         assert!(plain.program.ends_with("sh") && plain.program.is_absolute(), "{plain:?}");
         assert_eq!((plain.arguments.len(), plain.ready), (2, "127.0.0.1:7".parse().ok()));
-        let own: CompanionSettings =
-            toml::from_str("program = \"/bin/sh\"\narguments = []\nready = \"127.0.0.1:8\"").unwrap();
-        let changed = one("master", Some(&own), &[&offer], &folders).unwrap();
+        // The plugin's table says where its server is to be, and what is not said is left out.
+        let table = toml::from_str("port = 9").unwrap();
+        let elsewhere = one("master", None, &[offer(Some(&table))], &folders).unwrap();
+        assert_eq!(
+            (elsewhere.arguments[1].as_str(), elsewhere.ready),
+            ("exit 9", "127.0.0.1:9".parse().ok())
+        );
+        assert_eq!(elsewhere.environment, [("PORT".to_owned(), "9".to_owned())].into());
+        let own: CompanionSettings = toml::from_str(
+            "program = \"/bin/sh\"\narguments = []\nenvironment = {}\nready = \"127.0.0.1:8\"",
+        )
+        .unwrap();
+        let changed = one("master", Some(&own), &[offer(Some(&table))], &folders).unwrap();
+        assert!(changed.environment.is_empty());
         assert_eq!(changed.program, Path::new("/bin/sh"));
         assert_eq!((changed.arguments.len(), changed.ready), (0, "127.0.0.1:8".parse().ok()));
         // A companion of nobody's.
-        let other = one("other", Some(&own), &[&offer], &folders).unwrap();
+        let other = one("other", Some(&own), &[offer(None)], &folders).unwrap();
         assert_eq!(other.program, Path::new("/bin/sh"));
     }
 
     #[test]
     fn what_cannot_be_run_is_refused_with_its_name() {
-        let mut offer = offer();
-        let refused = |name, offer: &CompanionManifest, folders: &[PathBuf]| {
-            one(name, None, &[offer], folders).unwrap_err().to_string()
+        let (mut offer, keys) = (offer(), keys());
+        let refused = |name, manifest: &CompanionManifest, folders: &[PathBuf]| {
+            let values = Values { table: None, keys: &keys, variable: &|_| None };
+            one(name, None, &[Offer { manifest, values }], folders).unwrap_err().to_string()
         };
         assert!(refused("mistress", &offer, &search_path()).contains("(master)"));
         assert!(refused("master", &offer, &[]).contains("the program sh, which is not there"));

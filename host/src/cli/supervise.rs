@@ -105,7 +105,11 @@ impl Program {
             }
             Part::Companion(companion) => {
                 let parent = std::process::id().to_string();
-                command.args(["companion", "--parent", &parent, "--"]).arg(&companion.program);
+                command.args(["companion", "--parent", &parent]);
+                for (name, value) in &companion.environment {
+                    command.args(["--set", &format!("{name}={value}")]);
+                }
+                command.arg("--").arg(&companion.program);
                 // A Ctrl-C is for the supervisor, which ends it last. What it prints is not ours to say.
                 command
                     .args(&companion.arguments)

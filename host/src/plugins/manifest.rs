@@ -87,9 +87,13 @@ pub struct CompanionManifest {
     pub name: String,
     /// Its file's name, which is looked for in the active virtual environment and in `PATH`.
     pub program: String,
-    /// Its arguments.
+    /// Its arguments. `{KEY}` in them, in the variables and in the address stands for what the plugin's configuration says, see
+    /// docs/plugins/tier.md.
     #[serde(default)]
     pub arguments: Vec<String>,
+    /// What is set in its environment.
+    #[serde(default)]
+    pub environment: BTreeMap<String, String>,
     /// Address at which it takes connections once it is ready; empty if it takes none.
     #[serde(default)]
     pub ready: String,

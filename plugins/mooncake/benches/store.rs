@@ -1,10 +1,15 @@
-//! What the tier leaves of Mooncake Store: the same pages through the tier, and through the wheel's own Python API in a process
-//! of its own, in turns, with one master and one process that lends the memory.
+//! What the tier leaves of Mooncake Store: the same pages through the tier, and through the wheel's own Python API, in turns.
 //!
 //! `cargo bench -p host-plugin-mooncake --bench store`, where `cargo xtask test` has installed the wheel.
 //!
-//! 256 MiB in each round, medians of 7 rounds, in GB/s of 10^9 bytes, and the median of the rounds' ratios. Both register
-//! their memory, shared like a worker's, once, and make calls of at most 1024 keys; Python makes one call after the other, as its users do.
+//! 256 MiB in each round. Each pass has processes of its own: a master, one that lends the memory, and one for each side, all
+//! with the same settings of Mooncake's. Both sides register shared memory like a worker's, once, use names of the same length, and make
+//! calls of at most 1024 keys; Python makes one call after the other, as its users do. Both sides have the same two processors,
+//! and the lender and the master one each, because rounds of the same side differ by half when threads go where they like.
+//! Who comes first changes from round to
+//! round, and the lent memory is written once before. The ratio is taken within a pass, of medians; what is shown is the
+//! middle one of the passes', with the lowest and the highest, and the medians of all rounds in GB/s of 10^9 bytes. `BENCH_RAW`
+//! has all rounds printed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
@@ -23,9 +28,22 @@ use std::time::Instant;
 use host::executor::memory::SharedMemory;
 use host_plugin_api::*;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 const BYTES: usize = 256 << 20;
-const ROUNDS: usize = 7;
+/// Even, so that each side is as often the first as the second.
+const ROUNDS: usize = 6;
+const PASSES: usize = 5;
+const PAGES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
+const LENT_MIB: u32 = 1024;
+/// What the plugin sets, so that neither is slowed down by a limit.
+const SETTINGS: [(&str, &str); 5] = [
+    ("MC_TCP_ENABLE_CONNECTION_POOL", "1"),
+    ("MC_LOG_LEVEL", "ERROR"),
+    ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "65535"),
+    ("MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "65535"),
+    ("MC_TCP_ADMISSION_TIMEOUT_MS", "60000"),
+];
 const BATCH: usize = 1024;
 
 /// Reads lines `put|get|remove PAGE ROUND`, answers each with seconds.
@@ -46,7 +64,7 @@ print('ready', flush=True)
 for line in sys.stdin:
     what, page, round = line.split()
     page = int(page)
-    keys = [f'python/{round}/{page}/{n}' for n in range(size // page)]
+    keys = [f'python/{round}/{page}/{n}'.ljust(72, '.') for n in range(size // page)]
     places = [base + n * page for n in range(size // page)]
     sizes = [page] * len(keys)
     start = time.perf_counter()
@@ -62,6 +80,15 @@ for line in sys.stdin:
     print(time.perf_counter() - start, flush=True)
 ";
 
+/// Keeps this thread, and what it starts from now on, to some processors, where there are these.
+fn keep_to(processors: &[usize]) {
+    let mut set = CpuSet::new();
+    processors.iter().for_each(|processor| set.set(*processor));
+    if let Err(error) = sched_setaffinity(None, &set) {
+        eprintln!("threads go where they like, and rounds scatter: no processors {processors:?}: {error}");
+    }
+}
+
 struct Python {
     child: Child,
     asks: ChildStdin,
@@ -74,17 +101,7 @@ impl Python {
         let mut child = Command::new(installed.python())
             .args(["-c", SCRIPT, &pool.address.to_string(), &BYTES.to_string()])
             .envs(pool.environment())
-            // As the plugin sets them.
-            .envs([
-                ("MC_TCP_ENABLE_CONNECTION_POOL", "1"),
-                ("MC_LOG_LEVEL", "WARNING"),
-                ("MC_FORCE_TCP", "1"),
-            ])
-            .envs([
-                ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "65535"),
-                ("MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", "65535"),
-                ("MC_TCP_ADMISSION_TIMEOUT_MS", "60000"),
-            ])
+            .envs(SETTINGS)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -101,10 +118,9 @@ impl Python {
         line.trim().to_owned()
     }
 
-    /// GB/s.
-    fn rate(&mut self, what: &str, page: usize, round: usize) -> f64 {
+    fn seconds(&mut self, what: &str, page: usize, round: usize) -> f64 {
         writeln!(self.asks, "{what} {page} {round}").unwrap();
-        BYTES as f64 / self.line().parse::<f64>().unwrap() / 1e9
+        self.line().parse().unwrap()
     }
 }
 
@@ -119,8 +135,72 @@ fn main() {
         return;
     }
     let Some(pool) = mooncake_pool::Pool::new() else { return };
-    let (_master, _owner) = (pool.master(), pool.owner(1024));
-    let mut python = Python::start(&pool);
+    if std::env::var_os("PASS").is_some() {
+        return pass(&pool);
+    }
+    let passes: Vec<Vec<Round>> = (0..PASSES).map(rounds).collect();
+    println!("| pages | | tier, GB/s | wheel | ratio | from | to |");
+    println!("| --- | --- | ---: | ---: | ---: | ---: | ---: |");
+    for (page, what) in PAGES.into_iter().flat_map(|page| [(page, "put"), (page, "get")]) {
+        let of = |rounds: &mut dyn Iterator<Item = &Round>, side: &str| {
+            median(rounds.filter(|of| of.is(page, what, side)).map(|of| of.seconds).collect())
+        };
+        let [ours, theirs] =
+            ["ours", "theirs"].map(|side| BYTES as f64 / of(&mut passes.iter().flatten(), side) / 1e9);
+        let ratio = |pass: &Vec<Round>| of(&mut pass.iter(), "theirs") / of(&mut pass.iter(), "ours");
+        let mut ratios: Vec<f64> = passes.iter().map(ratio).collect();
+        ratios.sort_by(f64::total_cmp);
+        let (from, middle, to) = (ratios[0], ratios[PASSES / 2], ratios[PASSES - 1]);
+        let page = page >> 10;
+        println!("| {page} KiB | {what} | {ours:.2} | {theirs:.2} | {middle:.2} | {from:.2} | {to:.2} |");
+    }
+}
+
+/// What a pass says of a round of one side.
+struct Round {
+    page: usize,
+    what: String,
+    side: String,
+    seconds: f64,
+}
+
+impl Round {
+    fn is(&self, page: usize, what: &str, side: &str) -> bool {
+        (self.page, self.what.as_str(), self.side.as_str()) == (page, what, side)
+    }
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    f64::midpoint(seconds[(seconds.len() - 1) / 2], seconds[seconds.len() / 2])
+}
+
+/// Those of a pass, which is a process of its own, as Python's side is.
+fn rounds(number: usize) -> Vec<Round> {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let output =
+        command.arg("--bench").env("PASS", "1").envs(SETTINGS).stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "pass {number}: {}", output.status);
+    let said = String::from_utf8(output.stdout).unwrap();
+    if std::env::var_os("BENCH_RAW").is_some() {
+        said.lines().for_each(|line| eprintln!("{number} {line}"));
+    }
+    let round = |line: &str| {
+        let [page, what, side, seconds] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+        let (page, seconds) = (page.parse().unwrap(), seconds.parse().unwrap());
+        Round { page, what: what.to_owned(), side: side.to_owned(), seconds }
+    };
+    said.lines().filter_map(|line| line.strip_prefix("@ ")).map(round).collect()
+}
+
+/// The side of the tier's in a pass, which says what it and Python's took.
+fn pass(pool: &mooncake_pool::Pool) {
+    keep_to(&[3]);
+    let _master = pool.master();
+    keep_to(&[2]);
+    let _owner = pool.owner(LENT_MIB);
+    keep_to(&[0, 1]);
+    let mut python = Python::start(pool);
     let memory = SharedMemory::new("bench", BYTES).unwrap();
     // SAFETY: the whole mapping, which nobody else knows yet.
     let bytes = unsafe { std::slice::from_raw_parts_mut(memory.address().as_ptr(), BYTES) };
@@ -138,39 +218,33 @@ fn main() {
         fd_offset: 0,
     });
     let region = region.unwrap().0;
-    println!("     page        put     python      ratio        get     python      ratio");
-    for page in [64 << 10, 1 << 20, 4 << 20] {
-        let mut figures: [Vec<f64>; 6] = Default::default();
+    // The first to write a place in the pool's memory waits for the system to give it.
+    let fill = ROUNDS + 1..ROUNDS + 1 + LENT_MIB as usize / 4 * 3 / (BYTES >> 20);
+    for (what, round) in fill.clone().map(|round| ("put", round)).chain(fill.map(|round| ("remove", round))) {
+        python.seconds(what, 1 << 20, round);
+    }
+    for page in PAGES {
         // The first round is not counted.
         for round in 0..=ROUNDS {
             let pages = pages(region, page, round);
-            let ours = |what: &str| {
-                let start = Instant::now();
-                run(&tier, &pages, what);
-                BYTES as f64 / start.elapsed().as_secs_f64() / 1e9
+            let mut one = |side: &str, what: &str| match side {
+                "ours" => {
+                    let start = Instant::now();
+                    run(&tier, &pages, what);
+                    start.elapsed().as_secs_f64()
+                }
+                _ => python.seconds(if what == "delete" { "remove" } else { what }, page, round),
             };
-            let [put, get] = match round % 2 {
-                0 => ["put", "get"].map(|what| (ours(what), python.rate(what, page, round))),
-                _ => ["put", "get"].map(|what| {
-                    let theirs = python.rate(what, page, round);
-                    (ours(what), theirs)
-                }),
-            };
-            ours("delete");
-            python.rate("remove", page, round);
-            if round > 0 {
-                for (at, (ours, theirs)) in [put, get].into_iter().enumerate() {
-                    figures[at * 3].push(ours);
-                    figures[at * 3 + 1].push(theirs);
-                    figures[at * 3 + 2].push(ours / theirs);
+            let sides = if round % 2 == 0 { ["ours", "theirs"] } else { ["theirs", "ours"] };
+            for what in ["put", "get", "delete"] {
+                for side in sides {
+                    let seconds = one(side, what);
+                    if round > 0 && what != "delete" {
+                        println!("@ {page} {what} {side} {seconds:.6}");
+                    }
                 }
             }
         }
-        let medians = figures.map(|mut of| {
-            of.sort_by(f64::total_cmp);
-            format!(" {:>10.3}", of[ROUNDS / 2])
-        });
-        println!("{:>5} KiB{}", page >> 10, medians.concat());
     }
     tier.shutdown(10_000).unwrap();
 }

@@ -2,30 +2,50 @@
 //! turn by turn. `cargo bench -p host-plugin-mooncake --bench transfer`, with `MOONCAKE_PYTHON` and `MOONCAKE_PRELOAD` as
 //! `cargo xtask test` sets them, or a Python with Mooncake on the path.
 //!
-//! Both move shared memory, as a worker's is. Each figure is the median of the rounds of several passes, each with processes
-//! of its own, since passes differ by more than ways do. The ratio is the middle one of the passes', with the lowest and the
-//! highest.
+//! Both sides move shared memory, as a worker's is, registered and written once before, with the same settings of Mooncake's.
+//! Senders have three processors and receivers another one, both sides' the same: rounds of the same way differ by half when
+//! threads go where they like.
+//! The four ways take turns, forwards and backwards, so that each comes as early as any other and after each other as often.
+//! Passes, each with processes of its own, differ by more than ways do, so the ratio is taken within a pass, of medians, to
+//! that way of the wheel which is the better one over all passes: the better one of each pass would be the luckier one. What
+//! is shown is the middle one of the passes', with the lowest and the highest.
 //!
 //! A round of ours is a submission without a notification, as theirs have none, from the call to its completion; "told" is
 //! one with a notification, which completes when the peer has taken it, two messages later. A round of theirs is one call
-//! of `batch_transfer_sync_write`, or one batch per write, polled. The ratio is to the better of the two.
+//! of `batch_transfer_sync_write`, or one batch per write, polled. `BENCH_RAW` has all rounds printed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::io::{BufRead, BufReader, Write as _};
+use std::os::fd::BorrowedFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use host::executor::memory::SharedMemory;
 use host_plugin_api::*;
 use host_plugin_mooncake::{MooncakeBackend, open};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 const BYTES: usize = 256 << 20;
-/// Even, so that each way is as often the first of its process as the second.
+/// A multiple of eight: each of the four orders forwards and backwards.
 const ROUNDS: usize = 8;
 const PASSES: usize = 5;
+const WAYS: [&str; 4] = ["ours", "told", "sync", "async"];
 const COUNTS: [usize; 4] = [1, 256, 1024, 4096];
 const CONFIG: &str = "backend = \"python\"\nmax_writes = 4096\nmax_outstanding = 4096\n";
+
+const SENDERS: &[usize] = &[0, 1, 3];
+const RECEIVERS: &[usize] = &[2];
+
+/// Keeps this thread, and what it starts from now on, to some processors, where there are these.
+fn keep_to(processors: &[usize]) {
+    let mut set = CpuSet::new();
+    processors.iter().for_each(|processor| set.set(*processor));
+    if let Err(error) = sched_setaffinity(None, &set) {
+        eprintln!("threads go where they like, and rounds scatter: no processors {processors:?}: {error}");
+    }
+}
 
 /// A process that answers lines.
 struct Other {
@@ -35,8 +55,11 @@ struct Other {
 }
 
 impl Other {
-    fn start(command: &mut Command) -> Self {
+    /// A receiver, where `receives`.
+    fn start(command: &mut Command, receives: bool) -> Self {
+        keep_to(if receives { RECEIVERS } else { SENDERS });
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        keep_to(SENDERS);
         let input = process.stdin.take().unwrap();
         let output = BufReader::new(process.stdout.take().unwrap());
         Self { process, input, output }
@@ -56,7 +79,8 @@ impl Other {
             ("MC_FORCE_TCP", "1"),
             ("MC_LOG_LEVEL", "ERROR"),
         ]);
-        Self::start(command.args(std::env::split_paths(&preload).filter(|path| !path.as_os_str().is_empty())))
+        command.args(std::env::split_paths(&preload).filter(|path| !path.as_os_str().is_empty()));
+        Self::start(&mut command, role == "receive")
     }
 
     fn answer(&mut self) -> String {
@@ -137,7 +161,7 @@ struct Ours {
 impl Ours {
     fn start() -> Self {
         let own = std::env::current_exe().unwrap();
-        let mut receiver = Other::start(Command::new(own).env("RECEIVE", "1"));
+        let mut receiver = Other::start(Command::new(own).env("RECEIVE", "1"), true);
         let said = receiver.answer();
         let (region, endpoint) = said.split_once(' ').unwrap();
         let endpoint: Vec<u8> = (0..endpoint.len())
@@ -172,7 +196,9 @@ impl Ours {
         assert_eq!(self.backend.submit(&submission, &writes), 0);
         let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }];
         while self.backend.poll(&mut done) == 0 {
-            std::thread::sleep(std::time::Duration::from_micros(50));
+            // SAFETY: the descriptor is the instance's, which lives longer than this call.
+            let event = unsafe { BorrowedFd::borrow_raw(self.backend.event_fd()) };
+            poll(&mut [PollFd::new(&event, PollFlags::IN)], None).unwrap();
         }
         assert_eq!((done[0].status, done[0].bytes), (0, BYTES as u64));
         start.elapsed().as_secs_f64()
@@ -181,29 +207,24 @@ impl Ours {
 
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+    f64::midpoint(seconds[(seconds.len() - 1) / 2], seconds[seconds.len() / 2])
 }
 
 fn main() {
     if std::env::var_os("RECEIVE").is_some() {
         return receive();
     }
-    let mut times = COUNTS.map(|_| [const { Vec::new() }; 4]);
-    let mut ratios = COUNTS.map(|_| Vec::new());
-    for _ in 0..PASSES {
-        for (index, pass) in pass().into_iter().enumerate() {
-            let [ours, _, sync, polled] = pass.clone().map(median);
-            ratios[index].push(sync.min(polled) / ours);
-            for (all, pass) in times[index].iter_mut().zip(pass) {
-                all.extend(pass);
-            }
-        }
-    }
+    let passes: Vec<Pass> = (0..PASSES).map(pass).collect();
     println!("| pieces | ours, GB/s | told | sync | async | ratio | from | to |");
     println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-    for ((count, times), mut ratios) in COUNTS.into_iter().zip(times).zip(ratios) {
-        let [ours, told, sync, polled] = times.map(|seconds| BYTES as f64 / median(seconds) / 1e9);
+    for (index, count) in COUNTS.into_iter().enumerate() {
+        let of = |way: usize| median(passes.iter().flat_map(|pass| pass[index][way].clone()).collect());
+        let all = [0, 1, 2, 3].map(of);
+        let better = if all[2] < all[3] { 2 } else { 3 };
+        let ratio = |pass: &Pass| median(pass[index][better].clone()) / median(pass[index][0].clone());
+        let mut ratios: Vec<f64> = passes.iter().map(ratio).collect();
         ratios.sort_by(f64::total_cmp);
+        let [ours, told, sync, polled] = all.map(|seconds| BYTES as f64 / seconds / 1e9);
         let (from, middle, to) = (ratios[0], ratios[PASSES / 2], ratios[PASSES - 1]);
         let size = BYTES / count / 1024;
         println!(
@@ -212,26 +233,37 @@ fn main() {
     }
 }
 
-/// The seconds of rounds, by count and way, with processes that are started for them.
-fn pass() -> [[Vec<f64>; 4]; COUNTS.len()] {
-    let mut ours = Ours::start();
+/// The seconds of rounds, by count and way.
+type Pass = [[Vec<f64>; WAYS.len()]; COUNTS.len()];
+
+/// With processes that are started for it.
+fn pass(number: usize) -> Pass {
+    let raw = std::env::var_os("BENCH_RAW").is_some();
     let mut receiver = Other::wheel("receive");
     let mut sender = Other::wheel("send");
+    let mut ours = Ours::start();
     let target = receiver.answer();
     sender.answer();
-    let mut theirs = |count: usize, mode: &str| -> f64 {
-        sender.ask(&format!("{target} {count} {mode}")).parse().unwrap()
-    };
     COUNTS.map(|count| {
-        let mut all = [const { Vec::new() }; 4];
+        let mut one = |way: usize| match WAYS[way] {
+            "ours" => ours.round(count, 0),
+            "told" => ours.round(count, 8),
+            mode => sender.ask(&format!("{target} {count} {mode}")).parse().unwrap(),
+        };
+        // Not counted: connections are made, and pages touched.
+        (0..WAYS.len()).for_each(|way| {
+            one(way);
+        });
+        let mut all = [const { Vec::new() }; WAYS.len()];
         for round in 0..ROUNDS {
-            // Who comes second finds its own memory in the caches.
-            let in_turn = |pair: [usize; 2]| if round % 2 == 0 { pair } else { [pair[1], pair[0]] };
-            for way in in_turn([0, 1]) {
-                all[way].push(ours.round(count, [0, 8][way]));
-            }
-            for way in in_turn([2, 3]) {
-                all[way].push(theirs(count, ["sync", "async"][way - 2]));
+            for turn in 0..WAYS.len() {
+                let turn = if round % 2 == 0 { turn } else { WAYS.len() - 1 - turn };
+                let way = (turn + round / 2) % WAYS.len();
+                let seconds = one(way);
+                if raw {
+                    eprintln!("raw {number} {count} {round} {} {seconds:.6}", WAYS[way]);
+                }
+                all[way].push(seconds);
             }
         }
         all

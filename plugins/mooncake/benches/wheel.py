@@ -7,7 +7,9 @@ for path in sys.argv[3:]:
 from mooncake.engine import TransferEngine
 
 role, size = sys.argv[1], int(sys.argv[2])
-memory = mmap.mmap(-1, size)
+shared = os.memfd_create("bench")
+os.ftruncate(shared, size)
+memory = mmap.mmap(shared, size)
 address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 ctypes.memset(address, 1, size)
 engine = TransferEngine()
