@@ -1,7 +1,8 @@
 //! The file tier beside raw direct reads and writes of the same pages, and beside one file per page, in the same run.
 //!
-//! `TIER_BENCH_DIR=/on/the/disk cargo bench -p host-plugin-hicache-file --bench tier [-- open]`
-//! with `TIER_BENCH_MIB` (1024) per page size and way, and `TIER_BENCH_ROUNDS` (5); `open` leaves the first table out.
+//! `TIER_BENCH_DIR=/on/the/disk cargo bench -p host-plugin-hicache-file --bench tier [-- open | table]`
+//! with `TIER_BENCH_MIB` (1024) per page size and way, and `TIER_BENCH_ROUNDS` (5); `open` leaves the first table out, `table`
+//! what follows it. `TIER_BENCH_WAYS` are parts of the names of the ways that take part beside raw, with `;` between them: all.
 //!
 //! A round writes and reads every page once with each way in turn. Printed is the median of the rounds' GB/s, the median of the
 //! rounds' ratios to raw, and processor seconds per GB. Writing ends when `syncfs` has returned. Reading starts with
@@ -89,15 +90,22 @@ fn main() {
     let dir = tempfile::tempdir_in(above).unwrap();
     let mut bench = Bench::new(dir.path());
     if !arguments.iter().any(|argument| argument == "open") {
-        let ways: [Way<'_>; 6] = [
+        let ways: [Way<'_>; 7] = [
             ("raw", &Bench::raw_both),
             ("tier, io_uring", &|b: &Bench| b.tier_both("io = 'uring'")),
+            ("tier, pinned_mib = 0", &|b: &Bench| b.tier_both("io = 'uring'\npinned_mib = 0")),
             ("tier, threads", &|b: &Bench| b.tier_both("io = 'threads'")),
             ("file per page, 1 thread", &|b: &Bench| b.files_both(1, false)),
             ("file per page, 16 threads", &|b: &Bench| b.files_both(16, false)),
             ("same, O_DIRECT", &|b: &Bench| b.files_both(16, true)),
         ];
+        let wanted = std::env::var("TIER_BENCH_WAYS").unwrap_or_default();
+        let is_wanted =
+            |(name, _): &&Way<'_>| *name == "raw" || wanted.split(';').any(|part| name.contains(part.trim()));
+        let ways: Vec<Way<'_>> = ways.iter().filter(is_wanted).copied().collect();
         table(&mut bench, &ways, number("TIER_BENCH_MIB", 1024), number("TIER_BENCH_ROUNDS", 5));
     }
-    opening(&mut bench);
+    if !arguments.iter().any(|argument| argument == "table") {
+        opening(&mut bench);
+    }
 }

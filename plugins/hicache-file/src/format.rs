@@ -3,6 +3,8 @@
 use host_plugin_api::Key;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::xxh3::xxh3;
+
 /// Values start at multiples of this, and direct reads and writes come in multiples of it.
 pub const BLOCK: u64 = 4096;
 /// Bytes of a header and of a record.
@@ -27,7 +29,7 @@ pub fn seed(key: &Key, length: u32) -> u64 {
 
 /// The checksum of a value.
 pub fn checksum(key: &Key, value: &[u8]) -> u64 {
-    xxh3_64_with_seed(value, seed(key, value.len() as u32))
+    xxh3(value, seed(key, value.len() as u32))
 }
 
 /// The common name of a segment's files.

@@ -103,6 +103,7 @@ mod uring;
 mod waker;
 mod work;
 mod writer;
+mod xxh3;
 
 pub use tier::FileTier;
 

@@ -246,10 +246,18 @@ pub fn median(mut numbers: Vec<f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
+/// The median, and from the least to the most.
+fn spread(numbers: Vec<f64>, digits: usize) -> String {
+    let least = numbers.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    format!("{:.digits$} ({least:.digits$} to {most:.digits$})", median(numbers))
+}
+
 /// A way to write all pages and read them again.
 pub type Way<'a> = (&'a str, &'a dyn Fn(&Bench) -> [Measured; 2]);
 
-/// Prints what so many rounds of all ways come to, page size by page size; ratios are to the first way.
+/// Prints what so many rounds of all ways come to, page size by page size; ratios are to the first way. Ratios and processor
+/// time come with the range of the rounds.
 pub fn table(bench: &mut Bench, ways: &[Way<'_>], megabytes: usize, count: usize) {
     println!("| page | way | write GB/s | of raw | core s/GB | read GB/s | of raw | core s/GB | found |");
     println!("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
@@ -264,13 +272,13 @@ pub fn table(bench: &mut Bench, ways: &[Way<'_>], megabytes: usize, count: usize
         for (at, (name, _)) in ways.iter().enumerate() {
             print!("| {} KiB | {name} |", page >> 10);
             for side in 0..2 {
-                let of = |f: &dyn Fn(&Vec<[Measured; 2]>) -> f64| median(rounds.iter().map(f).collect());
+                let of = |f: &dyn Fn(&Vec<[Measured; 2]>) -> f64| rounds.iter().map(f).collect();
                 let kept = |round: &Vec<[Measured; 2]>| bytes * round[at][side].kept;
-                let speed = of(&|round| kept(round) / round[at][side].seconds);
+                let speed = median(of(&|round| kept(round) / round[at][side].seconds));
                 let ratio =
                     of(&|round| round[0][side].seconds / round[at][side].seconds * round[at][side].kept);
                 let core = of(&|round| round[at][side].processor / kept(round));
-                print!(" {speed:.2} | {ratio:.2} | {core:.3} |");
+                print!(" {speed:.2} | {} | {} |", spread(ratio, 2), spread(core, 3));
             }
             let kept = median(rounds.iter().map(|round| round[at][1].kept).collect());
             println!(" {:.0} |", kept * bench.pages as f64);
