@@ -220,6 +220,42 @@ fn check_says_what_is_missing_for_the_tier() {
 }
 
 #[test]
+fn a_nixl_whose_own_plugins_are_one_folder_up_is_told_where() {
+    let Some(library) = nixl::library() else { return };
+    let Some(place) = place("") else { return };
+    // The wheel's files in the layout of an install for several architectures, where NIXL looks in vain.
+    let install = tempfile::tempdir().unwrap();
+    let (lib, home) = (install.path().join("lib"), library.parent().unwrap());
+    let x86 = lib.join("x86");
+    std::fs::create_dir_all(&x86).unwrap();
+    let link = |from: PathBuf, to: PathBuf| std::os::unix::fs::symlink(from, to).unwrap();
+    for file in std::fs::read_dir(home).unwrap().map(|file| file.unwrap().path()) {
+        let to = if file.ends_with("plugins") { &lib } else { &x86 };
+        link(file.clone(), to.join(file.file_name().unwrap()));
+    }
+    // What the wheel brings of others', seen from the libraries and from the plugins.
+    for folder in std::fs::read_dir(home.parent().unwrap()).unwrap().map(|folder| folder.unwrap().path()) {
+        if folder.extension().is_some_and(|extension| extension == "libs") && folder != home {
+            link(folder.clone(), lib.join(folder.file_name().unwrap()));
+            link(folder.clone(), install.path().join(folder.file_name().unwrap()));
+        }
+    }
+    let file = install.path().join("config.toml");
+    let ours = x86.join("libnixl_capi.so").display().to_string();
+    let config = place.config.replace(&library.display().to_string(), &ours);
+    assert!(config.contains(&ours), "{config}");
+    std::fs::write(&file, config).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--case", "tier-data", "--plugin-config"])
+        .args([&file, &fixture::plugin("nixl")])
+        .env_remove("NIXL_PLUGIN_DIR")
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    assert!(output.status.success() && said[0].contains("tier-data"), "{said:?}");
+}
+
+#[test]
 fn a_disk_that_is_full_refuses_puts_by_name_and_takes_them_again_when_it_has_room() {
     if nixl::library().is_none() {
         return;

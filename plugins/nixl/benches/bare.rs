@@ -1,13 +1,20 @@
 //! What the plugin leaves of NIXL's speed: the same writes between two processes through the plugin, and through NIXL's C API
-//! with nothing around it, in turns, so that the ratio holds on a busy machine.
+//! with nothing around it, in turns.
 //!
-//! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench bare`
+//! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench bare [-- KIB…]`
 //!
 //! Bare is: ranges looked up once, and for each submission a request made of them, posted and asked after until it is
 //! done, while the receiver asks for messages without a pause. The plugin's side is what the host does: `submit`, or `post` of
 //! a prepared list, and `poll` when the descriptor says so. Pieces do not touch each other, so that nothing is joined;
 //! up to 1024 of them or 4 MiB in a submission, or one piece if it is larger, eight submissions in flight, each with a
-//! notification. Figures are medians of the rounds in GB/s of 10^9 bytes.
+//! notification. A round ends when the sender knows that all is done, and the receiver has said, through a pipe, that
+//! every notification came.
+//!
+//! What the machine does meanwhile changes from second to second, so ratios are of neighbours: bare, `submit`, `post`, and
+//! the same backwards, make a block, and a block gives one ratio of the times of its two rounds each. Shown are the
+//! medians of the blocks' ratios with their quartiles, and of the rounds' GB/s of 10^9 bytes. BBR paces on loopback, too,
+//! by what it guesses, so the same round takes half or twice as long: measure in a network namespace with another
+//! congestion control.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -21,9 +28,9 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io::{BufRead, BufReader};
 use std::os::fd::BorrowedFd;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use host::executor::memory::SharedMemory;
 use host_plugin_api::*;
@@ -32,8 +39,10 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Larger than any cache, on both sides.
-const BYTES: usize = 256 << 20;
-const ROUNDS: usize = 31;
+const BYTES: usize = 128 << 20;
+/// Blocks of a size: at least so many, and for so long.
+const BLOCKS: usize = 15;
+const LONG: Duration = Duration::from_secs(10);
 const FLIGHTS: usize = 8;
 const PIECES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 16 << 20];
 const END: &[u8] = b"end";
@@ -47,43 +56,49 @@ fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
+    let wanted: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
     let mut bare = Bare::start();
     let mut plugin = Plugin::start();
-    println!(
-        "{:>9} {:>7} {:>7} {:>7} {:>12} {:>10}",
-        "piece", "bare", "submit", "post", "submit/bare", "post/bare"
-    );
-    for piece in PIECES {
+    println!("    piece    bare  submit    post            submit/bare              post/bare");
+    for piece in PIECES.into_iter().filter(|piece| wanted.is_empty() || wanted.contains(&(piece >> 10))) {
         bare.prepare(piece);
         plugin.prepare(piece);
-        let mut figures = [Vec::new(), Vec::new(), Vec::new()];
-        for _ in 0..ROUNDS {
-            figures[0].push(rate(|| bare.round(piece)));
-            figures[1].push(rate(|| plugin.round(piece, false)));
-            figures[2].push(rate(|| plugin.round(piece, true)));
+        let mut round = |way: usize| match way {
+            0 => seconds(|| bare.round(piece)),
+            way => seconds(|| plugin.round(piece, way == 2)),
+        };
+        // The first of each finds everything cold.
+        let mut times = [0, 1, 2].map(|way| Vec::from(&[round(way)][1..]));
+        let start = Instant::now();
+        while times[0].len() < 2 * BLOCKS || start.elapsed() < LONG {
+            [0, 1, 2, 2, 1, 0].into_iter().for_each(|way| times[way].push(round(way)));
         }
-        let [bare, submit, post] = figures.map(median);
-        println!(
-            "{:>5} KiB {bare:>7.3} {submit:>7.3} {post:>7.3} {:>12.3} {:>10.3}",
-            piece >> 10,
-            submit / bare,
-            post / bare
-        );
+        let bytes = (offsets(piece).len() * piece) as f64;
+        let rate = |way: usize| bytes / quartiles(times[way].clone())[1] / 1e9;
+        let beside_bare = |way: usize| {
+            let blocks = times[0].chunks(2).zip(times[way].chunks(2));
+            let ratios = blocks.map(|(bare, other)| bare.iter().sum::<f64>() / other.iter().sum::<f64>());
+            let [low, middle, high] = quartiles(ratios.collect());
+            format!("{middle:.3} ({low:.3}..{high:.3})")
+        };
+        let (rates, ratios) = ([0, 1, 2].map(rate), [1, 2].map(beside_bare));
+        let [bare, submit, post] = rates.map(|rate| format!("{rate:>7.3}"));
+        println!("{:>5} KiB {bare} {submit} {post} {:>22} {:>22}", piece >> 10, ratios[0], ratios[1]);
     }
     bare.end();
     plugin.end();
 }
 
-/// Bytes per second of a round, in GB.
-fn rate(round: impl FnOnce() -> usize) -> f64 {
+/// What a round takes.
+fn seconds(round: impl FnOnce()) -> f64 {
     let start = Instant::now();
-    let bytes = round();
-    bytes as f64 / start.elapsed().as_secs_f64() / 1e9
+    round();
+    start.elapsed().as_secs_f64()
 }
 
-fn median(mut figures: Vec<f64>) -> f64 {
+fn quartiles(mut figures: Vec<f64>) -> [f64; 3] {
     figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
+    [1, 2, 3].map(|quarter| figures[figures.len() * quarter / 4])
 }
 
 /// Starts of the pieces: every other one of its size.
@@ -103,19 +118,49 @@ fn memory() -> SharedMemory {
     memory
 }
 
-/// The other process, and the line in which it says how to reach it.
-fn receiver(kind: &str) -> (Child, String, Vec<u8>) {
+/// The other process.
+struct Receiver {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Receiver {
+    /// Waits until everything of a round has come.
+    fn everything_came(&mut self) {
+        let mut line = String::new();
+        self.says.read_line(&mut line).unwrap();
+        assert_eq!(line, "came\n");
+    }
+}
+
+/// Notifications of a round that came. Each says how many there are.
+#[derive(Default)]
+struct Came(u64);
+
+impl Came {
+    fn one(&mut self, message: &[u8]) {
+        self.0 += 1;
+        if message == self.0.to_le_bytes() {
+            self.0 = 0;
+            println!("came");
+        }
+    }
+}
+
+/// Starts the other process; with the line in which it says how to reach it.
+fn receiver(kind: &str) -> (Receiver, String, Vec<u8>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .env("RECEIVER", kind)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut says = BufReader::new(child.stdout.take().unwrap());
+    says.read_line(&mut line).unwrap();
     let (place, endpoint) = line.trim().split_once(' ').unwrap();
     let byte = |at| u8::from_str_radix(&endpoint[at..at + 2], 16).unwrap();
     let endpoint_bytes = (0..endpoint.len()).step_by(2).map(byte).collect();
-    (child, place.to_owned(), endpoint_bytes)
+    (Receiver { child, says }, place.to_owned(), endpoint_bytes)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -138,15 +183,19 @@ fn bare_receiver() {
     let memory = memory();
     let (_library, mut agent) = bare_agent("receiver", &memory);
     println!("{} {}", memory.address().as_ptr() as u64, hex(&agent.metadata().unwrap()));
-    let mut ended = false;
+    let (mut ended, mut came) = (false, Came::default());
     while !ended {
-        agent.received(|message| ended |= message == END).unwrap();
+        let each = |message: &[u8]| match message {
+            END => ended = true,
+            message => came.one(message),
+        };
+        agent.received(each).unwrap();
         std::thread::yield_now();
     }
 }
 
 struct Bare {
-    receiver: Child,
+    receiver: Receiver,
     library: Arc<Library>,
     agent: Agent,
     peer: CString,
@@ -169,7 +218,7 @@ impl Bare {
 
     /// Its receiver never rests, so it is stopped while others are measured.
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.receiver), signal).unwrap();
+        kill_process(Pid::from_child(&self.receiver.child), signal).unwrap();
     }
 
     fn prepare(&mut self, piece: usize) {
@@ -189,18 +238,19 @@ impl Bare {
         self.signal(Signal::STOP);
     }
 
-    fn round(&mut self, piece: usize) -> usize {
+    fn round(&mut self, piece: usize) {
         self.signal(Signal::CONT);
         let (local, remote) = self.lists.as_ref().unwrap();
         let count = offsets(piece).len();
         let indices: Vec<i32> = (0..count as i32).collect();
         let mut left = indices.chunks(batch(piece));
+        let message = (left.len() as u64).to_le_bytes();
         let mut flights = VecDeque::new();
         loop {
             if flights.len() < FLIGHTS
                 && let Some(chunk) = left.next()
             {
-                let started = self.agent.write_prepared(local, remote, chunk, b"12345678");
+                let started = self.agent.write_prepared(local, remote, chunk, &message);
                 flights.push_back(started.unwrap().0);
                 continue;
             }
@@ -211,14 +261,14 @@ impl Bare {
                 Progress::Failed => panic!("a bare write failed"),
             }
         }
+        self.receiver.everything_came();
         self.signal(Signal::STOP);
-        count * piece
     }
 
     fn end(mut self) {
         self.signal(Signal::CONT);
         self.agent.notify(&self.peer, END).unwrap();
-        while self.receiver.try_wait().unwrap().is_none() {
+        while self.receiver.child.try_wait().unwrap().is_none() {
             // The message may still be on its way out; a receiver that is gone is what is waited for.
             let _gone = self.agent.received(|_| {}).is_err();
         }
@@ -259,17 +309,21 @@ fn plugin_receiver() {
         peer_name: [0; 64],
     };
     let mut notifications = [empty; 16];
+    let mut came = Came::default();
     loop {
         rest(&*backend);
         let count = backend.notifications(&mut notifications) as usize;
-        if notifications[..count].iter().any(|n| n.kind == NotificationKind::PEER_LOST) {
-            return;
+        for notification in &notifications[..count] {
+            if notification.kind == NotificationKind::PEER_LOST {
+                return;
+            }
+            came.one(&notification.payload[..notification.length as usize]);
         }
     }
 }
 
 struct Plugin {
-    receiver: Child,
+    receiver: Receiver,
     backend: Box<dyn TransferBackend>,
     peer: PeerId,
     regions: (RegionId, u32),
@@ -304,9 +358,11 @@ impl Plugin {
         }
     }
 
-    fn round(&self, piece: usize, prepared: bool) -> usize {
+    fn round(&mut self, piece: usize, prepared: bool) {
         let indices: Vec<u32> = (0..self.writes.len() as u32).collect();
         let mut batches = self.writes.chunks(batch(piece)).zip(indices.chunks(batch(piece)));
+        let mut notification = [0; NOTIFICATION_BYTES];
+        notification[..8].copy_from_slice(&(batches.len() as u64).to_le_bytes());
         let (mut flights, mut tag) = (0, 0);
         let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }; 64];
         let mut bytes = 0;
@@ -314,7 +370,6 @@ impl Plugin {
             if flights < FLIGHTS
                 && let Some((writes, indices)) = batches.next()
             {
-                let notification = [0; NOTIFICATION_BYTES];
                 let submission =
                     Submission { peer: self.peer, notification_length: 8, tag: Tag(tag), notification };
                 let code = match self.list.filter(|_| prepared) {
@@ -326,7 +381,7 @@ impl Plugin {
                 continue;
             }
             if flights == 0 {
-                return bytes as usize;
+                break;
             }
             rest(&*self.backend);
             let count = self.backend.poll(&mut done) as usize;
@@ -334,10 +389,12 @@ impl Plugin {
             bytes += done[..count].iter().map(|c| c.bytes).sum::<u64>();
             flights -= count;
         }
+        assert_eq!(bytes as usize, self.writes.len() * piece);
+        self.receiver.everything_came();
     }
 
     fn end(mut self) {
         self.backend.shutdown(5000).unwrap();
-        assert!(self.receiver.wait().unwrap().success());
+        assert!(self.receiver.child.wait().unwrap().success());
     }
 }

@@ -1,4 +1,5 @@
-//! NIXL's C API. All calls into it are here and in the modules below, and all unsafe code but one look into a tier's memory.
+//! NIXL's C API. All calls into it are here and in the modules below, and all unsafe code but one look into a tier's memory
+//! and the setting of one variable.
 //!
 //! The API has no stable ABI ("may change between releases"), so every symbol is looked up before anything is called,
 //! and what differs between releases is named below. Written against 1.5.1.

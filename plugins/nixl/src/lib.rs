@@ -26,6 +26,7 @@ mod config;
 mod connecting;
 mod door;
 mod driver;
+mod environment;
 mod fencing;
 mod library;
 mod link;

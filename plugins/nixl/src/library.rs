@@ -7,9 +7,11 @@ use host_plugin_api::{Error, ErrorCode, Result};
 
 use crate::capi::Library;
 use crate::config::Config;
+use crate::environment;
 use crate::search::{self, Places};
 
-/// NIXL's library, from the first place that has one that fits, with one of NIXL's own plugins.
+/// NIXL's library, from the first place that has one that fits, with one of NIXL's own plugins, whose folder NIXL is told
+/// where it would not look.
 ///
 /// # Errors
 /// With every place that was tried.
@@ -25,7 +27,9 @@ pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
         match Library::load(&path, search::wheel_version(&path)) {
             Ok(library) => {
                 let directory = std::env::var_os("NIXL_PLUGIN_DIR");
-                search::check_backend(library.path(), directory, backend)?;
+                if let Some(folder) = search::plugin_folder(library.path(), directory, backend)? {
+                    environment::name_plugins(&folder);
+                }
                 return Ok(library);
             }
             Err(why) => tried.push((path, why)),

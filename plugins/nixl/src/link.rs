@@ -226,8 +226,11 @@ impl Link {
             flights.pop_front();
             finished += 1;
         }
-        // Also when nothing is in flight: a notification may still be on its way out. Nobody sends to this agent.
-        agent.received(|_| {})?;
+        // Nobody sends to this agent, but a notification may still be on its way out. While something is in flight, asking
+        // after it drives that as well.
+        if flights.is_empty() {
+            agent.received(|_| {})?;
+        }
         Ok(finished)
     }
 

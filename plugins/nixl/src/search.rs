@@ -117,26 +117,32 @@ pub fn not_found(places: &Places, tried: &[(PathBuf, String)]) -> Error {
     Error::new(ErrorCode::UNSUPPORTED, text)
 }
 
-/// Checks that the library will find the backend that is wanted among its own plugins, which are in the folder `plugins`
-/// beside it, or where `NIXL_PLUGIN_DIR` says.
-///
-/// The variable is read and never set: other threads of this process may be reading the environment. Wheels and system
-/// installs need none; what does gets an error that says what to set.
+/// Where a library's plugins may be, seen from its folder, besides `plugins`, where NIXL 1.5 looks for itself: one folder
+/// up, as installs for several architectures have them, or in a folder named for NIXL.
+const ELSEWHERE: [&str; 4] = ["../plugins", "nixl/plugins", "nixl", "../nixl/plugins"];
+
+/// The folder that NIXL has to be told to find a backend among its own plugins; nothing when it finds it by itself, in
+/// `plugins` beside the library or where `NIXL_PLUGIN_DIR` says.
 ///
 /// # Errors
 /// With the folder that lacks it.
-pub fn check_backend(library: &Path, directory: Option<OsString>, backend: &str) -> Result<()> {
+pub fn plugin_folder(library: &Path, directory: Option<OsString>, backend: &str) -> Result<Option<PathBuf>> {
     let file = format!("libplugin_{backend}.so");
     // By bare name it is wherever the loader found it; NIXL says for itself what it lacks.
-    let beside = library.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let beside = beside.map(|folder| folder.join("plugins"));
-    let (folder, from) = match (directory, beside) {
+    let home = library.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let (folder, from) = match (directory, home) {
         (Some(set), _) => (PathBuf::from(set), "NIXL_PLUGIN_DIR"),
-        (None, Some(beside)) => (beside, "the folder beside the library"),
-        (None, None) => return Ok(()),
+        (None, Some(home)) => (home.join("plugins"), "the folder beside the library"),
+        (None, None) => return Ok(None),
     };
     if folder.join(&file).is_file() {
-        return Ok(());
+        return Ok(None);
+    }
+    if from != "NIXL_PLUGIN_DIR"
+        && let Some(home) = home
+        && let Some(other) = ELSEWHERE.iter().map(|at| home.join(at)).find(|at| at.join(&file).is_file())
+    {
+        return Ok(Some(other));
     }
     let text = format!(
         "{} has no {file}, but {}; {from} is where {} looks for its plugins: name another, or set NIXL_PLUGIN_DIR to the \
@@ -208,17 +214,30 @@ mod tests {
     }
 
     #[test]
-    fn a_library_whose_plugins_are_elsewhere_is_refused_and_no_variable_is_set() {
+    fn a_library_is_told_of_plugins_that_it_would_not_find_and_refused_without_any() {
         let folder = scratch("plugins");
-        let library = folder.join(FILE);
-        let error = check_backend(&library, None, "UCX").unwrap_err();
+        let home = folder.join("x86");
+        let library = home.join(FILE);
+        let told = |directory: Option<&str>, backend: &str| {
+            plugin_folder(&library, directory.map(OsString::from), backend)
+        };
+        let add = |place: PathBuf| {
+            std::fs::create_dir_all(&place).unwrap();
+            std::fs::write(place.join("libplugin_UCX.so"), "").unwrap();
+        };
+        let error = told(None, "UCX").unwrap_err();
         assert!(error.message.contains("no other either"), "{error}");
-        std::fs::create_dir_all(folder.join("plugins")).unwrap();
-        std::fs::write(folder.join("plugins/libplugin_UCX.so"), "").unwrap();
-        check_backend(&library, None, "UCX").unwrap();
-        assert!(check_backend(&library, Some("/elsewhere".into()), "UCX").is_err());
-        let error = check_backend(&library, None, "GDS").unwrap_err();
+        std::fs::create_dir_all(&home).unwrap();
+        for place in ELSEWHERE.iter().rev() {
+            add(home.join(place));
+            assert_eq!(told(None, "UCX").unwrap(), Some(home.join(place)));
+        }
+        assert!(told(Some("/elsewhere"), "UCX").is_err(), "what a user sets is not second-guessed");
+        add(home.join("plugins"));
+        assert_eq!(told(None, "UCX").unwrap(), None, "NIXL finds them by itself");
+        let error = told(None, "GDS").unwrap_err();
         assert!(error.message.contains("has no libplugin_GDS.so, but UCX;"), "{error}");
+        assert_eq!(plugin_folder(Path::new(FILE), None, "UCX").unwrap(), None);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
