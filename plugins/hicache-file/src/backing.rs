@@ -78,7 +78,9 @@ impl Directory {
         let above =
             above.map_err(|e| failed("open the directory (a symbolic link is not followed)", &path, e))?;
         let stat = fstat(&above).map_err(|e| failed("look at", &path, e))?;
-        if stat.st_mode & 0o1002 == 0o002 {
+        // Where names stay their owners', as in /tmp, others can only have been there first.
+        let is_shared = stat.st_mode & 0o002 != 0;
+        if is_shared && stat.st_mode & 0o1000 == 0 {
             let text =
                 format!("anybody may write to {}: take the right away, or use another", path.display());
             return Err(Error::new(ErrorCode::IO, text));
@@ -99,10 +101,10 @@ impl Directory {
         }
         let others = if group { 0o007 } else { 0o077 };
         let stat = fstat(&fd).map_err(|e| failed("look at", &path, e))?;
-        if stat.st_mode & others != 0 || !(own || group) {
+        if stat.st_mode & others != 0 || !(own || group && !is_shared) {
+            let cure = if is_shared { "use a directory of your own" } else { "set permissions = \"group\"" };
             let text = format!(
-                "{} belongs to user {} and has mode {:o}: it must be this user's own and closed to others, or set \
-                 permissions = \"group\"",
+                "{} belongs to user {} and has mode {:o}: it must be this user's own and closed to others, or {cure}",
                 path.display(),
                 stat.st_uid,
                 stat.st_mode & 0o7777

@@ -162,6 +162,26 @@ fn directories_that_others_may_write_and_links_are_refused() {
 }
 
 #[test]
+fn where_anybody_may_make_names_the_pages_must_be_this_users_own() {
+    let parent = tempfile::tempdir().unwrap();
+    let (dir, config) = (parent.path().join("shared"), "segment_mib = 1\nsize_limit_mib = 8");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o1777)).unwrap();
+    open(&dir, config).unwrap();
+    let group = format!("{config}\npermissions = 'group'");
+    open(&dir, &group).unwrap();
+    if std::os::unix::fs::chown(dir.join("tier-v1"), Some(12345), None).is_err() {
+        return println!("SKIPPED: only root can give a directory away");
+    }
+    for config in [config, &group] {
+        let refused = open(&dir, config).err().map(|e| e.message).unwrap_or_default();
+        assert!(refused.contains("belongs to user 12345"), "{refused}");
+    }
+    std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).unwrap();
+    open(&dir, &group).unwrap();
+}
+
+#[test]
 fn a_read_only_instance_serves_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let config = "segment_mib = 1\nsize_limit_mib = 8";
