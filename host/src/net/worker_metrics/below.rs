@@ -8,6 +8,9 @@ use host_core::histogram::Histogram;
 use super::series::Series;
 use crate::worker::Handle;
 
+/// Some durations of a tier.
+type Times = fn(&TierStats) -> &Histogram;
+
 /// Writes the metrics of host memory and of each storage tier.
 pub(super) fn encode(worker: &Handle, stats: &HierarchyStats, series: &mut Series<'_>) -> Result<(), Error> {
     let host = stats.host;
@@ -166,7 +169,7 @@ fn of_tiers(
         "1 while a storage tier that missed deadlines is left alone",
         tiers.iter().map(|(tier, stats)| ([("tier", tier.as_str())], i64::from(stats.resting))),
     )?;
-    let times: [(&str, &str, fn(&TierStats) -> &Histogram); 3] = [
+    let times: [(&str, &str, Times); 3] = [
         ("host_storage_answer_seconds", "Time of an answer to a batch of questions", |stats| {
             &stats.answer_times
         }),
