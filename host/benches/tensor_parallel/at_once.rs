@@ -10,11 +10,13 @@ const LEVELS: [usize; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 const RUNS: usize = 4;
 
 /// Prints a table: a row per number of prompts, a column per arm, milliseconds.
-pub fn run(plugin: &str) -> anyhow::Result<()> {
+pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
+    let arms: Vec<_> =
+        ARMS.iter().filter(|arm| wanted.iter().all(|word| arm.name().contains(word.as_str()))).collect();
     println!("{PROMPT} tokens of 16 KiB each, {plugin}, best of {RUNS} mean times to the first token, ms");
     let mut columns = Vec::new();
     let mut prompts = 0;
-    for arm in &ARMS {
+    for arm in arms.iter().copied() {
         // All prompts of the highest level fit, so that what is measured is moving and not waiting for pages.
         let pages = (PROMPT.div_ceil(16) + 1) * 256;
         let pages = pages.to_string();
@@ -34,7 +36,7 @@ pub fn run(plugin: &str) -> anyhow::Result<()> {
         eprintln!("{}: {column:.1?}", arm.name());
         columns.push(column);
     }
-    let names: Vec<String> = ARMS.iter().map(super::Arm::name).collect();
+    let names: Vec<String> = arms.iter().map(|arm| arm.name()).collect();
     println!("| prompts | {} |", names.join(" | "));
     println!("| ---: |{}", " ---: |".repeat(names.len()));
     for (row, level) in LEVELS.iter().enumerate() {

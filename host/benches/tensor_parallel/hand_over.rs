@@ -12,9 +12,12 @@ const WARM_UP: u32 = 2;
 const ROUNDS: u32 = 21;
 
 /// Prints a table: milliseconds, and how much of the equal arm's hand-over of the same layout each one takes.
-pub fn run(plugin: &str) -> anyhow::Result<()> {
+pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
+    let plain = wanted.iter().any(|word| word == "plain");
+    let is_wanted =
+        |arm: &super::Arm| wanted.iter().all(|word| word == "plain" || arm.name().contains(word.as_str()));
     println!("{} MiB of KV, {plugin}, median of {ROUNDS} rounds", u64::from(PROMPT) * 64 / 1024);
-    for digests in [false, true] {
+    for digests in [false, true].into_iter().filter(|digests| !(plain && *digests)) {
         println!(
             "\n| arm, {} | first token, ms | hand-over, ms | of equal |",
             if digests { "digests" } else { "no digests" }
@@ -25,7 +28,11 @@ pub fn run(plugin: &str) -> anyhow::Result<()> {
             let pages = (PROMPT / 16 * 3).to_string();
             let mut flags = vec!["--pool-pages", &pages, "--chunk-tokens", "2048", "--layer-groups", "off"];
             flags.extend((!digests).then_some("--no-page-integrity"));
-            let arms: Vec<_> = ARMS.iter().filter(|arm| arm.layer_first == layer_first).collect();
+            let arms: Vec<_> =
+                ARMS.iter().filter(|arm| arm.layer_first == layer_first && is_wanted(arm)).collect();
+            if arms.is_empty() {
+                continue;
+            }
             let mut servers = vec![start(None, plugin, MODEL, &flags)];
             servers.extend(arms.iter().map(|arm| start(Some(arm), plugin, MODEL, &flags)));
             let mut times = vec![Vec::new(); servers.len()];

@@ -1,6 +1,6 @@
 //! What it costs to move KV pages between workers of different tensor-parallel sizes, against equal ones.
 //!
-//! `cargo build --release --workspace && cargo bench -p host --bench tensor_parallel -- MODE [PLUGIN]`
+//! `cargo build --release --workspace && cargo bench -p host --bench tensor_parallel -- MODE [PLUGIN [WORD...]]`
 //!
 //! - `hand-over`: one prompt at a time. An undivided server, which hands nothing over, and split ones of several sizes run at
 //!   once and are asked in turn; a hand-over is what a split server takes beyond the undivided one, to the first token.
@@ -9,6 +9,8 @@
 //!
 //! Each does so in the layout in which a head range of a page is one piece, and in the layer-first one that engines fix, where
 //! it is one piece per token: there with and without staging. PLUGIN is `shm` unless said otherwise.
+//! WORDs leave only the arms in whose names all of them are, such as `p2d4` or `page-head-first`; `plain` leaves out digests.
+//! An arm that nobody asks still costs: its plugin's threads look for bytes.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -97,9 +99,10 @@ pub fn start(arm: Option<&Arm>, plugin: &str, synthetic: &str, flags: &[&str]) -
 fn main() -> anyhow::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let plugin = words.get(1).map_or("shm", String::as_str);
+    let wanted = words.get(2..).unwrap_or_default();
     match words.first().map(String::as_str) {
-        Some("hand-over") => hand_over::run(plugin),
-        Some("at-once") => at_once::run(plugin),
+        Some("hand-over") => hand_over::run(plugin, wanted),
+        Some("at-once") => at_once::run(plugin, wanted),
         _ => anyhow::bail!("say what to measure: hand-over or at-once"),
     }
 }
