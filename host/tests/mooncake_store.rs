@@ -169,9 +169,10 @@ fn every_arrangement_restores_from_the_pool_and_answers_as_one_worker_alone() {
     let Some(pool) = Pool::new() else { return };
     let plugins = fixture::directory(&["shm", "mooncake"]);
     let expected = expected(plugins.path());
-    for (prefill, decode) in [("1", "1"), ("4", "2"), ("2", "4")] {
+    // With both roles of the one plugin, and with another one's transfers.
+    for (transfer, prefill, decode) in [("mooncake", "1", "1"), ("shm", "4", "2"), ("mooncake", "2", "4")] {
         let _master = pool.master();
-        let flags = ["--plugins", "shm", "--prefill-tp", prefill, "--decode-tp", decode];
+        let flags = ["--plugins", transfer, "--prefill-tp", prefill, "--decode-tp", decode];
         let cluster = workers(&pool, plugins.path(), "64mb", &flags);
         assert_eq!(ask(&cluster), expected, "{prefill} to {decode}");
         await_stored(&cluster);
@@ -186,6 +187,32 @@ fn every_arrangement_restores_from_the_pool_and_answers_as_one_worker_alone() {
             "{prefill} to {decode}: {restored} pages of {hits} objects"
         );
     }
+}
+
+#[test]
+fn what_prefill_alone_stored_a_decode_worker_of_another_life_restores() {
+    let Some(pool) = Pool::new() else { return };
+    let plugins = fixture::directory(&["mooncake"]);
+    let expected = expected(plugins.path());
+    let (_master, _owner) = (pool.master(), pool.owner(64));
+    let table = pool.config("global_segment_size = \"0\"\nstore_deadline_ms = 500\n");
+    let serve = |own: &str| {
+        let below = ["--hierarchical-cache", "--hicache-storage", "mooncake", "--plugins", "mooncake"];
+        start(&[&[own], &below[..]].concat(), plugins.path(), format!("{MODEL}[plugin.mooncake]\n{table}"))
+    };
+    let written =
+        |cluster: &Cluster, role| total(cluster, role, "host_storage_pages_total", "end=\"written\"");
+    let cluster = serve("--prefill-radix-cache");
+    assert_eq!(ask(&cluster), expected);
+    let pages: usize = prompts().iter().map(|prompt| prompt.len() / PAGE_TOKENS).sum();
+    cluster.wait("prompts to be stored", || written(&cluster, "prefill") >= pages as f64);
+    assert_eq!(written(&cluster, "decode"), 0.0);
+    drop(cluster);
+    let cluster = serve("--decode-radix-cache");
+    assert_eq!(ask(&cluster), expected, "restored by decode");
+    assert!(restored(&cluster, "decode") > 0.0);
+    assert_eq!(restored(&cluster, "prefill"), 0.0);
+    await_nothing_held(&cluster);
 }
 
 #[test]
@@ -299,6 +326,9 @@ fn a_frozen_peer_costs_a_request_no_more_than_its_deadline_for_storage() {
             flush(&cluster);
         }
         signal(frozen, "CONT");
+        let missed = ["prefill", "decode"]
+            .map(|role| total(&cluster, role, "host_storage_deadlines_missed_total", ""));
+        assert!(missed.iter().sum::<f64>() > 0.0, "a frozen {what} is to be seen in the metrics");
         assert_eq!(ask(&cluster), expected, "after the {what} was frozen");
         await_nothing_held(&cluster);
     }

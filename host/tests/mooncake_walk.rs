@@ -103,3 +103,33 @@ fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
         assert_eq!(split.generate(&prompt, 8).unwrap().tokens, right.tokens);
     }
 }
+
+#[test]
+fn a_worker_frozen_in_mid_transfer_over_mooncake_costs_time_and_no_token() {
+    let cost = "prefill-token-us = 120\n";
+    for victim in ["prefill", "decode"] {
+        let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], cost) else { return };
+        let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
+        let right = split.generate(&prompt, 8).unwrap().tokens;
+        let (prefill, frozen) = (split.worker("prefill"), split.pid(victim).unwrap());
+        let sent = || split.metrics(&prefill).get("host_pages_sent_total").copied().unwrap_or(0.0);
+        let before = sent();
+        std::thread::scope(|scope| {
+            let request = scope.spawn(|| split.generate(&prompt, 8));
+            split.wait("some pages of the request to be sent", || sent() > before + 5.0);
+            signal(frozen, "STOP");
+            split.wait("the router to miss it", || split.workers().len() == 1);
+            signal(frozen, "CONT");
+            // Whether it is given up or goes on, what is answered is right.
+            let answer = request.join().unwrap();
+            assert!(answer.as_ref().map_or(true, |answer| answer.tokens == right), "{victim}: {answer:?}");
+        });
+        split.wait("both to be there again", || split.workers().len() == 2);
+        split.wait("an answer", || split.generate(&prompt, 8).is_ok_and(|answer| answer.tokens == right));
+        split.wait("all pages to be free", || split.all_free());
+        for role in ["prefill", "decode"] {
+            let metrics = split.metrics(&split.worker(role));
+            assert_eq!(metrics.get("host_integrity_failures_total").copied().unwrap_or(0.0), 0.0);
+        }
+    }
+}
