@@ -278,6 +278,15 @@ impl Directory {
         Some((u64::try_from(stat.st_size).unwrap_or(0), (stat.st_mtime, stat.st_mtime_nsec as u64)))
     }
 
+    /// Bytes that a segment's files take of the file system, which are less than it counts for while they are not full.
+    pub fn taken(&self, name: Name) -> u64 {
+        let blocks = |file: String| {
+            let stat = statat(&self.fd, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+            stat.map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0))
+        };
+        512 * (blocks(name.index()) + blocks(name.data()))
+    }
+
     /// Notes that the segment was used now.
     pub fn touch(&self, name: Name) -> io::Result<()> {
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };

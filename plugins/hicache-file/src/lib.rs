@@ -73,7 +73,9 @@
 //! `size_limit_mib` or 32768 segments, or leave less than `free_floor_mib` free, the segment goes that was used longest ago: by the
 //! modification time of its data file, which readers renew every 5 s for segments that had hits. So the order survives
 //! restarts and is the same for all. Evicted files take their space until the last process that reads them has let go, so no more is
-//! evicted at once than would be enough; if there is no room then, puts are refused for 5 s before more goes. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again after a second.
+//! evicted at once than would be enough; if there is no room then, puts are refused until
+//! they have, for up to 5 s, before more goes. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again
+//! after a second.
 //! The limit holds at every moment, for all processes together.
 //!
 //! # Flow

@@ -19,6 +19,8 @@ use crate::writer::OpenSegment;
 
 /// How long puts are refused before a segment is asked for again.
 const REFUSAL: Duration = Duration::from_secs(1);
+/// The same while the space of evicted segments is waited for, which others give back as soon as they look.
+const SOON: Duration = Duration::from_millis(100);
 /// How long the space of evicted segments is waited for. Files that are unlinked take their space until the last process that
 /// has them open has let go of them, which others do when they look at the directory the next time.
 const SETTLING: Duration = Duration::from_secs(5);
@@ -53,9 +55,9 @@ impl Keeper<'_> {
             }
             Err((code, text)) => {
                 let path = self.store.directory.path().display();
-                let text = format!("puts to {path} are refused, and tried again every second: {text}");
+                let text = format!("puts to {path} are refused, and tried again soon: {text}");
                 self.report(Some(text));
-                Err((code, Instant::now() + REFUSAL))
+                Err((code, Instant::now() + if self.is_settling() { SOON } else { REFUSAL }))
             }
         }
     }
@@ -77,7 +79,7 @@ impl Keeper<'_> {
                 // The file system says less than it keeps: what is old goes, one by one, as much as is asked for.
                 Err(e) if is_full(&e) && evicted < footprint(size, 0) && !self.is_settling() => {
                     match self.evict_oldest(&lock) {
-                        Some(bytes) => evicted += bytes,
+                        Some(taken) => evicted += taken,
                         None => break Err(e),
                     }
                 }
@@ -142,11 +144,12 @@ impl Keeper<'_> {
             } else {
                 return Ok(());
             };
-            let Some((name, size)) = sizes.find(|(name, _)| self.evict(*name, lock)) else {
+            let gone = sizes.find_map(|(name, size)| Some((name, size, self.evict(name, lock)?)));
+            let Some((name, size, taken)) = gone else {
                 return Err((ErrorCode::NO_RESOURCE, format!("{short}, and nothing is left to evict")));
             };
             sum -= size;
-            evicted += size;
+            evicted += taken;
             log!(Level::DEBUG, "evicted {}: {short}", name.index());
         }
     }
@@ -156,31 +159,31 @@ impl Keeper<'_> {
         self.awaited.is_some_and(|until| Instant::now() < until)
     }
 
-    /// The bytes of the segment that went.
     fn evict_oldest(&mut self, lock: &DirectoryLock) -> Option<u64> {
         let (sizes, _) = self.sizes().ok()?;
-        sizes.into_iter().find(|(name, _)| self.evict(*name, lock)).map(|(_, bytes)| bytes)
+        sizes.into_iter().find_map(|(name, _)| self.evict(name, lock))
     }
 
-    /// Removes a segment, unless somebody writes it, or nobody can say whether somebody does.
-    fn evict(&mut self, name: Name, _lock: &DirectoryLock) -> bool {
+    /// Removes a segment, unless somebody writes it, or nobody can say whether somebody does; the bytes that its files took.
+    fn evict(&mut self, name: Name, _lock: &DirectoryLock) -> Option<u64> {
         let store = self.store;
         if store.writer.knows(name).is_some() {
-            return false;
+            return None;
         }
         match store.directory.index(name, false) {
             Ok(index) if try_lock(&index) => {}
             // Data that a crash between two unlinks left.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            _ => return false,
+            _ => return None,
         }
+        let taken = store.directory.taken(name);
         if !store.directory.remove(name) {
-            return false;
+            return None;
         }
         let pages = self.forget(name);
         store.metrics.segments_evicted.add(1);
         store.metrics.pages_evicted.add(pages as u64);
-        true
+        Some(taken)
     }
 
     /// Data whose index is gone, if that is still so when nobody is making or removing segments.
