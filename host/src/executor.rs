@@ -3,6 +3,7 @@
 pub mod cpu;
 pub mod digest;
 pub mod group;
+mod mapping;
 pub mod memory;
 pub mod sampling;
 pub mod synthetic;
@@ -11,6 +12,7 @@ pub mod window;
 use host_core::window::WindowShape;
 use host_core::{Batch, Dtype, SequenceOutput};
 
+pub use mapping::Mapping;
 pub use memory::{KvMemory, SharedMemory};
 
 /// What the host must know of a model before it can size pools and compare workers.

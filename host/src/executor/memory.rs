@@ -1,30 +1,20 @@
 //! The KV pool of one rank, as an executor sees it.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use host_core::{KvLayout, PageId};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Anonymous memory with a file descriptor behind it, so that a transfer backend can share it with another process.
-///
-/// Zeroed at creation, unmapped on drop. Reads and writes by several parties (executor, transfer backend, a peer
-/// process) are kept apart by the scheduler, which gives every page one owner at a time. One page has two users at once in
-/// one case: the transfer backend reads layers that the executor has said are done, while the executor writes others.
+use super::mapping::Mapping;
+
+/// A mapping with a file descriptor behind it, so that a transfer backend can share it with another process.
 pub struct SharedMemory {
-    base: NonNull<u8>,
-    bytes: usize,
+    mapping: Mapping,
     fd: OwnedFd,
 }
-
-// SAFETY: the mapping stays valid for the life of the value and is plain bytes; who may touch which page when is the
-// scheduler's page accounting, not the thread.
-unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Maps `bytes` bytes (at least one).
@@ -35,59 +25,7 @@ impl SharedMemory {
         let bytes = bytes.max(1);
         let fd = memfd_create(name, MemfdFlags::CLOEXEC)?;
         ftruncate(&fd, bytes as u64)?;
-        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
-        }?;
-        let base =
-            NonNull::new(base.cast::<u8>()).ok_or_else(|| std::io::Error::other("mmap gave address 0"))?;
-        Ok(Self { base, bytes, fd })
-    }
-
-    /// First byte.
-    #[must_use]
-    pub fn address(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    /// Length.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Copies `bytes` to `offset`.
-    ///
-    /// # Panics
-    /// When the range lies outside the memory.
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked; the caller's protocol gives it this range alone.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
-    }
-
-    /// Copies out of the memory, from `offset`.
-    ///
-    /// # Panics
-    /// When the range lies outside the memory.
-    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
-        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked; whoever writes it has announced that it is done.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len());
-        }
-    }
-
-    /// Bytes from `offset` on, to read in place.
-    ///
-    /// # Panics
-    /// When the range lies outside the memory.
-    #[must_use]
-    pub fn bytes_at(&self, offset: usize, length: usize) -> &[u8] {
-        assert!(offset.checked_add(length).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked; whoever writes it has announced that it is done, and does not begin again
-        // before the caller has let go.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }
+        Ok(Self { mapping: Mapping::of(&fd, bytes)?, fd })
     }
 
     /// The file behind the memory.
@@ -97,11 +35,11 @@ impl SharedMemory {
     }
 }
 
-impl Drop for SharedMemory {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of our own mapping, and nothing borrows from it past the value's life.
-        // An error here would mean that the kernel lost the mapping; there is nothing to do about it.
-        let _unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+impl Deref for SharedMemory {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.mapping
     }
 }
 
@@ -155,7 +93,7 @@ impl KvMemory {
     pub fn row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> NonNull<u8> {
         let offset = self.layout.row(page.0 as usize, head, layer, kv, token);
         // SAFETY: `KvLayout::row` panics on an index outside the shape, and the mapping covers the whole shape.
-        unsafe { self.memory.base.add(offset) }
+        unsafe { self.memory.address().add(offset) }
     }
 
     /// The row's bytes, to read.

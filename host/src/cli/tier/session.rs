@@ -2,7 +2,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "a command waits for somebody else's storage, in real time")]
 
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use host_plugin_api::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 
-use crate::executor::memory::SharedMemory;
+use crate::executor::Mapping;
 use crate::plugins::{Kind, Manifest, Services};
 
 /// Keys of one step of a scan.
@@ -45,7 +44,7 @@ pub struct Session {
     limits: TierLimits,
     plugin: String,
     id: String,
-    memory: Option<(SharedMemory, RegionId)>,
+    memory: Option<(Mapping, RegionId)>,
     last: u64,
     /// A batch did not end: its memory may still be written.
     stuck: bool,
@@ -138,14 +137,14 @@ impl Session {
             self.memory = None;
         }
         let length = bytes.max(MEMORY);
-        let memory = SharedMemory::new("host-tier", usize::try_from(length)?);
+        let memory = Mapping::private(usize::try_from(length)?);
         let memory = memory.with_context(|| format!("there is no memory for {length} bytes"))?;
         let offered = Memory {
             address: memory.address().as_ptr() as u64,
             length,
             kind: MemoryKind::DRAM,
             device: 0,
-            fd: memory.fd().as_raw_fd(),
+            fd: -1,
             generation: 1,
             fd_offset: 0,
         };

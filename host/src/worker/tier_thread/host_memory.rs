@@ -1,7 +1,6 @@
 //! Host memory: slots for pages, a piece of memory for each rank.
 
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 
 use anyhow::Context;
 use host_core::PageId;
@@ -13,7 +12,7 @@ use host_kernels::copy::{Copier, CopyPages, Dimension, Memory, PageBlock, PagesC
 use host_plugin_api::{Key, MemoryKind};
 
 use super::seal::{SEAL_BYTES, object_bytes, seal};
-use crate::executor::{KvMemory, SharedMemory};
+use crate::executor::{KvMemory, Mapping};
 
 /// Threads of a large copy.
 const COPY_THREADS: usize = 2;
@@ -23,7 +22,7 @@ struct Rank {
     kv: KvMemory,
     pool: Share,
     slots: Share,
-    memory: SharedMemory,
+    memory: Mapping,
     /// Of its heads, those that it stores, so that each is stored once.
     stored: Range<usize>,
 }
@@ -74,7 +73,7 @@ impl HostMemory {
                 side.page = object_bytes * shape.heads;
             }
             let bytes = object_bytes * shape.heads * slots;
-            let memory = SharedMemory::new("host-cache", bytes).with_context(|| {
+            let memory = Mapping::private(bytes).with_context(|| {
                 format!("no memory for {bytes} bytes of host cache: lower --hicache-memory")
             })?;
             let stored = counted_heads(kv_heads, pools.len(), rank);
@@ -127,7 +126,7 @@ impl HostMemory {
             length: rank.memory.bytes() as u64,
             kind: MemoryKind::DRAM,
             device: 0,
-            fd: rank.memory.fd().as_raw_fd(),
+            fd: -1,
             generation: 1,
             fd_offset: 0,
         })

@@ -63,7 +63,17 @@ pub struct Bench {
 impl Bench {
     /// With memory that is full of different bytes, and no pages yet.
     pub fn new(dir: &Path) -> Self {
-        let memory = vec![Block([0; 4096]); MEMORY / 4096].leak();
+        // Huge pages where the system has them, as the host's memory has.
+        use rustix::mm::{Advice as Use, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping of zeros, which are blocks, and which stays for ever.
+        let memory = unsafe {
+            let base = mmap_anonymous(std::ptr::null_mut(), MEMORY, rights, MapFlags::PRIVATE).unwrap();
+            if std::env::var_os("TIER_BENCH_SMALL_PAGES").is_none() {
+                madvise(base, MEMORY, Use::LinuxHugepage).unwrap();
+            }
+            std::slice::from_raw_parts_mut(base.cast::<Block>(), MEMORY / 4096)
+        };
         for (number, block) in memory.iter_mut().enumerate() {
             let mut word = number as u64 + 1;
             for bytes in block.0.chunks_exact_mut(8) {
@@ -261,7 +271,11 @@ pub type Way<'a> = (&'a str, &'a dyn Fn(&Bench) -> [Measured; 2]);
 pub fn table(bench: &mut Bench, ways: &[Way<'_>], megabytes: usize, count: usize) {
     println!("| page | way | write GB/s | of raw | core s/GB | read GB/s | of raw | core s/GB | found |");
     println!("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    let wanted = number("TIER_BENCH_PAGE_KIB", 0);
     for page in [64 << 10, 256 << 10, 1 << 20, 4 << 20] {
+        if wanted != 0 && page != wanted << 10 {
+            continue;
+        }
         bench.page = page;
         bench.pages = (megabytes << 20) / page;
         let bytes = (bench.pages * page) as f64 / 1e9;

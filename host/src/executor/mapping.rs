@@ -1,0 +1,108 @@
+//! Memory that is mapped for pages of KV: a rank's pool, or the host memory below it.
+
+use std::ptr::NonNull;
+
+use rustix::fd::AsFd;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+/// Zeroed at creation, unmapped on drop. Reads and writes by several parties (executor, transfer backend, storage, a peer
+/// process) are kept apart by the scheduler, which gives every page one owner at a time. One page has two users at once in
+/// one case: the transfer backend reads layers that the executor has said are done, while the executor writes others.
+pub struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping stays valid for the life of the value and is plain bytes; who may touch which page when is the
+// scheduler's page accounting, not the thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+const RIGHTS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+impl Mapping {
+    /// Maps `bytes` bytes (at least one) for this process alone, in huge pages where the system gives them to who asks
+    /// (`/sys/kernel/mm/transparent_hugepage/enabled`): a device that reads or writes such memory is told of one piece where
+    /// it would be told of 512.
+    ///
+    /// # Errors
+    /// When the system has no memory to give.
+    pub fn private(bytes: usize) -> std::io::Result<Self> {
+        let bytes = bytes.max(1);
+        // SAFETY: a fresh mapping at an address the kernel chooses overlaps nothing of ours.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, RIGHTS, MapFlags::PRIVATE) }?;
+        let mapping = Self::around(base, bytes)?;
+        // SAFETY: the range is the new mapping's, whose bytes this leaves as they are. Kernels without huge pages refuse,
+        // and the memory is as good.
+        let _small = unsafe { madvise(base, bytes, Advice::LinuxHugepage) };
+        Ok(mapping)
+    }
+
+    /// Maps the first `bytes` bytes (at least one) of a file, which has as many.
+    pub(super) fn of(file: &impl AsFd, bytes: usize) -> std::io::Result<Self> {
+        // SAFETY: as in `private`.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, RIGHTS, MapFlags::SHARED, file, 0) }?;
+        Self::around(base, bytes)
+    }
+
+    fn around(base: *mut std::ffi::c_void, bytes: usize) -> std::io::Result<Self> {
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| std::io::Error::other("mmap gave address 0"))?;
+        Ok(Self { base, bytes })
+    }
+
+    /// First byte.
+    #[must_use]
+    pub fn address(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Panics
+    /// When the range lies outside the memory.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
+        // SAFETY: the range was just checked; the caller's protocol gives it this range alone.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
+    }
+
+    /// Copies out of the memory, from `offset`.
+    ///
+    /// # Panics
+    /// When the range lies outside the memory.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
+        // SAFETY: the range was just checked; whoever writes it has announced that it is done.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+
+    /// Bytes from `offset` on, to read in place.
+    ///
+    /// # Panics
+    /// When the range lies outside the memory.
+    #[must_use]
+    pub fn bytes_at(&self, offset: usize, length: usize) -> &[u8] {
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.bytes), "outside the memory");
+        // SAFETY: the range was just checked; whoever writes it has announced that it is done, and does not begin again
+        // before the caller has let go.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of our own mapping, and nothing borrows from it past the value's life.
+        // An error here would mean that the kernel lost the mapping; there is nothing to do about it.
+        let _unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
