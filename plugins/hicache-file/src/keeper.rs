@@ -96,7 +96,7 @@ pub fn run(store: &Store, stop: &AtomicBool) {
         store.wait_for_call(TICK.min(store.config.refresh()));
     }
     store.writer.retire();
-    keeper.seal();
+    while keeper.seal() {}
     keeper.touch();
     keeper.shown_is([0; 3]);
 }
@@ -104,13 +104,17 @@ pub fn run(store: &Store, stop: &AtomicBool) {
 impl Keeper<'_> {
     /// What others wait for.
     fn attend(&mut self) {
-        if self.store.writer.is_wanted() {
-            let made = self.make();
-            self.store.writer.supply(made);
+        loop {
+            if self.store.writer.is_wanted() {
+                let made = self.make();
+                self.store.writer.supply(made);
+            }
+            self.store.queue.unpark();
+            // Waits for the device, so it comes last.
+            if !self.seal() {
+                break;
+            }
         }
-        self.store.queue.unpark();
-        // Waits for the device, so it comes last.
-        self.seal();
     }
 
     /// Logs trouble the first time, and again when it was gone in between.
@@ -355,7 +359,8 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    fn seal(&mut self) {
+    /// Whether there was one to seal.
+    fn seal(&mut self) -> bool {
         let store = self.store;
         store.writer.seal(store.config.fsync, |open: &OpenSegment, sealed| {
             let name = open.segment.name;
@@ -378,7 +383,7 @@ impl Keeper<'_> {
                 }
             };
             self.known.insert(name, known);
-        });
+        })
     }
 }
 

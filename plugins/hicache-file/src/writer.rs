@@ -215,14 +215,14 @@ impl Writer {
         retired.extend(spare.take());
     }
 
-    /// Seals what is full and has no writes in flight. Calls `done` with each segment and whether it has any page.
-    pub fn seal(&self, fsync: Fsync, mut done: impl FnMut(&OpenSegment, io::Result<bool>)) {
+    /// Seals one that is full and has no writes in flight, since somebody may want a new one by then; false when there is none.
+    /// Calls `done` with it and whether it has any page.
+    pub fn seal(&self, fsync: Fsync, done: impl FnOnce(&OpenSegment, io::Result<bool>)) -> bool {
         let idle = |open: &&Arc<OpenSegment>| open.writing.load(Ordering::SeqCst) == 0;
-        let ready: Vec<_> = locked(&self.state).retired.iter().filter(idle).cloned().collect();
-        for open in ready {
-            done(&open, open.seal(fsync));
-            // Only now: until it is known as sealed, its records are removed through its writer.
-            locked(&self.state).retired.retain(|other| !Arc::ptr_eq(other, &open));
-        }
+        let Some(open) = locked(&self.state).retired.iter().find(idle).cloned() else { return false };
+        done(&open, open.seal(fsync));
+        // Only now: until it is known as sealed, its records are removed through its writer.
+        locked(&self.state).retired.retain(|other| !Arc::ptr_eq(other, &open));
+        true
     }
 }

@@ -68,7 +68,7 @@ fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanw
     drop(room);
     store.delete(&value(0).key).unwrap();
     store.writer.retire();
-    keeper.seal();
+    assert!(keeper.seal());
     assert!(!segment.is_sealed() && store.writer.open_segment(segment.id).is_none());
     store.delete(&value(1).key).unwrap();
     let records = || read_records(&store.directory.index(name, false).unwrap(), name, 0, 1 << 20).unwrap();
