@@ -155,8 +155,6 @@ pub(crate) struct Queued {
 pub(crate) struct Hierarchy {
     config: HierarchyConfig,
     page_tokens: usize,
-    /// Whether others send what is not restored; otherwise it is computed.
-    is_sent: bool,
     host: HostPool,
     tiers: Vec<Tier>,
     last_tag: u64,
@@ -193,7 +191,7 @@ const PATIENCE: f64 = 4.0;
 const GRACE: Duration = Duration::from_millis(50);
 
 impl Hierarchy {
-    pub(crate) fn new(config: HierarchyConfig, page_tokens: u32, is_sent: bool) -> Self {
+    pub(crate) fn new(config: HierarchyConfig, page_tokens: u32) -> Self {
         config.check();
         let page = config.page_bytes as f64;
         let sizes = [page, page * f64::from(config.batch_pages)];
@@ -215,7 +213,6 @@ impl Hierarchy {
             tiers: tiers.collect(),
             host: HostPool::new(config.host_slots),
             page_tokens: page_tokens as usize,
-            is_sent,
             last_tag: 0,
             ops: BTreeMap::new(),
             fetches: BTreeMap::new(),

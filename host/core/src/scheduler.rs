@@ -142,10 +142,7 @@ impl Scheduler {
         Self {
             pool: PagePool::open(limits, source),
             cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
-            hierarchy: config
-                .hierarchy
-                .clone()
-                .map(|below| Hierarchy::new(below, config.page_tokens, config.role == Role::Decode)),
+            hierarchy: config.hierarchy.clone().map(|below| Hierarchy::new(below, config.page_tokens)),
             step: None,
             cache_changes: CacheChanges::new(config.cache_events),
             leaders: Leaders::new(config.seed),

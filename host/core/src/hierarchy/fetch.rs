@@ -58,6 +58,8 @@ pub(super) struct Fetch {
     /// Whether the queue still waits for it, and whether it does so because others are computed.
     patient: bool,
     prolonged: bool,
+    /// Whether what is not restored is sent by another worker, and not computed here.
+    pub is_sent: bool,
     /// Pages that were in L1 when it arrived.
     pub near: usize,
     /// Pages of the prompt by their places, and behind all of them those of [window parts](super::windows).
@@ -108,14 +110,16 @@ impl Fetch {
 }
 
 impl Hierarchy {
-    /// A request has arrived whose prompt has these pages, the first `near` of which are in L1. `windows` is for one that
-    /// computes what a window slides over: which of those have their window parts there.
+    /// A request is to go on behind as many of these pages as there are, the first `near` of which are in L1. `is_sent`: it is
+    /// sent the others. `windows` is for one that computes what a window slides over: which of those have their window parts
+    /// there.
     pub(crate) fn begin(
         &mut self,
         now: Time,
         room: Room,
         names: Vec<PageHash>,
         near: usize,
+        is_sent: bool,
         windows: Option<(WindowShape, Vec<bool>)>,
     ) {
         let fetch = Fetch {
@@ -128,6 +132,7 @@ impl Hierarchy {
             until: None,
             patient: true,
             prolonged: false,
+            is_sent,
             near,
             pieces: BTreeMap::new(),
             table: BTreeMap::new(),
@@ -183,7 +188,7 @@ impl Hierarchy {
             (_, PrefetchPolicy::BestEffort) | (Phase::Idle | Phase::Restoring, _) => false,
             (Phase::Asking, _) => true,
             // What is sent meanwhile does not wait for what is read.
-            (Phase::Reading, _) => !self.is_sent && fetch.fills(),
+            (Phase::Reading, _) => !fetch.is_sent && fetch.fills(),
         }
     }
 
@@ -357,7 +362,7 @@ impl Hierarchy {
             let Some(fetch) = self.fetches.get_mut(&room) else { continue };
             match fetch.phase {
                 Phase::Restoring => self.stop_waiting(room),
-                _ if fetch.prolonged || ahead.is_zero() => fetch.patient = false,
+                _ if fetch.is_sent || fetch.prolonged || ahead.is_zero() => fetch.patient = false,
                 _ => {
                     fetch.prolonged = true;
                     self.set_deadline(room, Some(now.after(ahead)));

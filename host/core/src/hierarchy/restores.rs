@@ -22,7 +22,7 @@ impl Hierarchy {
     /// [`restore_into`](Self::restore_into) is to follow unless that is none.
     pub(crate) fn restore(&mut self, now: Time, room: Room, near: usize) -> usize {
         let Some(fetch) = self.fetches.get(&room) else { return 0 };
-        let in_flight = self.is_sent && self.config.prefetch != PrefetchPolicy::BestEffort;
+        let in_flight = fetch.is_sent && self.config.prefetch != PrefetchPolicy::BestEffort;
         let mut end = near;
         while end < fetch.names.len() {
             match self.host.find(&fetch.names[end]) {

@@ -67,7 +67,7 @@ impl Hierarchy {
 
     /// What it takes when these pages are not restored, where that is known.
     pub(super) fn seconds_without(&self, fetch: &Fetch, pages: Range<usize>) -> f64 {
-        let without = match self.is_sent {
+        let without = match fetch.is_sent {
             // They come with what is sent anyway, and what is restored comes at the same time.
             true => self.transferring.predict((fetch.names.len() - pages.start) as f64),
             // After what is computed before them.
@@ -78,7 +78,7 @@ impl Hierarchy {
 
     /// How long it takes to compute what is computed before anybody who is not admitted yet.
     pub(super) fn backlog_time(&self) -> Duration {
-        if self.is_sent || self.backlog == 0 || self.config.prefetch != PrefetchPolicy::Timeout {
+        if self.backlog == 0 || self.config.prefetch != PrefetchPolicy::Timeout {
             return Duration::ZERO;
         }
         let seconds = self.computing.predict(self.backlog as f64).unwrap_or_default();

@@ -178,10 +178,8 @@ impl Scheduler {
                 continue;
             }
             // What was cached of it may be below by now.
-            let near = prefix.as_ref().map_or(0, |prefix| prefix.lock.pages());
-            if self.fetch_again(now, room, near) {
+            if self.fetch_again(now, room) {
                 self.unlock(prefix.map(|prefix| prefix.lock));
-                at += 1;
                 continue;
             }
             resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage == Stage::Retracted));

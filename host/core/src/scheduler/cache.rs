@@ -1,5 +1,6 @@
 //! What requests leave behind for those that begin alike.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::growth::Pages;
@@ -9,7 +10,6 @@ use crate::hierarchy::Hierarchy;
 use crate::ids::Room;
 use crate::pool::Component;
 use crate::radix::{Policy, PrefixLock, RadixTree, TreeConfig};
-use crate::request::Request;
 
 /// Namespaces at most, whatever the size of the pool.
 const NAMESPACES: usize = 1 << 16;
@@ -36,15 +36,6 @@ pub struct Flushed {
     pub in_use: usize,
 }
 
-/// Tokens of a request's prompt that may come from the cache. A worker that computes needs at least one token to
-/// compute; one that is sent the rest may hold all of it.
-pub(super) fn usable_prefix(role: Role, request: &Request) -> usize {
-    match role {
-        Role::Decode => request.prompt.len(),
-        Role::Prefill | Role::Aggregated => request.prompt.len() - 1,
-    }
-}
-
 impl Scheduler {
     /// Locks what is cached of a request's prompt; of a retracted one's answer so far too. `None` for a request that
     /// runs without the cache. It is a use of the prefix only when the request is admitted.
@@ -56,14 +47,11 @@ impl Scheduler {
             return None;
         }
         let namespace = tree.namespace(&request.namespace)?;
-        let known = (job.stage == Stage::Retracted).then(|| job.known_tokens());
-        let usable = usable_prefix(self.config.role, request);
-        let tokens = known.as_deref().unwrap_or(&request.prompt[..usable]);
+        let tokens = job.usable_tokens(self.config.role);
         // Who is sent the rest is sent the window too.
-        let computes = self.config.role != Role::Decode || known.is_some();
-        Some(match self.config.window.filter(|_| computes) {
-            Some(window) => tree.hold_window(namespace, tokens, window),
-            None => tree.hold(namespace, tokens),
+        Some(match self.config.window.filter(|_| job.computes(self.config.role)) {
+            Some(window) => tree.hold_window(namespace, &tokens, window),
+            None => tree.hold(namespace, &tokens),
         })
     }
 
@@ -241,23 +229,42 @@ impl Scheduler {
         }
         self.save_computed(room, inserted.taken);
         if windows {
-            self.save_ends(room);
+            self.save_ends(room, retracted);
         }
     }
 
-    /// What is in the tree of a prompt that is complete, or of an answer, goes below with its window.
-    fn save_ends(&mut self, room: Room) {
+    /// What is in the tree of a prompt that is complete, of an answer, or of a request that will go on, goes below with its
+    /// window.
+    fn save_ends(&mut self, room: Room, retracted: bool) {
         let Some(job) = self.jobs.get(&room) else { return };
         let (end, prompt) = (job.computed, job.request.prompt.len());
-        if end >= prompt {
-            let page_tokens = self.config.page_tokens as usize;
-            let ends = BTreeSet::from([(prompt - 1) / page_tokens, end / page_tokens]);
-            self.save_windows(room, ends);
-        }
+        let page_tokens = self.config.page_tokens as usize;
+        let ends = [
+            (end >= prompt).then(|| (prompt - 1) / page_tokens),
+            (end >= prompt || retracted).then(|| end / page_tokens),
+        ];
+        self.save_windows(room, BTreeSet::from_iter(ends.into_iter().flatten()));
     }
 }
 
 impl Job {
+    /// Whether a job that waits computes on this worker what it does not find; otherwise it is sent that.
+    pub(super) fn computes(&self, role: Role) -> bool {
+        role != Role::Decode || self.stage == Stage::Retracted
+    }
+
+    /// Tokens whose KV a job that waits may find in a cache. One that computes needs at least one token to compute; one that is
+    /// sent the rest may hold all of its prompt. One that was retracted looks for its answer too: for all but the last token,
+    /// which was drawn and never computed, or must be computed for the first draw.
+    pub(super) fn usable_tokens(&self, role: Role) -> Cow<'_, [u32]> {
+        let prompt = &self.request.prompt;
+        match self.stage {
+            Stage::Retracted => (0..self.known() - 1).map(|position| self.token(position)).collect(),
+            _ if self.computes(role) => Cow::Borrowed(&prompt[..prompt.len() - 1]),
+            _ => Cow::Borrowed(prompt),
+        }
+    }
+
     /// Takes note of how much of the prompt was cached at admission.
     pub(super) fn begin_with(&mut self, prefix: usize, page_tokens: usize, role: Role) {
         self.cached_tokens = u32::try_from(prefix * page_tokens).unwrap_or(u32::MAX);
@@ -270,5 +277,10 @@ impl Job {
     /// Takes note of how much was cached when the job was admitted again.
     pub(super) fn go_on_with(&mut self, prefix: usize, page_tokens: usize) {
         self.computed = prefix * page_tokens;
+        // What it was promised failed before it had anything, and this is what it has.
+        if !self.was_retracted() {
+            self.cached_tokens = u32::try_from(self.computed).unwrap_or(u32::MAX);
+            self.promised_tokens = self.cached_tokens;
+        }
     }
 }

@@ -198,6 +198,8 @@ pub(super) struct Job {
     pub names: Vec<PageHash>,
     /// Pages behind the locked ones that come from below the pool.
     pub restore: Option<Restore>,
+    /// Whether what it had was looked for below the pool since it was last retracted; a new request looks when it comes.
+    pub looked_below: bool,
     /// The token page behind a window that it restored, until the tree has that.
     pub restored_window: Option<usize>,
     /// The pages that the request gives back: those of the table behind the locked ones. `None` while queued.
@@ -246,6 +248,7 @@ impl Job {
             overtaken: 0,
             table: Vec::new(),
             restore: None,
+            looked_below: true,
             restored_window: None,
             held: None,
             spare: None,

@@ -2,7 +2,6 @@
 
 use super::Scheduler;
 use super::growth::Pages;
-use super::job::Stage;
 use crate::hierarchy::End;
 use crate::ids::{Room, Time};
 use crate::radix::PrefixLock;
@@ -43,14 +42,17 @@ impl Scheduler {
         }
     }
 
-    /// The same for a worker that computes and restores windows from below: goes on where it gets furthest with both.
+    /// The same for one that computes and restores windows from below: goes on where it gets furthest with both.
     fn find_end(&mut self, now: Time, room: Room, promised: Pages) -> Option<Prefix> {
-        let shape = self.restored_shape()?;
-        let job = self.jobs.get(&room).filter(|job| job.stage == Stage::Queued && !job.request.no_cache)?;
-        let (hierarchy, tree) = (self.hierarchy.as_ref()?, self.cache.as_mut()?);
+        let role = self.config.role;
+        let job = self.jobs.get(&room).filter(|job| job.computes(role) && !job.request.no_cache)?;
+        let (shape, hierarchy, tree) = (self.config.window?, self.hierarchy.as_ref()?, self.cache.as_mut()?);
+        if !hierarchy.knows(room) {
+            return None;
+        }
         let namespace = tree.namespace(&job.request.namespace)?;
-        let tokens = &job.request.prompt[..super::cache::usable_prefix(self.config.role, &job.request)];
-        let near = tree.window_parts(namespace, tokens);
+        let tokens = job.usable_tokens(role);
+        let near = tree.window_parts(namespace, &tokens);
         // Who cannot be admitted anyway is spared a look below; what is restored takes as many pages as what is computed.
         let least = self.pages_for(job.known()).saturating_sub(near.len());
         if !self.can_have(promised + Pages { full: least, window: 0 }) {
@@ -58,13 +60,7 @@ impl Scheduler {
         }
         let end = hierarchy.end_for(now, room, &near)?;
         let tree = self.cache.as_mut()?;
-        let lock = tree.hold_front(namespace, tokens, end.reach, shape);
+        let lock = tree.hold_front(namespace, &tokens, end.reach, shape);
         Some(Prefix { lock, end: Some(end) })
-    }
-
-    /// The window of a worker whose requests restore window parts: one that computes.
-    pub(super) fn restored_shape(&self) -> Option<crate::window::WindowShape> {
-        let computes = self.config.role != super::Role::Decode && self.hierarchy.is_some();
-        self.config.window.filter(|_| computes)
     }
 }

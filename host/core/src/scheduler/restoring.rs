@@ -26,7 +26,6 @@
 
 use std::ops::Range;
 
-use super::cache::usable_prefix;
 use super::job::{Incoming, Job, Reclaiming, Restore, Stage};
 use super::peers::PeerState;
 use super::{Action, Role, Scheduler};
@@ -52,28 +51,28 @@ impl Job {
 }
 
 impl Scheduler {
-    /// A request has come: asks what lies below for it.
+    /// Asks what lies below for a request that waits: one that has come, or was retracted.
     pub(super) fn begin_fetch(&mut self, now: Time, room: Room) {
-        let shape = self.restored_shape();
+        let (role, page_tokens) = (self.config.role, self.config.page_tokens as usize);
         let (Some(hierarchy), Some(tree), Some(job)) =
             (&mut self.hierarchy, &mut self.cache, self.jobs.get_mut(&room))
         else {
             return;
         };
-        let page_tokens = self.config.page_tokens as usize;
-        let usable = usable_prefix(self.config.role, &job.request);
-        let pages = usable / page_tokens;
+        let (tokens, computes) = (job.usable_tokens(role), job.computes(role));
+        let pages = tokens.len() / page_tokens;
         if job.request.no_cache || pages == 0 {
             return;
         }
         let Some(namespace) = tree.namespace(&job.request.namespace) else { return };
-        let windows = shape.map(|shape| (shape, tree.window_parts(namespace, &job.request.prompt[..usable])));
+        let shape = self.config.window.filter(|_| computes);
+        let windows = shape.map(|shape| (shape, tree.window_parts(namespace, &tokens)));
         let near = match &windows {
             Some((_, near)) => near.len(),
-            None => tree.peek(namespace, &job.request.prompt[..usable]),
+            None => tree.peek(namespace, &tokens),
         };
         job.name_pages(&self.config.identity, pages, page_tokens);
-        hierarchy.begin(now, room, job.names[..pages].to_vec(), near, windows);
+        hierarchy.begin(now, room, job.names[..pages].to_vec(), near, !computes, windows);
     }
 
     /// Whether a request in the queue waits for what is being read for it.

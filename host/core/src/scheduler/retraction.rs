@@ -14,8 +14,6 @@
 //!          and waits ──────┘   └─ answered, read, or late
 //! ```
 //!
-//! Of a model with a window it finds what is in the pool and no more.
-//!
 //! Its answer goes on where it stopped: the tokens drawn are kept, and the next draw depends on seed and position alone.
 
 use std::cmp::Reverse;
@@ -59,6 +57,9 @@ impl Scheduler {
     fn retract(&mut self, room: Room) {
         self.cache_retracted(room);
         self.stats.retractions += 1;
+        if let Some(job) = self.jobs.get_mut(&room) {
+            job.looked_below = false;
+        }
         self.give_pages_back(room);
     }
 
@@ -71,32 +72,23 @@ impl Scheduler {
         self.jobs.values().filter(loads).count()
     }
 
-    /// There are pages for a request in the queue, whose first `near` are cached in the pool. If it was retracted, looks for the
-    /// others below, once; returns whether it is to wait for that.
-    pub(super) fn fetch_again(&mut self, now: Time, room: Room, near: usize) -> bool {
-        let (Some(hierarchy), Some(job)) = (&mut self.hierarchy, self.jobs.get_mut(&room)) else {
-            return false;
-        };
-        let page_tokens = self.config.page_tokens as usize;
-        let pages = (job.known() - 1) / page_tokens;
-        if job.stage != Stage::Retracted
-            || self.config.window.is_some()
-            || job.request.no_cache
-            || pages <= near
-            || hierarchy.knows(room)
-        {
+    /// There are pages for a request in the queue. If it was retracted, looks for what it had below the pool, once; returns
+    /// whether it did, so that what the request finds, and whether it waits, is to be seen anew.
+    pub(super) fn fetch_again(&mut self, now: Time, room: Room) -> bool {
+        let Some(job) = self.jobs.get_mut(&room) else { return false };
+        if self.hierarchy.is_none() || job.stage != Stage::Retracted || job.looked_below {
             return false;
         }
-        job.name_pages(&self.config.identity, pages, page_tokens);
-        hierarchy.begin(now, room, job.names[..pages].to_vec(), near, None);
-        hierarchy.waits(room)
+        job.looked_below = true;
+        self.begin_fetch(now, room);
+        true
     }
 
     /// Computes a request from what is cached on, whatever it has received. Nobody touches its pages.
     pub(super) fn begin_again(&mut self, room: Room) {
         if let Some(job) = self.jobs.get_mut(&room) {
             job.restore = None;
-            (job.cached_tokens, job.promised_tokens, job.computed) = (0, 0, 0);
+            job.computed = 0;
         }
         self.give_pages_back(room);
     }
@@ -130,13 +122,5 @@ impl Scheduler {
             other.stage != Stage::Retracted || other.submitted > submitted
         });
         self.queue.insert(at.unwrap_or(self.queue.len()), room);
-    }
-}
-
-impl Job {
-    /// Tokens whose KV a retracted job can find in the cache: all but the last, which was drawn and never computed, or
-    /// must be computed for the first draw.
-    pub(super) fn known_tokens(&self) -> Vec<u32> {
-        (0..self.known() - 1).map(|position| self.token(position)).collect()
     }
 }

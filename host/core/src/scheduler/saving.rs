@@ -1,7 +1,7 @@
 //! Which pages are copied below the pool, and when.
 //!
 //! Of window parts only those of the windows at which others will go on, so that what a prompt costs below is its pages and one
-//! window or two: those at the ends of prompts and answers, and those that somebody went on from.
+//! window or two: those at the ends of prompts and answers, where a request was retracted, and those that somebody went on from.
 //!
 //! Write-through: those that enter the radix tree. Selective: those that enter or are used and were matched often enough.
 //! Write-back: those about to be evicted. Evicting goes ahead of need then, so that a page's copy is under way while

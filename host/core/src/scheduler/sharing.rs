@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::Scheduler;
-use super::cache::usable_prefix;
 use super::job::{Job, Stage};
 use crate::ids::{Room, Time};
 use crate::radix::PrefixLock;
@@ -146,7 +145,7 @@ impl Scheduler {
     fn leader_of(&self, job: &Job, lock: &PrefixLock) -> Option<(Room, usize)> {
         let request = &job.request;
         let page = self.config.page_tokens as usize;
-        let whole = usable_prefix(self.config.role, request) / page;
+        let whole = job.usable_tokens(self.config.role).len() / page;
         let (cached, lacking) = (lock.pages(), whole.saturating_sub(lock.pages()));
         // Whoever brings this page brings those before it.
         let last = (lacking > 0).then(|| cached + lacking.div_ceil(WORTH_WAITING) - 1);

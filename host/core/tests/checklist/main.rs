@@ -25,4 +25,5 @@ mod windows;
 mod windows_below;
 mod windows_kept;
 mod windows_recomputed;
+mod windows_resumed;
 mod windows_saved;

@@ -15,16 +15,16 @@ const ANSWER: u32 = 24;
 /// Both have room for their prompts, and one of them for its answer.
 const PAGES: u32 = 12;
 
-fn is_query(action: &TierAction) -> bool {
+pub fn is_query(action: &TierAction) -> bool {
     matches!(action, TierAction::Query { .. })
 }
 
-fn is_load(action: &TierAction) -> bool {
+pub fn is_load(action: &TierAction) -> bool {
     matches!(action, TierAction::Copy { direction: Direction::Load, .. })
 }
 
 /// Two requests that do not fit beside each other have begun; whatever is asked for below the pool is done at once.
-fn two(config: Config) -> (Leg, BTreeSet<PageHash>) {
+pub fn two(config: Config) -> (Leg, BTreeSet<PageHash>) {
     let decodes = config.role == Role::Decode;
     let mut leg = Leg::with(config);
     let mut stored = BTreeSet::new();
@@ -43,13 +43,13 @@ fn two(config: Config) -> (Leg, BTreeSet<PageHash>) {
 }
 
 /// Computes a step, which takes so long that anything else is worth a try.
-fn step(leg: &mut Leg) {
+pub fn step(leg: &mut Leg) {
     leg.now = leg.now.after(Duration::from_secs(1));
     assert!(leg.compute(), "nobody computes: {:?}", leg.stats());
 }
 
 /// Computes until the second request has given its pages up.
-fn until_retraction(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
+pub fn until_retraction(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     while leg.stats().retractions == 0 {
         step(leg);
         leg.serve(stored);
@@ -58,7 +58,7 @@ fn until_retraction(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
 }
 
 /// Computes what is left, and does what is asked for below the pool.
-fn to_the_end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
+pub fn to_the_end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.serve(stored);
     while leg.batch.is_some() {
         step(leg);
@@ -74,7 +74,12 @@ fn to_the_end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
 /// A worker whose second request was retracted, and then could be admitted again with nothing in the pool or in host memory of
 /// what it had. Nothing is done below the pool since.
 fn only_stored(below: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
-    let (mut leg, mut stored) = two(with_below(Role::Aggregated, PAGES, below));
+    only_stored_of(with_below(Role::Aggregated, PAGES, below))
+}
+
+/// The same for a worker of another kind.
+pub fn only_stored_of(config: Config) -> (Leg, BTreeSet<PageHash>) {
+    let (mut leg, mut stored) = two(config);
     until_retraction(&mut leg, &mut stored);
     leg.scheduler.flush_cache().unwrap();
     while leg.finished.is_empty() {

