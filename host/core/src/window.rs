@@ -212,6 +212,32 @@ mod tests {
         }
     }
 
+    /// `(prompt, window, page tokens, SGLang's tail, ours)` in tokens, with a radix cache on the decode worker: SGLang's begins
+    /// before the window of the prompt's last token, or its page if that is longer.
+    #[test]
+    fn the_kept_tail_of_a_prompt_is_no_longer_than_the_reference() {
+        let table = [
+            (1000, 128, 64, 168, 168),
+            (1000, 128, 256, 488, 488),
+            (1000, 1024, 64, 1000, 1000),
+            (8192, 128, 64, 192, 128),
+            (8192, 128, 256, 512, 256),
+            (8192, 1024, 64, 1088, 1024),
+            (8193, 128, 64, 129, 129),
+            (8193, 128, 256, 257, 257),
+            (8193, 1024, 64, 1025, 1025),
+        ];
+        let whole = [(128, 64), (128, 256), (1024, 64)].into_iter().flat_map(|(tokens, page)| {
+            [1, 64, 127, 128, 129].map(|prompt| (prompt, tokens, page, prompt, prompt))
+        });
+        for (prompt, tokens, page, sglang, ours) in table.into_iter().chain(whole) {
+            let tail = WindowShape { tokens, parts: 1, layers: 1 }.kept_tail(prompt, page);
+            assert_eq!(prompt - tail.start * page, ours, "{prompt} {tokens} {page}");
+            let start = (prompt - 1).saturating_sub(page.max(tokens as usize)) / page * page;
+            assert_eq!(prompt - start, sglang, "{prompt} {tokens} {page}");
+        }
+    }
+
     #[test]
     fn with_the_kept_tail_the_last_whole_page_ends_in_a_whole_window() {
         for (tokens, page) in (1..40).flat_map(|tokens| (1..9).map(move |page| (tokens, page))) {

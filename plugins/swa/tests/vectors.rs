@@ -67,6 +67,25 @@ fn a_tail_is_page_aligned_and_one_page_shorter_where_the_token_before_it_is_all_
 }
 
 #[test]
+fn a_request_that_was_retracted_comes_back_with_less_than_the_reference_counts_for_it() {
+    // SGLang's `swa_retractable_len`: the tail of the prompt and the whole answer so far.
+    for (window, page, prompt, tail) in TAILS {
+        let opened = pool(*window, *page, None).open();
+        for answer in [0, 1, 63, 64, 500, 4000] {
+            let growth = Growth { held: 0, target: prompt + answer };
+            let mut need = [0; 2];
+            assert_eq!(opened.allocator.need(&[growth], 1, &mut need), 2);
+            assert_eq!(need[0], (prompt + answer).div_ceil(*page), "the full part has every token");
+            assert!(
+                need[1] <= (tail + answer).div_ceil(*page),
+                "window {window}, {prompt} + {answer} tokens"
+            );
+            assert!(need[1] <= (window - 1).div_ceil(*page) + 1, "and no more than a window");
+        }
+    }
+}
+
+#[test]
 fn at_8192_tokens_the_window_takes_a_fraction_of_what_every_token_would() {
     for (page, fewer) in [(64, 64), (256, 32)] {
         let opened = pool(128, page, None).open();
