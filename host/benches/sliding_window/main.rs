@@ -1,12 +1,12 @@
 //! How many requests a decode pool of fixed bytes holds when most layers of the model see a window only, and what that is
 //! worth: three ways to give out memory, in one run.
 //!
-//! `cargo build --release --workspace && cargo bench -p host --bench sliding_window [-- REQUESTS]`
+//! `cargo build --release --workspace && cargo bench -p host --bench sliding_window [-- REQUESTS SLIDING...]`
 //!
 //! Prompts of 8192 tokens, answers of 128, a window of 128, pages of 64 and of 256 tokens; models of six layers of which
-//! three slide (as in gpt-oss) or five (as in Gemma-3); 64 requests in flight. The synthetic executor's decode steps take
-//! 17.4 ms and 0.417 ms per sequence, as in the bench `shared_prefixes`. The pool holds eight whole requests of the first
-//! arm.
+//! three slide (as in gpt-oss) or five (as in Gemma-3), or as many as are named; 64 requests in flight. The synthetic
+//! executor's decode steps take 17.4 ms and 0.417 ms per sequence, as in the bench `shared_prefixes`. The pool holds eight
+//! whole requests of the first arm.
 //!
 //! - `whole`: every layer keeps every token, as if none slid. One pool.
 //! - `tail`: as SGLang's pull request 24857 does with the default `--swa-full-tokens-ratio` of 0.8: memory is divided
@@ -99,9 +99,18 @@ fn main() -> anyhow::Result<()> {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse().ok());
     let requests: usize = numbers.next().unwrap_or(128);
     anyhow::ensure!(requests >= 2 * IN_FLIGHT, "at least {} requests, or there is no middle", 2 * IN_FLIGHT);
+    let mut named: Vec<usize> = numbers.collect();
+    if named.is_empty() {
+        named = vec![3, 5];
+    }
+    anyhow::ensure!(
+        named.iter().all(|sliding| (1..LAYERS).contains(sliding)),
+        "1 to {} layers slide",
+        LAYERS - 1
+    );
     println!("| sliding layers | page | memory | requests held | requests/s | KV moved per request |");
     println!("| ---: | ---: | --- | ---: | ---: | ---: |");
-    for (sliding, page_tokens) in [(3, 64), (3, 256), (5, 64), (5, 256)] {
+    for (sliding, page_tokens) in named.into_iter().flat_map(|sliding| [(sliding, 64), (sliding, 256)]) {
         let setting = Setting { sliding, page_tokens };
         let mut whole: Option<(f64, f64)> = None;
         for arm in [Arm::Whole, Arm::Tail, Arm::Shared] {
