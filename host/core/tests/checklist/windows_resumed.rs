@@ -1,10 +1,12 @@
 //! Requests of models with a window that were retracted get back what went below the pool, windows and all.
 
+use std::collections::BTreeSet;
+
 use host_core::hierarchy::{Direction, PageEnd, TierEvent};
 use host_core::{Config, Event, Role, Room};
 
 use super::leg::{DRAWN, Leg, PAGE, tokens};
-use super::resuming::{is_load, is_query, only_stored_of, to_the_end, two, until_retraction};
+use super::resuming::{is_load, is_query, only_stored_of, step, to_the_end, two, until_retraction};
 use super::storage::{hierarchy, names};
 use super::windows_below::{parts, sliding};
 
@@ -68,6 +70,43 @@ fn storage_is_asked_for_the_window_and_waited_for_while_it_is_read() {
         to_the_end(&mut leg, &mut stored);
         assert!(leg.stats().recomputed_tokens - before < PAGE as u64, "{role:?}");
     }
+}
+
+#[test]
+fn a_prompt_that_is_computed_in_part_goes_on_behind_the_window_that_it_had() {
+    // One that decodes takes the pages of one whose prompt is under way.
+    let mut leg = Leg::with(sliding(Role::Aggregated, 39, hierarchy(64, 1)));
+    let mut stored = BTreeSet::new();
+    leg.submit(0, &tokens(0..16), 40);
+    leg.serve(&mut stored);
+    step(&mut leg);
+    step(&mut leg);
+    leg.submit(1, &tokens(100..180), 1);
+    let mut computed = 0;
+    while leg.stats().retractions == 0 {
+        computed = leg
+            .batch
+            .iter()
+            .flat_map(|batch| &batch.sequences)
+            .find(|of| of.room == Room(1))
+            .map_or(0, |of| of.end());
+        step(&mut leg);
+        leg.serve(&mut stored);
+    }
+    assert!((2 * PAGE..80).contains(&computed), "{computed} of its prompt were computed");
+    leg.scheduler.flush_cache().unwrap();
+    while leg.finished.is_empty() {
+        step(&mut leg);
+        leg.serve(&mut stored);
+    }
+    let sequence = &leg.batch.as_ref().unwrap().sequences[0];
+    assert_eq!((sequence.room, sequence.start as usize), (Room(1), computed / PAGE * PAGE));
+    while leg.batch.is_some() {
+        step(&mut leg);
+        leg.serve(&mut stored);
+    }
+    assert_eq!(leg.finished.len(), 2);
+    leg.below_at_rest();
 }
 
 #[test]
