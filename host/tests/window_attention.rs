@@ -12,6 +12,7 @@ use host::executor::cpu::{CpuExecutor, CpuOptions};
 use host::executor::group::Seat;
 use host::executor::synthetic::{Cost, Synthetic, SyntheticShape};
 use host_core::layout::KvOrder;
+use host_core::window::WindowPages;
 use host_core::{Dtype, PageId, Sequence};
 use host_tests::model::{TinyModel, tiny_gemma3};
 use world::{Computes, Kind, Table, World};
@@ -136,6 +137,36 @@ fn a_prompt_whose_window_tail_arrived_is_as_good_as_computed() {
     tiny_gemma3(directory.path(), 3).unwrap();
     goes_on_from_the_tail(|seat| gemma3(directory.path(), 1, seat));
     goes_on_from_the_tail(synthetic);
+}
+
+/// Pages of a window's parts, computed in two ways on pages that held different things before.
+fn parts_depend_on_the_tokens_alone<E: Computes>(load: impl Fn(Seat) -> E + Copy) {
+    let tokens = tokens(5, 60);
+    let made = |ranks: usize, before: u8, chunks: &[usize]| {
+        let mut world = World::new(Kind { ranks, pages: 80, ..Kind::PLAIN }, load);
+        (0..80 * 8 * 2).for_each(|at| {
+            world.change(PageId(at / 16), at as usize % 8, at as usize / 8 % 2, |row| row.fill(before))
+        });
+        let mut table = Table::default();
+        world.run(&mut table, &tokens, chunks);
+        (world, table.window)
+    };
+    let (one, window) = made(1, 0x11, &[60]);
+    let (other, others) = made(2, 0x22, &[7, 1]);
+    let parts = one.window.parts as usize;
+    // Token pages 5 and 6 are whole, and in both windows.
+    let at = |window: &WindowPages, part| window.pages[(5 - window.first as usize) * parts + part];
+    for part in 0..2 * parts {
+        assert!(one.same(at(&window, part), &other, at(&others, part)), "part {part}");
+    }
+}
+
+#[test]
+fn what_goes_by_a_pages_name_is_the_same_whatever_the_page_held_before() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny_gemma3(directory.path(), 3).unwrap();
+    parts_depend_on_the_tokens_alone(|seat| gemma3(directory.path(), 1, seat));
+    parts_depend_on_the_tokens_alone(synthetic);
 }
 
 /// The next answer, with each position of each window page changed in turn: another one where a sliding layer sees the

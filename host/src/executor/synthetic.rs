@@ -23,7 +23,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use self::content::Content;
 use super::digest;
 use super::group::Seat;
-use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape, Sliding};
+use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape, Sliding, window};
 
 /// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`, spread evenly over the layers.
 /// Zero by default.
@@ -247,6 +247,9 @@ impl Executor for Synthetic {
         }
         let content = &self.content;
         batch.sequences.iter().try_for_each(|sequence| content.check(kv, sequence))?;
+        if let Some(shape) = self.shape.window() {
+            batch.sequences.iter().for_each(|sequence| window::empty_unused(kv, sequence, shape));
+        }
         let prefixes: Vec<Vec<u64>> =
             batch.sequences.iter().map(|sequence| content.prefixes(kv, sequence)).collect();
         // What the pages of each sequence that draws hold, per head.

@@ -7,6 +7,8 @@ use host_core::layout::KvShape;
 use host_core::window::{WindowShape, first_live};
 use host_core::{PageId, Sequence};
 
+use super::KvMemory;
+
 /// Where one layer lies in the pages of a token page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerPlace {
@@ -107,6 +109,26 @@ pub fn first_seen(sequence: &Sequence, place: LayerPlace) -> usize {
     match place {
         LayerPlace::Full { .. } => 0,
         LayerPlace::Sliding { .. } => sequence.again.start as usize,
+    }
+}
+
+/// Empties what no layer uses of the window parts at a sequence's new positions: the rest of a part's last page, where the
+/// sliding layers do not fill it. So the bytes that go by a page's name are the same whoever computed them, and none of them
+/// was another request's.
+pub fn empty_unused(kv: &mut KvMemory, sequence: &Sequence, window: WindowShape) {
+    let shape = kv.layout().shape;
+    let (parts, used) = (window.parts as usize, window.layers as usize % shape.layers);
+    if used == 0 {
+        return;
+    }
+    let last = LayerPages::new(sequence, LayerPlace::Sliding { part: parts - 1, layer: used }, parts);
+    for position in sequence.start as usize..sequence.end() {
+        let (page, slot) = (last.page(position / shape.page_tokens), position % shape.page_tokens);
+        for (layer, head) in
+            (used..shape.layers).flat_map(|layer| (0..shape.heads).map(move |head| (layer, head)))
+        {
+            (0..2).for_each(|side| kv.write_row(page, head, layer, side, slot).fill(0));
+        }
     }
 }
 

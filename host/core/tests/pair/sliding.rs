@@ -105,8 +105,7 @@ impl Sliding {
                 let value = Self::value(memory.first(sequence, position), layer, before);
                 *memory.word(self.place(sequence, layer, position)) = value;
             }
-            // What no layer uses is the same under one name, too, so that pages can be compared; executors leave there what was,
-            // and nobody reads it.
+            // What no layer uses is the same under one name, too, as executors leave it.
             for (layer, position) in (self.layers..self.shape().parts * LAYERS)
                 .flat_map(|layer| new.clone().map(move |at| (layer, at)))
             {

@@ -93,6 +93,9 @@ impl Model {
         let Self { config, shards, .. } = self;
         let rank = shards.rank;
         let rows: usize = sequences.iter().map(|sequence| sequence.tokens.len()).sum();
+        if let Some(shape) = self.window {
+            sequences.iter().for_each(|sequence| window::empty_unused(kv, sequence, shape));
+        }
         let gates = shards.intermediate[rank].len();
         let hidden = shards.hidden[rank].len();
         a.normed.resize(rows * config.hidden, 0.0);
