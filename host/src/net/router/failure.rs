@@ -37,11 +37,11 @@ pub enum Failure {
 fn too_long(limit: u32, prompt: u64, answer: Option<u32>, field: &str) -> String {
     match answer {
         Some(answer) => format!(
-            "prompt and answer may have {limit} tokens here, by the model's context, --max-model-len and the KV pools, but the prompt has {prompt} and {field} is {answer}, {} in all; shorten the prompt or lower {field}",
+            "the model's context, as far as --max-model-len and the KV pools allow, holds {limit} tokens, but the prompt has {prompt} and {field} is {answer}, {} in all; shorten the prompt or lower {field}",
             prompt + u64::from(answer)
         ),
         None => format!(
-            "prompt and answer may have {limit} tokens here, by the model's context, --max-model-len and the KV pools, but the prompt alone has {prompt}, which leaves no room for an answer; shorten the prompt"
+            "the model's context, as far as --max-model-len and the KV pools allow, holds {limit} tokens, but the prompt alone has {prompt}, which leaves no room for an answer; shorten the prompt"
         ),
     }
 }

@@ -53,9 +53,28 @@ impl PythonDriver {
     }
 }
 
-impl Driver for PythonDriver {
-    fn engine(&self) -> Result<Box<dyn Engine>, String> {
-        let engine = self.interpreter.with(|gil| {
+/// Most engines that are made until one gets the ports it chose.
+const TRIES: usize = 5;
+
+/// Mooncake looks for a port that is free and listens on it a moment later, when another process may have it.
+fn is_taken(why: &str) -> bool {
+    why.contains("Address already in use")
+}
+
+/// What `make` makes, with other ports if those it chose were taken meanwhile.
+fn until_ports_are_free<T>(mut make: impl FnMut() -> Result<T, String>) -> Result<T, String> {
+    let mut tries = 1;
+    loop {
+        match make() {
+            Err(why) if is_taken(&why) && tries < TRIES => tries += 1,
+            made => return made,
+        }
+    }
+}
+
+impl PythonDriver {
+    fn make(&self) -> Result<PythonEngine, String> {
+        self.interpreter.with(|gil| {
             let object = gil.call(&self.engine_class, &[])?;
             let texts = [self.host.as_str(), P2P, self.protocol, self.devices.as_str()].map(Value::Text);
             let answer = gil.int(&gil.call(&gil.attribute(&object, "initialize")?, &texts)?)?;
@@ -79,8 +98,13 @@ impl Driver for PythonDriver {
                 notify_class: self.notify_class.clone(),
                 opcode: self.write.clone(),
             })
-        })?;
-        Ok(Box::new(engine))
+        })
+    }
+}
+
+impl Driver for PythonDriver {
+    fn engine(&self) -> Result<Box<dyn Engine>, String> {
+        Ok(Box::new(until_ports_are_free(|| self.make())?))
     }
 
     fn describe(&self) -> String {
@@ -254,5 +278,27 @@ impl Drop for PythonEngine {
     fn drop(&mut self) {
         let methods = self.methods.take();
         super::end_quickly(super::sitters::port(&self.session).as_slice(), super::VAIN, || drop(methods));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_whose_port_was_taken_is_made_again_and_no_other_failure_is() {
+        let after = |failures: usize, why: &'static str| {
+            let mut made = 0;
+            let result = until_ports_are_free(|| {
+                made += 1;
+                if made > failures { Ok(()) } else { Err(why.to_owned()) }
+            });
+            (result.is_ok(), made)
+        };
+        let taken = "RuntimeError: bind: Address already in use";
+        assert_eq!(after(0, taken), (true, 1));
+        assert_eq!(after(TRIES - 1, taken), (true, TRIES));
+        assert_eq!(after(TRIES, taken), (false, TRIES));
+        assert_eq!(after(1, "Mooncake's initialize answered -1"), (false, 1));
     }
 }
