@@ -85,7 +85,7 @@ pub fn run(store: &Store, stop: &AtomicBool) {
     store.queue.unpark();
     keeper.fit();
     while !stop.load(Ordering::SeqCst) {
-        keeper.attend();
+        let more = keeper.attend();
         if keeper.refreshed.elapsed() >= store.config.refresh() {
             keeper.refresh(false);
         }
@@ -93,7 +93,9 @@ pub fn run(store: &Store, stop: &AtomicBool) {
             keeper.touch();
         }
         keeper.show();
-        store.wait_for_call(TICK.min(store.config.refresh()));
+        if !more {
+            store.wait_for_call(TICK.min(store.config.refresh()));
+        }
     }
     store.writer.retire();
     while keeper.seal() {}
@@ -102,19 +104,15 @@ pub fn run(store: &Store, stop: &AtomicBool) {
 }
 
 impl Keeper<'_> {
-    /// What others wait for.
-    fn attend(&mut self) {
-        loop {
-            if self.store.writer.is_wanted() {
-                let made = self.make();
-                self.store.writer.supply(made);
-            }
-            self.store.queue.unpark();
-            // Waits for the device, so it comes last.
-            if !self.seal() {
-                break;
-            }
+    /// What others wait for; whether there may be more of it.
+    fn attend(&mut self) -> bool {
+        if self.store.writer.is_wanted() {
+            let made = self.make();
+            self.store.writer.supply(made);
         }
+        self.store.queue.unpark();
+        // Waits for the device, so it comes last, and one at a time.
+        self.seal()
     }
 
     /// Logs trouble the first time, and again when it was gone in between.
