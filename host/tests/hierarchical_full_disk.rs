@@ -117,7 +117,9 @@ fn inside() {
     let flush = || assert_eq!(cluster.post("/flush_cache", "").unwrap().0, 200);
     check(0);
     await_storage(&cluster);
-    assert!(ended(&cluster, "written") > 0.0 && ended(&cluster, "write_refused") == 0.0);
+    let (written, refused) = (ended(&cluster, "written"), ended(&cluster, "write_refused"));
+    // The turn has more than the disk holds, so what was stored first made way.
+    assert!(written > 0.0, "{written} pages were written, {refused} refused\n{}", cluster.log());
     // Somebody else takes all room, and what eviction frees, too, as soon as it is there.
     let mut turn = 0;
     let enough = AtomicBool::new(false);
@@ -136,7 +138,7 @@ fn inside() {
             turn += 1;
             check(turn);
             await_storage(&cluster);
-            ended(&cluster, "write_refused") > 0.0
+            ended(&cluster, "write_refused") > refused
         });
     });
     // With nothing in the pools and a disk that takes nothing.

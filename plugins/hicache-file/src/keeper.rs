@@ -125,6 +125,11 @@ impl Keeper<'_> {
         self.trouble = trouble;
     }
 
+    /// Whether the last thing that was reported still is so.
+    pub(crate) fn is_refusing(&self) -> bool {
+        self.trouble.is_some()
+    }
+
     fn show(&mut self) {
         let index = locked(&self.store.index);
         let now = [index.len() as u64, index.bytes(), index.segments().count() as u64];
@@ -358,7 +363,7 @@ impl Keeper<'_> {
     }
 
     /// Whether there was one to seal.
-    fn seal(&mut self) -> bool {
+    pub(crate) fn seal(&mut self) -> bool {
         let store = self.store;
         store.writer.seal(store.config.fsync, |open: &OpenSegment, sealed| {
             let name = open.segment.name;

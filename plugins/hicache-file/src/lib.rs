@@ -75,7 +75,8 @@
 //! restarts and is the same for all. Evicted files take their space until the last process that reads them has let go, so no more is
 //! evicted at once than would be enough; if there is no room then, puts are refused until
 //! they have, for up to 5 s, before more goes. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again
-//! after a second.
+//! after a second. Before the first are refused, they wait up to 300 ms for what is a moment from being free: segments that are
+//! full and not yet sealed, and evicted files.
 //! The limit holds at every moment, for all processes together.
 //!
 //! # Flow

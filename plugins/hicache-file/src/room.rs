@@ -24,6 +24,10 @@ const SOON: Duration = Duration::from_millis(100);
 /// How long the space of evicted segments is waited for. Files that are unlinked take their space until the last process that
 /// has them open has let go of them, which others do when they look at the directory the next time.
 const SETTLING: Duration = Duration::from_secs(5);
+/// How long those who want a segment are kept waiting, before the first of them are refused, when nothing can be evicted but
+/// something soon can: what we wrote and have yet to seal, and what was evicted and is not free yet. And how often that is tried.
+const PATIENCE: Duration = Duration::from_millis(300);
+const STEP: Duration = Duration::from_millis(10);
 /// Most segments of a directory, however small.
 const MOST_SEGMENTS: usize = 32_768;
 
@@ -48,18 +52,36 @@ impl Keeper<'_> {
         if self.is_astray() {
             return Err((ErrorCode::IO, Instant::now() + REFUSAL));
         }
-        match self.try_make() {
-            Ok(open) => {
-                self.report(None);
-                Ok(open)
-            }
-            Err((code, text)) => {
-                let path = self.store.directory.path().display();
-                let text = format!("puts to {path} are refused, and tried again soon: {text}");
-                self.report(Some(text));
-                Err((code, Instant::now() + if self.is_settling() { SOON } else { REFUSAL }))
+        // While puts are refused, the next ones need not wait to learn it.
+        let patience = if self.is_refusing() { Duration::ZERO } else { PATIENCE };
+        let start = Instant::now();
+        loop {
+            match self.try_make() {
+                Ok(open) => {
+                    self.report(None);
+                    return Ok(open);
+                }
+                Err((ErrorCode::NO_RESOURCE, _)) if start.elapsed() < patience && self.comes_soon() => {}
+                Err((code, text)) => {
+                    let path = self.store.directory.path().display();
+                    let text = format!("puts to {path} are refused, and tried again soon: {text}");
+                    self.report(Some(text));
+                    return Err((code, Instant::now() + if self.is_settling() { SOON } else { REFUSAL }));
+                }
             }
         }
+    }
+
+    /// Whether something can be evicted now, or will be free, that was not a moment ago; waits for that moment.
+    fn comes_soon(&mut self) -> bool {
+        if self.seal() {
+            return true;
+        }
+        let soon = self.is_settling() || self.store.writer.has_full();
+        if soon {
+            self.store.wait_for_call(STEP);
+        }
+        soon
     }
 
     fn try_make(&mut self) -> Result<Arc<OpenSegment>, (ErrorCode, String)> {

@@ -207,6 +207,11 @@ impl Writer {
         }
     }
 
+    /// Whether there are full segments that have yet to be sealed.
+    pub fn has_full(&self) -> bool {
+        !locked(&self.state).retired.is_empty()
+    }
+
     /// All segments are as good as full.
     pub fn retire(&self) {
         let mut state = locked(&self.state);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::Config;
 use crate::format::Value;
+use crate::writer::NoRoom;
 use host_plugin_api::{ErrorCode, Key};
 
 fn keeper(store: &Store) -> Keeper<'_> {
@@ -78,4 +79,39 @@ fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanw
     assert_eq!(records().values.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [2]);
     let found = |n: u8| locked(&store.index).find(&value(n).key).is_some();
     assert!(!found(0) && !found(1) && found(2));
+}
+
+#[test]
+fn what_is_full_and_not_sealed_yet_is_sealed_and_evicted_before_anything_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    // Room for seven segments, with what their indices may grow to.
+    let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8", dir.path());
+    let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
+    let mut keeper = keeper(&store);
+    for n in 0..7 {
+        assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
+        store.writer.supply(keeper.make());
+        let (Ok(room), _) = store.writer.room(1 << 20) else { panic!("there is room") };
+        let value = Value { key: Key([n; 32]), checksum: 0, block: 0, length: 1 << 20 };
+        room.open.publish(&[value], Fsync::Never).unwrap();
+        room.open.ended();
+    }
+    // All are full, and nobody had time to seal them.
+    assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
+    assert!(store.writer.has_full());
+    let made = keeper.make();
+    assert!(made.is_ok(), "{:?}", keeper.trouble);
+    assert_eq!(keeper.trouble, None, "nothing is said to be refused");
+    store.writer.supply(made);
+    // What is still written to cannot go: that is waited for, and not for long.
+    let mut busy = Vec::new();
+    let refused = loop {
+        match store.writer.room(1 << 20) {
+            (Ok(room), _) => busy.push(room),
+            (Err(NoRoom::Wait), _) => store.writer.supply(keeper.make()),
+            (Err(NoRoom::Refused(code)), _) => break code,
+        }
+    };
+    assert_eq!((refused, busy.len()), (ErrorCode::NO_RESOURCE, 7));
+    assert!(keeper.trouble.as_ref().is_some_and(|text| text.contains("nothing is left to evict")));
 }
