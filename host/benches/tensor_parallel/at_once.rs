@@ -1,7 +1,7 @@
 //! Many prompts at the same moment.
 
 use super::client::first_tokens;
-use super::{ARMS, start};
+use super::{arms, start};
 
 /// 8 layers, 8 heads of 64, bf16: 16 KiB a token.
 const MODEL: &str = "layers = 8\nkv-heads = 8\nhead-dim = 64\nprefill-token-us = 4\nstep-us = 500\n";
@@ -11,12 +11,11 @@ const RUNS: usize = 4;
 
 /// Prints a table: a row per number of prompts, a column per arm, milliseconds.
 pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
-    let arms: Vec<_> =
-        ARMS.iter().filter(|arm| wanted.iter().all(|word| arm.name().contains(word.as_str()))).collect();
+    let arms = arms(wanted);
     println!("{PROMPT} tokens of 16 KiB each, {plugin}, best of {RUNS} mean times to the first token, ms");
     let mut columns = Vec::new();
     let mut prompts = 0;
-    for arm in arms.iter().copied() {
+    for arm in &arms {
         // All prompts of the highest level fit, so that what is measured is moving and not waiting for pages.
         let pages = (PROMPT.div_ceil(16) + 1) * 256;
         let pages = pages.to_string();
@@ -36,7 +35,7 @@ pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
         eprintln!("{}: {column:.1?}", arm.name());
         columns.push(column);
     }
-    let names: Vec<String> = arms.iter().map(|arm| arm.name()).collect();
+    let names: Vec<String> = arms.iter().map(super::Arm::name).collect();
     println!("| prompts | {} |", names.join(" | "));
     println!("| ---: |{}", " ---: |".repeat(names.len()));
     for (row, level) in LEVELS.iter().enumerate() {

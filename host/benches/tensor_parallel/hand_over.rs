@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{ARMS, start};
+use super::{Arm, arms, start};
 
 /// 32 layers, 8 heads of 64, bf16: 64 KiB a token, 1 MiB a page of 16 tokens.
 const MODEL: &str = "layers = 32\nkv-heads = 8\nhead-dim = 64\nprefill-token-us = 150\n";
@@ -14,8 +14,7 @@ const ROUNDS: u32 = 21;
 /// Prints a table: milliseconds, and how much of the equal arm's hand-over of the same layout each one takes.
 pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
     let plain = wanted.iter().any(|word| word == "plain");
-    let is_wanted =
-        |arm: &super::Arm| wanted.iter().all(|word| word == "plain" || arm.name().contains(word.as_str()));
+    let words: Vec<String> = wanted.iter().filter(|word| *word != "plain").cloned().collect();
     println!("{} MiB of KV, {plugin}, median of {ROUNDS} rounds", u64::from(PROMPT) * 64 / 1024);
     for digests in [false, true].into_iter().filter(|digests| !(plain && *digests)) {
         println!(
@@ -28,8 +27,8 @@ pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
             let pages = (PROMPT / 16 * 3).to_string();
             let mut flags = vec!["--pool-pages", &pages, "--chunk-tokens", "2048", "--layer-groups", "off"];
             flags.extend((!digests).then_some("--no-page-integrity"));
-            let arms: Vec<_> =
-                ARMS.iter().filter(|arm| arm.layer_first == layer_first && is_wanted(arm)).collect();
+            let arms: Vec<Arm> =
+                arms(&words).into_iter().filter(|arm| arm.layer_first == layer_first).collect();
             if arms.is_empty() {
                 continue;
             }

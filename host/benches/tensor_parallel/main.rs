@@ -9,8 +9,9 @@
 //!
 //! Each does so in the layout in which a head range of a page is one piece, and in the layer-first one that engines fix, where
 //! it is one piece per token: there with and without staging. PLUGIN is `shm` unless said otherwise.
-//! WORDs leave only the arms in whose names all of them are, such as `p2d4` or `page-head-first`; `plain` leaves out digests.
-//! An arm that nobody asks still costs: its plugin's threads look for bytes.
+//! WORDs such as `p4d4 p2d4` name the sizes to compare, the first of them the equal one; others, such as `page-head-first`, leave
+//! only the arms in whose names they are, and `plain` leaves out digests. All servers of a table run at once, so that ones that
+//! nobody asks take memory and a little of the processors: compare pairs.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -64,8 +65,8 @@ const fn arm(prefill: u32, decode: u32, layer_first: bool, staging: &'static str
     Arm { ranks: (prefill, decode), layer_first, staging }
 }
 
-/// What both modes compare; the first of each layout is the equal one.
-pub const ARMS: [Arm; 11] = [
+/// What both modes compare unless sizes are asked for; the first of each layout is the equal one.
+const ARMS: [Arm; 11] = [
     arm(4, 4, false, "auto"),
     arm(2, 2, false, "auto"),
     arm(2, 4, false, "auto"),
@@ -78,6 +79,29 @@ pub const ARMS: [Arm; 11] = [
     arm(4, 2, true, "never"),
     arm(4, 2, true, "always"),
 ];
+
+/// The ranks of prefill and decode that a word such as `p2d4` names.
+fn sizes(word: &str) -> Option<(u32, u32)> {
+    let (prefill, decode) = word.strip_prefix('p')?.split_once('d')?;
+    Some((prefill.parse().ok()?, decode.parse().ok()?))
+}
+
+/// The arms that words ask for: those in whose names all words are that are no sizes, and of these the ones of the sizes named,
+/// in that order, whether they are among the usual ones or not.
+pub fn arms(words: &[String]) -> Vec<Arm> {
+    let named: Vec<(u32, u32)> = words.iter().filter_map(|word| sizes(word)).collect();
+    let of_sizes = |&(prefill, decode): &(u32, u32)| {
+        let stagings = [(false, "auto"), (true, "never"), (true, "always")];
+        // Equal sizes need no staging.
+        let stagings =
+            stagings.into_iter().filter(move |(_, staging)| prefill != decode || *staging != "always");
+        stagings.map(move |(layer_first, staging)| arm(prefill, decode, layer_first, staging))
+    };
+    let all = if named.is_empty() { ARMS.to_vec() } else { named.iter().flat_map(of_sizes).collect() };
+    let wanted =
+        |arm: &Arm| words.iter().all(|word| sizes(word).is_some() || arm.name().contains(word.as_str()));
+    all.into_iter().filter(wanted).collect()
+}
 
 /// Starts a server: one arm, or without one an undivided worker.
 pub fn start(arm: Option<&Arm>, plugin: &str, synthetic: &str, flags: &[&str]) -> Cluster {
