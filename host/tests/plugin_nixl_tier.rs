@@ -211,8 +211,8 @@ fn check_says_what_is_missing_for_the_tier() {
     assert!(said.contains("has no libplugin_POSIX.so, but UCX"), "{said}");
     let said = open(&library);
     assert!(said.contains("directory") && said.contains("[plugin.nixl.storage]"), "{said}");
-    let said = open(&format!("{library}[storage]\ndirectory = \"/tmp\"\nbackend = \"OBJ\""));
-    assert!(said.contains("OBJ") && said.contains("POSIX"), "{said}");
+    let said = open(&format!("{library}[storage]\ndirectory = \"/tmp\"\nbackend = \"GDS\""));
+    assert!(said.contains("GDS") && said.contains("POSIX") && said.contains("OBJ"), "{said}");
     for (more, says) in [("", "cannot hold pages"), ("read_only = true\n", "has no pages to read")] {
         let said = open(&format!("{library}{more}[storage]\ndirectory = \"/proc/nowhere\""));
         assert!(said.contains(&format!("/proc/nowhere {says}")), "{said}");

@@ -29,7 +29,8 @@ pub const PERSISTENT: &str = "persistent";
 /// Of a tier: workers on other machines see what this one put.
 pub const SHARED: &str = "shared";
 
-/// Of a tier: [`scan`](crate::StorageTier::scan) lists the keys.
+/// Of a tier: [`scan`](crate::StorageTier::scan) lists the keys. A plugin with several kinds of store declares it if one of
+/// them can be listed; of the others, `scan` answers `UNSUPPORTED` with a text that says what to use instead.
 pub const SCAN: &str = "scan";
 
 /// Of an allocator: components with a window, so that pages behind it are given back.

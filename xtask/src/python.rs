@@ -21,6 +21,10 @@ const NIXL: &str = "nixl-cu12==1.5.1";
 /// plugin was written and measured against. It needs no GPU and no network adapter, and nothing of its dependencies is used.
 const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 
+/// An S3 server for the tests of NIXL's storage tier in a bucket, exactly these, so that new releases change nothing here by
+/// themselves. 30 MiB with what they need.
+const MOTO: [&str; 3] = ["moto[s3]==5.2.1", "flask==3.1.3", "flask-cors==6.0.2"];
+
 /// What Mooncake links to and machines without network adapters for RDMA lack: Debian's packages, and what of them is
 /// loaded, in this order.
 const VERBS: [(&str, &str); 3] = [
@@ -83,6 +87,17 @@ pub fn mooncake(workspace: &Workspace) -> Result<(PathBuf, OsString), String> {
     imports(&python, &preload)?;
     let list = std::env::join_paths(preload).map_err(|error| format!("these make no list: {error}"))?;
     Ok((python, list))
+}
+
+/// An interpreter with moto.
+///
+/// # Errors
+/// With the reason why there is none.
+pub fn moto(workspace: &Workspace) -> Result<PathBuf, String> {
+    let [moto, rest @ ..] = MOTO;
+    let python = installed(workspace, moto, &rest)?;
+    succeed(Command::new(&python).args(["-c", "import moto.server"]), "`import moto.server`")?;
+    Ok(python)
 }
 
 /// Whether an interpreter can import Mooncake, after it has loaded some libraries.

@@ -16,8 +16,8 @@ Build everything and run every test.
 
 Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`
 with the comparison of the CPU executor with candle, and runs the `openai` python package against a split server. The
-package is installed into an environment below the target folder, and so are NIXL (66 MiB) and Mooncake (60 MiB), for the
-tests of their plugins, with Debian's libibverbs1 for the latter where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for those of the CUDA kernels. Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
+package is installed into an environment below the target folder, and so are NIXL (66 MiB), moto (30 MiB), an S3 server for
+NIXL's storage tier, and Mooncake (60 MiB), for the tests of their plugins, with Debian's libibverbs1 for the latter where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for those of the CUDA kernels. Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
 that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is
 missing; the summary names each.
 
@@ -28,6 +28,7 @@ With arguments, only `cargo test` runs, with them: `cargo xtask test -p host --t
 Environment:
   CI=true       The openai client may not be skipped
   NIXL_LIBRARY  Another libnixl_capi.so for the tests of the NIXL plugin [default: the installed one]
+  MOTO_PYTHON   Another Python with moto for those of its tier in a bucket [default: the installed one]
   MOONCAKE_PYTHON
                 Another Python with Mooncake for the tests of its plugin [default: the installed one]
   NVRTC         Other folders with libnvrtc.so for the tests of the CUDA kernels, separated as in PATH
@@ -52,8 +53,10 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let nixl = nixl_library(&workspace);
     let nvrtc = nvrtc_folders(&workspace);
     let mooncake = mooncake_environment(&workspace);
+    let moto = moto_python(&workspace);
     let variables = nixl.map(|library| ("NIXL_LIBRARY", library.into()));
     let variables = variables.into_iter().chain(nvrtc.map(|folders| ("NVRTC", folders))).chain(mooncake);
+    let variables = variables.chain(moto.map(|python| ("MOTO_PYTHON", python.into())));
     let mut parts = vec![("cargo test", cargo_test(&workspace, arguments, variables.collect())?)];
     let client = if arguments.is_empty() {
         openai_client(&workspace)
@@ -84,6 +87,18 @@ fn nixl_library(workspace: &Workspace) -> Option<PathBuf> {
     let found = python::nixl(workspace);
     if let Err(reason) = &found {
         println!("NIXL cannot be had: {reason}");
+    }
+    found.ok()
+}
+
+/// The S3 server for the tests of NIXL's storage tier in a bucket, which say that they are skipped when there is none.
+fn moto_python(workspace: &Workspace) -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("MOTO_PYTHON").filter(|path| !path.is_empty()) {
+        return Some(named.into());
+    }
+    let found = python::moto(workspace);
+    if let Err(reason) = &found {
+        println!("moto cannot be had: {reason}");
     }
     found.ok()
 }

@@ -1,5 +1,8 @@
 //! The NIXL plugin's tier with memory and a directory of its own.
 
+// Each test uses its part.
+#![allow(dead_code)]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;

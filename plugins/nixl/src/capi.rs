@@ -1,5 +1,5 @@
-//! NIXL's C API. All calls into it are here and in the modules below, and all unsafe code but one look into a tier's memory
-//! and the setting of one variable.
+//! NIXL's C API. All calls into it are here and in the modules below, and all unsafe code but the looks into a tier's memory
+//! and the setting of variables.
 //!
 //! The API has no stable ABI ("may change between releases"), so every symbol is looked up before anything is called,
 //! and what differs between releases is named below. Written against 1.5.1.
@@ -8,9 +8,12 @@
 //! of a caller that wants no locks.
 
 mod agent;
+mod exit;
+mod objects;
 mod requests;
 
 pub use agent::{Agent, Place};
+pub use exit::{Alive, guard};
 pub use requests::{Direction, Prepared, Progress, Request};
 
 use std::ffi::{c_char, c_int, c_void};
@@ -27,6 +30,8 @@ pub enum Segment {
     Dram = 0,
     /// Memory of a device, which is given with each range.
     Vram = 1,
+    /// Of objects in a bucket, each registered with its name under the number given in the device's place.
+    Object = 3,
     /// Of files, whose descriptor is given with each range in the device's place; addresses are offsets.
     File = 4,
 }
@@ -81,6 +86,7 @@ api! {
     xfer_dlist_clear(Handle);
     destroy_xfer_dlist(Handle);
     create_opt_args(*mut Handle);
+    opt_args_add_backend(Handle, Handle);
     opt_args_set_notif_msg(Handle, *const c_void, usize);
     opt_args_set_has_notif(Handle, bool);
     opt_args_set_skip_desc_merge(Handle, bool);
@@ -93,6 +99,11 @@ api! {
     get_xfer_status(Handle, Handle);
     release_xfer_req(Handle, Handle);
     destroy_xfer_req(Handle);
+    create_query_resp_list(*mut Handle);
+    destroy_query_resp_list(Handle);
+    query_resp_list_size(Handle, *mut usize);
+    query_resp_list_has_value(Handle, usize, *mut bool);
+    query_mem(Handle, Handle, Handle, Handle);
     gen_notif(Handle, *const c_char, *const c_void, usize, Handle);
     create_notif_map(*mut Handle);
     destroy_notif_map(Handle);

@@ -1,6 +1,7 @@
 //! The plugin's table of the host's configuration.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,19 +29,47 @@ pub struct Config {
 }
 
 /// The tier's table.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
-    /// Required by the role.
+    /// Required by the role, for files.
     pub directory: Option<PathBuf>,
     pub backend: String,
     pub parameters: BTreeMap<String, String>,
     pub direct: bool,
+    /// Of objects, as is the next.
+    pub prefix: Option<String>,
+    pub deadline_ms: Option<u64>,
+}
+
+/// Without the parameters' values, some of which are secret.
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { directory, backend, parameters, .. } = self;
+        let keys: Vec<_> = parameters.keys().collect();
+        let mut shown = f.debug_struct("Storage");
+        shown.field("directory", directory).field("backend", backend).field("parameters", &keys);
+        shown.finish_non_exhaustive()
+    }
 }
 
 impl Default for Storage {
     fn default() -> Self {
-        Self { directory: None, backend: "POSIX".into(), parameters: BTreeMap::new(), direct: false }
+        Self {
+            directory: None,
+            backend: "POSIX".into(),
+            parameters: BTreeMap::new(),
+            direct: false,
+            prefix: None,
+            deadline_ms: None,
+        }
+    }
+}
+
+impl Storage {
+    /// Whether pages are objects in a bucket, not files.
+    pub fn keeps_objects(&self) -> bool {
+        self.backend == "OBJ"
     }
 }
 
@@ -68,9 +97,12 @@ impl Default for Config {
 /// UCX's names for transports in which the sending process writes the receiver's memory itself.
 const PAST_THE_RECEIVER: [&str; 6] = ["all", "sm", "shm", "cma", "knem", "xpmem"];
 
+/// Parameters of NIXL's plugins that nobody should read in a log.
+const SECRETS: [&str; 3] = ["secret_key", "session_token", "access_key"];
+
 impl Config {
     pub fn parse(text: &str) -> Result<Self> {
-        let config: Self = toml::from_str(text).map_err(|e| wrong(e.to_string().trim_end().to_owned()))?;
+        let config: Self = toml::from_str(text).map_err(|e| wrong(unreadable(&e)))?;
         let within = |key: &str, value: u64, most: u64| match value {
             0 => Err(wrong(format!("{key} is 0, it must be 1 to {most}"))),
             v if v > most => Err(wrong(format!("{key} is {v}, it must be 1 to {most}"))),
@@ -87,12 +119,24 @@ impl Config {
                 return Err(wrong(format!("backend {backend:?} is not a name such as {such}")));
             }
         }
-        if config.storage.backend != "POSIX" {
+        if !["POSIX", "OBJ"].contains(&config.storage.backend.as_str()) {
             let text = format!(
-                "storage.backend is {:?}: pages are files, which POSIX moves, the only one that was tried",
+                "storage.backend is {:?}: pages are files, which POSIX moves, or objects in a bucket, which OBJ moves; no \
+                 other was tried",
                 config.storage.backend
             );
             return Err(wrong(text));
+        }
+        let of_objects = [
+            ("prefix", config.storage.prefix.is_some()),
+            ("deadline_ms", config.storage.deadline_ms.is_some()),
+        ];
+        if let Some((key, _)) =
+            of_objects.into_iter().find(|(_, set)| *set && !config.storage.keeps_objects())
+        {
+            return Err(wrong(format!(
+                "storage.{key} is for objects: set backend = \"OBJ\", too, or leave it out"
+            )));
         }
         // With its default, Linux AIO, ending an agent waits for what the kernel still does.
         let on = |key: &&str| {
@@ -186,6 +230,17 @@ impl Config {
     }
 }
 
+/// What is wrong with the text, which is shown unless it has secrets.
+fn unreadable(error: &toml::de::Error) -> String {
+    let shown = error.to_string();
+    match SECRETS.iter().find(|key| shown.contains(*key)) {
+        None => shown.trim_end().to_owned(),
+        Some(key) => format!(
+            "a line with {key} cannot be read, and is not shown: parameters are strings, each is given once"
+        ),
+    }
+}
+
 fn wrong(message: String) -> Error {
     Error::new(ErrorCode::CONFIG, message)
 }
@@ -273,10 +328,25 @@ mod tests {
             ("no_such = 1", "no_such"),
             ("[storage.parameters]\nuse_uring = 'true'", "use_uring"),
             ("[storage.parameters]\nuse_posix_aio = '1'", "use_posix_aio"),
+            ("[storage]\nbackend = 'GDS'", "GDS"),
+            ("[storage]\nprefix = 'a'", "storage.prefix"),
+            ("[storage]\ndeadline_ms = 5", "storage.deadline_ms"),
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.code == ErrorCode::CONFIG && error.message.contains(says), "{text}: {error}");
         }
         assert!(Config::parse("[storage.parameters]\nuse_uring = 'false'").is_ok());
+    }
+
+    #[test]
+    fn no_secret_is_in_a_message_or_a_debug_line() {
+        let secret = "[storage]\nbackend = 'OBJ'\nparameters = { bucket = 'b', secret_key = 'hush' }";
+        assert!(!format!("{:?}", Config::parse(secret).unwrap()).contains("hush"));
+        for line in ["secret_key = 4711", "session_token = hush", "bucket = 1, access_key = '4711hush'"] {
+            let text = format!("[storage]\nparameters = {{ {line} }}");
+            let error = Config::parse(&text).unwrap_err();
+            assert!(!error.message.contains("hush") && !error.message.contains("4711"), "{error}");
+            assert!(error.message.contains("_key") || error.message.contains("session_token"), "{error}");
+        }
     }
 }

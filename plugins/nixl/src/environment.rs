@@ -1,4 +1,4 @@
-//! The one setting that NIXL takes from the environment alone.
+//! Settings that NIXL, and the AWS SDK in it, take from the environment alone.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -20,4 +20,24 @@ pub fn name_plugins(folder: &Path) {
     // which leaves nothing to set here.
     unsafe { std::env::set_var("NIXL_PLUGIN_DIR", folder) };
     log!(Level::INFO, "NIXL's own plugins are in {}", folder.display());
+}
+
+/// Has the AWS SDK give up a request after 2 attempts, 6 s where a server says nothing; left alone it makes 11, for a minute. And
+/// with keys that were given, has it not look for others at an address that only machines of Amazon's have. It reads this when
+/// an agent is made; what somebody has set stays.
+pub fn settle_aws(has_keys: bool) {
+    let _order = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
+    let unset = |name: &str| std::env::var_os(name).is_none();
+    let mut settings = Vec::new();
+    if unset("AWS_RETRY_MODE") && unset("AWS_MAX_ATTEMPTS") {
+        settings.extend([("AWS_RETRY_MODE", "standard"), ("AWS_MAX_ATTEMPTS", "2")]);
+    }
+    if has_keys && unset("AWS_EC2_METADATA_DISABLED") {
+        settings.push(("AWS_EC2_METADATA_DISABLED", "true"));
+    }
+    for (name, value) in settings {
+        // SAFETY: as above: when an instance opens, before the worker takes work; to exclude it, export the variable.
+        unsafe { std::env::set_var(name, value) };
+        log!(Level::DEBUG, "{name} is set to {value}");
+    }
 }

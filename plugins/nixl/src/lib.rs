@@ -16,7 +16,8 @@
 //! - Transports with which a peer writes our memory past our agent (CMA and the like) would outlive a closed door, so a
 //!   configuration that allows them is refused.
 //!
-//! The second role, a storage tier, moves pages between memory and files through NIXL's POSIX plugin; see [`tier`].
+//! The second role, a storage tier, moves pages between memory and files through NIXL's POSIX plugin, or objects in a bucket
+//! through its OBJ plugin; see [`tier`].
 //!
 //! A peer is gone when it says so, or when UCX reports its connection as broken.
 
@@ -62,7 +63,8 @@ pub fn check(role: &str, config: &str) -> host_plugin_api::Result<()> {
 /// Opens an instance of the tier: finds and loads NIXL, and starts its thread.
 ///
 /// # Errors
-/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a NIXL that fits, `IO` when NIXL or the directory refuses.
+/// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a NIXL that fits, `IO` when NIXL, the directory or the bucket
+/// refuses.
 pub fn open_storage(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<NixlTier> {
     NixlTier::open(opening)
 }

@@ -1,6 +1,8 @@
-//! The tier role: pages in files, moved by NIXL's storage plugins. What the host's threads call; the hot calls only touch
-//! a queue.
+//! The tier role: pages in files or objects, moved by NIXL's storage plugins. What the host's threads call; the hot calls only
+//! touch a queue.
 
+mod front;
+mod objects;
 mod queue;
 mod run;
 mod scans;
@@ -12,8 +14,8 @@ use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,32 +23,48 @@ use host_plugin_api::{
     Error, ErrorCode, Key, Level, Memory, MemoryKind, Opening, RegionId, Result, Scanned, StorageTier, Tag,
     TierCompletion, TierLimits, TierPage, TierUsage, log,
 };
-use rustix::event::{EventfdFlags, eventfd};
 
+use crate::capi::Library;
 use crate::config::Config;
 use crate::library::{find_library, strings};
 use crate::queue::locked;
 use crate::regions::MAX_REGIONS;
 use crate::shared::{clear, random, signal};
-use queue::{Queue, Work, named};
+use front::Front;
+use objects::Objects;
+use queue::{Work, named};
 use run::{Maker, Runner, Shared};
 use scans::Scans;
 use store::Store;
-use touching::Touching;
 
 const MAX_PAGES: u32 = 256;
 const MAX_BATCHES: u32 = 64;
 /// What unbuffered access wants addresses and lengths to be multiples of.
 const BLOCK: u64 = 4096;
 
+/// How long an instance of objects that nobody shut down waits for its end; what NIXL does then is left behind.
+const END: Duration = Duration::from_secs(5);
+
+/// What keeps the pages.
+enum Kept {
+    Files(Arc<Shared>, Scans),
+    Objects(Objects),
+}
+
 /// An instance of the tier. See the module.
 pub struct NixlTier {
-    shared: Arc<Shared>,
-    scans: Scans,
+    shared: Arc<Front>,
+    kept: Kept,
     last_region: AtomicU32,
     closed: AtomicBool,
     broken: Arc<AtomicBool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What a thread's panic is told to.
+pub struct Guarded {
+    pub front: Arc<Front>,
+    broken: Arc<AtomicBool>,
 }
 
 /// A configuration's directory.
@@ -64,6 +82,9 @@ fn directory(config: &Config) -> Result<&Path> {
 /// As opening, without `IO`.
 pub fn check(config: &str) -> Result<()> {
     let config = Config::parse(config)?;
+    if config.storage.keeps_objects() {
+        return objects::check(&config);
+    }
     match config.storage.directory {
         Some(_) => find_library(&config, &config.storage.backend).map(drop),
         None => Ok(()),
@@ -74,45 +95,58 @@ impl NixlTier {
     /// Finds NIXL, and starts an instance.
     ///
     /// # Errors
-    /// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a NIXL that has the storage plugin, `IO` when the
-    /// directory cannot be used or NIXL refuses.
+    /// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a NIXL that has the storage plugin, `IO` when the directory
+    /// or the bucket cannot be used or NIXL refuses.
     pub fn open(opening: &Opening) -> Result<Self> {
         let config = Config::parse(&opening.config)?;
-        let folder = directory(&config)?;
+        if config.storage.keeps_objects() {
+            objects::check(&config)?;
+        } else {
+            directory(&config)?;
+        }
         let library = Arc::new(find_library(&config, &config.storage.backend)?);
         log!(Level::INFO, "NIXL is {}", library.path().display());
         let unique: String = random()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        let cannot = if config.read_only { "has no pages to read" } else { "cannot hold pages" };
-        let io = |e| Error::new(ErrorCode::IO, format!("{} {cannot}: {e}", folder.display()));
-        let maker = Maker {
-            library,
-            backend: CString::new(config.storage.backend.as_str()).unwrap_or_default(),
-            parameters: strings(config.storage.parameters.clone())?,
-            name: CString::new(format!("tier-{unique}")).unwrap_or_default(),
+        let front = Arc::new(Front::new(MAX_BATCHES, MAX_PAGES)?);
+        let guarded = Guarded { front: front.clone(), broken: Arc::new(AtomicBool::new(false)) };
+        let (kept, threads) = if config.storage.keeps_objects() {
+            let (objects, threads) = objects::open(&config, library, &unique, &guarded)?;
+            log!(Level::INFO, "pages are objects in {}", objects.place);
+            (Kept::Objects(objects), threads)
+        } else {
+            let (shared, thread) = files(&config, library, unique, &guarded)?;
+            (Kept::Files(shared, Scans::default()), vec![thread])
         };
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let direct = config.storage.direct;
-        let shared = Arc::new(Shared {
-            queue: Queue::new(MAX_BATCHES, MAX_PAGES),
-            store: Store::open(folder, direct, config.read_only, unique).map_err(io)?,
-            regions: RwLock::default(),
-            touching: Touching::default(),
-            event: event.map_err(|e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}")))?,
-            direct,
-        });
-        let broken = Arc::new(AtomicBool::new(false));
-        let (started, start) = sync_channel(1);
-        let thread = spawn(shared.clone(), maker, broken.clone(), started)?;
-        let died = |_| Error::new(ErrorCode::PANICKED, "the tier's thread panicked at its start");
-        start.recv().map_err(died)??;
         Ok(Self {
-            shared,
-            scans: Scans::default(),
+            shared: front,
+            kept,
             last_region: AtomicU32::new(0),
             closed: AtomicBool::new(false),
-            broken,
-            thread: Mutex::new(Some(thread)),
+            broken: guarded.broken,
+            threads: Mutex::new(threads),
         })
+    }
+
+    /// Asks all threads to end.
+    fn stop(&self) {
+        self.shared.queue.stop();
+        if let Kept::Objects(objects) = &self.kept {
+            objects.stop();
+        }
+    }
+
+    /// Whether all threads have ended before this.
+    fn have_ended(&self, deadline: Instant) -> bool {
+        let mut threads = locked(&self.threads);
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // They have ended; what they panicked with was caught inside.
+        threads.drain(..).for_each(|thread| drop(thread.join()));
+        true
     }
 
     /// 0, or why no call is taken.
@@ -142,48 +176,80 @@ impl NixlTier {
     }
 }
 
-fn spawn(
-    shared: Arc<Shared>,
-    maker: Maker,
-    broken: Arc<AtomicBool>,
-    started: SyncSender<Result<()>>,
-) -> Result<JoinHandle<()>> {
-    let run = move || {
-        let event = shared.clone();
-        let body = || {
-            let refused = |refusal: crate::capi::Refusal| {
-                let text = format!("NIXL's storage plugin cannot be used: {refusal}");
-                Error::new(ErrorCode::IO, text)
-            };
-            match Runner::new(shared, maker).map_err(refused) {
-                Ok(runner) => {
-                    if started.try_send(Ok(())).is_ok() {
-                        runner.run();
-                    }
-                }
-                Err(error) => {
-                    let _gone = started.try_send(Err(error)).is_err();
+/// Opens a directory of files, and starts its thread.
+fn files(
+    config: &Config,
+    library: Arc<Library>,
+    unique: String,
+    guarded: &Guarded,
+) -> Result<(Arc<Shared>, JoinHandle<()>)> {
+    let folder = directory(config)?;
+    let cannot = if config.read_only { "has no pages to read" } else { "cannot hold pages" };
+    let io = |e| Error::new(ErrorCode::IO, format!("{} {cannot}: {e}", folder.display()));
+    let maker = Maker {
+        library,
+        backend: CString::new(config.storage.backend.as_str()).unwrap_or_default(),
+        parameters: strings(config.storage.parameters.clone())?,
+        name: CString::new(format!("tier-{unique}")).unwrap_or_default(),
+    };
+    let direct = config.storage.direct;
+    let store = Store::open(folder, direct, config.read_only, unique).map_err(io)?;
+    let shared = Arc::new(Shared { front: guarded.front.clone(), store, direct });
+    let (started, start) = sync_channel(1);
+    let own = shared.clone();
+    let body = move || {
+        let refused = |refusal: crate::capi::Refusal| {
+            let text = format!("NIXL's storage plugin cannot be used: {refusal}");
+            Error::new(ErrorCode::IO, text)
+        };
+        match Runner::new(own, maker).map_err(refused) {
+            Ok(runner) => {
+                if started.try_send(Ok(())).is_ok() {
+                    runner.run();
                 }
             }
-        };
+            Err(error) => {
+                let _gone = started.try_send(Err(error)).is_err();
+            }
+        }
+    };
+    let thread = start_thread("nixl-tier", guarded, body)?;
+    let died = |_| Error::new(ErrorCode::PANICKED, "the tier's thread panicked at its start");
+    start.recv().map_err(died)??;
+    Ok((shared, thread))
+}
+
+/// Starts a thread whose panic ends the instance and nothing else.
+fn start_thread(
+    name: &str,
+    guarded: &Guarded,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    let Guarded { front, broken } = guarded;
+    let (front, broken) = (front.clone(), broken.clone());
+    let run = move || {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
             // Its drop may panic, and nobody is above us to catch that.
             std::mem::forget(payload);
             broken.store(true, Ordering::SeqCst);
-            signal(&event.event);
+            signal(&front.event);
         }
     };
-    let thread = std::thread::Builder::new().name("nixl-tier".to_owned()).spawn(run);
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     thread.map_err(|e| Error::new(ErrorCode::IO, format!("cannot start a thread: {e}")))
 }
 
 impl StorageTier for NixlTier {
     fn limits(&self) -> TierLimits {
+        let (max_value, direct) = match &self.kept {
+            Kept::Files(files, _) => (1 << 30, files.direct),
+            Kept::Objects(_) => (objects::MAX_VALUE, false),
+        };
         TierLimits {
             max_pages: MAX_PAGES,
             max_batches: MAX_BATCHES,
-            max_value: 1 << 30,
-            alignment: if self.shared.direct { BLOCK } else { 1 },
+            max_value,
+            alignment: if direct { BLOCK } else { 1 },
             reserved: [0; 4],
         }
     }
@@ -269,13 +335,20 @@ impl StorageTier for NixlTier {
 
     fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
         self.ready()?;
-        self.scans.step(&self.shared.store, cursor, keys)
+        match &self.kept {
+            Kept::Files(files, scans) => scans.step(&files.store, cursor, keys),
+            Kept::Objects(objects) => Err(objects.cannot_list()),
+        }
     }
 
     fn usage(&self) -> Result<TierUsage> {
         self.ready()?;
+        let files = match &self.kept {
+            Kept::Files(files, _) => files,
+            Kept::Objects(objects) => return Err(objects.cannot_list()),
+        };
         let io = |e| Error::new(ErrorCode::IO, format!("the directory cannot be read: {e}"));
-        let (values, bytes) = self.shared.store.usage().map_err(io)?;
+        let (values, bytes) = files.store.usage().map_err(io)?;
         Ok(TierUsage { values, bytes, capacity: 0, reserved: [0; 5] })
     }
 
@@ -285,19 +358,10 @@ impl StorageTier for NixlTier {
 
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {
         self.closed.store(true, Ordering::SeqCst);
-        self.shared.queue.stop();
-        let deadline = Instant::now() + Duration::from_millis(deadline_ms.min(600_000));
-        let mut thread = locked(&self.thread);
-        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            if Instant::now() >= deadline {
-                let text = format!("the tier's thread did not end within {deadline_ms} ms");
-                return Err(Error::new(ErrorCode::TIMEOUT, text));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if let Some(thread) = thread.take() {
-            // It has ended; what it panicked with was caught inside.
-            let _caught = thread.join().is_err();
+        self.stop();
+        if !self.have_ended(Instant::now() + Duration::from_millis(deadline_ms.min(600_000))) {
+            let text = format!("the tier's threads did not end within {deadline_ms} ms");
+            return Err(Error::new(ErrorCode::TIMEOUT, text));
         }
         Ok(())
     }
@@ -305,9 +369,11 @@ impl StorageTier for NixlTier {
 
 impl Drop for NixlTier {
     fn drop(&mut self) {
-        self.shared.queue.stop();
-        if let Some(thread) = locked(&self.thread).take() {
-            let _caught = thread.join().is_err();
+        self.stop();
+        // Those of objects touch buffers of their own alone, and may wait for a server that does not answer.
+        if matches!(self.kept, Kept::Objects(_)) && !self.have_ended(Instant::now() + END) {
+            return;
         }
+        locked(&self.threads).drain(..).for_each(|thread| drop(thread.join()));
     }
 }

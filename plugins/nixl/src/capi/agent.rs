@@ -46,7 +46,7 @@ struct Registration {
 pub struct Agent {
     pub(super) library: Arc<Library>,
     pub(super) agent: Handle,
-    backend: Handle,
+    pub(super) backend: Handle,
     received: Handle,
     /// What a request is made with, and what it is posted with.
     pub(super) making: Handle,
@@ -166,22 +166,22 @@ impl Agent {
 
     /// Registers several places of one kind under one name of ours.
     pub fn register_all(&mut self, region: u32, segment: Segment, places: &[Place]) -> Result<(), Refusal> {
+        let named: Vec<_> = places.iter().map(|place| (*place, &[][..])).collect();
+        self.register_named(region, segment, &named)
+    }
+
+    /// Registers places with what else NIXL's plugin wants to know of each: an object's name.
+    pub fn register_named(
+        &mut self,
+        region: u32,
+        segment: Segment,
+        places: &[(Place, &[u8])],
+    ) -> Result<(), Refusal> {
         let api = &self.library.api;
-        let segment = segment as c_int;
-        // SAFETY: the place for the handle is ours.
-        let list = made("create_reg_dlist", |to| unsafe { (api.create_reg_dlist)(segment, to) })?;
-        let null = std::ptr::null_mut();
-        let mut added = Ok(());
-        for place in places {
-            let (address, length) = (place.address as usize, place.length as usize);
-            // SAFETY: the list is alive, and the address is a number to it.
-            let code = unsafe { (api.reg_dlist_add_desc)(list, address, length, place.device, null, 0) };
-            added = added.and(check("reg_dlist_add_desc", code));
-        }
-        let registered = added.and_then(|()| {
-            // SAFETY: agent and list are alive; the memory is the caller's promise.
-            check("register_mem", unsafe { (api.register_mem)(self.agent, list, null) })
-        });
+        let list = self.described(segment, places)?;
+        // SAFETY: agent and list are alive; the memory is the caller's promise.
+        let code = unsafe { (api.register_mem)(self.agent, list, std::ptr::null_mut()) };
+        let registered = check("register_mem", code);
         match registered {
             Ok(()) => self.registrations.push(Registration { region, list }),
             Err(refusal) => {
@@ -191,6 +191,28 @@ impl Agent {
             }
         }
         Ok(())
+    }
+
+    /// A list of places, which the caller destroys.
+    pub(super) fn described(&self, segment: Segment, places: &[(Place, &[u8])]) -> Result<Handle, Refusal> {
+        let api = &self.library.api;
+        let segment = segment as c_int;
+        // SAFETY: the place for the handle is ours.
+        let list = made("create_reg_dlist", |to| unsafe { (api.create_reg_dlist)(segment, to) })?;
+        let mut added = Ok(());
+        for (place, name) in places {
+            let (address, length) = (place.address as usize, place.length as usize);
+            let bytes = if name.is_empty() { std::ptr::null() } else { name.as_ptr().cast() };
+            // SAFETY: the list is alive, the address is a number to it, and it copies the name.
+            let code =
+                unsafe { (api.reg_dlist_add_desc)(list, address, length, place.device, bytes, name.len()) };
+            added = added.and(check("reg_dlist_add_desc", code));
+        }
+        if added.is_err() {
+            // SAFETY: our own list, destroyed once.
+            let _destroyed = unsafe { (api.destroy_reg_dlist)(list) };
+        }
+        added.map(|()| list)
     }
 
     /// Takes memory back, if it is registered.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use host_plugin_api::{Key, Tag, TierCompletion, TierPage};
 
@@ -32,6 +33,24 @@ struct State {
     ready: VecDeque<u32>,
     done: VecDeque<(u32, TierCompletion)>,
     stopping: bool,
+}
+
+impl State {
+    /// The next batch, questions before what moves bytes.
+    fn take_ready(&mut self) -> Option<(u32, Work)> {
+        let question = |index: &u32| self.slots[*index as usize].work == Work::Exists;
+        let at = self.ready.iter().position(question).unwrap_or(0);
+        let index = self.ready.remove(at)?;
+        Some((index, self.slots[index as usize].work))
+    }
+}
+
+/// What there is for a thread that does not wait for long.
+pub enum Next {
+    Batch(u32, Work),
+    Nothing,
+    /// It should end.
+    Stop,
 }
 
 /// See the module. No lock is held for longer than a copy of a batch.
@@ -81,13 +100,23 @@ impl Queue {
             if state.stopping {
                 return None;
             }
-            let question = |index: &u32| state.slots[*index as usize].work == Work::Exists;
-            let at = state.ready.iter().position(question).unwrap_or(0);
-            if let Some(index) = state.ready.remove(at) {
-                return Some((index, state.slots[index as usize].work));
+            if let Some(taken) = state.take_ready() {
+                return Some(taken);
             }
             state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// As [`next`](Self::next), but waits no longer than this.
+    pub fn next_within(&self, wait: Duration) -> Next {
+        let state = locked(&self.state);
+        let nothing = |state: &mut State| state.ready.is_empty() && !state.stopping;
+        let (mut state, _late) =
+            self.news.wait_timeout_while(state, wait, nothing).unwrap_or_else(PoisonError::into_inner);
+        if state.stopping {
+            return Next::Stop;
+        }
+        state.take_ready().map_or(Next::Nothing, |(index, work)| Next::Batch(index, work))
     }
 
     /// A question that came in while something else goes on.

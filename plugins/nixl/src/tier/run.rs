@@ -4,18 +4,18 @@
 //! checksums, and answers questions. A request that failed says nothing of which page did, nor that nothing more touches
 //! memory, so its agent ends, and each of its pages is tried again alone.
 
-use std::collections::BTreeMap;
 use std::ffi::CString;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::{ErrorCode, Key, Level, Memory, TierPage, log};
 
-use super::queue::{Queue, Work};
+use super::front::Front;
+use super::queue::Work;
 use super::store::{Found, Lookup, Store, Unfinished, checksum};
-use super::touching::Touching;
 use crate::capi::{Agent, Direction, Library, Place, Progress, Ranges, Refusal, Segment};
 use crate::shared::signal;
 
@@ -32,13 +32,17 @@ type End = (i32, u64);
 
 /// What the thread shares with the host's.
 pub struct Shared {
-    pub queue: Queue,
+    pub front: Arc<Front>,
     pub store: Store,
-    pub regions: RwLock<BTreeMap<u32, Memory>>,
-    pub touching: Touching,
-    /// Readable while completions wait.
-    pub event: std::os::fd::OwnedFd,
     pub direct: bool,
+}
+
+impl Deref for Shared {
+    type Target = Front;
+
+    fn deref(&self) -> &Front {
+        &self.front
+    }
 }
 
 /// What is needed to make an agent.

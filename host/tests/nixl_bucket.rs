@@ -1,0 +1,183 @@
+//! Real workers above NIXL's storage tier in a bucket of a real S3 server: what dead workers stored others restore, no answer
+//! changes whatever becomes of the bucket, and the key to it is in no log.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
+#[path = "plugin_support/fixture.rs"]
+mod fixture;
+#[path = "plugin_support/nixl.rs"]
+mod nixl;
+#[path = "plugin_support/s3.rs"]
+mod s3;
+#[path = "plugin_support/skip.rs"]
+mod skip;
+
+use std::path::Path;
+
+use host_tests::cluster::{Cluster, Start, signal};
+use s3::{Bucket, SECRET};
+
+const PAGE_TOKENS: usize = 16;
+/// Tokens of an answer.
+const ANSWER: u32 = 20;
+/// Computing takes long enough that restoring is worth it.
+const MODEL: &str = "[synthetic]\nkv-heads = 2\nprefill-token-us = 4000\n";
+
+fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
+    let directory = plugins.display().to_string();
+    let always = ["--executor", "synthetic", "--plugins-dir", &directory, "--chunk-tokens", "64"];
+    let flags: Vec<String> = always.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+    let workers = if flags.iter().any(|flag| flag == "aggregated") { 1 } else { 2 };
+    Cluster::start(&Start { program: Path::new(env!("CARGO_BIN_EXE_host")), flags, config, workers })
+}
+
+fn workers(bucket: &Bucket, plugins: &Path) -> Option<Cluster> {
+    let table = format!("[plugin.nixl]\n{}[plugin.nixl.storage]\n{}", nixl::config()?, bucket.storage());
+    let flags = [
+        "--plugins",
+        "shm",
+        "--decode-radix-cache",
+        "--prefill-radix-cache",
+        "--hierarchical-cache",
+        "--hicache-storage",
+        "nixl",
+    ];
+    Some(start(&flags, plugins, format!("{MODEL}{table}")))
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    let prompt = |length: u32| (0..length).map(|token| (token * 37 + length) % 250).collect();
+    [64, 130, 200].map(prompt).to_vec()
+}
+
+fn ask(cluster: &Cluster) -> Vec<Vec<u64>> {
+    prompts().iter().map(|prompt| cluster.generate(prompt, ANSWER).unwrap().tokens).collect()
+}
+
+/// A worker's series that start and contain so, added up.
+fn total(cluster: &Cluster, role: &str, starts: &str, contains: &str) -> f64 {
+    let metrics = cluster.metrics(&cluster.worker(role));
+    let wanted = metrics.iter().filter(|(name, _)| name.starts_with(starts) && name.contains(contains));
+    wanted.map(|(_, value)| value).sum()
+}
+
+fn restored(cluster: &Cluster) -> f64 {
+    let pages = |role| total(cluster, role, "host_storage_pages_total", "end=\"read\"");
+    ["prefill", "decode"].into_iter().map(pages).sum()
+}
+
+/// Waits until decode has stored all whole pages of what was said. The last token that was drawn has no KV.
+fn await_stored(cluster: &Cluster) {
+    let pages: usize =
+        prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
+    cluster.wait("whole pages to be stored", || {
+        total(cluster, "decode", "host_storage_pages_total", "end=\"written\"") >= pages as f64
+            && cluster.all_free()
+    });
+}
+
+fn flush(cluster: &Cluster) {
+    let (status, text) = cluster.post("/flush_cache", "").unwrap();
+    assert_eq!(status, 200, "{text}");
+}
+
+fn await_nothing_held(cluster: &Cluster) {
+    cluster.wait("all requests to end", || cluster.all_free());
+    for (series, part) in [
+        ("host_storage_queue_pages", ""),
+        ("host_hicache_slots_pinned", ""),
+        ("host_hicache_slots", "filling"),
+        ("host_hicache_slots", "quarantined"),
+    ] {
+        cluster.wait(&format!("{series} {part} to be 0"), || {
+            ["prefill", "decode"].into_iter().all(|role| total(cluster, role, series, part) == 0.0)
+        });
+    }
+}
+
+#[test]
+fn what_dead_workers_stored_others_restore_and_what_is_damaged_is_computed_again() {
+    if nixl::library().is_none() {
+        return;
+    }
+    let Some(bucket) = Bucket::new() else { return };
+    let plugins = fixture::directory(&["shm", "nixl"]);
+    let expected = ask(&start(&["--role", "aggregated"], plugins.path(), MODEL.to_owned()));
+    let cluster = workers(&bucket, plugins.path()).unwrap();
+    assert_eq!(ask(&cluster), expected);
+    await_stored(&cluster);
+    for role in ["prefill", "decode"] {
+        signal(cluster.pid(role).unwrap(), "KILL");
+    }
+    let log = cluster.log();
+    drop(cluster);
+    let names = bucket.names();
+    assert!(!names.is_empty());
+
+    let cluster = workers(&bucket, plugins.path()).unwrap();
+    // How long the bucket takes to answer, workers learn first.
+    cluster.wait("pages to be restored", || {
+        assert_eq!(ask(&cluster), expected, "restored");
+        flush(&cluster);
+        restored(&cluster) > 0.0
+    });
+    await_nothing_held(&cluster);
+    flush(&cluster);
+    assert!(restored(&cluster) > 0.0);
+    for (number, name) in names.iter().enumerate() {
+        match number % 3 {
+            0 => bucket.edit(name, |bytes| bytes[100] ^= 1),
+            1 => bucket.edit(name, |bytes| bytes.truncate(bytes.len() / 2)),
+            _ => {}
+        }
+    }
+    assert_eq!(ask(&cluster), expected, "with damaged objects");
+    await_nothing_held(&cluster);
+    let log = log + &cluster.log();
+    assert!(log.contains("pages are objects in bucket") && !log.contains(SECRET), "{log}");
+    drop(cluster);
+    // Whoever met a damaged one stored it again, or left a tombstone.
+    let cluster = workers(&bucket, plugins.path()).unwrap();
+    assert_eq!(ask(&cluster), expected, "after the damage");
+}
+
+#[test]
+fn a_bucket_that_hangs_or_dies_under_way_costs_no_answer_and_a_shutdown_ends() {
+    if nixl::library().is_none() {
+        return;
+    }
+    let Some(mut bucket) = Bucket::new() else { return };
+    let plugins = fixture::directory(&["shm", "nixl"]);
+    let expected = ask(&start(&["--role", "aggregated"], plugins.path(), MODEL.to_owned()));
+    let mut cluster = workers(&bucket, plugins.path()).unwrap();
+    assert_eq!(ask(&cluster), expected);
+    await_stored(&cluster);
+    flush(&cluster);
+    bucket.hang(true);
+    for turn in 0..2 {
+        assert_eq!(ask(&cluster), expected, "hanging, turn {turn}");
+        flush(&cluster);
+    }
+    bucket.hang(false);
+    let before = restored(&cluster);
+    cluster.wait("pages to be restored again", || {
+        flush(&cluster);
+        assert_eq!(ask(&cluster), expected);
+        restored(&cluster) > before
+    });
+    bucket.kill();
+    for turn in 0..2 {
+        flush(&cluster);
+        assert_eq!(ask(&cluster), expected, "dead, turn {turn}");
+    }
+    await_nothing_held(&cluster);
+    assert_eq!(cluster.interrupt(), Some(0), "{}", cluster.log());
+    drop(cluster);
+
+    let Some(bucket) = Bucket::new_after(bucket) else { return };
+    let mut cluster = workers(&bucket, plugins.path()).unwrap();
+    bucket.hang(true);
+    assert_eq!(ask(&cluster), expected, "hanging from the start");
+    assert_eq!(cluster.interrupt(), Some(0), "{}", cluster.log());
+    assert!(!cluster.log().contains(SECRET));
+}
