@@ -69,14 +69,15 @@ fn answers_that_outgrow_the_pool_equal_those_that_had_room() {
         ("decode", &["--decode-radix-cache", "--prefill-radix-cache"]),
         ("aggregated", &["--role", "aggregated", "--prefill-radix-cache", "--hierarchical-cache"]),
         ("decode", &["--decode-radix-cache", "--hierarchical-cache"]),
-        // Host memory for few pages, so that storage has more of them.
+        // Host memory for 32 pages of the some 240 that there are, so that storage has more of them. With much less, what
+        // is on its way to storage and back fills it, and whether anything comes back in time is luck.
         (
             "decode",
             &[
                 "--decode-radix-cache",
                 "--hierarchical-cache",
                 "--hicache-memory",
-                "320KiB",
+                "1MiB",
                 "--hicache-storage",
                 "memory",
                 "--hicache-prefetch-policy",
@@ -94,18 +95,23 @@ fn answers_that_outgrow_the_pool_equal_those_that_had_room() {
         }
         let metrics = cluster.metrics(&cluster.worker(role));
         let count = |name: &str| metrics[&format!("host_{name}_total")];
-        println!(
+        let counted = format!(
             "{role} {flags:?}: {} retractions, {} tokens found again, {} of them below the pool, {} computed again",
             count("retractions"),
             count("restored_tokens"),
             count("restored_below_tokens"),
             count("recomputed_tokens")
         );
-        assert!(count("retractions") > 0.0, "{flags:?}: pages never ran short");
-        assert!(count("recomputed_tokens") > 0.0);
+        println!("{counted}");
+        assert!(count("retractions") > 0.0, "pages never ran short: {counted}");
+        assert!(count("recomputed_tokens") > 0.0, "{counted}");
         let below = flags.contains(&"--hierarchical-cache");
-        assert_eq!(count("restored_below_tokens") > 0.0, below, "{flags:?}");
-        assert_eq!(count("requests_failed"), 0.0);
+        assert_eq!(count("restored_below_tokens") > 0.0, below, "{counted}");
+        if flags.contains(&"--hicache-storage") {
+            let stored = metrics["host_hicache_restored_pages_total{tier=\"storage\"}"];
+            assert!(stored > 0.0, "nothing came back from storage: {counted}");
+        }
+        assert_eq!(count("requests_failed"), 0.0, "{counted}");
         cluster.wait("all requests to end", || cluster.all_free());
     }
 }
