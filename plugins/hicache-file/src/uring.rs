@@ -25,8 +25,9 @@ const BREATH: Duration = Duration::from_millis(1);
 
 /// Bytes in flight from which on a ring takes no more, so that the next runs wait with us and not with the device. A device that
 /// ends all it has at once, as those of some virtual machines do, then gets more before the host is told of any, which takes
-/// checksums. At 10 GB/s this is 3 ms of work.
-const FLIGHT_BYTES: usize = 32 << 20;
+/// checksums. On such a device pages of 4 MiB had these parts of raw I/O, medians of 20 rounds: with 32 MiB writes 0.91 and
+/// reads 0.97, with 48 MiB both 0.97, with no bound 0.98 and 0.91.
+const FLIGHT_BYTES: usize = 48 << 20;
 /// Runs that wait for room in the ring, those of writes with their checksums, until no more are claimed.
 const AHEAD: usize = 4;
 
