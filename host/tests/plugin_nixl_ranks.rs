@@ -126,7 +126,8 @@ fn child() {
 fn four_ranks_on_either_side_write_to_each_other_all_at_once_and_end_in_order() {
     let Some(config) = nixl::config() else { return };
     let directory = fixture::directory(&["nixl"]);
-    for config in [config.clone(), format!("{config}progress_thread = true\n")] {
+    for threads in ["none", "further", "all"] {
+        let config = format!("{config}progress_threads = {threads:?}\n");
         let ours = Side::open(directory.path(), "prefill", &config);
         let mut theirs = Remote::start(directory.path(), "nixl", "decode", 0, &config);
         let card = theirs.answer();

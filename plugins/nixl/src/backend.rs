@@ -49,7 +49,6 @@ impl NixlBackend {
             library,
             backend: CString::new(config.backend.as_str()).unwrap_or_default(),
             parameters,
-            threads: config.progress_thread.then_some(Duration::from_millis(10)),
             prefix: format!("{}/{identity}", opening.name),
         };
         let shared = Arc::new(Shared::new(config, opening.name.clone())?);

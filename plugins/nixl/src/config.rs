@@ -17,7 +17,7 @@ pub struct Config {
     pub transports: String,
     pub devices: String,
     pub parameters: BTreeMap<String, String>,
-    pub progress_thread: bool,
+    pub progress_threads: Threads,
     pub max_writes: u32,
     pub max_submissions: u32,
     pub short_writes: u64,
@@ -26,6 +26,30 @@ pub struct Config {
     /// Of the tier; here and not in its table, because `host tier` sets a key of this name.
     pub read_only: bool,
     pub storage: Storage,
+}
+
+/// Behind which incoming connections of an instance a thread of NIXL's drives progress; the driver does behind the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Threads {
+    None,
+    /// Behind the second and those after it, up to [`MOST_FURTHER`]: one thread alone reads no faster than one sender writes.
+    Further,
+    All,
+}
+
+/// Threads of [`Threads::Further`]: each looks by itself now and then, so that a hundred would be felt.
+const MOST_FURTHER: usize = 3;
+
+impl Threads {
+    /// Whether the next connection has one, with so many open connections of which so many have one.
+    pub fn next_has_one(self, open: usize, with_thread: usize) -> bool {
+        match self {
+            Self::None => false,
+            Self::Further => open > with_thread && with_thread < MOST_FURTHER,
+            Self::All => true,
+        }
+    }
 }
 
 /// The tier's table.
@@ -81,7 +105,7 @@ impl Default for Config {
             transports: "^sm".into(),
             devices: "lo".into(),
             parameters: BTreeMap::new(),
-            progress_thread: false,
+            progress_threads: Threads::None,
             max_writes: 1024,
             max_submissions: 256,
             // Over UCX and TCP 16 KiB per write move 1.1 GB/s and 64 KiB 1.9, collected ones 2.9 and 2.3 at best.
@@ -297,6 +321,22 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_is_behind_further_connections_only_and_behind_few() {
+        let next = |threads: Threads| {
+            let step = move |with: usize, open: usize| with + usize::from(threads.next_has_one(open, with));
+            (0..6).scan(0, move |with, open| {
+                *with = step(*with, open);
+                Some(*with)
+            })
+        };
+        assert_eq!(next(Threads::None).collect::<Vec<_>>(), [0; 6]);
+        assert_eq!(next(Threads::Further).collect::<Vec<_>>(), [0, 1, 2, 3, 3, 3]);
+        assert_eq!(next(Threads::All).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+        // The driver has none to look behind once the first one is gone.
+        assert!(!Threads::Further.next_has_one(2, 2));
+    }
+
+    #[test]
     fn device_memory_is_for_transports_that_end_with_the_door() {
         for (list, allowed) in [
             ("^sm", false),
@@ -326,6 +366,8 @@ mod tests {
             ("backend = \"../x\"", "backend"),
             ("transports = \"tcp,rc\"", "UCX_TLS"),
             ("no_such = 1", "no_such"),
+            ("progress_threads = true", "progress_threads"),
+            ("progress_threads = \"many\"", "further"),
             ("[storage.parameters]\nuse_uring = 'true'", "use_uring"),
             ("[storage.parameters]\nuse_posix_aio = '1'", "use_posix_aio"),
             ("[storage]\nbackend = 'GDS'", "GDS"),

@@ -113,13 +113,15 @@ impl Driver {
             return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{MAX_PEERS} peers are connected")));
         }
         self.doors_made += 1;
-        let mut agent = self.maker.agent(&format!("door-{}", self.doors_made), true).map_err(io)?;
+        let with_thread = self.doors.iter().filter(|door| door.has_thread).count();
+        let has_thread = self.shared.config.progress_threads.next_has_one(self.doors.len(), with_thread);
+        let mut agent = self.maker.agent(&format!("door-{}", self.doors_made), has_thread).map_err(io)?;
         let regions = self.shared.cards();
         for card in &regions {
             agent.register(card.id, card.place()).map_err(io)?;
         }
         let metadata = agent.metadata().map_err(io)?;
-        self.doors.push(Door { instance, connection, peer_name: name, agent });
+        self.doors.push(Door { instance, connection, peer_name: name, agent, has_thread });
         Ok((metadata, regions))
     }
 

@@ -13,10 +13,12 @@ pub struct Door {
     /// The name that the sender was opened under.
     pub peer_name: String,
     pub agent: Agent,
+    /// A thread of NIXL's drives progress.
+    pub has_thread: bool,
 }
 
 impl Door {
-    /// Drives progress, and takes what came; true if anything did.
+    /// Drives progress unless a thread does, and takes what came; true if anything did.
     pub fn look(&mut self, notices: &Notices) -> Result<bool, Refusal> {
         let mut any = false;
         let name = &self.peer_name;

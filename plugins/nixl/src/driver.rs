@@ -40,25 +40,27 @@ const LIVELY: Duration = Duration::from_millis(50);
 /// and at this one when nothing does.
 const DROWSY: Duration = Duration::from_millis(1);
 
+/// How long a thread of NIXL's sleeps at most until it looks whether bytes came; it wakes up when some do.
+const THREAD_LOOKS: Duration = Duration::from_millis(10);
+
 /// What is needed to make an agent.
 pub struct Maker {
     pub library: Arc<Library>,
     pub backend: CString,
     pub parameters: Vec<(CString, CString)>,
-    /// Of receiving agents: a thread of NIXL's own drives progress, and looks by itself after so long at the latest.
-    pub threads: Option<Duration>,
     /// Starts the names of our agents; no other instance's do.
     pub prefix: String,
 }
 
 impl Maker {
+    /// An agent behind which the driver drives progress, or a thread of NIXL's own.
+    ///
     /// # Errors
     /// When NIXL refuses.
-    pub fn agent(&self, name: &str, receives: bool) -> std::result::Result<Agent, Refusal> {
+    pub fn agent(&self, name: &str, has_thread: bool) -> std::result::Result<Agent, Refusal> {
         // A name of ours has no zero byte in it, or it was refused.
         let name = CString::new(format!("{}/{name}", self.prefix)).unwrap_or_default();
-        let thread = self.threads.filter(|_| receives);
-        Agent::new(&self.library, &name, &self.backend, &self.parameters, thread)
+        Agent::new(&self.library, &name, &self.backend, &self.parameters, has_thread.then_some(THREAD_LOOKS))
     }
 }
 

@@ -9,7 +9,7 @@
 //! - An instance's *front* agent registers no memory. Its metadata is the endpoint, and instances exchange their few
 //!   messages through it ([`wire`]): hello, welcome, cut, bye.
 //! - All calls into NIXL are made by one thread, the driver, which also drives progress: NIXL needs no lock and has no
-//!   thread of its own here. The hot calls of the trait only touch queues.
+//!   thread of its own here, unless `progress_threads` asks for some. The hot calls of the trait only touch queues.
 //! - A sender's success means that the data is in the peer's memory: NIXL flushes the connection before it says so, and
 //!   sends the notification after that. When a submission fails, the pair of agents ends; the submission has settled
 //!   once the peer says that the door is closed, or is itself gone.
