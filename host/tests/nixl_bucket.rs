@@ -17,15 +17,26 @@ use std::path::Path;
 use host_tests::cluster::{Cluster, Start, signal};
 use s3::{Bucket, SECRET};
 
-const PAGE_TOKENS: usize = 16;
+/// Few objects, for each costs the server in Python milliseconds, and tens of them on a busy machine.
+const PAGE_TOKENS: usize = 64;
 /// Tokens of an answer.
 const ANSWER: u32 = 20;
-/// Computing takes long enough that restoring is worth it.
-const MODEL: &str = "[synthetic]\nkv-heads = 2\nprefill-token-us = 4000\n";
+/// Computing takes so long that restoring is worth it.
+const MODEL: &str = "[synthetic]\nkv-heads = 2\nprefill-token-us = 8000\n";
 
 fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
     let directory = plugins.display().to_string();
-    let always = ["--executor", "synthetic", "--plugins-dir", &directory, "--chunk-tokens", "64"];
+    let page = PAGE_TOKENS.to_string();
+    let always = [
+        "--executor",
+        "synthetic",
+        "--plugins-dir",
+        &directory,
+        "--chunk-tokens",
+        "64",
+        "--page-size",
+        &page,
+    ];
     let flags: Vec<String> = always.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
     let workers = if flags.iter().any(|flag| flag == "aggregated") { 1 } else { 2 };
     Cluster::start(&Start { program: Path::new(env!("CARGO_BIN_EXE_host")), flags, config, workers })
