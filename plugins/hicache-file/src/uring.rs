@@ -76,9 +76,9 @@ impl Ring {
         })
     }
 
-    /// Whether it takes one more run.
-    fn has_room(&self) -> bool {
-        !self.free.is_empty() && self.bytes_read < FLIGHT_BYTES
+    /// Whether it takes this run, too.
+    fn has_room(&self, run: &Run) -> bool {
+        !self.free.is_empty() && (!run.is_read() || self.bytes_read < FLIGHT_BYTES)
     }
 
     fn in_flight(&self) -> usize {
@@ -205,7 +205,9 @@ pub fn thread(store: &Store, mut ring: Ring, number: usize) -> io::Result<()> {
         loop {
             begin(store, &mut ring, &mut waiting, &mut ended)?;
             flush(store, &mut ended);
-            if !store.queue.claim(waiting.len() < AHEAD, &mut claim) {
+            // What ends faster than it is checked is not to pile up.
+            let wanted = waiting.len() < AHEAD && finished.len() < ring.runs.len();
+            if !store.queue.claim(wanted, &mut claim) {
                 break;
             }
             work::start(store, &claim, &mut ended, &mut runs);
@@ -253,7 +255,7 @@ fn begin(
     waiting: &mut VecDeque<Run>,
     ended: &mut Vec<Ended>,
 ) -> io::Result<()> {
-    while ring.has_room()
+    while waiting.front().is_some_and(|run| ring.has_room(run))
         && let Some(run) = waiting.pop_front()
     {
         if let Err((run, e)) = ring.start(Box::new(run)) {
@@ -327,8 +329,12 @@ mod tests {
         let end = Arc::new(end);
         let fill = |ring: &mut Ring, length: u32| {
             let mut count = 0;
-            while ring.has_room() {
-                ring.start(Box::new(reading(length, end.clone()))).map_err(|(_, e)| e).unwrap();
+            loop {
+                let run = reading(length, end.clone());
+                if !ring.has_room(&run) {
+                    break;
+                }
+                ring.start(Box::new(run)).map_err(|(_, e)| e).unwrap();
                 count += 1;
             }
             ring.submit().unwrap();
