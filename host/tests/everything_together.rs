@@ -56,17 +56,6 @@ fn next_turns(prompts: &[Vec<u32>], answers: &[Vec<u64>]) -> Vec<Vec<u32>> {
     prompts.iter().zip(answers).map(turn).collect()
 }
 
-fn written(cluster: &Cluster, role: &str) -> f64 {
-    let metrics = cluster.metrics(&cluster.worker(role));
-    let pages = metrics.iter().filter(|(series, _)| series.starts_with("host_storage_pages_total"));
-    pages.filter(|(series, _)| series.contains("end=\"written\"")).map(|(_, value)| value).sum()
-}
-
-fn total(cluster: &Cluster, role: &str, name: &str) -> f64 {
-    let metrics = cluster.metrics(&cluster.worker(role));
-    metrics.iter().filter(|(series, _)| series.starts_with(name)).map(|(_, value)| value).sum()
-}
-
 fn conversation(plugin: &str, plugin_config: &str) {
     let plugins = fixture::directory(&[plugin, "hicache-file"]);
     let alone = start(&["--role", "aggregated"], plugins.path(), MODEL.to_owned());
@@ -96,18 +85,17 @@ fn conversation(plugin: &str, plugin_config: &str) {
             let pages: usize =
                 first.iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
             split.wait("whole pages to be stored", || {
-                written(&split, "decode") >= pages as f64 && split.all_free()
+                split.storage_pages("decode", "written") >= pages as f64 && split.all_free()
             });
             // From here on only storage has anything.
-            let (status, text) = split.post("/flush_cache", "").unwrap();
-            assert_eq!(status, 200, "{text}");
+            split.flush();
             assert_eq!(answers(&split, &second), second_right, "{how}, second turn");
             split.wait("everything to be free", || split.all_free());
-            assert_eq!(total(&split, "decode", "host_integrity_failures_total"), 0.0, "{how}");
-            let staged = total(&split, "decode", "host_staged_received_bytes_total");
+            assert_eq!(split.total("decode", "host_integrity_failures_total", ""), 0.0, "{how}");
+            let staged = split.total("decode", "host_staged_received_bytes_total", "");
             assert_eq!(staged > 0.0, staging == "always", "{how}");
             assert!(
-                total(&split, "decode", "host_hicache_loaded_pages_total") > 0.0,
+                split.total("decode", "host_hicache_loaded_pages_total", "") > 0.0,
                 "{how}: nothing was restored"
             );
         }

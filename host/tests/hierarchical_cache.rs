@@ -27,21 +27,9 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
 }
 
-fn flush(cluster: &Cluster) {
-    let (status, text) = cluster.post("/flush_cache", "").unwrap();
-    assert_eq!(status, 200, "{text}");
-}
-
 /// Waits until so many pages were written to storage by a worker of this role.
 fn await_written(cluster: &Cluster, role: &str, pages: f64) {
-    let worker = cluster.worker(role);
-    cluster.wait("pages to be written", || {
-        let metrics = cluster.metrics(&worker);
-        let mut written = metrics.iter().filter(|(name, _)| {
-            name.starts_with("host_storage_pages_total") && name.contains("end=\"written\"")
-        });
-        written.any(|(_, written)| *written == pages)
-    });
+    cluster.wait("pages to be written", || cluster.storage_pages(role, "written") == pages);
 }
 
 #[test]
@@ -55,7 +43,7 @@ fn after_a_flush_storage_serves_what_was_cached_and_only_the_rest_is_computed() 
     await_written(&cluster, "aggregated", pages as f64);
     let worker = cluster.worker("aggregated");
     let before = cluster.metrics(&worker)["host_prefill_tokens_total"];
-    flush(&cluster);
+    cluster.flush();
     let second = cluster.generate(&prompt, 24).unwrap();
     assert_eq!(second.tokens, first.tokens);
     let after = cluster.metrics(&worker);
@@ -67,14 +55,14 @@ fn after_a_flush_storage_serves_what_was_cached_and_only_the_rest_is_computed() 
     assert_eq!(after["host_hicache_promised_pages_total{tier=\"storage\"}"], 9.0);
     assert_eq!(after["host_hicache_loaded_pages_total"], 9.0);
     // The next turn finds the answer too.
-    flush(&cluster);
+    cluster.flush();
     let turn: Vec<u32> =
         prompt.iter().copied().chain(first.tokens.iter().map(|token| *token as u32)).chain(7..20).collect();
     let third = cluster.generate(&turn, 4).unwrap();
     let last = cluster.metrics(&worker);
     let computed = last["host_prefill_tokens_total"] - after["host_prefill_tokens_total"];
     assert_eq!(computed, (turn.len() - pages * PAGE_TOKENS) as f64, "what was answered is restored as well");
-    flush(&cluster);
+    cluster.flush();
     assert_eq!(cluster.generate(&turn, 4).unwrap().tokens, third.tokens);
     cluster.wait("all requests to end", || cluster.all_free());
 }
@@ -87,7 +75,7 @@ fn decode_restores_what_it_has_below_and_is_sent_the_rest() {
     let first = cluster.generate(&prompt, 4).unwrap();
     await_written(&cluster, "decode", 10.0);
     await_written(&cluster, "prefill", 10.0);
-    flush(&cluster);
+    cluster.flush();
     let second = cluster.generate(&prompt, 4).unwrap();
     assert_eq!(second.tokens, first.tokens);
     assert_eq!(second.transferred_bytes, first.transferred_bytes / 11, "the page that is not whole");
@@ -153,7 +141,7 @@ fn every_tier_is_written_and_a_page_is_read_from_the_first_that_has_it() {
             for tier in ["memory", "hicache-file"] {
                 cluster.wait("pages to be written", || pages_of(&cluster, tier, "written") == 10.0);
             }
-            flush(&cluster);
+            cluster.flush();
         }
         answers.push(cluster.generate(&prompt, 2).unwrap().tokens);
         let read = ["memory", "hicache-file"].map(|tier| pages_of(&cluster, tier, "read"));

@@ -61,50 +61,6 @@ fn expected() -> Vec<Vec<u64>> {
     ask(&plain)
 }
 
-fn flush(cluster: &Cluster) {
-    let (status, text) = cluster.post("/flush_cache", "").unwrap();
-    assert_eq!(status, 200, "{text}");
-}
-
-/// Pages of storage that ended so, over all workers.
-fn ended(cluster: &Cluster, end: &str) -> f64 {
-    let end = format!("end=\"{end}\"");
-    let of_worker = |worker| -> f64 {
-        let metrics = cluster.metrics(worker);
-        let mut pages =
-            metrics.iter().filter(|(name, _)| name.starts_with("host_storage_pages") && name.contains(&end));
-        pages.next().map_or(0.0, |(_, count)| *count)
-    };
-    cluster.workers().iter().map(of_worker).sum()
-}
-
-/// Waits until every worker has none of these.
-fn await_none(cluster: &Cluster, series: &[&str]) {
-    for series in series {
-        cluster.wait(&format!("{series} to be 0"), || {
-            cluster.workers().iter().all(|worker| {
-                let metrics = cluster.metrics(worker);
-                let mut values = metrics.iter().filter(|(name, _)| name.starts_with(series)).peekable();
-                values.peek().is_some() && values.all(|(_, value)| *value == 0.0)
-            })
-        });
-    }
-}
-
-/// Waits until nothing is held: no page of a pool, no slot, no pin, and nothing waits for storage.
-fn await_nothing_held(cluster: &Cluster) {
-    cluster.wait("all requests to end", || cluster.all_free());
-    await_none(
-        cluster,
-        &[
-            "host_storage_queue_pages",
-            "host_hicache_slots_pinned",
-            "host_hicache_slots{state=\"filling\"}",
-            "host_hicache_slots{state=\"quarantined\"}",
-        ],
-    );
-}
-
 #[test]
 fn no_damage_to_stored_pages_reaches_an_answer() {
     let expected = expected();
@@ -115,11 +71,14 @@ fn no_damage_to_stored_pages_reaches_an_answer() {
         let (cluster, _plugins) = faulty(flags, &format!("faults = {fault:?}\nevery = 3\nseed = 7\n"));
         for turn in 0..3 {
             assert_eq!(ask(&cluster), expected, "{fault} in turn {turn} with {flags:?}");
-            await_none(&cluster, &["host_storage_queue_pages"]);
-            flush(&cluster);
+            cluster.await_none("host_storage_queue_pages");
+            cluster.flush();
         }
-        await_nothing_held(&cluster);
-        assert!(ended(&cluster, "read") > 0.0 && ended(&cluster, "damaged") > 0.0, "{fault} with {flags:?}");
+        cluster.await_nothing_held();
+        assert!(
+            cluster.all_storage_pages("read") > 0.0 && cluster.all_storage_pages("damaged") > 0.0,
+            "{fault} with {flags:?}"
+        );
     }
 }
 
@@ -131,12 +90,12 @@ fn errors_lies_and_refusals_change_no_answer() {
         let (cluster, _plugins) = faulty(flags, config);
         for turn in 0..3 {
             assert_eq!(ask(&cluster), expected, "turn {turn} with {flags:?}");
-            await_none(&cluster, &["host_storage_queue_pages"]);
-            flush(&cluster);
+            cluster.await_none("host_storage_queue_pages");
+            cluster.flush();
         }
-        await_nothing_held(&cluster);
+        cluster.await_nothing_held();
         for end in ["read", "read_failed", "written", "write_refused"] {
-            assert!(ended(&cluster, end) > 0.0, "{end} with {flags:?}");
+            assert!(cluster.all_storage_pages(end) > 0.0, "{end} with {flags:?}");
         }
     }
 }
@@ -150,9 +109,9 @@ fn storage_that_hangs_for_ever_costs_a_request_its_deadline_and_nothing_else() {
         let (cluster, _plugins) = faulty(flags, &format!("faults = {fault:?}\n"));
         assert_eq!(ask(&cluster), expected, "{fault} with {flags:?}");
         if fault != "hang-put" {
-            await_none(&cluster, &["host_storage_queue_pages"]);
+            cluster.await_none("host_storage_queue_pages");
         }
-        flush(&cluster);
+        cluster.flush();
         let asked = std::time::Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -167,7 +126,8 @@ fn storage_that_hangs_for_ever_costs_a_request_its_deadline_and_nothing_else() {
         assert_eq!(ask(&cluster), expected, "{fault} with {flags:?}");
         cluster.wait("all requests to end", || cluster.all_free());
         if fault != "hang-put" {
-            await_none(&cluster, &["host_hicache_slots_pinned", "host_hicache_slots{state=\"filling\"}"]);
+            cluster.await_none("host_hicache_slots_pinned");
+            cluster.await_none("host_hicache_slots{state=\"filling\"}");
         }
     }
 }
@@ -212,8 +172,8 @@ fn workers_killed_while_pages_are_read_leave_nothing_behind_in_the_others() {
     for role in ["decode", "prefill"] {
         let (cluster, _plugins) = faulty(PAIR, "delay_ms = 150\n");
         assert_eq!(ask(&cluster), expected);
-        await_none(&cluster, &["host_storage_queue_pages"]);
-        flush(&cluster);
+        cluster.await_none("host_storage_queue_pages");
+        cluster.flush();
         let before = cluster.worker(role).instance;
         ask_during(&cluster, &expected, || {
             cluster.wait("pages to be read", || reads(&cluster, role) > 0.0);
@@ -224,7 +184,7 @@ fn workers_killed_while_pages_are_read_leave_nothing_behind_in_the_others() {
             workers.len() == 2 && workers.iter().all(|worker| worker.instance != before)
         });
         assert_eq!(ask(&cluster), expected, "after the {role} worker was killed");
-        await_nothing_held(&cluster);
+        cluster.await_nothing_held();
     }
 }
 
@@ -248,8 +208,8 @@ fn clients_that_go_away_at_any_moment_and_flushes_leave_nothing_held() {
         assert_eq!(ask(&cluster), expected);
         let last = if flags == ALONE { "aggregated" } else { "decode" };
         for (round, prompt) in prompts().iter().enumerate() {
-            await_none(&cluster, &["host_storage_queue_pages"]);
-            flush(&cluster);
+            cluster.await_none("host_storage_queue_pages");
+            cluster.flush();
             let others = prompts();
             std::thread::scope(|scope| {
                 let others: Vec<_> = others
@@ -260,16 +220,16 @@ fn clients_that_go_away_at_any_moment_and_flushes_leave_nothing_held() {
                     .collect();
                 abandon(&cluster, prompt, || match round % 3 {
                     0 => true,
-                    1 => reads(&cluster, last) > 0.0 || ended(&cluster, "read") > 0.0,
+                    1 => reads(&cluster, last) > 0.0 || cluster.all_storage_pages("read") > 0.0,
                     _ => cluster.metrics(&cluster.worker(last))["host_requests_active"] > 0.0,
                 });
-                flush(&cluster);
+                cluster.flush();
                 for (thread, expected) in others.into_iter().zip(expected.iter().skip(round % 2).step_by(2)) {
                     assert_eq!(thread.join().unwrap().unwrap().tokens, *expected);
                 }
             });
         }
-        await_nothing_held(&cluster);
+        cluster.await_nothing_held();
         assert_eq!(ask(&cluster), expected, "{flags:?}");
     }
 }
@@ -284,11 +244,11 @@ fn almost_no_host_memory_and_a_store_that_is_taken_away_change_no_answer() {
     let (cluster, _plugins) = start(&[PAIR, &below].concat(), &config);
     for turn in 0..4 {
         assert_eq!(ask(&cluster), expected, "turn {turn}");
-        await_none(&cluster, &["host_storage_queue_pages"]);
-        flush(&cluster);
+        cluster.await_none("host_storage_queue_pages");
+        cluster.flush();
         if turn == 1 {
             std::fs::remove_dir_all(&directory).unwrap();
         }
     }
-    await_nothing_held(&cluster);
+    cluster.await_nothing_held();
 }

@@ -47,31 +47,6 @@ fn ask(cluster: &Cluster, turn: u32) -> Vec<Vec<u64>> {
     })
 }
 
-/// A sum over all workers of the series that begin so and contain that.
-fn sum(cluster: &Cluster, name: &str, label: &str) -> f64 {
-    let of_worker = |worker| -> f64 {
-        let metrics = cluster.metrics(worker);
-        metrics.iter().filter(|(n, _)| n.starts_with(name) && n.contains(label)).map(|(_, value)| value).sum()
-    };
-    cluster.workers().iter().map(of_worker).sum()
-}
-
-fn ended(cluster: &Cluster, end: &str) -> f64 {
-    sum(cluster, "host_storage_pages_total", &format!("end=\"{end}\""))
-}
-
-/// Waits until nothing is on its way down any more: looked at from above, so that nothing can be between two looks.
-fn await_storage(cluster: &Cluster) {
-    cluster.wait("all requests to end", || cluster.all_free());
-    for (series, label) in [
-        ("host_hicache_queue_pages", ""),
-        ("host_hicache_slots", "filling"),
-        ("host_storage_queue_pages", ""),
-    ] {
-        cluster.wait(&format!("{series} {label} to be 0"), || sum(cluster, series, label) == 0.0);
-    }
-}
-
 #[test]
 fn a_disk_that_fills_under_running_servers_changes_no_answer_and_is_used_again_when_it_has_room() {
     let above = tempfile::tempdir().unwrap();
@@ -114,10 +89,10 @@ fn inside() {
     let below = ["--hierarchical-cache", "--hicache-storage", "hicache-file"];
     let (cluster, _plugins) = start(&[PAIR, &below].concat(), &config);
     let check = |turn: u32| assert_eq!(ask(&cluster, turn), ask(&plain, turn), "turn {turn}");
-    let flush = || assert_eq!(cluster.post("/flush_cache", "").unwrap().0, 200);
     check(0);
-    await_storage(&cluster);
-    let (written, refused) = (ended(&cluster, "written"), ended(&cluster, "write_refused"));
+    cluster.await_written();
+    let (written, refused) =
+        (cluster.all_storage_pages("written"), cluster.all_storage_pages("write_refused"));
     // The turn has more than the disk holds, so what was stored first made way.
     assert!(written > 0.0, "{written} pages were written, {refused} refused\n{}", cluster.log());
     // Somebody else takes all room, and what eviction frees, too, as soon as it is there.
@@ -137,31 +112,31 @@ fn inside() {
         cluster.wait("puts to be refused", || {
             turn += 1;
             check(turn);
-            await_storage(&cluster);
-            ended(&cluster, "write_refused") > refused
+            cluster.await_written();
+            cluster.all_storage_pages("write_refused") > refused
         });
     });
     // With nothing in the pools and a disk that takes nothing.
-    flush();
+    cluster.flush();
     check(turn);
     check(0);
     std::fs::remove_file(disk.join("other")).unwrap();
-    let before = ended(&cluster, "written");
+    let before = cluster.all_storage_pages("written");
     cluster.wait("pages to be written again", || {
         turn += 1;
         check(turn);
-        await_storage(&cluster);
-        ended(&cluster, "written") > before
+        cluster.await_written();
+        cluster.all_storage_pages("written") > before
     });
     // The disk holds fewer pages than a turn has. Those of one prompt it holds together, once nothing else is stored meanwhile.
     let prompt = prompts(turn + 1).remove(0);
     let right = plain.generate(&prompt, 9).unwrap().tokens;
-    let before = ended(&cluster, "read");
+    let before = cluster.all_storage_pages("read");
     cluster.wait("a prompt to come back from the disk", || {
-        flush();
+        cluster.flush();
         assert_eq!(cluster.generate(&prompt, 9).unwrap().tokens, right);
-        await_storage(&cluster);
-        ended(&cluster, "read") > before
+        cluster.await_written();
+        cluster.all_storage_pages("read") > before
     });
     cluster.wait("all requests to end", || cluster.all_free());
     println!("INSIDE DONE");

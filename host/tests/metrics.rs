@@ -108,13 +108,10 @@ fn what_moves_below_the_pool_is_counted_page_by_page_and_byte_by_byte_on_every_w
         }
         for role in roles {
             cluster.wait("all pages to be written", || {
-                cluster
-                    .metrics(&cluster.worker(role))
-                    .get("host_storage_pages_total{tier=\"memory\",end=\"written\"}")
-                    == Some(&f64::from(PAGES))
+                cluster.storage_pages(role, "written") == f64::from(PAGES)
             });
         }
-        assert_eq!(cluster.post("/flush_cache", "").unwrap().0, 200);
+        cluster.flush();
         assert_eq!(cluster.generate(&prompt, 4).unwrap().tokens, first.tokens);
         for role in roles {
             let series = settled(&cluster, role, 2.0);

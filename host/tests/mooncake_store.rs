@@ -67,20 +67,13 @@ fn expected(plugins: &Path) -> Vec<Vec<u64>> {
     ask(&start(&["--role", "aggregated"], plugins, MODEL.to_owned()))
 }
 
-/// A worker's series that start and contain so, added up.
-fn total(cluster: &Cluster, role: &str, starts: &str, contains: &str) -> f64 {
-    let metrics = cluster.metrics(&cluster.worker(role));
-    let wanted = metrics.iter().filter(|(name, _)| name.starts_with(starts) && name.contains(contains));
-    wanted.map(|(_, value)| value).sum()
-}
-
 /// One of the plugin's own words.
 fn word(cluster: &Cluster, role: &str, name: &str) -> f64 {
-    total(cluster, role, "host_plugin_", &format!("name=\"{name}\""))
+    cluster.total(role, "host_plugin_", &format!("name=\"{name}\""))
 }
 
 fn restored(cluster: &Cluster, role: &str) -> f64 {
-    total(cluster, role, "host_storage_pages_total", "end=\"read\"")
+    cluster.storage_pages(role, "read")
 }
 
 /// Waits until decode has stored all whole pages of what was said. The last token that was drawn has no KV.
@@ -88,33 +81,16 @@ fn await_stored(cluster: &Cluster) {
     let pages: usize =
         prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
     cluster.wait("whole pages to be stored", || {
-        total(cluster, "decode", "host_storage_pages_total", "end=\"written\"") >= pages as f64
-            && cluster.all_free()
+        cluster.storage_pages("decode", "written") >= pages as f64 && cluster.all_free()
     });
 }
 
-fn flush(cluster: &Cluster) {
-    let (status, text) = cluster.post("/flush_cache", "").unwrap();
-    assert_eq!(status, 200, "{text}");
-}
-
-/// Waits until nothing is held: no page of a pool, no slot, no pin, nothing that waits for storage, and nothing of the
-/// plugin's.
+/// Waits until nothing is held, of the plugin's neither.
 fn await_nothing_held(cluster: &Cluster) {
-    cluster.wait("all requests to end", || cluster.all_free());
-    for (series, part) in [
-        ("host_storage_queue_pages", ""),
-        ("host_hicache_slots_pinned", ""),
-        ("host_hicache_slots", "filling"),
-        ("host_hicache_slots", "quarantined"),
-        ("host_plugin_gauge", "store_pages_held"),
-    ] {
-        cluster.wait(&format!("{series} {part} to be 0"), || {
-            ["prefill", "decode"].into_iter().all(|role| total(cluster, role, series, part) == 0.0)
-        });
-    }
+    cluster.await_nothing_held();
+    cluster.await_none("host_plugin_gauge{plugin=\"host.mooncake\",name=\"store_pages_held\"}");
     for role in ["prefill", "decode"] {
-        assert_eq!(total(cluster, role, "host_integrity_failures_total", ""), 0.0);
+        assert_eq!(cluster.total(role, "host_integrity_failures_total", ""), 0.0);
     }
 }
 
@@ -177,7 +153,7 @@ fn every_arrangement_restores_from_the_pool_and_answers_as_one_worker_alone() {
         assert_eq!(ask(&cluster), expected, "{prefill} to {decode}");
         await_stored(&cluster);
         // From here on only the pool has anything.
-        flush(&cluster);
+        cluster.flush();
         assert_eq!(ask(&cluster), expected, "{prefill} to {decode}, restored");
         await_nothing_held(&cluster);
         let restored: f64 = ["prefill", "decode"].map(|role| restored(&cluster, role)).iter().sum();
@@ -200,13 +176,11 @@ fn what_prefill_alone_stored_a_decode_worker_of_another_life_restores() {
         let below = ["--hierarchical-cache", "--hicache-storage", "mooncake", "--plugins", "mooncake"];
         start(&[&[own], &below[..]].concat(), plugins.path(), format!("{MODEL}[plugin.mooncake]\n{table}"))
     };
-    let written =
-        |cluster: &Cluster, role| total(cluster, role, "host_storage_pages_total", "end=\"written\"");
     let cluster = serve("--prefill-radix-cache");
     assert_eq!(ask(&cluster), expected);
     let pages: usize = prompts().iter().map(|prompt| prompt.len() / PAGE_TOKENS).sum();
-    cluster.wait("prompts to be stored", || written(&cluster, "prefill") >= pages as f64);
-    assert_eq!(written(&cluster, "decode"), 0.0);
+    cluster.wait("prompts to be stored", || cluster.storage_pages("prefill", "written") >= pages as f64);
+    assert_eq!(cluster.storage_pages("decode", "written"), 0.0);
     drop(cluster);
     let cluster = serve("--decode-radix-cache");
     assert_eq!(ask(&cluster), expected, "restored by decode");
@@ -228,7 +202,7 @@ fn what_dead_workers_stored_others_restore_with_another_number_of_ranks() {
     let before = cluster.worker("decode").instance;
     signal(cluster.pid("decode").unwrap(), "KILL");
     await_another(&cluster, "decode", &before);
-    flush(&cluster);
+    cluster.flush();
     assert_eq!(ask(&cluster), expected, "after the decode worker was killed");
     assert!(restored(&cluster, "decode") > 0.0);
     await_nothing_held(&cluster);
@@ -252,7 +226,7 @@ fn the_death_of_the_process_that_holds_the_pages_costs_the_cache_and_no_answer()
     await_stored(&cluster);
     signal(owner.pid(), "KILL");
     for turn in 0..3 {
-        flush(&cluster);
+        cluster.flush();
         assert_eq!(ask(&cluster), expected, "turn {turn}");
     }
     await_nothing_held(&cluster);
@@ -262,7 +236,7 @@ fn the_death_of_the_process_that_holds_the_pages_costs_the_cache_and_no_answer()
     let _other = pool.owner(64);
     let before = word(&cluster, "decode", "store_stored");
     cluster.wait("pages to be stored with the next owner", || {
-        flush(&cluster);
+        cluster.flush();
         assert_eq!(ask(&cluster), expected);
         word(&cluster, "decode", "store_stored") > before
     });
@@ -281,7 +255,7 @@ fn without_its_master_the_pool_is_skipped_and_used_again_when_there_is_one() {
     assert_eq!(word(&cluster, "decode", "store_master_up"), 1.0);
     drop(master);
     for turn in 0..3 {
-        flush(&cluster);
+        cluster.flush();
         assert_eq!(ask(&cluster), expected, "turn {turn} without a master");
     }
     cluster.wait("the workers to notice", || {
@@ -296,7 +270,7 @@ fn without_its_master_the_pool_is_skipped_and_used_again_when_there_is_one() {
     // The master remembers nothing: all is stored anew, and then found.
     let before = restored(&cluster, "decode");
     cluster.wait("pages to be restored again", || {
-        flush(&cluster);
+        cluster.flush();
         assert_eq!(ask(&cluster), expected);
         restored(&cluster, "decode") > before
     });
@@ -316,18 +290,18 @@ fn a_frozen_peer_costs_a_request_no_more_than_its_deadline_for_storage() {
         assert_eq!(ask(&cluster), expected);
         await_stored(&cluster);
         let frozen = if what == "owner" { owner.pid() } else { master.pid() };
-        flush(&cluster);
+        cluster.flush();
         signal(frozen, "STOP");
         for turn in 0..3 {
             let asked = Instant::now();
             assert_eq!(ask(&cluster), expected, "turn {turn} with a frozen {what}");
             // The longest wait for storage is 1 s and a bit; the rest is for a machine that does something else.
             assert!(asked.elapsed().as_secs() < 12, "a frozen {what} cost {:?}", asked.elapsed());
-            flush(&cluster);
+            cluster.flush();
         }
         signal(frozen, "CONT");
-        let missed = ["prefill", "decode"]
-            .map(|role| total(&cluster, role, "host_storage_deadlines_missed_total", ""));
+        let missed =
+            ["prefill", "decode"].map(|role| cluster.total(role, "host_storage_deadlines_missed_total", ""));
         assert!(missed.iter().sum::<f64>() > 0.0, "a frozen {what} is to be seen in the metrics");
         assert_eq!(ask(&cluster), expected, "after the {what} was frozen");
         await_nothing_held(&cluster);
@@ -355,7 +329,7 @@ fn the_supervisor_runs_the_master_and_starts_it_again() {
     cluster.wait("another master", || cluster.pid("mooncake-master").is_some_and(|pid| pid != master));
     let before = restored(&cluster, "decode");
     cluster.wait("pages to be restored again", || {
-        flush(&cluster);
+        cluster.flush();
         assert_eq!(ask(&cluster), expected);
         restored(&cluster, "decode") > before
     });

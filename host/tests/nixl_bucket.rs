@@ -65,45 +65,13 @@ fn ask(cluster: &Cluster) -> Vec<Vec<u64>> {
     prompts().iter().map(|prompt| cluster.generate(prompt, ANSWER).unwrap().tokens).collect()
 }
 
-/// A worker's series that start and contain so, added up.
-fn total(cluster: &Cluster, role: &str, starts: &str, contains: &str) -> f64 {
-    let metrics = cluster.metrics(&cluster.worker(role));
-    let wanted = metrics.iter().filter(|(name, _)| name.starts_with(starts) && name.contains(contains));
-    wanted.map(|(_, value)| value).sum()
-}
-
-fn restored(cluster: &Cluster) -> f64 {
-    let pages = |role| total(cluster, role, "host_storage_pages_total", "end=\"read\"");
-    ["prefill", "decode"].into_iter().map(pages).sum()
-}
-
 /// Waits until decode has stored all whole pages of what was said. The last token that was drawn has no KV.
 fn await_stored(cluster: &Cluster) {
     let pages: usize =
         prompts().iter().map(|prompt| (prompt.len() + ANSWER as usize - 1) / PAGE_TOKENS).sum();
     cluster.wait("whole pages to be stored", || {
-        total(cluster, "decode", "host_storage_pages_total", "end=\"written\"") >= pages as f64
-            && cluster.all_free()
+        cluster.storage_pages("decode", "written") >= pages as f64 && cluster.all_free()
     });
-}
-
-fn flush(cluster: &Cluster) {
-    let (status, text) = cluster.post("/flush_cache", "").unwrap();
-    assert_eq!(status, 200, "{text}");
-}
-
-fn await_nothing_held(cluster: &Cluster) {
-    cluster.wait("all requests to end", || cluster.all_free());
-    for (series, part) in [
-        ("host_storage_queue_pages", ""),
-        ("host_hicache_slots_pinned", ""),
-        ("host_hicache_slots", "filling"),
-        ("host_hicache_slots", "quarantined"),
-    ] {
-        cluster.wait(&format!("{series} {part} to be 0"), || {
-            ["prefill", "decode"].into_iter().all(|role| total(cluster, role, series, part) == 0.0)
-        });
-    }
 }
 
 #[test]
@@ -129,12 +97,12 @@ fn what_dead_workers_stored_others_restore_and_what_is_damaged_is_computed_again
     // How long the bucket takes to answer, workers learn first.
     cluster.wait("pages to be restored", || {
         assert_eq!(ask(&cluster), expected, "restored");
-        flush(&cluster);
-        restored(&cluster) > 0.0
+        cluster.flush();
+        cluster.all_storage_pages("read") > 0.0
     });
-    await_nothing_held(&cluster);
-    flush(&cluster);
-    assert!(restored(&cluster) > 0.0);
+    cluster.await_nothing_held();
+    cluster.flush();
+    assert!(cluster.all_storage_pages("read") > 0.0);
     for (number, name) in names.iter().enumerate() {
         match number % 3 {
             0 => bucket.edit(name, |bytes| bytes[100] ^= 1),
@@ -143,7 +111,7 @@ fn what_dead_workers_stored_others_restore_and_what_is_damaged_is_computed_again
         }
     }
     assert_eq!(ask(&cluster), expected, "with damaged objects");
-    await_nothing_held(&cluster);
+    cluster.await_nothing_held();
     let log = log + &cluster.log();
     assert!(log.contains("pages are objects in bucket") && !log.contains(SECRET), "{log}");
     drop(cluster);
@@ -163,25 +131,25 @@ fn a_bucket_that_hangs_or_dies_under_way_costs_no_answer_and_a_shutdown_ends() {
     let mut cluster = workers(&bucket, plugins.path()).unwrap();
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
-    flush(&cluster);
+    cluster.flush();
     bucket.hang(true);
     for turn in 0..2 {
         assert_eq!(ask(&cluster), expected, "hanging, turn {turn}");
-        flush(&cluster);
+        cluster.flush();
     }
     bucket.hang(false);
-    let before = restored(&cluster);
+    let before = cluster.all_storage_pages("read");
     cluster.wait("pages to be restored again", || {
-        flush(&cluster);
+        cluster.flush();
         assert_eq!(ask(&cluster), expected);
-        restored(&cluster) > before
+        cluster.all_storage_pages("read") > before
     });
     bucket.kill();
     for turn in 0..2 {
-        flush(&cluster);
+        cluster.flush();
         assert_eq!(ask(&cluster), expected, "dead, turn {turn}");
     }
-    await_nothing_held(&cluster);
+    cluster.await_nothing_held();
     assert_eq!(cluster.interrupt(), Some(0), "{}", cluster.log());
     drop(cluster);
 

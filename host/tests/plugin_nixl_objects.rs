@@ -50,19 +50,10 @@ fn the_tier_cases_of_the_conformance_kit_pass_but_for_what_a_bucket_cannot_do() 
     let Some((_bucket, place)) = bucket() else { return };
     // With Amazon's newer client for what is longer than so much, too.
     for more in ["", ", crtMinLimit = \"10000\""] {
-        let file = place.pages.path().join("config.toml");
-        std::fs::write(&file, place.config.replace(" }\n", &format!("{more} }}\n"))).unwrap();
-        let output = Command::new(env!("CARGO_BIN_EXE_host"))
-            .args(["plugins", "test", "--case", "tier-", "--plugin-config"])
-            .args([&file, &fixture::plugin("nixl")])
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
-        assert!(output.status.success() && skipped.len() == 2, "{more}: {said}");
-        assert!(skipped[0].contains("tier-scan") && skipped[0].contains("cannot list"), "{said}");
-        assert!(skipped[1].contains("tier-persistent"), "{said}");
-        assert!(said.contains("tier-data") && said.contains("tier-hot-allocations"), "{said}");
+        let skipped = place.kit(&place.config.replace(" }\n", &format!("{more} }}\n")));
+        assert_eq!(skipped.len(), 2, "{skipped:?}");
+        assert!(skipped[0].contains("tier-scan") && skipped[0].contains("cannot list"), "{skipped:?}");
+        assert!(skipped[1].contains("tier-persistent"), "{skipped:?}");
     }
 }
 

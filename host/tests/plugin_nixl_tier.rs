@@ -24,18 +24,8 @@ use nixl_tier::{PAGE, PAGES, key, name, place};
 fn the_tier_cases_of_the_conformance_kit_pass_buffered_and_direct() {
     for more in ["", "direct = true\n"] {
         let Some(place) = place(more) else { return };
-        let file = place.pages.path().join("config.toml");
-        std::fs::write(&file, &place.config).unwrap();
-        let output = Command::new(env!("CARGO_BIN_EXE_host"))
-            .args(["plugins", "test", "--case", "tier-", "--plugin-config"])
-            .args([&file, &fixture::plugin("nixl")])
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
-        assert!(output.status.success() && skipped.len() == 1, "{said}");
-        assert!(skipped[0].contains("tier-persistent"), "{said}");
-        assert!(said.contains("tier-data") && said.contains("tier-hot-allocations"), "{said}");
+        let skipped = place.kit(&place.config);
+        assert!(skipped.len() == 1 && skipped[0].contains("tier-persistent"), "{skipped:?}");
     }
 }
 

@@ -96,12 +96,6 @@ fn tokens(cluster: &Cluster) -> Vec<Vec<u64>> {
     })
 }
 
-/// The counter of a worker, over all its labels.
-fn count(cluster: &Cluster, role: &str, name: &str) -> f64 {
-    let metrics = cluster.metrics(&cluster.worker(role));
-    metrics.iter().filter(|(series, _)| series.starts_with(name)).map(|(_, value)| value).sum()
-}
-
 const CACHES: [&[&str]; 4] = [
     &[],
     &["--prefill-radix-cache"],
@@ -125,7 +119,7 @@ fn split_answers_as_undivided(setting: &Setting, plugin: &str, ranks: &[(u32, u3
                 assert_eq!(tokens(&cluster), right, "{flags:?}, round {round}");
                 cluster.wait("all pages to be free", || cluster.all_free());
             }
-            assert_eq!(count(&cluster, "decode", "host_integrity_failures_total"), 0.0);
+            assert_eq!(cluster.total("decode", "host_integrity_failures_total", ""), 0.0);
         }
     }
 }
@@ -172,16 +166,10 @@ fn pages_and_windows_below_the_pool_serve_over_nixl_as_well() {
         ]);
         for round in 0..3 {
             assert_eq!(tokens(&cluster), right, "{model:?}, round {round}");
-            let waiting = |role| {
-                count(&cluster, role, "host_hicache_slots{state=\"filling\"}")
-                    + count(&cluster, role, "host_storage_queue_pages")
-            };
-            cluster.wait("all pages to be written", || {
-                cluster.all_free() && waiting("prefill") + waiting("decode") == 0.0
-            });
-            assert_eq!(cluster.post("/flush_cache", "").unwrap().0, 200);
+            cluster.await_written();
+            cluster.flush();
         }
-        let restored = |name| count(&cluster, "prefill", name);
+        let restored = |name| cluster.total("prefill", name, "");
         assert!(restored("host_hicache_loaded_pages_total") > 0.0, "{model:?}");
         // The windows behind them were restored, too, or computed again where that is less.
         let windows = restored("host_hicache_promised_window_pages_total")

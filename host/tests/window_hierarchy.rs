@@ -50,26 +50,10 @@ fn count(cluster: &Cluster, role: &str, series: &str) -> f64 {
     cluster.metrics(&cluster.worker(role))[series]
 }
 
-/// Waits until nothing waits to be written or is being written any more.
-fn await_written(cluster: &Cluster) {
-    cluster.wait("all requests to end", || cluster.all_free());
-    cluster.wait("all pages to be written", || {
-        cluster.workers().iter().all(|worker| {
-            let metrics = cluster.metrics(worker);
-            let waits = |name: &str| {
-                name.starts_with("host_storage_queue_pages")
-                    || name == "host_hicache_slots{state=\"filling\"}"
-            };
-            metrics.iter().filter(|(name, _)| waits(name)).all(|(_, pages)| *pages == 0.0)
-        })
-    });
-}
-
 /// Empties the pools and host memory.
 fn flush(cluster: &Cluster) {
-    await_written(cluster);
-    let (status, text) = cluster.post("/flush_cache", "").unwrap();
-    assert_eq!(status, 200, "{text}");
+    cluster.await_written();
+    cluster.flush();
 }
 
 fn and(prompt: &[u32], answer: &[u64], more: usize) -> Vec<u32> {
@@ -119,7 +103,7 @@ fn after_a_flush_storage_serves_pages_and_a_window_and_only_the_rest_is_computed
         let computed = count(&cluster, role, "host_prefill_tokens_total") - before;
         let whole = (prompt.len() + 23) / PAGE * PAGE;
         assert_eq!(computed, (turn.len() - whole) as f64, "{flags:?}: the answer is restored as well");
-        await_written(&cluster);
+        cluster.await_written();
     }
 }
 
@@ -144,7 +128,7 @@ fn after_a_restart_of_everything_windows_are_warm_for_any_number_of_ranks() {
             computed as f64,
             "{flags:?}, life {life}"
         );
-        await_written(&cluster);
+        cluster.await_written();
     }
 }
 
@@ -171,7 +155,7 @@ fn a_gemma3_goes_on_behind_windows_from_storage() {
             flush(&cluster);
         }
         assert!(count(&cluster, role, "host_storage_pages_total{tier=\"memory\",end=\"written\"}") > 8.0);
-        await_written(&cluster);
+        cluster.await_written();
     }
 }
 

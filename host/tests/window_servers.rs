@@ -176,15 +176,8 @@ fn decode_restores_its_pages_from_below_and_is_sent_the_window() {
     let first = cluster.generate(&prompt, 4).unwrap();
     let page = first.transferred_bytes / u64::from(11 + PARTS * 4);
     let decode = cluster.worker("decode");
-    cluster.wait("pages to be written", || {
-        let metrics = cluster.metrics(&decode);
-        let mut written = metrics.iter().filter(|(name, _)| {
-            name.starts_with("host_storage_pages_total") && name.contains("end=\"written\"")
-        });
-        written.any(|(_, written)| *written == 10.0)
-    });
-    let (status, text) = cluster.post("/flush_cache", "").unwrap();
-    assert_eq!(status, 200, "{text}");
+    cluster.wait("pages to be written", || cluster.storage_pages("decode", "written") == 10.0);
+    cluster.flush();
     let second = cluster.generate(&prompt, 4).unwrap();
     assert_eq!(second.tokens, first.tokens);
     assert_eq!(

@@ -92,8 +92,8 @@ impl Model {
                         assert_eq!(answers(&split, &prompts), right, "{how}, round {round}");
                         if caches.len() > RADIX.len() {
                             // From here on only storage has anything.
-                            split.wait("pages to be written", || is_written(&split));
-                            assert_eq!(split.post("/flush_cache", "").unwrap().0, 200);
+                            split.await_written();
+                            split.flush();
                         }
                     }
                     split.wait("everything to be free", || split.all_free());
@@ -125,16 +125,6 @@ fn answers(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
             .collect();
         asked.into_iter().map(|asked| asked.join().unwrap()).collect()
     })
-}
-
-fn is_written(cluster: &Cluster) -> bool {
-    let waits = |series: &str| {
-        series.starts_with("host_storage_queue_pages") || series == "host_hicache_slots{state=\"filling\"}"
-    };
-    cluster.all_free()
-        && cluster.workers().iter().all(|worker| {
-            cluster.metrics(worker).iter().filter(|(series, _)| waits(series)).all(|(_, pages)| *pages == 0.0)
-        })
 }
 
 /// Seven layers, five of which slide: two in a page, so that a window part is three pages. Computing takes long enough that

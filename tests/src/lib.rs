@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
+pub mod caches;
 pub mod cluster;
 pub mod model;
 pub mod ports;

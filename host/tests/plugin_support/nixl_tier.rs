@@ -38,6 +38,21 @@ pub fn place(more: &str) -> Option<Place> {
 }
 
 impl Place {
+    /// Runs the tier cases of the conformance kit with this configuration; the lines of those that it skipped.
+    pub fn kit(&self, config: &str) -> Vec<String> {
+        let file = self.pages.path().join("config.toml");
+        std::fs::write(&file, config).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_host"))
+            .args(["plugins", "test", "--case", "tier-", "--plugin-config"])
+            .args([&file, &fixture::plugin("nixl")])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{config}: {said}");
+        assert!(said.contains("tier-data") && said.contains("tier-hot-allocations"), "{said}");
+        said.lines().filter(|line| line.starts_with("skip")).map(str::to_owned).collect()
+    }
+
     pub fn open(&self) -> Tier {
         let catalog = Catalog::scan([self.plugins.path()]);
         let opening = Opening { name: "tier".into(), config: self.config.clone() };

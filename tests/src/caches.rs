@@ -1,0 +1,72 @@
+//! What tests ask of the caches of a running `host`.
+
+use std::collections::BTreeMap;
+
+use crate::cluster::Cluster;
+
+const PAGES: &str = "host_storage_pages_total";
+
+/// What is on its way down, from above, so that nothing can be between two looks.
+const UNDER_WAY: [&str; 3] =
+    ["host_hicache_queue_pages", "host_hicache_slots{state=\"filling\"}", "host_storage_queue_pages"];
+/// What somebody holds.
+const HELD: [&str; 2] = ["host_hicache_slots_pinned", "host_hicache_slots{state=\"quarantined\"}"];
+
+impl Cluster {
+    /// The series of the role's worker that start and contain so, added up.
+    #[must_use]
+    pub fn total(&self, role: &str, starts: &str, contains: &str) -> f64 {
+        sum(&self.metrics(&self.worker(role)), starts, contains)
+    }
+
+    /// Pages that ended so at the storage of the role's worker, in all tiers: `read`, `written`, and so on.
+    #[must_use]
+    pub fn storage_pages(&self, role: &str, end: &str) -> f64 {
+        self.total(role, PAGES, &format!("end=\"{end}\""))
+    }
+
+    /// The same, of all workers that live now.
+    #[must_use]
+    pub fn all_storage_pages(&self, end: &str) -> f64 {
+        let end = format!("end=\"{end}\"");
+        self.workers().iter().map(|worker| sum(&self.metrics(worker), PAGES, &end)).sum()
+    }
+
+    /// Empties all pools and host memory.
+    ///
+    /// # Panics
+    /// When it is not answered.
+    pub fn flush(&self) {
+        let (status, text) = self.post("/flush_cache", "").expect("an answer to a flush");
+        assert_eq!(status, 200, "{text}");
+    }
+
+    /// Waits until all live workers answer, and all series that start so are 0, of which there is one at least.
+    pub fn await_none(&self, starts: &str) {
+        self.wait(&format!("{starts} to be 0"), || {
+            let metrics: Vec<_> = self.workers().iter().map(|worker| self.metrics(worker)).collect();
+            let mut wanted =
+                metrics.iter().flatten().filter(|(series, _)| series.starts_with(starts)).peekable();
+            metrics.iter().all(|metrics| !metrics.is_empty())
+                && wanted.peek().is_some()
+                && wanted.all(|(_, value)| *value == 0.0)
+        });
+    }
+
+    /// Waits until all requests have ended, and nothing is on its way to host memory or storage any more.
+    pub fn await_written(&self) {
+        self.wait("all requests to end", || self.all_free());
+        UNDER_WAY.iter().for_each(|series| self.await_none(series));
+    }
+
+    /// Waits until nothing is held either: no page of a pool, no slot, no pin, and nothing of a plugin's.
+    pub fn await_nothing_held(&self) {
+        self.await_written();
+        HELD.iter().for_each(|series| self.await_none(series));
+    }
+}
+
+fn sum(metrics: &BTreeMap<String, f64>, starts: &str, contains: &str) -> f64 {
+    let wanted = metrics.iter().filter(|(series, _)| series.starts_with(starts) && series.contains(contains));
+    wanted.map(|(_, value)| value).sum()
+}
