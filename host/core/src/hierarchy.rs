@@ -84,6 +84,7 @@ use crate::pool::QuarantinedPages;
 use crate::radix::{PageHash, PrefixLock};
 use cost::Line;
 use fetch::Fetch;
+pub(crate) use fetch::Wanted;
 pub(crate) use restores::Progress;
 pub(crate) use windows::End;
 use worth::Trial;
@@ -179,7 +180,7 @@ pub(crate) struct Hierarchy {
     load_trial: Trial,
     /// Seconds of computing, by tokens.
     computing: Line,
-    /// Tokens of prompts that are computed before those of whoever comes now.
+    /// Tokens of prompts that are left of the requests that run.
     backlog: usize,
     /// Seconds of a transfer from asking to arrival, by pages.
     transferring: Line,
@@ -343,7 +344,7 @@ impl Hierarchy {
         self.computing.learn(tokens as f64, time.as_secs_f64());
     }
 
-    /// So many tokens of prompts that were admitted are not computed yet.
+    /// So many tokens of the prompts of requests that run are not computed yet.
     pub(crate) fn set_backlog(&mut self, tokens: usize) {
         self.backlog = tokens;
     }

@@ -91,6 +91,8 @@ pub struct Scheduler {
     /// When those that follow another stop doing so.
     patience: Deadlines,
     pace: Pace,
+    /// Requests that have come.
+    arrivals: u64,
     last_batch: u64,
     last_tag: u64,
     quarantine: Quarantine,
@@ -160,6 +162,7 @@ impl Scheduler {
             ready: VecDeque::new(),
             running: Vec::new(),
             computing: false,
+            arrivals: 0,
             last_batch: 0,
             last_tag: 0,
             quarantine: Quarantine::default(),

@@ -41,9 +41,26 @@ pub(super) enum Piece {
     Gone,
 }
 
+/// What a request wants that waits.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// Its place among all requests, in order of arrival.
+    pub place: u64,
+    /// Of the pages of the prompt that may come from a cache.
+    pub names: Vec<PageHash>,
+    /// How many of them are in L1.
+    pub near: usize,
+    /// Whether it is sent the others.
+    pub is_sent: bool,
+    /// For one that computes what a window slides over: which of the pages in L1 have their window parts there.
+    pub windows: Option<(WindowShape, Vec<bool>)>,
+}
+
 /// One request.
 #[derive(Debug)]
 pub(super) struct Fetch {
+    /// See [`Wanted`].
+    pub place: u64,
     /// Of the pages of the prompt that may come from a cache.
     pub names: Vec<PageHash>,
     /// The first tier that has each, as far as was asked.
@@ -104,25 +121,26 @@ impl Fetch {
         if self.phase == Phase::Restoring { pieces.count() } else { 0 }
     }
 
+    /// Pages that the worker computes for it, as far as is known.
+    pub(super) fn uncached(&self) -> &[PageHash] {
+        let last = self.pieces.range(..self.names.len()).next_back().map(|(page, _)| page + 1);
+        match (self.is_sent, self.phase) {
+            (true, _) | (_, Phase::Asking) => &[],
+            _ => &self.names[last.unwrap_or(self.near).max(self.near)..],
+        }
+    }
+
     pub(super) fn fills(&self) -> bool {
         self.pieces.values().any(|piece| matches!(piece, Piece::Filling(_)))
     }
 }
 
 impl Hierarchy {
-    /// A request is to go on behind as many of these pages as there are, the first `near` of which are in L1. `is_sent`: it is
-    /// sent the others. `windows` is for one that computes what a window slides over: which of those have their window parts
-    /// there.
-    pub(crate) fn begin(
-        &mut self,
-        now: Time,
-        room: Room,
-        names: Vec<PageHash>,
-        near: usize,
-        is_sent: bool,
-        windows: Option<(WindowShape, Vec<bool>)>,
-    ) {
+    /// A request is to go on behind as many of these pages as there are.
+    pub(crate) fn begin(&mut self, now: Time, room: Room, wanted: Wanted) {
+        let Wanted { place, names, near, is_sent, windows } = wanted;
         let fetch = Fetch {
+            place,
             stored: vec![None; names.len()],
             windows: windows.map(|(shape, near)| Windows::new(shape, near, &names)),
             names,
@@ -358,7 +376,7 @@ impl Hierarchy {
     pub(super) fn expire_fetches(&mut self, now: Time) {
         while let Some((_, room)) = self.deadlines.first().copied().filter(|(until, _)| *until <= now) {
             self.set_deadline(room, None);
-            let ahead = self.backlog_time();
+            let ahead = self.time_ahead(room);
             let Some(fetch) = self.fetches.get_mut(&room) else { continue };
             match fetch.phase {
                 Phase::Restoring => self.stop_waiting(room),

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::fetch::Fetch;
 use super::{Hierarchy, PrefetchPolicy};
 use crate::ids::{Room, Time};
+use crate::radix::PageHash;
 
 /// What was too slow is tried again after so long; otherwise slow times would be believed for ever. Once it was quick, the next
 /// is tried as well: so trust comes back request by request, as long as it is deserved.
@@ -71,17 +72,33 @@ impl Hierarchy {
             // They come with what is sent anyway, and what is restored comes at the same time.
             true => self.transferring.predict((fetch.names.len() - pages.start) as f64),
             // After what is computed before them.
-            false => self.computing.predict((self.backlog + pages.len() * self.page_tokens) as f64),
+            false => self.computing.predict((self.ahead(fetch) + pages.len() * self.page_tokens) as f64),
         };
         without.unwrap_or(f64::INFINITY)
     }
 
-    /// How long it takes to compute what is computed before anybody who is not admitted yet.
-    pub(super) fn backlog_time(&self) -> Duration {
-        if self.backlog == 0 || self.config.prefetch != PrefetchPolicy::Timeout {
+    /// Tokens that are computed before this request's whatever it gets: what is left of those that run, and what is not
+    /// cached of those that came before it and wait or are restored. As long as that is computed, reading costs it nothing.
+    fn ahead(&self, fetch: &Fetch) -> usize {
+        // Those that begin alike are computed once.
+        let mut by_first: BTreeMap<PageHash, usize> = BTreeMap::new();
+        for other in self.fetches.values().filter(|other| other.place < fetch.place) {
+            let pages = other.uncached();
+            if let Some(first) = pages.first() {
+                let most = by_first.entry(*first).or_default();
+                *most = pages.len().max(*most);
+            }
+        }
+        self.backlog + by_first.into_values().sum::<usize>() * self.page_tokens
+    }
+
+    /// How long that takes, as far as a request waits for it.
+    pub(super) fn time_ahead(&self, room: Room) -> Duration {
+        let ahead = self.fetches.get(&room).map_or(0, |fetch| self.ahead(fetch));
+        if ahead == 0 || self.config.prefetch != PrefetchPolicy::Timeout {
             return Duration::ZERO;
         }
-        let seconds = self.computing.predict(self.backlog as f64).unwrap_or_default();
+        let seconds = self.computing.predict(ahead as f64).unwrap_or_default();
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX).min(self.config.wait_base)
     }
 

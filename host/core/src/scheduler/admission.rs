@@ -29,7 +29,8 @@ impl Scheduler {
             self.peers.connecting(peer.instance);
             actions.push(Action::Connect { peer, floor: self.outbox.next_floor() });
         }
-        let mut job = Job::new(request, now);
+        self.arrivals += 1;
+        let mut job = Job::new(request, now, self.arrivals);
         if let Some(orphan) = self.orphans.remove(&room) {
             if let Some(refusal) = self.misfit(&job, orphan.attempt, &orphan.reserve) {
                 let refused = Body::Refused { message: refusal.clone(), retryable: false };

@@ -188,6 +188,8 @@ pub(super) struct Begun {
 pub(super) struct Job {
     pub request: Request,
     pub submitted: Time,
+    /// Its place among all requests, in order of arrival.
+    pub place: u64,
     pub stage: Stage,
     /// Later requests that were admitted while this one lacked pages.
     pub overtaken: u32,
@@ -239,11 +241,12 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(mut request: Request, submitted: Time) -> Self {
+    pub(super) fn new(mut request: Request, submitted: Time, place: u64) -> Self {
         Self {
             names: std::mem::take(&mut request.names),
             request,
             submitted,
+            place,
             stage: Stage::Queued,
             overtaken: 0,
             table: Vec::new(),

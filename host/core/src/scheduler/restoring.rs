@@ -29,7 +29,7 @@ use std::ops::Range;
 use super::job::{Incoming, Job, Reclaiming, Restore, Stage};
 use super::peers::PeerState;
 use super::{Action, Role, Scheduler};
-use crate::hierarchy::{End, Hierarchy, Progress, TierAction, TierEvent};
+use crate::hierarchy::{End, Hierarchy, Progress, TierAction, TierEvent, Wanted};
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
 use crate::radix::PageHash;
@@ -72,7 +72,8 @@ impl Scheduler {
             None => tree.peek(namespace, &tokens),
         };
         job.name_pages(&self.config.identity, pages, page_tokens);
-        hierarchy.begin(now, room, job.names[..pages].to_vec(), near, !computes, windows);
+        let names = job.names[..pages].to_vec();
+        hierarchy.begin(now, room, Wanted { place: job.place, names, near, is_sent: !computes, windows });
     }
 
     /// Whether a request in the queue waits for what is being read for it.

@@ -78,6 +78,35 @@ fn what_is_slow_is_left_alone_after_a_while_and_tried_again_until_it_is_quick() 
 }
 
 #[test]
+fn what_is_slower_than_computing_is_read_while_others_are_computed() {
+    let (mut leg, mut stored) = forgotten(hierarchy(32, 1));
+    let is_read = |action: &TierAction| matches!(action, TierAction::Read { .. });
+    // A token takes 250 ms, and a read 15 s.
+    let slow = (1..200).find(|room| {
+        leg.wait(Duration::from_secs(61));
+        leg.submit(*room, &tokens(0..40), 1);
+        leg.answer_query(|_| true);
+        let read = leg.asked(is_read) > 0;
+        leg.now = leg.now.after(Duration::from_secs(if read { 15 } else { 0 }));
+        leg.serve(&mut stored);
+        let computed = leg.batch.as_ref().map_or(0, |batch| 40 - batch.sequences[0].start);
+        leg.now = leg.now.after(Duration::from_millis(250) * computed);
+        end(&mut leg, &mut stored);
+        !read
+    });
+    assert!(slow.is_some());
+    assert!(!reads(&mut leg, &mut stored, 1000, 0), "computing takes 10 s");
+    // Before the other one is computed, whatever it gets, 10 s have passed.
+    let requests = [leg.request(1001, &tokens(500..540), 1), leg.request(1002, &tokens(0..40), 1)];
+    leg.events(requests.map(Event::Submit));
+    leg.answer_query(|name| stored.contains(name));
+    assert_eq!(leg.asked(is_read), 1);
+    assert!(leg.batch.is_some(), "the one before does not wait for it");
+    end(&mut leg, &mut stored);
+    leg.below_at_rest();
+}
+
+#[test]
 fn nobody_waits_longer_than_told_for_an_answer_that_was_slow_once() {
     let (mut leg, mut stored) =
         forgotten(HierarchyConfig { wait_base: Duration::from_millis(200), ..hierarchy(32, 1) });
