@@ -1,10 +1,10 @@
 //! Conversations of six rounds against the real server, with and without caches on the decode worker: the table that
 //! SGLang published for its hierarchical cache on decode (pull request 26227), scaled to this machine.
 //!
-//! `cargo build --release --workspace && cargo bench -p host --bench multi_round [-- SCALE [CONVERSATIONS] [ARM...]]`
+//! `cargo build --release --workspace && cargo bench -p host --bench multi_round [-- SCALE [CONVERSATIONS [PASSES]] [ARM...]]`
 //!
 //! There a prompt has 4K tokens, and each round adds 8K of an answer and 4K of a question: 4K, 16K, .. 64K. Here
-//! everything is divided by `SCALE` (16 unless said otherwise; 64 takes a quarter of the time), also the tokens of a prefill
+//! everything is divided by `SCALE` (8 unless said otherwise; 32 takes a quarter of the time), also the tokens of a prefill
 //! step: 8K there, which is what SGLang takes on a GPU of 80 GB. The prefill worker has
 //! both caches and storage in every arm, as there: what it found in the first column of that table is exactly the prompt
 //! of the round before (0.25 of 16K), and with storage on decode the answers too (0.75).
@@ -13,7 +13,7 @@
 //!   and 1, 0.57 ms of time to the first token for each computed token; were there eight at once as here, the mean of
 //!   which waits 4.5 times as long as one takes, then that was 0.127 ms a token. Steps are divided by 4.1, tokens' times too,
 //!   so answers take as many times longer than their prompts as there, and all times are divided by 4.1 x `SCALE`.
-//! - memory: 1 KiB of KV a token, there 256 KiB (Qwen 32B: 64 layers, 8 heads of 128, bf16). The synthetic executor reads
+//! - memory: 512 bytes of KV a token, there 256 KiB (Qwen 32B: 64 layers, 8 heads of 128, bf16). The synthetic executor reads
 //!   all KV of a sequence in every step, so that more would be slower than the modelled steps. KV moves through memory here
 //!   and not over a network: beside computing it costs next to nothing here, so that what decode's own hits save of the
 //!   transfer, which there is much of the gain, hardly shows in times. The bytes are counted.
@@ -23,7 +23,8 @@
 //!   published table leaves open.
 //!
 //! Times are taken where the client reads. TPOT is the time from the first token to the last, over the tokens after the
-//! first. All arms run one after the other, each on servers and storage of its own.
+//! first. All arms run one after the other, each on servers and storage of its own, and so again in each of the
+//! `PASSES`; a time is the middle one of the passes', which one disturbance does not move.
 
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
@@ -34,7 +35,7 @@ mod server;
 use std::path::Path;
 
 use load::Load;
-use report::Round;
+use report::{Measured, Round};
 use server::{Server, Worker};
 
 /// Rounds of a conversation.
@@ -49,9 +50,9 @@ const AT_ONCE: usize = 8;
 const PAGE_TOKENS: usize = 16;
 const PREFILL_TOKEN_US: usize = 30;
 const STEP_US: usize = 9_800;
-/// 1 KiB a token.
-const MODEL: &str = "[synthetic]\nlayers = 4\nkv-heads = 1\nhead-dim = 32\n";
-const TOKEN_BYTES: usize = 1024;
+/// 512 bytes a token.
+const MODEL: &str = "[synthetic]\nlayers = 2\nkv-heads = 1\nhead-dim = 32\n";
+const TOKEN_BYTES: usize = 512;
 
 /// One way to serve.
 pub struct Arm {
@@ -97,17 +98,24 @@ impl Sizes {
 fn main() -> anyhow::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     let mut numbers = words.iter().filter_map(|word| word.parse().ok());
-    let scale: usize = numbers.next().unwrap_or(16);
+    let scale: usize = numbers.next().unwrap_or(8);
     let conversations: usize = numbers.next().unwrap_or(2 * AT_ONCE);
+    let passes: usize = numbers.next().unwrap_or(1);
     anyhow::ensure!((1..=256).contains(&scale), "a scale of 1 to 256, not {scale}");
+    anyhow::ensure!((1..=99).contains(&passes), "1 to 99 passes, not {passes}");
     let names: Vec<&String> = words.iter().filter(|word| word.parse::<usize>().is_err()).collect();
     let known = |name: &&&String| ARMS.iter().any(|arm| arm.name == **name);
     anyhow::ensure!(names.iter().all(|name| known(&name)), "arms are off, L1, L1+L2 and L1+L2+L3");
     let [question, answer, chunk] = [QUESTION, ANSWER, CHUNK].map(|tokens| tokens / scale);
     let sizes = Sizes { question, answer, chunk, conversations };
-    let mut measured: Vec<(&str, Vec<Round>)> = Vec::new();
-    for arm in ARMS.iter().filter(|arm| names.is_empty() || names.iter().any(|name| *name == arm.name)) {
-        measured.push((arm.name, measure(arm, sizes)?));
+    let wanted = |arm: &&Arm| names.is_empty() || names.iter().any(|name| *name == arm.name);
+    let arms: Vec<&Arm> = ARMS.iter().filter(wanted).collect();
+    let mut measured: Vec<Measured> =
+        arms.iter().map(|arm| Measured { arm: arm.name, passes: Vec::new() }).collect();
+    for _ in 0..passes {
+        for (arm, measured) in arms.iter().zip(&mut measured) {
+            measured.passes.push(measure(arm, sizes)?);
+        }
     }
     report::print(&measured, sizes);
     Ok(())

@@ -87,10 +87,12 @@ impl Round {
         }
     }
 
-    /// All rounds as one.
-    fn all(rounds: &[Self]) -> Self {
-        let sum = |figure: fn(&Self) -> f64| rounds.iter().map(figure).sum();
-        let hits = |figure: fn(&Self) -> Hits| rounds.iter().map(figure).fold(Hits::default(), Hits::add);
+    /// Several rounds as one.
+    fn all(rounds: &[&Self]) -> Self {
+        let sum = |figure: fn(&Self) -> f64| rounds.iter().map(|round| figure(round)).sum();
+        let hits = |figure: fn(&Self) -> Hits| {
+            rounds.iter().map(|round| figure(round)).fold(Hits::default(), Hits::add)
+        };
         Self {
             first: rounds.iter().flat_map(|round| round.first.iter().copied()).collect(),
             later: rounds.iter().flat_map(|round| round.later.iter().copied()).collect(),
@@ -139,24 +141,62 @@ fn quantile(values: &[f64], share: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * share).round() as usize]
 }
 
-/// Prints a row for each round and arm. Changes are relative to the arms "off" and L1.
-pub fn print(arms: &[(&str, Vec<Round>)], sizes: Sizes) {
+/// One arm: its rounds in each pass.
+pub struct Measured {
+    /// Its name.
+    pub arm: &'static str,
+    /// Pass by pass, round by round.
+    pub passes: Vec<Vec<Round>>,
+}
+
+/// A row's figures, one for each pass, and all passes together.
+struct Row {
+    passes: Vec<Round>,
+    together: Round,
+}
+
+impl Row {
+    /// Of one round, or of all.
+    fn of(measured: &Measured, round: usize) -> Self {
+        let rounds = |pass: &Vec<Round>| -> Vec<usize> {
+            if round < pass.len() { vec![round] } else { (0..pass.len()).collect() }
+        };
+        let chosen: Vec<Vec<&Round>> = measured
+            .passes
+            .iter()
+            .map(|pass| rounds(pass).into_iter().map(|round| &pass[round]).collect())
+            .collect();
+        Self {
+            passes: chosen.iter().map(|rounds| Round::all(rounds)).collect(),
+            together: Round::all(&chosen.concat()),
+        }
+    }
+
+    /// The middle of the passes' figures.
+    fn middle(&self, figure: &dyn Fn(&Round) -> f64) -> f64 {
+        let mut figures: Vec<f64> = self.passes.iter().map(figure).collect();
+        figures.sort_by(f64::total_cmp);
+        let last = figures.len() - 1;
+        f64::midpoint(figures[last / 2], figures[last.div_ceil(2)])
+    }
+}
+
+/// Prints a row for each round and arm: of times the middle of all passes, of counts what a pass had on average. Changes are
+/// relative to the arms "off" and L1.
+pub fn print(arms: &[Measured], sizes: Sizes) {
     println!(
         "| round | prompt | arm | TTFT mean | to off | to L1 | p99 | to off | to L1 | TPOT | to off | prefill hits L1 / L2 / L3 | \
          all | decode hits L1 / L2 / L3 | MiB moved | pages not restored | skipped |"
     );
     println!("| --- | ---: | --- |{}", " ---: |".repeat(14));
-    let rounds = arms.first().map_or(0, |(_, rounds)| rounds.len());
+    let rounds = arms.first().and_then(|arm| arm.passes.first()).map_or(0, Vec::len);
     for round in 0..=rounds {
-        let figures: Vec<(&str, Round)> = arms
-            .iter()
-            .map(|(name, rounds)| (*name, Round::all(rounds.get(round..=round).unwrap_or(rounds))))
-            .collect();
-        let base = |name: &str| figures.iter().find(|(arm, _)| *arm == name).map(|(_, round)| round);
-        for (name, own) in &figures {
+        let rows: Vec<(&str, Row)> = arms.iter().map(|arm| (arm.arm, Row::of(arm, round))).collect();
+        let base = |name: &str| rows.iter().find(|(arm, _)| *arm == name).map(|(_, row)| row);
+        for (name, own) in &rows {
             let to = |other: &str, figure: &dyn Fn(&Round) -> f64| {
                 base(other).map_or("".to_owned(), |other| {
-                    format!("{:+.1} %", 100.0 * (figure(own) / figure(other) - 1.0))
+                    format!("{:+.1} %", 100.0 * (own.middle(figure) / other.middle(figure) - 1.0))
                 })
             };
             let first = |round: &Round| mean(&round.first);
@@ -166,23 +206,24 @@ pub fn print(arms: &[(&str, Vec<Round>)], sizes: Sizes) {
                 true => (round.to_string(), sizes.prompt(round).to_string()),
                 false => ("all".to_owned(), String::new()),
             };
+            let (all, passes) = (&own.together, own.passes.len() as f64);
             println!(
                 "| {number} | {prompt} | {name} | {:.1} ms | {} | {} | {:.1} ms | {} | {} | {:.2} ms | {} | {} | {:.3} | {} | \
-                 {:.1} | {} | {} |",
-                first(own),
+                 {:.1} | {:.1} | {:.1} |",
+                own.middle(&first),
                 to("off", &first),
                 to("L1", &first),
-                tail(own),
+                own.middle(&tail),
                 to("off", &tail),
                 to("L1", &tail),
-                later(own),
+                own.middle(&later),
                 to("off", &later),
-                own.prefill.shares(own.prompts),
-                own.hit_rate(),
-                own.decode.shares(own.prompts),
-                own.bytes as f64 / f64::from(1 << 20),
-                own.missing,
-                own.skipped,
+                all.prefill.shares(all.prompts),
+                all.hit_rate(),
+                all.decode.shares(all.prompts),
+                all.bytes as f64 / f64::from(1 << 20) / passes,
+                all.missing / passes,
+                all.skipped / passes,
             );
         }
     }
