@@ -112,7 +112,8 @@ fn main() -> anyhow::Result<()> {
     let arms: Vec<&Arm> = ARMS.iter().filter(wanted).collect();
     let mut measured: Vec<Measured> =
         arms.iter().map(|arm| Measured { arm: arm.name, passes: Vec::new() }).collect();
-    for _ in 0..passes {
+    for pass in 0..passes {
+        eprintln!("pass {pass} of {passes}");
         for (arm, measured) in arms.iter().zip(&mut measured) {
             measured.passes.push(measure(arm, sizes)?);
         }

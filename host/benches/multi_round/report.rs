@@ -157,15 +157,9 @@ struct Row {
 
 impl Row {
     /// Of one round, or of all.
-    fn of(measured: &Measured, round: usize) -> Self {
-        let rounds = |pass: &Vec<Round>| -> Vec<usize> {
-            if round < pass.len() { vec![round] } else { (0..pass.len()).collect() }
-        };
-        let chosen: Vec<Vec<&Round>> = measured
-            .passes
-            .iter()
-            .map(|pass| rounds(pass).into_iter().map(|round| &pass[round]).collect())
-            .collect();
+    fn of<'a>(measured: &'a Measured, round: usize) -> Self {
+        let rounds = |pass: &'a Vec<Round>| pass.get(round..=round).unwrap_or(pass).iter().collect();
+        let chosen: Vec<Vec<&Round>> = measured.passes.iter().map(rounds).collect();
         Self {
             passes: chosen.iter().map(|rounds| Round::all(rounds)).collect(),
             together: Round::all(&chosen.concat()),

@@ -180,8 +180,10 @@ pub(crate) struct Hierarchy {
     load_trial: Trial,
     /// Seconds of computing, by tokens.
     computing: Line,
-    /// Tokens of prompts that are left of the requests that run.
+    /// Tokens of prompts that are left of the requests that were admitted.
     backlog: usize,
+    /// The last one in order of arrival that was admitted.
+    passed: u64,
     /// Seconds of a transfer from asking to arrival, by pages.
     transferring: Line,
     stats: HierarchyStats,
@@ -231,6 +233,7 @@ impl Hierarchy {
             load_trial: Trial::default(),
             computing: Line::default(),
             backlog: 0,
+            passed: 0,
             transferring: Line::default(),
             stats: HierarchyStats::default(),
             config,
@@ -342,11 +345,6 @@ impl Hierarchy {
     /// A step with so many tokens of prompts and nothing else took so long.
     pub(crate) fn computed(&mut self, tokens: usize, time: Duration) {
         self.computing.learn(tokens as f64, time.as_secs_f64());
-    }
-
-    /// So many tokens of the prompts of requests that run are not computed yet.
-    pub(crate) fn set_backlog(&mut self, tokens: usize) {
-        self.backlog = tokens;
     }
 
     /// So many pages were there so long after they were asked for.

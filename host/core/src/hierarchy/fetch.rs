@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::time::Duration;
 
 use super::windows::Windows;
 use super::worth::SHORTEST_WAIT;
@@ -61,6 +62,8 @@ pub(crate) struct Wanted {
 pub(super) struct Fetch {
     /// See [`Wanted`].
     pub place: u64,
+    /// Whether nothing was found yet that it has to wait for but storage.
+    pub in_line: bool,
     /// Of the pages of the prompt that may come from a cache.
     pub names: Vec<PageHash>,
     /// The first tier that has each, as far as was asked.
@@ -121,13 +124,14 @@ impl Fetch {
         if self.phase == Phase::Restoring { pieces.count() } else { 0 }
     }
 
-    /// Pages that the worker computes for it, as far as is known.
+    /// Pages that the worker computes for it at least, as far as is known: those from the first on that is nowhere.
     pub(super) fn uncached(&self) -> &[PageHash] {
-        let last = self.pieces.range(..self.names.len()).next_back().map(|(page, _)| page + 1);
-        match (self.is_sent, self.phase) {
-            (true, _) | (_, Phase::Asking) => &[],
-            _ => &self.names[last.unwrap_or(self.near).max(self.near)..],
+        if self.is_sent || self.phase == Phase::Asking {
+            return &[];
         }
+        let held = self.pieces.range(self.near..).map(|(page, _)| *page);
+        let run = held.zip(self.near..self.names.len()).take_while(|(page, place)| page == place);
+        &self.names[self.near + run.count()..]
     }
 
     pub(super) fn fills(&self) -> bool {
@@ -141,6 +145,7 @@ impl Hierarchy {
         let Wanted { place, names, near, is_sent, windows } = wanted;
         let fetch = Fetch {
             place,
+            in_line: true,
             stored: vec![None; names.len()],
             windows: windows.map(|(shape, near)| Windows::new(shape, near, &names)),
             names,
@@ -376,16 +381,17 @@ impl Hierarchy {
     pub(super) fn expire_fetches(&mut self, now: Time) {
         while let Some((_, room)) = self.deadlines.first().copied().filter(|(until, _)| *until <= now) {
             self.set_deadline(room, None);
-            let ahead = self.time_ahead(room);
-            let Some(fetch) = self.fetches.get_mut(&room) else { continue };
-            match fetch.phase {
-                Phase::Restoring => self.stop_waiting(room),
-                _ if fetch.is_sent || fetch.prolonged || ahead.is_zero() => fetch.patient = false,
-                _ => {
-                    fetch.prolonged = true;
-                    self.set_deadline(room, Some(now.after(ahead)));
-                }
+            let Some(fetch) = self.fetches.get(&room) else { continue };
+            if fetch.phase == Phase::Restoring {
+                self.stop_waiting(room);
+                continue;
             }
+            let ahead =
+                if fetch.is_sent || fetch.prolonged { Duration::ZERO } else { self.time_ahead(fetch) };
+            let Some(fetch) = self.fetches.get_mut(&room) else { continue };
+            (fetch.patient, fetch.prolonged) = (!ahead.is_zero(), true);
+            let until = Some(now.after(ahead)).filter(|_| fetch.patient);
+            self.set_deadline(room, until);
         }
     }
 }

@@ -88,6 +88,7 @@ impl Hierarchy {
 
     /// One tier has said what it has to say about these pages.
     fn answer(&mut self, now: Time, tier: usize, pages: &[(Room, usize)], found: &[bool]) {
+        // Those that came first are looked at first: what they do not find is ahead of the others.
         let mut rooms = BTreeSet::new();
         for (place, (room, page)) in pages.iter().enumerate() {
             let Some(fetch) = self.fetches.get_mut(room) else { continue };
@@ -95,10 +96,10 @@ impl Hierarchy {
                 fetch.found(*page, tier);
             }
             if fetch.unanswered.remove(&tier) {
-                rooms.insert(*room);
+                rooms.insert((fetch.place, *room));
             }
         }
-        for room in rooms {
+        for (_, room) in rooms {
             self.after_answer(now, room);
         }
     }

@@ -21,6 +21,7 @@ impl Hierarchy {
     /// A request is admitted, with its first `near` pages from L1: how many of the next ones will come from below.
     /// [`restore_into`](Self::restore_into) is to follow unless that is none.
     pub(crate) fn restore(&mut self, now: Time, room: Room, near: usize) -> usize {
+        self.passes(room);
         let Some(fetch) = self.fetches.get(&room) else { return 0 };
         let in_flight = fetch.is_sent && self.config.prefetch != PrefetchPolicy::BestEffort;
         let mut end = near;

@@ -233,6 +233,7 @@ impl Hierarchy {
         end: &End,
         pages: &[PageId],
     ) -> bool {
+        self.passes(room);
         self.stats.skipped_by_cost += end.skipped as u64;
         if end.trial || end.skipped > 0 {
             self.load_trial.is_due(now);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::fetch::Fetch;
+use super::fetch::{Fetch, Phase};
 use super::{Hierarchy, PrefetchPolicy};
 use crate::ids::{Room, Time};
 use crate::radix::PageHash;
@@ -58,32 +58,39 @@ impl Hierarchy {
             let ahead = tier.reading_bytes + self.bytes(tier.to_read.len() + pages);
             tier.reading.predict(ahead as f64).unwrap_or_default()
         });
-        let reads = reads.fold(0.0, f64::max);
-        reads + self.load_seconds(copied) <= self.seconds_without(fetch, all)
+        let time = reads.fold(0.0, f64::max) + self.load_seconds(copied);
+        time <= self.seconds_without(fetch, all.clone())
+            || (!fetch.is_sent && time <= self.seconds_behind(self.ahead(fetch), all))
     }
 
     pub(super) fn load_seconds(&self, pages: usize) -> f64 {
         self.copying.predict((self.loading_bytes + self.bytes(pages)) as f64).unwrap_or_default()
     }
 
-    /// What it takes when these pages are not restored, where that is known.
+    /// What it takes when these pages are not restored, where that is known: of one that would go on now.
     pub(super) fn seconds_without(&self, fetch: &Fetch, pages: Range<usize>) -> f64 {
-        let without = match fetch.is_sent {
+        if fetch.is_sent {
             // They come with what is sent anyway, and what is restored comes at the same time.
-            true => self.transferring.predict((fetch.names.len() - pages.start) as f64),
-            // After what is computed before them.
-            false => self.computing.predict((self.ahead(fetch) + pages.len() * self.page_tokens) as f64),
-        };
-        without.unwrap_or(f64::INFINITY)
+            let pages = fetch.names.len() - pages.start;
+            return self.transferring.predict(pages as f64).unwrap_or(f64::INFINITY);
+        }
+        self.seconds_behind(self.backlog, pages)
     }
 
-    /// Tokens that are computed before this request's whatever it gets: what is left of those that run, and what is not
-    /// cached of those that came before it and wait or are restored. As long as that is computed, reading costs it nothing.
+    /// What computing these pages takes behind so many tokens, where that is known.
+    fn seconds_behind(&self, tokens: usize, pages: Range<usize>) -> f64 {
+        let tokens = tokens + pages.len() * self.page_tokens;
+        self.computing.predict(tokens as f64).unwrap_or(f64::INFINITY)
+    }
+
+    /// Tokens that are computed before this request's whatever it gets: those of the requests that were admitted, and what is
+    /// not cached of those that are before it in line. As long as that is computed, reading costs it nothing.
     fn ahead(&self, fetch: &Fetch) -> usize {
-        // Those that begin alike are computed once.
+        let before = self.passed + 1..fetch.place;
+        let before = self.fetches.values().filter(|other| other.in_line && before.contains(&other.place));
+        // Of those that begin alike one computes what the others wait for.
         let mut by_first: BTreeMap<PageHash, usize> = BTreeMap::new();
-        for other in self.fetches.values().filter(|other| other.place < fetch.place) {
-            let pages = other.uncached();
+        for pages in before.map(Fetch::uncached) {
             if let Some(first) = pages.first() {
                 let most = by_first.entry(*first).or_default();
                 *most = pages.len().max(*most);
@@ -93,13 +100,35 @@ impl Hierarchy {
     }
 
     /// How long that takes, as far as a request waits for it.
-    pub(super) fn time_ahead(&self, room: Room) -> Duration {
-        let ahead = self.fetches.get(&room).map_or(0, |fetch| self.ahead(fetch));
-        if ahead == 0 || self.config.prefetch != PrefetchPolicy::Timeout {
+    pub(super) fn time_ahead(&self, fetch: &Fetch) -> Duration {
+        if self.config.prefetch != PrefetchPolicy::Timeout {
             return Duration::ZERO;
         }
-        let seconds = self.computing.predict(ahead as f64).unwrap_or_default();
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX).min(self.config.wait_base)
+        let ahead = self.ahead(fetch);
+        let seconds = if ahead == 0 { Some(0.0) } else { self.computing.predict(ahead as f64) };
+        Duration::try_from_secs_f64(seconds.unwrap_or_default())
+            .unwrap_or(Duration::MAX)
+            .min(self.config.wait_base)
+    }
+
+    /// So many tokens of the prompts of requests that run are not computed yet. What is restored is computed behind it as well.
+    pub(crate) fn set_backlog(&mut self, tokens: usize) {
+        let restored = self.fetches.values().filter(|fetch| fetch.phase == Phase::Restoring);
+        let pages: usize = restored.map(|fetch| fetch.uncached().len()).sum();
+        self.backlog = tokens + pages * self.page_tokens;
+    }
+
+    /// A request in the queue waits for something else, and may be overtaken.
+    pub(crate) fn step_aside(&mut self, room: Room) {
+        if let Some(fetch) = self.fetches.get_mut(&room) {
+            fetch.in_line = false;
+        }
+    }
+
+    /// A request is admitted: whoever came before it and still waits was overtaken.
+    pub(super) fn passes(&mut self, room: Room) {
+        let place = self.fetches.get(&room).map_or(0, |fetch| fetch.place);
+        self.passed = self.passed.max(place);
     }
 
     /// How long a request waits for these of its pages.

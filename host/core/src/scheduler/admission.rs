@@ -171,6 +171,7 @@ impl Scheduler {
                 if worn {
                     break;
                 }
+                self.step_aside(room);
                 lacking.push(room);
                 at += 1;
                 if lacking.len() >= LACKING {

@@ -119,6 +119,13 @@ impl Scheduler {
         self.after_tiers(now, actions);
     }
 
+    /// A request in the queue waits for something that storage cannot give.
+    pub(super) fn step_aside(&mut self, room: Room) {
+        if let Some(hierarchy) = &mut self.hierarchy {
+            hierarchy.step_aside(room);
+        }
+    }
+
     /// Until the next tick: what those who come then would be computed after.
     pub(super) fn tell_backlog(&mut self) {
         let Some(hierarchy) = &mut self.hierarchy else { return };

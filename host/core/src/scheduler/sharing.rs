@@ -132,6 +132,7 @@ impl Scheduler {
         let leader = if now < self.follows_until(job) { self.leader_of(job, lock) } else { None };
         if leader.is_some() {
             self.patience.set(room, self.follows_until(job));
+            self.step_aside(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return false };
         let cached = job.follows.map_or(lock.from(), |follows| follows.cached);
