@@ -14,9 +14,9 @@ use crate::backing::{Found, length, try_lock, write_at};
 use crate::config::Fsync;
 use crate::format::{Name, RECORD, position, seal};
 use crate::queue::locked;
+use crate::sealer::{self, Sealer};
 use crate::segment::{Records, Segment, read_records};
 use crate::store::Store;
-use crate::writer::OpenSegment;
 
 /// How often pages that wait are looked at again, at least.
 const TICK: Duration = Duration::from_millis(100);
@@ -52,6 +52,7 @@ impl Known {
 /// See the module.
 pub struct Keeper<'a> {
     pub(crate) store: &'a Store,
+    pub(crate) sealer: Sealer,
     pub(crate) known: HashMap<Name, Known>,
     listed: Option<((i64, u64), Instant)>,
     refreshed: Instant,
@@ -66,53 +67,68 @@ pub struct Keeper<'a> {
 }
 
 /// Runs until `stop`, then seals what is open.
-pub fn run(store: &Store, stop: &AtomicBool) {
-    let now = Instant::now();
-    let mut keeper = Keeper {
-        store,
-        known: HashMap::new(),
-        listed: None,
-        refreshed: now,
-        touched: now,
-        awaited: None,
-        shown: [0; 3],
-        trouble: None,
-        started: now,
-    };
-    keeper.refresh(true);
-    keeper.stop_waiting();
-    locked(&store.index).complete = true;
-    store.queue.unpark();
-    keeper.fit();
-    while !stop.load(Ordering::SeqCst) {
-        let more = keeper.attend();
-        if keeper.refreshed.elapsed() >= store.config.refresh() {
-            keeper.refresh(false);
-        }
-        if keeper.touched.elapsed() >= TOUCH {
-            keeper.touch();
-        }
-        keeper.show();
-        if !more {
+///
+/// # Errors
+/// When no thread can be started.
+pub fn run(store: &Store, stop: &AtomicBool) -> io::Result<()> {
+    std::thread::scope(|scope| {
+        let sealer = Sealer::start(scope, store, |open| open.seal(store.config.fsync))?;
+        let mut keeper = Keeper::new(store, sealer);
+        keeper.refresh(true);
+        keeper.stop_waiting();
+        locked(&store.index).complete = true;
+        store.queue.unpark();
+        keeper.fit();
+        while !stop.load(Ordering::SeqCst) {
+            keeper.attend();
+            if keeper.refreshed.elapsed() >= store.config.refresh() {
+                keeper.refresh(false);
+            }
+            if keeper.touched.elapsed() >= TOUCH {
+                keeper.touch();
+            }
+            keeper.show();
             store.wait_for_call(TICK.min(store.config.refresh()));
         }
+        store.writer.retire();
+        keeper.seal_all();
+        keeper.touch();
+        keeper.shown_is([0; 3]);
+        Ok(())
+    })
+}
+
+impl<'a> Keeper<'a> {
+    pub(crate) fn new(store: &'a Store, sealer: Sealer) -> Self {
+        let now = Instant::now();
+        Self {
+            store,
+            sealer,
+            known: HashMap::new(),
+            listed: None,
+            refreshed: now,
+            touched: now,
+            awaited: None,
+            shown: [0; 3],
+            trouble: None,
+            started: now,
+        }
     }
-    store.writer.retire();
-    while keeper.seal() {}
-    keeper.touch();
-    keeper.shown_is([0; 3]);
 }
 
 impl Keeper<'_> {
-    /// What others wait for; whether there may be more of it.
-    fn attend(&mut self) -> bool {
+    /// What others wait for.
+    fn attend(&mut self) {
+        self.seal();
         if self.store.writer.is_wanted() {
+            if self.sealer.under_way >= sealer::MOST {
+                // Comes back when one is sealed. Pages that wait for a segment would only ask for it again.
+                return;
+            }
             let made = self.make();
             self.store.writer.supply(made);
         }
         self.store.queue.unpark();
-        // Waits for the device, so it comes last, and one at a time.
-        self.seal()
     }
 
     /// Logs trouble the first time, and again when it was gone in between.
@@ -360,33 +376,6 @@ impl Keeper<'_> {
         records.values.retain(|(number, _)| *number >= next);
         self.take(name, Records { sealed: true, damaged: 0, ..records });
         Ok(())
-    }
-
-    /// Whether there was one to seal.
-    pub(crate) fn seal(&mut self) -> bool {
-        let store = self.store;
-        store.writer.seal(store.config.fsync, |open: &OpenSegment, sealed| {
-            let name = open.segment.name;
-            // Its descriptor goes with its writer; who reads it opens it again, within the bound on open files.
-            store.files.close(&open.segment);
-            let known = match sealed {
-                Ok(true) => {
-                    store.sealed(&open.segment);
-                    Known::Sealed(open.segment.clone())
-                }
-                Ok(false) => {
-                    store.directory.remove(name);
-                    store.forget(&open.segment);
-                    return;
-                }
-                // Its lock goes with its writer, so it is adopted by whoever looks next: by us.
-                Err(e) => {
-                    log!(Level::WARN, "cannot seal {}, which is tried again: {e}", name.index());
-                    Known::Open(open.segment.clone(), open.next())
-                }
-            };
-            self.known.insert(name, known);
-        })
     }
 }
 

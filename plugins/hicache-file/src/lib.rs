@@ -85,6 +85,9 @@
 //! ends in one completion. Neighbouring pages of a batch go to disk as one write of up to 4 MiB (1 MiB of the only batch there is), and come back as one read
 //! if they still lie together. Memory that is aligned to 4096 bytes, offset and length too, is read and written in place; anything else
 //! goes through a copy.
+//! Segments are made and sealed by two threads, since a seal waits for all that the device was given before it: with one, every
+//! segment began late, by a millisecond or two where the device ends all it has at once. No more than 8 segments wait for
+//! their seals; then puts wait for one.
 //! With io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration, up to
 //! `pinned_mib` and the system's limit, since looking up its pages is about half of what a direct read costs.
 
@@ -99,6 +102,7 @@ mod pinned;
 mod queue;
 mod room;
 mod run;
+mod sealer;
 mod segment;
 mod store;
 mod tier;

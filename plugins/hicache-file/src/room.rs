@@ -26,7 +26,7 @@ const SOON: Duration = Duration::from_millis(100);
 const SETTLING: Duration = Duration::from_secs(5);
 /// How long those who want a segment are kept waiting, before the first of them are refused, when nothing can be evicted but
 /// something soon can: what we wrote and have yet to seal, and what was evicted and is not free yet. And how often that is tried.
-const PATIENCE: Duration = Duration::from_millis(300);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
 const STEP: Duration = Duration::from_millis(10);
 /// Most segments of a directory, however small.
 const MOST_SEGMENTS: usize = 32_768;
@@ -74,7 +74,7 @@ impl Keeper<'_> {
 
     /// Whether something can be evicted now, or will be free, that was not a moment ago; waits for that moment.
     fn comes_soon(&mut self) -> bool {
-        if self.seal() {
+        if self.seal() || self.await_sealed() {
             return true;
         }
         let soon = self.is_settling() || self.store.writer.has_full();

@@ -85,10 +85,7 @@ impl FileTier {
             store.directory.path().display()
         );
         let stop = tier.stop_keeper.clone();
-        tier.spawn("tier-keeper", move |store| {
-            keeper::run(store, &stop);
-            Ok(())
-        })?;
+        tier.spawn("tier-keeper", move |store| keeper::run(store, &stop))?;
         if rings.is_empty() {
             for _ in 0..threads {
                 tier.spawn("tier-io", |store| {

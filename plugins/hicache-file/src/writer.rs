@@ -78,7 +78,7 @@ impl OpenSegment {
     }
 
     /// Cuts the data and appends the seal; false when nothing was ever published.
-    fn seal(&self, fsync: Fsync) -> io::Result<bool> {
+    pub fn seal(&self, fsync: Fsync) -> io::Result<bool> {
         let published = locked(&self.published);
         if published.next == 0 {
             return Ok(false);
@@ -116,9 +116,18 @@ struct State {
     /// Bytes of the current segment that are given away.
     used: u64,
     spare: Option<Arc<OpenSegment>>,
+    /// Full, and yet to be sealed.
     retired: Vec<Arc<OpenSegment>>,
+    /// Being sealed.
+    taken: Vec<Arc<OpenSegment>>,
     refused: Option<(ErrorCode, Instant)>,
     wanted: bool,
+}
+
+impl State {
+    fn all(&self) -> impl Iterator<Item = &Arc<OpenSegment>> {
+        self.current.iter().chain(&self.spare).chain(&self.retired).chain(&self.taken)
+    }
 }
 
 /// See the module.
@@ -128,8 +137,15 @@ pub struct Writer {
 
 impl Writer {
     pub fn new() -> Self {
-        let state =
-            State { current: None, used: 0, spare: None, retired: Vec::new(), refused: None, wanted: false };
+        let state = State {
+            current: None,
+            used: 0,
+            spare: None,
+            retired: Vec::new(),
+            taken: Vec::new(),
+            refused: None,
+            wanted: false,
+        };
         Self { state: Mutex::new(state) }
     }
 
@@ -184,16 +200,12 @@ impl Writer {
 
     /// The open segment of this number.
     pub fn open_segment(&self, id: u32) -> Option<Arc<OpenSegment>> {
-        let state = locked(&self.state);
-        let all = state.current.iter().chain(&state.spare).chain(&state.retired);
-        all.into_iter().find(|open| open.segment.id == id).cloned()
+        locked(&self.state).all().find(|open| open.segment.id == id).cloned()
     }
 
     /// The open segment of this name.
     pub fn knows(&self, name: Name) -> Option<u32> {
-        let state = locked(&self.state);
-        let mut all = state.current.iter().chain(&state.spare).chain(&state.retired);
-        all.find(|open| open.segment.name == name).map(|open| open.segment.id)
+        locked(&self.state).all().find(|open| open.segment.name == name).map(|open| open.segment.id)
     }
 
     /// Nothing more goes into this segment: a write to it failed, or its name is gone.
@@ -209,7 +221,8 @@ impl Writer {
 
     /// Whether there are full segments that have yet to be sealed.
     pub fn has_full(&self) -> bool {
-        !locked(&self.state).retired.is_empty()
+        let state = locked(&self.state);
+        !state.retired.is_empty() || !state.taken.is_empty()
     }
 
     /// All segments are as good as full.
@@ -220,14 +233,17 @@ impl Writer {
         retired.extend(spare.take());
     }
 
-    /// Seals one that is full and has no writes in flight, since somebody may want a new one by then; false when there is none.
-    /// Calls `done` with it and whether it has any page.
-    pub fn seal(&self, fsync: Fsync, done: impl FnOnce(&OpenSegment, io::Result<bool>)) -> bool {
-        let idle = |open: &&Arc<OpenSegment>| open.writing.load(Ordering::SeqCst) == 0;
-        let Some(open) = locked(&self.state).retired.iter().find(idle).cloned() else { return false };
-        done(&open, open.seal(fsync));
-        // Only now: until it is known as sealed, its records are removed through its writer.
-        locked(&self.state).retired.retain(|other| !Arc::ptr_eq(other, &open));
-        true
+    /// One that is full and has no writes in flight, for whoever seals it, and then has it [forgotten](Self::forget).
+    pub fn take_full(&self) -> Option<Arc<OpenSegment>> {
+        let mut state = locked(&self.state);
+        let at = state.retired.iter().position(|open| open.writing.load(Ordering::SeqCst) == 0)?;
+        let open = state.retired.remove(at);
+        state.taken.push(open.clone());
+        Some(open)
+    }
+
+    /// It is not this writer's any more.
+    pub fn forget(&self, open: &Arc<OpenSegment>) {
+        locked(&self.state).taken.retain(|other| !Arc::ptr_eq(other, open));
     }
 }

@@ -1,24 +1,37 @@
 //! What the keeper does when the system refuses.
 
+use std::sync::Mutex;
+
 use super::*;
 use crate::config::Config;
 use crate::format::Value;
-use crate::writer::NoRoom;
+use crate::writer::{NoRoom, OpenSegment};
 use host_plugin_api::{ErrorCode, Key};
 
-fn keeper(store: &Store) -> Keeper<'_> {
-    let now = Instant::now();
-    Keeper {
-        store,
-        known: HashMap::new(),
-        listed: None,
-        refreshed: now,
-        touched: now,
-        awaited: None,
-        shown: [0; 3],
-        trouble: None,
-        started: now,
-    }
+/// What is done with a keeper of this store.
+fn with_keeper(store: &Store, run: impl FnOnce(&mut Keeper<'_>)) {
+    with_device(store, &Mutex::new(()), run);
+}
+
+/// The same with a device that does nothing while it is locked.
+fn with_device(store: &Store, device: &Mutex<()>, run: impl FnOnce(&mut Keeper<'_>)) {
+    let seal = |open: &OpenSegment| {
+        drop(locked(device));
+        open.seal(store.config.fsync)
+    };
+    std::thread::scope(|scope| run(&mut Keeper::new(store, Sealer::start(scope, store, seal).unwrap())));
+}
+
+/// Fills a segment with one page, if the keeper makes one.
+fn fill(keeper: &mut Keeper<'_>, n: u8) -> Option<Arc<OpenSegment>> {
+    let writer = &keeper.store.writer;
+    assert!(matches!(writer.room(1 << 20), (Err(NoRoom::Wait), true)));
+    keeper.attend();
+    let (Ok(room), _) = writer.room(1 << 20) else { return None };
+    let value = Value { key: Key([n; 32]), checksum: 0, block: 0, length: 1 << 20 };
+    room.open.publish(&[value], Fsync::Never).unwrap();
+    room.open.ended();
+    Some(room.open)
 }
 
 #[test]
@@ -27,24 +40,25 @@ fn a_directory_that_cannot_be_looked_at_is_not_said_to_be_gone_and_either_is_sai
     let (dir, away) = (above.path().join("pages"), above.path().join("away"));
     let text = format!("dir = {dir:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8");
     let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
-    let mut keeper = keeper(&store);
-    let said = |keeper: &mut Keeper<'_>| {
-        keeper.refresh(false);
-        let said = keeper.trouble.clone().unwrap();
-        assert!(matches!(keeper.make(), Err((ErrorCode::IO, _))));
-        assert_eq!(keeper.trouble.as_ref(), Some(&said), "another text would be another line in the log");
-        said
-    };
-    std::fs::rename(&dir, &away).unwrap();
-    assert!(said(&mut keeper).contains("is gone or was replaced"));
-    // Refused for whoever asks, as a missing right is for all but root.
-    std::os::unix::fs::symlink(&dir, &dir).unwrap();
-    let looped = said(&mut keeper);
-    assert!(looped.contains("cannot be looked at") && !looped.contains("gone"), "{looped}");
-    std::fs::remove_file(&dir).unwrap();
-    std::fs::rename(&away, &dir).unwrap();
-    assert!(keeper.make().is_ok(), "the same directory is used again");
-    assert_eq!(keeper.trouble, None);
+    with_keeper(&store, |keeper| {
+        let said = |keeper: &mut Keeper<'_>| {
+            keeper.refresh(false);
+            let said = keeper.trouble.clone().unwrap();
+            assert!(matches!(keeper.make(), Err((ErrorCode::IO, _))));
+            assert_eq!(keeper.trouble.as_ref(), Some(&said), "another text would be another line in the log");
+            said
+        };
+        std::fs::rename(&dir, &away).unwrap();
+        assert!(said(keeper).contains("is gone or was replaced"));
+        // Refused for whoever asks, as a missing right is for all but root.
+        std::os::unix::fs::symlink(&dir, &dir).unwrap();
+        let looped = said(keeper);
+        assert!(looped.contains("cannot be looked at") && !looped.contains("gone"), "{looped}");
+        std::fs::remove_file(&dir).unwrap();
+        std::fs::rename(&away, &dir).unwrap();
+        assert!(keeper.make().is_ok(), "the same directory is used again");
+        assert_eq!(keeper.trouble, None);
+    });
 }
 
 #[test]
@@ -52,33 +66,35 @@ fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanw
     let dir = tempfile::tempdir().unwrap();
     let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8", dir.path());
     let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
-    let mut keeper = keeper(&store);
-    // A writer whose data cannot be cut: its descriptor only reads.
-    let lock = store.directory.lock().unwrap();
-    let name = Name { birth: 1, random: 2 };
-    let (index, _data) = store.directory.make(name, 1 << 20, &lock).unwrap();
-    drop(lock);
-    let data = Arc::new(store.directory.data(name).unwrap());
-    let segment = locked(&store.index).add(|id| Segment::new(id, name, Some(data.clone())));
-    store.writer.supply(Ok(OpenSegment::new(segment.clone(), data, index, 1 << 20)));
-    let value = |n: u8| Value { key: Key([n; 32]), checksum: 0, block: n.into(), length: 4096 };
-    let (Ok(room), _) = store.writer.room(3 * 4096) else { panic!("there is room") };
-    room.open.publish(&[value(0), value(1), value(2)], Fsync::Never).unwrap();
-    (0..3).for_each(|n| assert!(locked(&store.index).insert(segment.id, n.into(), value(n))));
-    room.open.ended();
-    drop(room);
-    store.delete(&value(0).key).unwrap();
-    store.writer.retire();
-    assert!(keeper.seal());
-    assert!(!segment.is_sealed() && store.writer.open_segment(segment.id).is_none());
-    store.delete(&value(1).key).unwrap();
-    let records = || read_records(&store.directory.index(name, false).unwrap(), name, 0, 1 << 20).unwrap();
-    assert!(!records().sealed && records().values.len() == 2);
-    keeper.refresh(false);
-    assert!(segment.is_sealed() && records().sealed);
-    assert_eq!(records().values.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [2]);
-    let found = |n: u8| locked(&store.index).find(&value(n).key).is_some();
-    assert!(!found(0) && !found(1) && found(2));
+    with_keeper(&store, |keeper| {
+        // A writer whose data cannot be cut: its descriptor only reads.
+        let lock = store.directory.lock().unwrap();
+        let name = Name { birth: 1, random: 2 };
+        let (index, _data) = store.directory.make(name, 1 << 20, &lock).unwrap();
+        drop(lock);
+        let data = Arc::new(store.directory.data(name).unwrap());
+        let segment = locked(&store.index).add(|id| Segment::new(id, name, Some(data.clone())));
+        store.writer.supply(Ok(OpenSegment::new(segment.clone(), data, index, 1 << 20)));
+        let value = |n: u8| Value { key: Key([n; 32]), checksum: 0, block: n.into(), length: 4096 };
+        let (Ok(room), _) = store.writer.room(3 * 4096) else { panic!("there is room") };
+        room.open.publish(&[value(0), value(1), value(2)], Fsync::Never).unwrap();
+        (0..3).for_each(|n| assert!(locked(&store.index).insert(segment.id, n.into(), value(n))));
+        room.open.ended();
+        drop(room);
+        store.delete(&value(0).key).unwrap();
+        store.writer.retire();
+        keeper.seal_all();
+        assert!(!segment.is_sealed() && store.writer.open_segment(segment.id).is_none());
+        store.delete(&value(1).key).unwrap();
+        let records =
+            || read_records(&store.directory.index(name, false).unwrap(), name, 0, 1 << 20).unwrap();
+        assert!(!records().sealed && records().values.len() == 2);
+        keeper.refresh(false);
+        assert!(segment.is_sealed() && records().sealed);
+        assert_eq!(records().values.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [2]);
+        let found = |n: u8| locked(&store.index).find(&value(n).key).is_some();
+        assert!(!found(0) && !found(1) && found(2));
+    });
 }
 
 #[test]
@@ -87,31 +103,75 @@ fn what_is_full_and_not_sealed_yet_is_sealed_and_evicted_before_anything_is_refu
     // Room for seven segments, with what their indices may grow to.
     let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8", dir.path());
     let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
-    let mut keeper = keeper(&store);
-    for n in 0..7 {
+    with_keeper(&store, |keeper| {
+        (0..7).for_each(|n| assert!(fill(keeper, n).is_some()));
+        // All are full, and the last has yet to be sealed.
         assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
-        store.writer.supply(keeper.make());
-        let (Ok(room), _) = store.writer.room(1 << 20) else { panic!("there is room") };
-        let value = Value { key: Key([n; 32]), checksum: 0, block: 0, length: 1 << 20 };
-        room.open.publish(&[value], Fsync::Never).unwrap();
-        room.open.ended();
-    }
-    // All are full, and nobody had time to seal them.
-    assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
-    assert!(store.writer.has_full());
-    let made = keeper.make();
-    assert!(made.is_ok(), "{:?}", keeper.trouble);
-    assert_eq!(keeper.trouble, None, "nothing is said to be refused");
-    store.writer.supply(made);
-    // What is still written to cannot go: that is waited for, and not for long.
-    let mut busy = Vec::new();
-    let refused = loop {
-        match store.writer.room(1 << 20) {
-            (Ok(room), _) => busy.push(room),
-            (Err(NoRoom::Wait), _) => store.writer.supply(keeper.make()),
-            (Err(NoRoom::Refused(code)), _) => break code,
+        assert!(store.writer.has_full());
+        let made = keeper.make();
+        assert!(made.is_ok(), "{:?}", keeper.trouble);
+        assert_eq!(keeper.trouble, None, "nothing is said to be refused");
+        store.writer.supply(made);
+        // What is still written to cannot go: that is waited for, and not for long.
+        let mut busy = Vec::new();
+        let refused = loop {
+            match store.writer.room(1 << 20) {
+                (Ok(room), _) => busy.push(room),
+                (Err(NoRoom::Wait), _) => store.writer.supply(keeper.make()),
+                (Err(NoRoom::Refused(code)), _) => break code,
+            }
+        };
+        assert_eq!((refused, busy.len()), (ErrorCode::NO_RESOURCE, 7));
+        assert!(keeper.trouble.as_ref().is_some_and(|text| text.contains("nothing is left to evict")));
+    });
+}
+
+#[test]
+fn what_a_slow_device_has_yet_to_seal_is_waited_for_and_evicted() {
+    let dir = tempfile::tempdir().unwrap();
+    // Room for three segments.
+    let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 4", dir.path());
+    let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
+    let device = Mutex::new(());
+    with_device(&store, &device, |keeper| {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _held = locked(&device);
+                tell.send(()).unwrap();
+                // Longer than anybody else is waited for.
+                std::thread::sleep(2 * crate::room::PATIENCE);
+            });
+            told.recv().unwrap();
+            (0..3).for_each(|n| assert!(fill(keeper, n).is_some()));
+            assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
+            assert!(keeper.make().is_ok(), "{:?}", keeper.trouble);
+        });
+    });
+}
+
+#[test]
+fn segments_are_made_while_others_wait_for_their_seals_which_are_not_many() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 32", dir.path());
+    let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
+    let device = Mutex::new(());
+    with_device(&store, &device, |keeper| {
+        let held = locked(&device);
+        let first = fill(keeper, 0).unwrap();
+        for n in 1..sealer::MOST {
+            assert!(fill(keeper, n as u8).is_some(), "{n} wait for their seals");
         }
-    };
-    assert_eq!((refused, busy.len()), (ErrorCode::NO_RESOURCE, 7));
-    assert!(keeper.trouble.as_ref().is_some_and(|text| text.contains("nothing is left to evict")));
+        assert!(fill(keeper, 99).is_none());
+        assert!(!keeper.seal() && store.writer.knows(first.segment.name).is_some());
+        drop(held);
+        assert!(keeper.await_sealed());
+        assert!(first.segment.is_sealed() && store.writer.knows(first.segment.name).is_none());
+        assert!(fill(keeper, 100).is_some());
+        store.writer.retire();
+        keeper.seal_all();
+        assert!(!store.writer.has_full());
+        let sealed = |known: &Known| matches!(known, Known::Sealed(segment) if segment.is_sealed());
+        assert_eq!((keeper.known.len(), keeper.known.values().filter(|k| sealed(k)).count()), (9, 9));
+    });
 }
