@@ -91,9 +91,11 @@ fn main() {
     let dir = tempfile::tempdir_in(above).unwrap();
     let mut bench = Bench::new(dir.path());
     if !arguments.iter().any(|argument| argument == "open") {
-        let ways: [Way<'_>; 7] = [
+        let ways: [Way<'_>; 8] = [
             ("raw", &Bench::raw_both),
             ("tier, io_uring", &|b: &Bench| b.tier_both("io = 'uring'")),
+            // Syncs once, in the end, as raw does.
+            ("tier, fsync = 'never'", &|b: &Bench| b.tier_both("io = 'uring'\nfsync = 'never'")),
             ("tier, pinned_mib = 0", &|b: &Bench| b.tier_both("io = 'uring'\npinned_mib = 0")),
             ("tier, threads", &|b: &Bench| b.tier_both("io = 'threads'")),
             ("file per page, 1 thread", &|b: &Bench| b.files_both(1, false)),

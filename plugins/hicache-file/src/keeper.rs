@@ -1,5 +1,5 @@
-//! The thread that looks after the directory: it loads what is there, learns what others did, makes, seals and evicts
-//! segments.
+//! The thread that looks after the directory: it loads what is there, learns what others did, makes and evicts segments, has its
+//! own sealed and seals those of processes that are gone.
 
 use std::collections::HashMap;
 use std::io;
@@ -67,35 +67,28 @@ pub struct Keeper<'a> {
 }
 
 /// Runs until `stop`, then seals what is open.
-///
-/// # Errors
-/// When no thread can be started.
-pub fn run(store: &Store, stop: &AtomicBool) -> io::Result<()> {
-    std::thread::scope(|scope| {
-        let sealer = Sealer::start(scope, store, |open| open.seal(store.config.fsync))?;
-        let mut keeper = Keeper::new(store, sealer);
-        keeper.refresh(true);
-        keeper.stop_waiting();
-        locked(&store.index).complete = true;
-        store.queue.unpark();
-        keeper.fit();
-        while !stop.load(Ordering::SeqCst) {
-            keeper.attend();
-            if keeper.refreshed.elapsed() >= store.config.refresh() {
-                keeper.refresh(false);
-            }
-            if keeper.touched.elapsed() >= TOUCH {
-                keeper.touch();
-            }
-            keeper.show();
-            store.wait_for_call(TICK.min(store.config.refresh()));
+pub fn run(store: &Store, sealer: Sealer, stop: &AtomicBool) {
+    let mut keeper = Keeper::new(store, sealer);
+    keeper.refresh(true);
+    keeper.stop_waiting();
+    locked(&store.index).complete = true;
+    store.queue.unpark();
+    keeper.fit();
+    while !stop.load(Ordering::SeqCst) {
+        keeper.attend();
+        if keeper.refreshed.elapsed() >= store.config.refresh() {
+            keeper.refresh(false);
         }
-        store.writer.retire();
-        keeper.seal_all();
-        keeper.touch();
-        keeper.shown_is([0; 3]);
-        Ok(())
-    })
+        if keeper.touched.elapsed() >= TOUCH {
+            keeper.touch();
+        }
+        keeper.show();
+        store.wait_for_call(TICK.min(store.config.refresh()));
+    }
+    store.writer.retire();
+    keeper.seal_all();
+    keeper.touch();
+    keeper.shown_is([0; 3]);
 }
 
 impl<'a> Keeper<'a> {
@@ -120,13 +113,15 @@ impl Keeper<'_> {
     /// What others wait for.
     fn attend(&mut self) {
         self.seal();
-        if self.store.writer.is_wanted() {
-            if self.sealer.under_way >= sealer::MOST {
-                // Comes back when one is sealed. Pages that wait for a segment would only ask for it again.
+        let writer = &self.store.writer;
+        if writer.is_wanted() {
+            if self.sealer.under_way < sealer::MOST {
+                let made = self.make();
+                writer.supply(made);
+            } else if !writer.has_any() {
+                // Comes back when one is sealed; pages that wait for a segment would only ask for it again.
                 return;
             }
-            let made = self.make();
-            self.store.writer.supply(made);
         }
         self.store.queue.unpark();
     }
@@ -220,6 +215,7 @@ impl Keeper<'_> {
         let open = self.known.iter().filter(|(_, known)| matches!(known, Known::Open(..)));
         let open: Vec<Name> = open.map(|(name, _)| *name).collect();
         for name in open {
+            self.attend();
             if let Err(e) = self.follow(name) {
                 log!(Level::DEBUG, "cannot follow {}: {e}", name.index());
             }
@@ -349,7 +345,7 @@ impl Keeper<'_> {
             return Ok(());
         }
         // Nobody makes a segment now, so that what is not locked has no writer; and what was written before is read.
-        let _lock = self.store.directory.lock()?;
+        let lock = self.store.directory.lock()?;
         let mut records = self.read(index, name, 0)?;
         if records.sealed {
             return Ok(());
@@ -359,6 +355,8 @@ impl Keeper<'_> {
             self.forget(name);
             return Ok(());
         }
+        // From here on the index file's own lock keeps others away, and they need not wait for the device.
+        drop(lock);
         let data = self.store.directory.data_to_cut(name)?;
         rustix::fs::ftruncate(&data, records.end)?;
         write_at(index, &seal(name, records.next), position(records.next))?;

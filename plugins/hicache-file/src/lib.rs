@@ -75,8 +75,8 @@
 //! restarts and is the same for all. Evicted files take their space until the last process that reads them has let go, so no more is
 //! evicted at once than would be enough; if there is no room then, puts are refused until
 //! they have, for up to 5 s, before more goes. If nothing is left to evict, puts are refused (`NO_RESOURCE`), and it is tried again
-//! after a second. Before the first are refused, they wait up to 300 ms for what is a moment from being free: segments that are
-//! full and not yet sealed, and evicted files.
+//! after a second. Before the first are refused, they wait for what is a moment from being free: until a segment that is
+//! full is sealed, and up to 300 ms for one that is still written to, and for evicted files.
 //! The limit holds at every moment, for all processes together.
 //!
 //! # Flow
@@ -85,9 +85,9 @@
 //! ends in one completion. Neighbouring pages of a batch go to disk as one write of up to 4 MiB (1 MiB of the only batch there is), and come back as one read
 //! if they still lie together. Memory that is aligned to 4096 bytes, offset and length too, is read and written in place; anything else
 //! goes through a copy.
-//! Segments are made and sealed by two threads, since a seal waits for all that the device was given before it: with one, every
-//! segment began late, by a millisecond or two where the device ends all it has at once. No more than 8 segments wait for
-//! their seals; then puts wait for one.
+//! A thread, the keeper, makes segments, and another seals the full ones: a seal waits for all that the device was given before
+//! it, and pages would wait for the next segment as long. While three wait for their seals no more are made, so that no more than
+//! five are full and not sealed.
 //! With io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration, up to
 //! `pinned_mib` and the system's limit, since looking up its pages is about half of what a direct read costs.
 

@@ -4,7 +4,6 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{Builder, Scope};
 
 use host_plugin_api::{Level, log};
 
@@ -12,9 +11,9 @@ use crate::keeper::{Keeper, Known};
 use crate::store::Store;
 use crate::writer::OpenSegment;
 
-/// Segments that wait for their seals, from which on no more are made: each has two open files, and after a crash another process
-/// reads what they hold.
-pub const MOST: usize = 8;
+/// Segments that wait for their seals, from which on no more are made. What is not sealed cannot be evicted, is lost in a power cut
+/// with `fsync = "segment"`, and after a crash another process has to read and seal it. One or two more may fill meanwhile.
+pub const MOST: usize = 3;
 
 /// A segment, and whether any page was in it when it was sealed.
 type Sealed = (Arc<OpenSegment>, io::Result<bool>);
@@ -27,26 +26,28 @@ pub struct Sealer {
     pub under_way: usize,
 }
 
-impl Sealer {
-    /// Starts the thread, which ends when this is dropped. It calls `seal`, and the keeper after each.
-    pub fn start<'scope>(
-        scope: &'scope Scope<'scope, '_>,
-        store: &'scope Store,
-        seal: impl Fn(&OpenSegment) -> io::Result<bool> + Send + 'scope,
-    ) -> io::Result<Self> {
-        let (jobs, next) = channel::<Arc<OpenSegment>>();
-        let (tell, done) = channel();
-        let work = move || {
-            for open in next {
-                let sealed = seal(&open);
-                if tell.send((open, sealed)).is_err() {
-                    return;
-                }
-                store.call_keeper();
+/// The thread's end.
+pub struct Work {
+    jobs: Receiver<Arc<OpenSegment>>,
+    done: Sender<Sealed>,
+}
+
+/// Both ends.
+pub fn new() -> (Sealer, Work) {
+    let ((jobs, next), (tell, done)) = (channel(), channel());
+    (Sealer { jobs, done, under_way: 0 }, Work { jobs: next, done: tell })
+}
+
+impl Work {
+    /// Calls `seal` for each segment, and the keeper after it. Ends soon after the keeper.
+    pub fn run(self, store: &Store, seal: impl Fn(&OpenSegment) -> io::Result<bool>) {
+        for open in self.jobs {
+            let sealed = seal(&open);
+            if self.done.send((open, sealed)).is_err() {
+                return;
             }
-        };
-        Builder::new().name("tier-sealer".to_owned()).spawn_scoped(scope, work)?;
-        Ok(Self { jobs, done, under_way: 0 })
+            store.call_keeper();
+        }
     }
 }
 
@@ -54,7 +55,7 @@ impl Keeper<'_> {
     /// Hands over what is full, and learns what was sealed; whether anything was.
     pub(crate) fn seal(&mut self) -> bool {
         while let Some(open) = self.store.writer.take_full() {
-            // If the thread is gone, so is the instance in a moment.
+            // A thread that is gone has broken the instance.
             self.sealer.under_way += usize::from(self.sealer.jobs.send(open).is_ok());
         }
         let mut any = false;

@@ -18,6 +18,7 @@ use crate::index::Index;
 use crate::keeper;
 use crate::pinned::PIECE;
 use crate::queue::{Kind, locked};
+use crate::sealer;
 use crate::store::Store;
 use crate::uring::{self, Ring};
 use crate::work;
@@ -85,7 +86,15 @@ impl FileTier {
             store.directory.path().display()
         );
         let stop = tier.stop_keeper.clone();
-        tier.spawn("tier-keeper", move |store| keeper::run(store, &stop))?;
+        let (sealer, work) = sealer::new();
+        tier.spawn("tier-sealer", move |store| {
+            work.run(store, |open| open.seal(store.config.fsync));
+            Ok(())
+        })?;
+        tier.spawn("tier-keeper", move |store| {
+            keeper::run(store, sealer, &stop);
+            Ok(())
+        })?;
         if rings.is_empty() {
             for _ in 0..threads {
                 tier.spawn("tier-io", |store| {
@@ -245,9 +254,10 @@ impl StorageTier for FileTier {
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {
         let deadline = Instant::now() + Duration::from_millis(deadline_ms.min(1 << 40));
         self.store.queue.close();
-        let late = || Error::new(ErrorCode::TIMEOUT, "a read or write has not ended, the storage hangs");
-        // The keeper seals when nobody writes any more, so it ends last.
-        let quiet = self.running.wait(1, deadline);
+        let late =
+            || Error::new(ErrorCode::TIMEOUT, "a read, a write or a sync has not ended, the storage hangs");
+        // The keeper has segments sealed when nobody writes any more, so these two end last.
+        let quiet = self.running.wait(2, deadline);
         self.stop_keeper.store(true, Ordering::SeqCst);
         self.store.call_keeper();
         if !quiet || !self.running.wait(0, deadline) {

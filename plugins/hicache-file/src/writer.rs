@@ -185,7 +185,13 @@ impl Writer {
         locked(&self.state).wanted
     }
 
-    /// The answer to that.
+    /// Whether there is a segment to write to, with or without room.
+    pub fn has_any(&self) -> bool {
+        let state = locked(&self.state);
+        state.current.is_some() || state.spare.is_some()
+    }
+
+    /// The answer to whoever wants one.
     pub fn supply(&self, made: Result<Arc<OpenSegment>, (ErrorCode, Instant)>) {
         let mut state = locked(&self.state);
         state.wanted = false;

@@ -5,8 +5,9 @@ use std::sync::Mutex;
 use super::*;
 use crate::config::Config;
 use crate::format::Value;
+use crate::queue::Kind;
 use crate::writer::{NoRoom, OpenSegment};
-use host_plugin_api::{ErrorCode, Key};
+use host_plugin_api::{ErrorCode, Key, Memory, MemoryKind, Tag, TierPage};
 
 /// What is done with a keeper of this store.
 fn with_keeper(store: &Store, run: impl FnOnce(&mut Keeper<'_>)) {
@@ -19,19 +20,30 @@ fn with_device(store: &Store, device: &Mutex<()>, run: impl FnOnce(&mut Keeper<'
         drop(locked(device));
         open.seal(store.config.fsync)
     };
-    std::thread::scope(|scope| run(&mut Keeper::new(store, Sealer::start(scope, store, seal).unwrap())));
+    let (sealer, work) = sealer::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| work.run(store, seal));
+        run(&mut Keeper::new(store, sealer));
+    });
 }
 
-/// Fills a segment with one page, if the keeper makes one.
-fn fill(keeper: &mut Keeper<'_>, n: u8) -> Option<Arc<OpenSegment>> {
-    let writer = &keeper.store.writer;
-    assert!(matches!(writer.room(1 << 20), (Err(NoRoom::Wait), true)));
-    keeper.attend();
-    let (Ok(room), _) = writer.room(1 << 20) else { return None };
+/// Fills a segment with one page, if there is one.
+fn fill(store: &Store, n: u8) -> Option<Arc<OpenSegment>> {
+    let (Ok(room), _) = store.writer.room(1 << 20) else { return None };
     let value = Value { key: Key([n; 32]), checksum: 0, block: 0, length: 1 << 20 };
     room.open.publish(&[value], Fsync::Never).unwrap();
     room.open.ended();
     Some(room.open)
+}
+
+/// Fills segments that the keeper makes, without time to have them sealed.
+fn fill_all(keeper: &mut Keeper<'_>, count: u8) {
+    for n in 0..count {
+        assert!(fill(keeper.store, n).is_none());
+        keeper.store.writer.supply(keeper.make());
+        assert!(fill(keeper.store, n).is_some());
+    }
+    assert!(fill(keeper.store, count).is_none());
 }
 
 #[test]
@@ -104,9 +116,7 @@ fn what_is_full_and_not_sealed_yet_is_sealed_and_evicted_before_anything_is_refu
     let text = format!("dir = {:?}\nfree_floor_mib = 0\nsegment_mib = 1\nsize_limit_mib = 8", dir.path());
     let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
     with_keeper(&store, |keeper| {
-        (0..7).for_each(|n| assert!(fill(keeper, n).is_some()));
-        // All are full, and the last has yet to be sealed.
-        assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
+        fill_all(keeper, 7);
         assert!(store.writer.has_full());
         let made = keeper.make();
         assert!(made.is_ok(), "{:?}", keeper.trouble);
@@ -143,8 +153,7 @@ fn what_a_slow_device_has_yet_to_seal_is_waited_for_and_evicted() {
                 std::thread::sleep(2 * crate::room::PATIENCE);
             });
             told.recv().unwrap();
-            (0..3).for_each(|n| assert!(fill(keeper, n).is_some()));
-            assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
+            fill_all(keeper, 3);
             assert!(keeper.make().is_ok(), "{:?}", keeper.trouble);
         });
     });
@@ -158,20 +167,41 @@ fn segments_are_made_while_others_wait_for_their_seals_which_are_not_many() {
     let device = Mutex::new(());
     with_device(&store, &device, |keeper| {
         let held = locked(&device);
-        let first = fill(keeper, 0).unwrap();
+        let made = |keeper: &mut Keeper<'_>, n: usize| {
+            assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
+            keeper.attend();
+            fill(&store, n as u8)
+        };
+        let first = made(keeper, 0).unwrap();
         for n in 1..sealer::MOST {
-            assert!(fill(keeper, n as u8).is_some(), "{n} wait for their seals");
+            assert!(made(keeper, n).is_some(), "{n} wait for their seals");
         }
-        assert!(fill(keeper, 99).is_none());
+        assert!(made(keeper, 99).is_none());
         assert!(!keeper.seal() && store.writer.knows(first.segment.name).is_some());
+        // A page waits for a segment, and does not ask for it again and again.
+        let bytes = [0; 4096];
+        let (address, kind) = (bytes.as_ptr() as u64, MemoryKind::DRAM);
+        let memory = Memory { address, length: 4096, kind, device: 0, fd: -1, generation: 0, fd_offset: 0 };
+        let region = store.queue.register(&memory).unwrap().0;
+        let page = TierPage { key: Key([7; 32]), region, length: 4096, offset: 0 };
+        assert_eq!(store.queue.push(Kind::Put, Tag(1), 1, std::iter::once(page)), 0);
+        let (mut claim, mut ended, mut runs) = (Vec::new(), Vec::new(), Vec::new());
+        assert!(store.queue.claim(true, &mut claim));
+        crate::work::start(&store, &claim, &mut ended, &mut runs);
+        assert!(ended.is_empty() && runs.is_empty());
+        keeper.attend();
+        assert!(!store.queue.claim(true, &mut claim));
         drop(held);
         assert!(keeper.await_sealed());
+        keeper.attend();
+        assert!(store.queue.claim(true, &mut claim));
         assert!(first.segment.is_sealed() && store.writer.knows(first.segment.name).is_none());
-        assert!(fill(keeper, 100).is_some());
+        assert!(fill(&store, 100).is_some());
         store.writer.retire();
         keeper.seal_all();
         assert!(!store.writer.has_full());
         let sealed = |known: &Known| matches!(known, Known::Sealed(segment) if segment.is_sealed());
-        assert_eq!((keeper.known.len(), keeper.known.values().filter(|k| sealed(k)).count()), (9, 9));
+        let all = sealer::MOST + 1;
+        assert_eq!((keeper.known.len(), keeper.known.values().filter(|k| sealed(k)).count()), (all, all));
     });
 }
