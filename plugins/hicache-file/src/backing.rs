@@ -38,7 +38,7 @@ pub struct Directory {
     pub read_only: bool,
 }
 
-/// Held while segments are made, sealed for others or evicted.
+/// Held while segments are made or evicted, or found to have no writer.
 pub struct DirectoryLock {
     _file: OwnedFd,
 }

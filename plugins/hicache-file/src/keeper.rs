@@ -118,8 +118,9 @@ impl Keeper<'_> {
             if self.sealer.under_way < sealer::MOST {
                 let made = self.make();
                 writer.supply(made);
-            } else if !writer.has_any() {
-                // Comes back when one is sealed; pages that wait for a segment would only ask for it again.
+            } else if !writer.has_any() && locked(&self.store.index).complete {
+                // Comes back when one is sealed; pages that wait for a segment would only ask for it again, and none waits for
+                // anything else.
                 return;
             }
         }
@@ -214,6 +215,10 @@ impl Keeper<'_> {
         }
         let open = self.known.iter().filter(|(_, known)| matches!(known, Known::Open(..)));
         let open: Vec<Name> = open.map(|(name, _)| *name).collect();
+        if first {
+            // All that was there is known, and those who wait for it need not wait for the device.
+            self.stop_waiting();
+        }
         for name in open {
             self.attend();
             if let Err(e) = self.follow(name) {
@@ -344,7 +349,7 @@ impl Keeper<'_> {
         if !try_lock(index) {
             return Ok(());
         }
-        // Nobody makes a segment now, so that what is not locked has no writer; and what was written before is read.
+        // Nobody makes a segment now, so that what is not locked has no writer; and what was written before can be read.
         let lock = self.store.directory.lock()?;
         let mut records = self.read(index, name, 0)?;
         if records.sealed {

@@ -48,12 +48,12 @@
 //! # Several processes and machines
 //!
 //! Whoever writes a segment holds a lock (`flock`) on its `.idx`, from before anybody sees it until it is sealed or the
-//! process is gone. `DIR/tier-v1/lock` is locked by whoever makes, seals for another or evicts segments. So:
+//! process is gone. `DIR/tier-v1/lock` is locked by whoever makes or evicts segments, or finds out that one has no writer. So:
 //!
 //! | Segment is | recognised by | its writer | others |
 //! | --- | --- | --- | --- |
 //! | open | lock held | appends; removes records of its own | read what has records, look for more every `refresh_ms`; never write, cut or evict |
-//! | orphaned | no seal, lock free | is gone | under the directory's lock: cut the data behind the last record, append the seal; without records: unlink |
+//! | orphaned | no seal, lock free | is gone | lock it; under the directory's lock: read it to its end; without records: unlink; with records, and the index's lock alone: cut the data behind the last, append the seal |
 //! | sealed | last record is the seal | nothing special | read; remove records (64 zeros in place); evict |
 //! | evicted | name is gone | | reads in flight end well, the file is open; within `refresh_ms` its keys are forgotten |
 //! | data without index | | | left by a crash between two unlinks: unlinked under the directory's lock |
@@ -87,7 +87,7 @@
 //! goes through a copy.
 //! A thread, the keeper, makes segments, and another seals the full ones: a seal waits for all that the device was given before
 //! it, and pages would wait for the next segment as long. While three wait for their seals no more are made, so that no more than
-//! five are full and not sealed.
+//! five are full and not sealed, and those that writes in flight still reach into.
 //! With io_uring the kernel has the host's memory pinned piece by piece from the first read or write in it to its deregistration, up to
 //! `pinned_mib` and the system's limit, since looking up its pages is about half of what a direct read costs.
 

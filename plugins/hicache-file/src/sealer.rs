@@ -12,7 +12,8 @@ use crate::store::Store;
 use crate::writer::OpenSegment;
 
 /// Segments that wait for their seals, from which on no more are made. What is not sealed cannot be evicted, is lost in a power cut
-/// with `fsync = "segment"`, and after a crash another process has to read and seal it. One or two more may fill meanwhile.
+/// with `fsync = "segment"`, and after a crash another process has to read and seal it. Two more may fill
+/// meanwhile, and there are those that writes in flight still reach into.
 pub const MOST: usize = 3;
 
 /// A segment, and whether any page was in it when it was sealed.

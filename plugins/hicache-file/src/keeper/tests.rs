@@ -166,6 +166,7 @@ fn segments_are_made_while_others_wait_for_their_seals_which_are_not_many() {
     let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
     let device = Mutex::new(());
     with_device(&store, &device, |keeper| {
+        locked(&store.index).complete = true;
         let held = locked(&device);
         let made = |keeper: &mut Keeper<'_>, n: usize| {
             assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
