@@ -159,38 +159,48 @@ impl Bench {
         (tier, region)
     }
 
-    /// All pages, as many batches at once as the tier takes.
+    /// All pages, in eight batches at once if the tier takes so many: of 4 MiB so many pages are in flight as with raw I/O.
     pub fn through(&self, tier: &dyn StorageTier, region: RegionId, start: impl Fn(Tag, &[TierPage]) -> i32) {
-        let page = |number: usize| TierPage {
-            key: self.key(number),
-            region: region.0,
-            length: self.page as u32,
-            offset: (number % (MEMORY / self.page) * self.page) as u64,
-        };
-        let all: Vec<TierPage> = (0..self.pages).map(page).collect();
-        // No more in flight than there is memory.
-        let batch = (MEMORY / 8 / self.page).min(256);
-        let mut batches = all.chunks(batch).enumerate().peekable();
+        const PLACES: usize = 8;
+        let batch = (MEMORY / PLACES / self.page).min(256);
+        // The places in memory that no batch uses, and how many pages are in flight in each.
+        let (mut free, mut left) = ((0..PLACES).collect::<Vec<_>>(), [0; PLACES]);
+        let mut pages = Vec::with_capacity(batch);
         // SAFETY: the tier lives as long as this borrow, and never closes it.
         let event = unsafe { std::os::fd::BorrowedFd::borrow_raw(tier.event_fd()) };
-        let (mut ended, mut in_flight) = (0, 0);
+        let (mut started, mut ended) = (0, 0);
         while ended < self.pages {
-            while in_flight + batch <= 4 * batch
-                && let Some((tag, pages)) = batches.peek()
+            while let Some(&place) = free.last()
+                && started < self.pages
             {
-                if start(Tag(*tag as u64), pages) != 0 {
+                let count = batch.min(self.pages - started);
+                pages.clear();
+                pages.extend((0..count).map(|at| TierPage {
+                    key: self.key(started + at),
+                    region: region.0,
+                    length: self.page as u32,
+                    offset: ((place * batch + at) * self.page) as u64,
+                }));
+                if start(Tag(place as u64), &pages) != 0 {
                     break;
                 }
-                in_flight += pages.len();
-                batches.next();
+                free.pop();
+                left[place] = count;
+                started += count;
             }
             let mut fds = [rustix::event::PollFd::new(&event, rustix::event::PollFlags::IN)];
             rustix::event::poll(&mut fds, None).unwrap();
             let mut done = [TierCompletion::default(); 256];
             let count = usize::try_from(tier.poll(&mut done)).unwrap();
-            assert!(done[..count].iter().all(|done| done.status == 1), "{done:?}");
+            for done in &done[..count] {
+                assert_eq!(done.status, 1, "{done:?}");
+                let place = done.tag as usize;
+                left[place] -= 1;
+                if left[place] == 0 {
+                    free.push(place);
+                }
+            }
             ended += count;
-            in_flight -= count;
         }
     }
 
