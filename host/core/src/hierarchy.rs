@@ -52,7 +52,7 @@
 //! A request that finds nothing below L1, or for which it fails, comes short, hangs or would take longer than doing
 //! without, goes on as if nothing were there: prefill and aggregated workers compute, decode asks prefill
 //! ([`crate::scheduler`]). How long is too long follows from what reads, copies, computing and transfers took so far
-//! ([`HierarchyConfig`] has what is assumed before). A tier that lets deadlines pass rests, for longer each time, and is
+//! ([`HierarchyConfig`] has what is assumed before), or from a [`CostModel`] that is given instead. A tier that lets deadlines pass rests, for longer each time, and is
 //! not asked meanwhile.
 
 mod audit;
@@ -74,7 +74,7 @@ mod worth;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-pub use config::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
+pub use config::{CostModel, HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 pub use exchange::{Direction, PageEnd, TierAction, TierEvent, TierTag};
 pub use host_pool::{Found, HostCounts, HostPool, HostSlot};
 pub use stats::{HierarchyStats, TierStats};
@@ -198,10 +198,20 @@ impl Hierarchy {
         config.check();
         let page = config.page_bytes as f64;
         let sizes = [page, page * f64::from(config.batch_pages)];
+        let given = |time: fn(&CostModel) -> Duration, units: f64| {
+            let seconds = config.costs.as_ref().map(|costs| time(costs).as_secs_f64());
+            seconds.map_or_else(Line::default, |seconds| Line::given(Duration::ZERO, seconds / units))
+        };
         let tiers = config.tiers.iter().map(|tier| Tier {
             config: tier.clone(),
-            reading: Line::assumed(tier.latency, 1.0 / tier.bytes_per_second, sizes),
-            answering: Line::assumed(tier.latency, 0.0, [1.0, 1.0]),
+            reading: match config.costs {
+                Some(costs) => Line::given(costs.read, costs.read_page.as_secs_f64() / page),
+                None => Line::assumed(tier.latency, 1.0 / tier.bytes_per_second, sizes),
+            },
+            answering: match config.costs {
+                Some(costs) => Line::given(costs.read, 0.0),
+                None => Line::assumed(tier.latency, 0.0, [1.0, 1.0]),
+            },
             questions: Vec::new(),
             asked: BTreeMap::new(),
             to_read: VecDeque::new(),
@@ -228,13 +238,13 @@ impl Hierarchy {
             released: Vec::new(),
             loading_bytes: 0,
             saving_bytes: 0,
-            copying: Line::default(),
-            read_trial: Trial::default(),
-            load_trial: Trial::default(),
-            computing: Line::default(),
+            copying: given(|costs| costs.copy_page, page),
+            read_trial: Trial::new(config.costs.is_none()),
+            load_trial: Trial::new(config.costs.is_none()),
+            computing: given(|costs| costs.compute_token, 1.0),
             backlog: 0,
             passed: 0,
-            transferring: Line::default(),
+            transferring: given(|costs| costs.send_page, 1.0),
             stats: HierarchyStats::default(),
             config,
         }

@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use super::companion::CompanionSettings;
 use file::{one_or_several, word_or_number};
-pub use hicache::HicacheSettings;
+pub use hicache::{CostSettings, HicacheSettings};
 pub use size::parse_bytes;
 pub use synthetic::SyntheticSettings;
 

@@ -66,6 +66,22 @@ pub struct TierConfig {
     pub bytes_per_second: f64,
 }
 
+/// Times that are given instead of measured. Whether a page is restored, and how long a request waits for it, then follows from
+/// the request and from these numbers alone: in simulations, in tests, and where two runs must decide alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CostModel {
+    /// Computing one token of a prompt.
+    pub compute_token: Duration,
+    /// One page that prefill sends, from the request for it to its arrival.
+    pub send_page: Duration,
+    /// Copying one page between the pool and host memory.
+    pub copy_page: Duration,
+    /// An answer of a storage tier, whatever it carries.
+    pub read: Duration,
+    /// Each page that it carries.
+    pub read_page: Duration,
+}
+
 /// L2 and L3 of one worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HierarchyConfig {
@@ -103,6 +119,8 @@ pub struct HierarchyConfig {
     pub questions: u32,
     /// Pages that may wait for their write to one tier; more are not written, and counted.
     pub queued_writes: u32,
+    /// What reads, copies, computing and transfers take; `None`: what they took so far.
+    pub costs: Option<CostModel>,
 }
 
 impl HierarchyConfig {
@@ -127,6 +145,7 @@ impl HierarchyConfig {
             copy_bytes: 128 << 20,
             questions: 8,
             queued_writes: 16_384,
+            costs: None,
         }
     }
 

@@ -1,7 +1,8 @@
 //! How long something takes that has a fixed part and one per unit, learned from what it took.
 //!
 //! Least squares over past observations, each counting for a little less with every later one. What was assumed at the
-//! start counts like a few observations, so that the first surprise does not turn everything over.
+//! start counts like a few observations, so that the first surprise does not turn everything over. A line that was given stays
+//! as it is, whatever is observed.
 
 use std::time::Duration;
 
@@ -20,9 +21,16 @@ pub(crate) struct Line {
     seconds: f64,
     units_squared: f64,
     units_seconds: f64,
+    /// Seconds of the fixed part and per unit, of a line that does not learn.
+    given: Option<[f64; 2]>,
 }
 
 impl Line {
+    /// A line that stays as it is.
+    pub(crate) fn given(fixed: Duration, per_unit: f64) -> Self {
+        Self { given: Some([fixed.as_secs_f64(), per_unit]), ..Self::default() }
+    }
+
     /// A line that is assumed until it is measured, at two sizes between which it will be used.
     pub(crate) fn assumed(fixed: Duration, per_unit: f64, sizes: [f64; 2]) -> Self {
         let mut line = Self::default();
@@ -41,6 +49,9 @@ impl Line {
 
     /// So many units took so many seconds.
     pub(crate) fn learn(&mut self, units: f64, seconds: f64) {
+        if self.given.is_some() {
+            return;
+        }
         for sum in [
             &mut self.count,
             &mut self.units,
@@ -59,11 +70,14 @@ impl Line {
 
     /// Whether so many units took so much less than expected that what is expected says little any more.
     pub(crate) fn expected_more(&self, units: f64, seconds: f64) -> bool {
-        self.predict(units).is_some_and(|expected| 2.0 * seconds < expected)
+        self.given.is_none() && self.predict(units).is_some_and(|expected| 2.0 * seconds < expected)
     }
 
     /// How long so many units will take; `None` before anything was learned.
     pub(crate) fn predict(&self, units: f64) -> Option<f64> {
+        if let Some([fixed, per_unit]) = self.given {
+            return Some(fixed + per_unit * units);
+        }
         if self.count == 0.0 {
             return None;
         }
@@ -96,6 +110,14 @@ mod tests {
             line.learn(units, 0.5 + 0.01 * units);
         }
         assert!((line.predict(100.0).unwrap() - 1.5).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_given_line_stays_as_it_is() {
+        let mut line = Line::given(Duration::from_secs(1), 0.5);
+        (0..50).for_each(|_| line.learn_in_doubt(4.0, 1000.0));
+        assert!((line.predict(4.0).unwrap() - 3.0).abs() < 1e-9);
+        assert!(!line.expected_more(4.0, 0.0), "nothing is a reason to look again");
     }
 
     #[test]

@@ -21,27 +21,35 @@ const TRIED_AGAIN: Duration = Duration::from_secs(30);
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// When something that is not worth it by all that is known is done nevertheless, to know better.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Trial(Option<Time>);
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trial {
+    /// Whether a trial could teach anything: not where costs are given.
+    learns: bool,
+    next: Option<Time>,
+}
 
 impl Trial {
+    pub(super) fn new(learns: bool) -> Self {
+        Self { learns, next: None }
+    }
+
     /// Whether it is time. The first time starts the clock.
     pub(super) fn is_due(&mut self, now: Time) -> bool {
-        let due = self.0.is_some_and(|at| at <= now);
-        if due || self.0.is_none() {
-            self.0 = Some(now.after(TRIED_AGAIN));
+        let due = self.would_be_due(now);
+        if due || self.next.is_none() {
+            self.next = Some(now.after(TRIED_AGAIN));
         }
         due
     }
 
     /// From this time on it is.
     pub(super) fn is_due_from(&mut self, now: Time) {
-        self.0 = Some(self.0.map_or(now, |at| at.min(now)));
+        self.next = Some(self.next.map_or(now, |at| at.min(now)));
     }
 
     /// What [`is_due`](Self::is_due) would say, without starting anything.
     pub(super) fn would_be_due(self, now: Time) -> bool {
-        self.0.is_some_and(|at| at <= now)
+        self.learns && self.next.is_some_and(|at| at <= now)
     }
 }
 

@@ -12,6 +12,7 @@ mod budget;
 mod cursor;
 mod first_token;
 mod flush;
+mod given_costs;
 mod leg;
 mod locks;
 mod namespaces;

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use host_core::hierarchy::HierarchyConfig;
+use host_core::hierarchy::{CostModel, HierarchyConfig};
 
 use crate::cli::Refused;
 use crate::cli::settings::{HicacheSettings, parse_bytes};
 
 /// Longest wait that can be set, in milliseconds: longer than any request lasts.
 const LONGEST_MS: u64 = 600_000;
+/// Longest time in `[hicache.costs]`, in microseconds: an hour.
+const LONGEST_COST_US: u64 = 3_600_000_000;
 /// Most pages in one batch.
 const MOST_BATCH: u64 = 1 << 16;
 
@@ -48,6 +50,19 @@ pub fn apply(set: &HicacheSettings, mut below: HierarchyConfig) -> Result<Hierar
         if let Some(value) = within(key, value, 1, u64::MAX)? {
             *limit = value;
         }
+    }
+    if let Some(costs) = &set.costs {
+        let time = |key, value| {
+            let value = within(key, Some(value), 0, LONGEST_COST_US)?;
+            Ok::<_, Refused>(Duration::from_micros(value.unwrap_or_default()))
+        };
+        below.costs = Some(CostModel {
+            compute_token: time("costs.compute-token-us", costs.compute_token_us)?,
+            send_page: time("costs.send-page-us", costs.send_page_us)?,
+            copy_page: time("costs.copy-page-us", costs.copy_page_us)?,
+            read: time("costs.read-us", costs.read_us)?,
+            read_page: time("costs.read-page-us", costs.read_page_us)?,
+        });
     }
     Ok(below)
 }
@@ -89,7 +104,17 @@ mod tests {
             ..standard.clone()
         };
         assert_eq!(apply(&set, standard.clone()).unwrap(), expected);
+        let costs = |read: u64| {
+            format!(
+                "costs = {{ compute-token-us = 7, send-page-us = 6, copy-page-us = 5, read-us = {read}, read-page-us = 3 }}"
+            )
+        };
+        let given = apply(&parse(&costs(4)), standard.clone()).unwrap().costs.unwrap();
+        let micros = [given.compute_token, given.send_page, given.copy_page, given.read, given.read_page];
+        assert_eq!(micros.map(|time| time.as_micros()), [7, 6, 5, 4, 3]);
+        assert!(toml::from_str::<HicacheSettings>("costs = { read-us = 4 }").is_err(), "all or none");
         for (text, says) in [
+            (costs(3_600_000_001).as_str(), "costs.read-us is 3600000001: it must be 0 to 3600000000"),
             ("batch-pages = 0", "batch-pages is 0: it must be 1 to 65536"),
             ("write-after-hits = 5000000000", "write-after-hits"),
             ("wait-ms = 600001", "it must be 0 to 600000"),

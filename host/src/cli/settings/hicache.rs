@@ -28,4 +28,22 @@ pub struct HicacheSettings {
     pub copy_bytes: Option<String>,
     /// Pages that may wait for their write to one tier.
     pub queued_write_pages: Option<u64>,
+    /// Times that are given instead of measured.
+    pub costs: Option<CostSettings>,
+}
+
+/// `[hicache.costs]`: all of them, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CostSettings {
+    /// Computing one token of a prompt.
+    pub compute_token_us: u64,
+    /// One page that prefill sends, from the request for it to its arrival.
+    pub send_page_us: u64,
+    /// Copying one page between the pool and host memory.
+    pub copy_page_us: u64,
+    /// An answer of a storage tier, whatever it carries.
+    pub read_us: u64,
+    /// Each page that it carries.
+    pub read_page_us: u64,
 }

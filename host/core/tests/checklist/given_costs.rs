@@ -1,0 +1,96 @@
+//! A cost model that is given: what measured time decides otherwise follows from it, whatever anything took.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use host_core::Role;
+use host_core::hierarchy::{CostModel, HierarchyConfig, TierAction};
+use host_core::radix::PageHash;
+
+use super::leg::{Leg, tokens};
+use super::storage::{hierarchy, with_below};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Reading and copying nine pages takes 118 ms.
+fn costs(compute_token: Duration, send_page: Duration) -> HierarchyConfig {
+    let costs = CostModel { compute_token, send_page, copy_page: MS, read: 100 * MS, read_page: MS };
+    HierarchyConfig { costs: Some(costs), ..hierarchy(32, 1) }
+}
+
+fn reads(leg: &Leg) -> usize {
+    leg.asked(|action| matches!(action, TierAction::Read { .. }))
+}
+
+/// Lets everything end, and forgets it but for storage.
+fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
+    leg.serve(stored);
+    leg.compute_all();
+    leg.serve(stored);
+    leg.scheduler.flush_cache();
+}
+
+#[test]
+fn what_was_measured_changes_no_decision_to_restore_instead_of_computing() {
+    // Nine pages have 36 tokens.
+    for (compute_token, restores) in [(10 * MS, true), (MS, false)] {
+        let mut leg = Leg::with(with_below(Role::Aggregated, 64, costs(compute_token, MS)));
+        let mut stored = BTreeSet::new();
+        for room in 0..20 {
+            leg.submit(room, &tokens(0..40), 1);
+            leg.answer_query(|name| stored.contains(name));
+            assert_eq!(reads(&leg) > 0, restores && room > 0, "{compute_token:?}, request {room}");
+            // Reads take a minute where they are right by the model, computing does where it is.
+            leg.wait(if restores { 60_000 * MS } else { MS });
+            leg.serve(&mut stored);
+            leg.wait(if restores { MS } else { 60_000 * MS });
+            end(&mut leg, &mut stored);
+            // A trial would be due.
+            leg.wait(61_000 * MS);
+        }
+        leg.serve(&mut stored);
+        leg.below_at_rest();
+    }
+}
+
+#[test]
+fn what_was_measured_changes_no_decision_to_restore_instead_of_being_sent() {
+    // Eleven pages would be sent.
+    for (send_page, restores) in [(20 * MS, true), (MS, false)] {
+        let mut leg = Leg::with(with_below(Role::Decode, 64, costs(MS, send_page)));
+        let mut stored = BTreeSet::new();
+        for room in 0..20 {
+            leg.submit(room, &tokens(0..44), 1);
+            leg.answer_query(|name| stored.contains(name));
+            assert_eq!(reads(&leg) > 0, restores && room > 0, "{send_page:?}, request {room}");
+            leg.serve(&mut stored);
+            leg.wait(if restores { MS } else { 4_000 * MS });
+            leg.answer_messages();
+            leg.deliver(room);
+            end(&mut leg, &mut stored);
+            leg.answer_messages();
+            leg.wait(61_000 * MS);
+        }
+        leg.serve(&mut stored);
+        leg.below_at_rest();
+    }
+}
+
+#[test]
+fn a_request_waits_as_long_as_the_given_costs_of_doing_without() {
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, costs(10 * MS, MS)));
+    let mut stored = BTreeSet::new();
+    leg.submit(0, &tokens(0..40), 1);
+    leg.serve(&mut stored);
+    end(&mut leg, &mut stored);
+    leg.submit(1, &tokens(0..40), 1);
+    leg.answer_query(|name| stored.contains(name));
+    assert_eq!(reads(&leg), 1);
+    leg.wait(359 * MS);
+    assert!(leg.batch.is_none(), "36 tokens at 10 ms each");
+    leg.wait(2 * MS);
+    assert!(leg.batch.is_some(), "it goes on without");
+    leg.serve(&mut stored);
+    end(&mut leg, &mut stored);
+    leg.below_at_rest();
+}
