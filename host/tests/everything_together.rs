@@ -14,10 +14,10 @@ mod skip;
 
 use std::path::Path;
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 
-/// Computing takes long enough that restoring is worth it.
-const MODEL: &str = "[synthetic]\nkv-heads = 8\nprefill-token-us = 200\n";
+const MODEL: &str = "[synthetic]\nkv-heads = 8\n";
 const PAGE_TOKENS: usize = 16;
 /// Tokens of an answer.
 const ANSWER: u32 = 20;
@@ -68,7 +68,7 @@ fn conversation(plugin: &str, plugin_config: &str) {
             let how = format!("{plugin}, {prefill} to {decode}, staging {staging}");
             let store = tempfile::tempdir().unwrap();
             let config = format!(
-                "{MODEL}{plugin_config}[plugin.hicache-file]\ndir = {:?}\n",
+                "{MODEL}{RESTORES}{plugin_config}[plugin.hicache-file]\ndir = {:?}\n",
                 store.path().join("pages")
             );
             let flags = [

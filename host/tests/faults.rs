@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use host_tests::cluster::{Cluster, PATIENCE, Start, runs, signal};
 use serde_json::json;
 
+/// A prompt of 1600 tokens takes three seconds: time for something to be done to a worker meanwhile, also on a busy machine.
+const SECONDS: &str = "prefill-token-us = 2000\n";
+
 /// A split synthetic server. `synthetic` is its cost model.
 fn split(flags: &[&str], synthetic: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_support::fixture::directory(&["shm"]);
@@ -139,9 +142,8 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
 
 #[test]
 fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_answered() {
-    // 100 pages, 2 ms apart, in two parts each: the kill falls among them.
-    let cost = "prefill-token-us = 120\n";
-    let (cluster, _plugins) = split(&["--chunk-tokens", "16", "--layer-groups", "2"], cost);
+    // 100 pages, in two parts each, over three seconds: the kill falls among them.
+    let (cluster, _plugins) = split(&["--chunk-tokens", "16", "--layer-groups", "2"], SECONDS);
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
     let right = cluster.generate(&prompt, 8).unwrap();
     let first = cluster.worker("prefill");
@@ -157,8 +159,8 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
         // Tried again on the restarted worker; nobody notices.
         assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens);
     });
+    cluster.wait_for_another(&first);
     assert!(pages_sent(&cluster.worker("prefill")) < before + 200.0);
-    assert_ne!(cluster.worker("prefill").instance, first.instance);
     cluster.wait("decode's pages to come back", || cluster.all_free());
     let reported = cluster.log_lines().iter().any(|line| {
         line["fields"]["role"] == "prefill"
@@ -169,7 +171,7 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
 
 #[test]
 fn a_killed_decode_worker_is_restarted_and_the_request_answered_or_failed_within_the_deadline() {
-    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], "prefill-token-us = 120\n");
+    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], SECONDS);
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
     let right = cluster.generate(&prompt, 8).unwrap();
     std::thread::scope(|scope| {
@@ -196,9 +198,9 @@ fn a_killed_router_answers_again_at_the_same_address() {
 
 #[test]
 fn a_frozen_prefill_worker_costs_seconds_and_no_page() {
-    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], "prefill-token-us = 120\n");
+    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], SECONDS);
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
-    let right = cluster.generate(&prompt, 8).unwrap();
+    let right = cluster.generate(&prompt[..40], 8).unwrap();
     let prefill = cluster.pid("prefill").unwrap();
     std::thread::scope(|scope| {
         let request = scope.spawn(|| cluster.generate(&prompt, 8));
@@ -222,8 +224,9 @@ fn a_frozen_prefill_worker_costs_seconds_and_no_page() {
     });
     signal(prefill, "CONT");
     cluster.wait("the worker to be there again", || cluster.workers().len() == 2);
-    cluster
-        .wait("an answer", || cluster.generate(&prompt, 8).is_ok_and(|answer| answer.tokens == right.tokens));
+    cluster.wait("an answer", || {
+        cluster.generate(&prompt[..40], 8).is_ok_and(|answer| answer.tokens == right.tokens)
+    });
     cluster.wait("all pages to be free", || cluster.all_free());
 }
 
@@ -277,10 +280,7 @@ fn a_worker_is_restarted_after_the_programs_file_was_replaced() {
     let first = cluster.worker("prefill");
     std::fs::remove_file(&program).unwrap();
     signal(cluster.pid("prefill").unwrap(), "KILL");
-    cluster.wait("another prefill worker", || {
-        let workers = cluster.workers();
-        workers.iter().any(|worker| worker.role == "prefill" && worker.instance != first.instance)
-    });
+    cluster.wait_for_another(&first);
     assert!(cluster.generate(&[1, 2, 3], 4).is_ok());
 }
 

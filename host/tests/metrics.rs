@@ -9,6 +9,7 @@ mod plugin_support {
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 
 const PAGE: u32 = 16;
@@ -93,14 +94,13 @@ fn a_known_run_is_counted_as_it_was() {
 fn what_moves_below_the_pool_is_counted_page_by_page_and_byte_by_byte_on_every_worker() {
     const PAGES: u32 = 10;
     // Computing takes so long that restoring is worth it on any machine.
-    let slow = "[synthetic]\nprefill-token-us = 2000\n";
     let below = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
     let below = [&below[..], &["--hicache-prefetch-policy", "wait_complete"]].concat();
     let pair = [&["--decode-radix-cache"][..], &below].concat();
     let alone = [&["--role", "aggregated"][..], &below].concat();
     let mut page = 0.0;
     for (flags, roles) in [(&pair, &["decode", "prefill"][..]), (&alone, &["aggregated"])] {
-        let (cluster, _plugins) = start_with(flags, slow, roles.len());
+        let (cluster, _plugins) = start_with(flags, RESTORES, roles.len());
         let prompt = tokens(0..PAGES * PAGE + 5);
         let first = cluster.generate(&prompt, 4).unwrap();
         if roles.len() > 1 {

@@ -14,6 +14,7 @@ mod skip;
 
 use std::path::Path;
 
+use host_tests::caches::{RESTORES, TRIES};
 use host_tests::cluster::{Cluster, Start, signal};
 use s3::{Bucket, SECRET};
 
@@ -21,8 +22,7 @@ use s3::{Bucket, SECRET};
 const PAGE_TOKENS: usize = 64;
 /// Tokens of an answer.
 const ANSWER: u32 = 20;
-/// Computing takes so long that restoring is worth it.
-const MODEL: &str = "[synthetic]\nkv-heads = 2\nprefill-token-us = 8000\n";
+const MODEL: &str = "[synthetic]\nkv-heads = 2\n";
 
 fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
     let directory = plugins.display().to_string();
@@ -42,7 +42,7 @@ fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
     Cluster::start(&Start { program: Path::new(env!("CARGO_BIN_EXE_host")), flags, config, workers })
 }
 
-fn workers(bucket: &Bucket, plugins: &Path) -> Option<Cluster> {
+fn workers(bucket: &Bucket, plugins: &Path, costs: &str) -> Option<Cluster> {
     let table = format!("[plugin.nixl]\n{}[plugin.nixl.storage]\n{}", nixl::config()?, bucket.storage());
     let flags = [
         "--plugins",
@@ -53,7 +53,7 @@ fn workers(bucket: &Bucket, plugins: &Path) -> Option<Cluster> {
         "--hicache-storage",
         "nixl",
     ];
-    Some(start(&flags, plugins, format!("{MODEL}{table}")))
+    Some(start(&flags, plugins, format!("{MODEL}{costs}{table}")))
 }
 
 fn prompts() -> Vec<Vec<u32>> {
@@ -82,7 +82,7 @@ fn what_dead_workers_stored_others_restore_and_what_is_damaged_is_computed_again
     let Some(bucket) = Bucket::new() else { return };
     let plugins = fixture::directory(&["shm", "nixl"]);
     let expected = ask(&start(&["--role", "aggregated"], plugins.path(), MODEL.to_owned()));
-    let cluster = workers(&bucket, plugins.path()).unwrap();
+    let cluster = workers(&bucket, plugins.path(), RESTORES).unwrap();
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
     for role in ["prefill", "decode"] {
@@ -93,13 +93,8 @@ fn what_dead_workers_stored_others_restore_and_what_is_damaged_is_computed_again
     let names = bucket.names();
     assert!(!names.is_empty());
 
-    let cluster = workers(&bucket, plugins.path()).unwrap();
-    // How long the bucket takes to answer, workers learn first.
-    cluster.wait("pages to be restored", || {
-        assert_eq!(ask(&cluster), expected, "restored");
-        cluster.flush();
-        cluster.all_storage_pages("read") > 0.0
-    });
+    let cluster = workers(&bucket, plugins.path(), RESTORES).unwrap();
+    assert_eq!(ask(&cluster), expected, "restored");
     cluster.await_nothing_held();
     cluster.flush();
     assert!(cluster.all_storage_pages("read") > 0.0);
@@ -116,7 +111,7 @@ fn what_dead_workers_stored_others_restore_and_what_is_damaged_is_computed_again
     assert!(log.contains("pages are objects in bucket") && !log.contains(SECRET), "{log}");
     drop(cluster);
     // Whoever met a damaged one stored it again, or left a tombstone.
-    let cluster = workers(&bucket, plugins.path()).unwrap();
+    let cluster = workers(&bucket, plugins.path(), RESTORES).unwrap();
     assert_eq!(ask(&cluster), expected, "after the damage");
 }
 
@@ -128,7 +123,7 @@ fn a_bucket_that_hangs_or_dies_under_way_costs_no_answer_and_a_shutdown_ends() {
     let Some(mut bucket) = Bucket::new() else { return };
     let plugins = fixture::directory(&["shm", "nixl"]);
     let expected = ask(&start(&["--role", "aggregated"], plugins.path(), MODEL.to_owned()));
-    let mut cluster = workers(&bucket, plugins.path()).unwrap();
+    let mut cluster = workers(&bucket, plugins.path(), TRIES).unwrap();
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
     cluster.flush();
@@ -154,7 +149,7 @@ fn a_bucket_that_hangs_or_dies_under_way_costs_no_answer_and_a_shutdown_ends() {
     drop(cluster);
 
     let Some(bucket) = Bucket::new_after(bucket) else { return };
-    let mut cluster = workers(&bucket, plugins.path()).unwrap();
+    let mut cluster = workers(&bucket, plugins.path(), TRIES).unwrap();
     bucket.hang(true);
     assert_eq!(ask(&cluster), expected, "hanging from the start");
     assert_eq!(cluster.interrupt(), Some(0), "{}", cluster.log());

@@ -8,6 +8,7 @@ mod plugin_support {
 
 use std::path::Path;
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use serde_json::{Value, json};
 
@@ -17,12 +18,9 @@ const ANSWER_TOKENS: u32 = 300;
 const TINY: [&str; 8] =
     ["--pool-pages", "48", "--reserved-decode-tokens", "16", "--max-batch", "16", "--chunk-tokens", "64"];
 
-/// Computing takes so long that what lies below the pool is worth having.
-const SLOW: &str = "[synthetic]\nprefill-token-us = 300\n";
-
 fn start(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_support::fixture::directory(&["shm", "memory"]);
-    let config = if flags.contains(&"--hierarchical-cache") { SLOW } else { "" };
+    let config = if flags.contains(&"--hierarchical-cache") { RESTORES } else { "" };
     let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));

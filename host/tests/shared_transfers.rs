@@ -17,8 +17,8 @@ const PROMPT: u32 = 504;
 /// Of 504 tokens, 31 pages of 16 and half a page.
 const WHOLE: f64 = 31.0;
 
-/// Prefill takes about three seconds for the prompt, time enough for everybody to arrive.
-const SLOW: &str = "[synthetic]\nprefill-token-us = 6000\n";
+/// Prefill takes about six seconds for the prompt, time enough for everybody to arrive.
+const SLOW: &str = "[synthetic]\nprefill-token-us = 12000\n";
 
 fn start(flags: &[&str], config: &str, workers: usize) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_support::fixture::directory(&["shm"]);

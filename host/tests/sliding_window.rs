@@ -12,6 +12,7 @@ mod skip;
 
 use std::path::Path;
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::model::TinyModel;
 
@@ -71,7 +72,8 @@ impl Setting {
         flags.extend(more.iter().map(|flag| (*flag).to_owned()));
         let workers = if more.contains(&"aggregated") { 1 } else { 2 };
         let program = Path::new(env!("CARGO_BIN_EXE_host"));
-        Cluster::start(&Start { program, flags, config: self.config.clone(), workers })
+        let below = if more.contains(&"--hierarchical-cache") { RESTORES } else { "" };
+        Cluster::start(&Start { program, flags, config: format!("{}{below}", self.config), workers })
     }
 
     /// What an undivided worker answers that has room for everything and computes each prompt at once.

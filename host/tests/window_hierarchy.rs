@@ -8,15 +8,14 @@ mod fixture;
 
 use std::path::Path;
 
+use host_tests::caches::{RESTORES, sum};
 use host_tests::cluster::{Cluster, Start};
 use host_tests::model::TinyModel;
 
 const PAGE: usize = 16;
 const WINDOW: usize = 40;
-/// Seven layers, five of which slide: two in a page, so that a window part is three pages. Computing takes so long that
-/// restoring is worth it on any machine.
-const SYNTHETIC: &str =
-    "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 40\nkv-heads = 4\nprefill-token-us = 2000\n";
+/// Seven layers, five of which slide: two in a page, so that a window part is three pages.
+const SYNTHETIC: &str = "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 40\nkv-heads = 4\n";
 const PARTS: usize = 3;
 /// No request goes on before it has what is there.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
@@ -33,7 +32,8 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
+    let below = if flags.contains(&"--hierarchical-cache") { RESTORES } else { "" };
+    (Cluster::start(&Start { program, flags: all, config: format!("{config}{below}"), workers }), plugins)
 }
 
 fn prompt(seed: usize, length: usize) -> Vec<u32> {
@@ -98,6 +98,12 @@ fn after_a_flush_storage_serves_pages_and_a_window_and_only_the_rest_is_computed
         let turn = and(&prompt, &first.tokens, 20);
         let expected = right(&[], SYNTHETIC, &turn, 12);
         flush(&cluster);
+        // Decode has stored all that there is, and prefill hears of it.
+        cluster.wait("all workers to know the same pages", || {
+            let known = |worker| sum(&cluster.metrics(worker), "host_plugin_", "name=\"pages\"");
+            let known: Vec<f64> = cluster.workers().iter().map(known).collect();
+            known.iter().all(|pages| *pages == known[0])
+        });
         let before = count(&cluster, role, "host_prefill_tokens_total");
         assert_eq!(cluster.generate(&turn, 12).unwrap().tokens, expected, "{flags:?}");
         let computed = count(&cluster, role, "host_prefill_tokens_total") - before;

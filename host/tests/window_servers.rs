@@ -8,6 +8,7 @@ mod fixture;
 
 use std::path::Path;
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::model::TinyModel;
 use serde_json::{Value, json};
@@ -28,7 +29,8 @@ fn start_model(model: &[&str], flags: &[&str]) -> (Cluster, tempfile::TempDir) {
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
     let config = if model.contains(&"synthetic") { SYNTHETIC } else { "" };
-    (Cluster::start(&Start { program, flags: all, config: config.into(), workers }), plugins)
+    let below = if flags.contains(&"--hierarchical-cache") { RESTORES } else { "" };
+    (Cluster::start(&Start { program, flags: all, config: format!("{config}{below}"), workers }), plugins)
 }
 
 fn start(flags: &[&str]) -> (Cluster, tempfile::TempDir) {

@@ -14,6 +14,7 @@ mod skip;
 
 use std::path::Path;
 
+use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::model::TinyModel;
 
@@ -61,7 +62,8 @@ impl Model {
             .chain(always.iter().chain(flags).map(|flag| (*flag).to_owned()))
             .collect();
         let workers = if flags.iter().any(|flag| flag == "aggregated") { 1 } else { 2 };
-        let config = format!("{}{plugin_config}", self.config);
+        let below = if flags.iter().any(|flag| flag == "--hierarchical-cache") { RESTORES } else { "" };
+        let config = format!("{}{below}{plugin_config}", self.config);
         let program = Path::new(env!("CARGO_BIN_EXE_host"));
         (Cluster::start(&Start { program, flags, config, workers }), plugins)
     }
@@ -132,9 +134,7 @@ fn answers(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
 fn synthetic() -> Model {
     Model {
         flags: ["--executor", "synthetic"].map(str::to_owned).to_vec(),
-        config:
-            "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 40\nkv-heads = 4\nprefill-token-us = 100\n"
-                .to_owned(),
+        config: "[synthetic]\nlayers = 7\nsliding-layers = 5\nwindow = 40\nkv-heads = 4\n".to_owned(),
         window: 40,
         pools: &["600", "180"],
     }

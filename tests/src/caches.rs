@@ -4,6 +4,33 @@ use std::collections::BTreeMap;
 
 use crate::cluster::Cluster;
 
+/// `[hicache]` for a configuration file: restoring takes less than computing or being sent by any count, so whatever lies in host
+/// memory or storage is restored, however busy the machine is; and no deadline passes before a test gives up.
+pub const RESTORES: &str = "\
+[hicache]
+wait-ms = 600000
+longest-wait-ms = 600000
+[hicache.costs]
+compute-token-us = 1000000000
+send-page-us = 1000000000
+copy-page-us = 1
+read-us = 100000000
+read-page-us = 1
+";
+
+/// `[hicache]` for storage that hangs: restoring is always tried, and waited for as long as by default; what waited for anything
+/// else would be longer than a client waits.
+pub const TRIES: &str = "\
+[hicache]
+longest-wait-ms = 600000
+[hicache.costs]
+compute-token-us = 1000000000
+send-page-us = 1000000000
+copy-page-us = 1
+read-us = 100000
+read-page-us = 100000
+";
+
 const PAGES: &str = "host_storage_pages_total";
 
 /// What is on its way down, from above, so that nothing can be between two looks.
@@ -66,7 +93,9 @@ impl Cluster {
     }
 }
 
-fn sum(metrics: &BTreeMap<String, f64>, starts: &str, contains: &str) -> f64 {
+/// The series that start and contain so, added up.
+#[must_use]
+pub fn sum(metrics: &BTreeMap<String, f64>, starts: &str, contains: &str) -> f64 {
     let wanted = metrics.iter().filter(|(series, _)| series.starts_with(starts) && series.contains(contains));
     wanted.map(|(_, value)| value).sum()
 }

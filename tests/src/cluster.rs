@@ -5,12 +5,11 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Longest wait for something that has to happen.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub use crate::wait::PATIENCE;
+use crate::wait::{try_until, until};
 
 /// One `host` that this test started. Ends with it.
 pub struct Cluster {
@@ -101,14 +100,18 @@ impl Cluster {
     /// Waits for something that has to happen.
     ///
     /// # Panics
-    /// When it does not, with the log.
+    /// When it does not, with what the workers say of themselves instead, and the log.
     pub fn wait(&self, what: &str, mut happened: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !happened() {
-            assert!(start.elapsed() < PATIENCE, "waited in vain for {what}; log:\n{}", self.log());
-            std::thread::yield_now();
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until(what, || if happened() { Ok(()) } else { Err(Seen(self)) });
+    }
+
+    /// Waits until another life of a worker that was killed is there.
+    pub fn wait_for_another(&self, before: &Worker) {
+        let is_another = |worker: &Worker| worker.role == before.role && worker.instance != before.instance;
+        self.wait(&format!("another {} worker", before.role), || {
+            let workers = self.workers();
+            workers.iter().any(is_another) && workers.iter().all(|worker| worker.instance != before.instance)
+        });
     }
 
     /// What it logged so far.
@@ -253,14 +256,34 @@ impl Cluster {
     /// When it does not end.
     pub fn interrupt(&mut self) -> Option<i32> {
         signal(self.child.id(), "INT");
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
-                return status.code();
+        let pid = self.child.id();
+        let log = self.log.clone();
+        let status = until("the program to end", || match self.child.try_wait() {
+            Ok(Some(status)) => Ok(status),
+            _ => Err(format!(
+                "process {pid} runs; log:\n{}",
+                std::fs::read_to_string(&log).unwrap_or_default()
+            )),
+        });
+        status.code()
+    }
+}
+
+/// What a running `host` says of itself, asked for when it is shown.
+struct Seen<'a>(&'a Cluster);
+
+impl std::fmt::Display for Seen<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "\nhealth: {}", self.0.health().unwrap_or_default())?;
+        for worker in self.0.workers() {
+            writeln!(f, "metrics of {} that are not 0:", worker.name)?;
+            let metrics = self.0.metrics(&worker);
+            let told = metrics.iter().filter(|(name, value)| **value != 0.0 && !name.contains("_bucket{"));
+            for (name, value) in told {
+                writeln!(f, "  {name} {value}")?;
             }
-            assert!(start.elapsed() < PATIENCE, "it does not end; log:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
         }
+        writeln!(f, "log:\n{}", self.0.log())
     }
 }
 
@@ -299,12 +322,13 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             signal(self.child.id(), "TERM");
-            let start = Instant::now();
-            while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < Duration::from_secs(20) {
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            let ended = try_until(|| match self.child.try_wait() {
+                Ok(None) => Err(()),
+                _ => Ok(()),
+            });
             // Its children end with their standard input.
-            if matches!(self.child.try_wait(), Ok(None)) {
+            if ended.is_err() {
+                eprintln!("process {} did not end when it was asked to, and is killed", self.child.id());
                 self.child.kill().expect("the child can be killed");
                 self.child.wait().expect("the child can be waited for");
             }

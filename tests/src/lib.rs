@@ -6,4 +6,6 @@ pub mod caches;
 pub mod cluster;
 pub mod model;
 pub mod ports;
+pub mod program;
 pub mod streaming;
+pub mod wait;

@@ -1,8 +1,8 @@
 //! As little of an HTTP client as the tests need: one request per connection, events as they come, hanging up at will.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
+use host_tests::wait::PATIENCE;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -15,13 +15,10 @@ pub struct Reply {
     body: BufReader<TcpStream>,
 }
 
-/// Nothing in these tests takes this long; a test that waits for ever fails instead.
-const HUNG: Duration = Duration::from_secs(60);
-
 /// Sends a request and reads the head of its answer.
 pub async fn send(to: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
     let exchange = send_unbounded(to, method, path, headers, body);
-    timeout(HUNG, exchange).await.unwrap_or_else(|_| panic!("no answer to {method} {path}"))
+    timeout(PATIENCE, exchange).await.unwrap_or_else(|_| panic!("no answer to {method} {path}"))
 }
 
 async fn send_unbounded(
@@ -70,7 +67,7 @@ impl Reply {
     /// The next chunk of a chunked body; `None` at its end.
     async fn chunk(&mut self) -> Option<Vec<u8>> {
         let mut size = String::new();
-        timeout(HUNG, self.body.read_line(&mut size)).await.expect("no more of the body comes").unwrap();
+        timeout(PATIENCE, self.body.read_line(&mut size)).await.expect("no more of the body comes").unwrap();
         let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);
         let mut chunk = vec![0; size + 2];
         if size == 0 || self.body.read_exact(&mut chunk).await.is_err() {

@@ -51,14 +51,15 @@ async fn a_pair_without_a_common_transfer_plugin_is_refused() {
 async fn a_restarted_worker_takes_over_and_streams_on_the_old_instance_end() {
     let mut config = config();
     // Nobody says anything, so all are suspected at once and none is lost.
-    config.worker_timeout = Duration::from_secs(2);
+    config.worker_timeout = Duration::from_secs(100);
     let mut front = Front::start(config).await;
     let old = front.worker("w", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
     let body = json!({"prompt": "abc", "max_tokens": 2, "stream": true});
     let mut stream = front.post(PATH, &body).await;
     assert_eq!(stream.some_events().await.len(), 1);
+    passes(Duration::from_secs(101)).await;
     let new = FakeWorker::start("w", "aggregated", 99, echoes());
-    while !front.register(new.info.clone()).await.accepted {}
+    assert!(front.register(new.info.clone()).await.accepted);
     let rest = stream.events().await;
     assert!(rest[0]["error"]["message"].as_str().unwrap().contains("replaced by a new instance"), "{rest:?}");
     assert!(!front.heartbeat(old.info.instance).await, "the old instance is unknown now");
@@ -82,15 +83,23 @@ async fn a_second_worker_of_a_live_ones_name_is_refused_until_that_one_is_gone()
     assert!(front.heartbeat(99).await);
 }
 
+/// On the front's clock so much time passes at once.
+async fn passes(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
 #[tokio::test]
 async fn a_worker_that_falls_silent_ends_its_streams() {
     let mut config = config();
-    config.worker_timeout = Duration::from_millis(300);
-    config.lost_after = Duration::from_millis(600);
     config.retry.total = Duration::from_millis(1);
+    (config.worker_timeout, config.lost_after) = (Duration::from_secs(100), Duration::from_secs(100));
     let mut front = Front::start(config).await;
     let worker = front.worker("w", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
-    let stream = front.post(PATH, &json!({"prompt": "a", "stream": true})).await;
+    let mut stream = front.post(PATH, &json!({"prompt": "a", "stream": true})).await;
+    assert_eq!(stream.some_events().await.len(), 1);
+    passes(Duration::from_secs(101)).await;
     let events = stream.events().await;
     assert!(events.last().unwrap()["error"]["message"].as_str().unwrap().contains("was not heard of for"));
     worker.watch.cancelled(1).await;

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+use host_tests::program::take_turn;
+
 use crate::skip::skipped;
 
 /// An interpreter with Mooncake, and what has to be loaded before it.
@@ -18,11 +20,14 @@ pub struct Installed {
 }
 
 /// The one that `MOONCAKE_PYTHON` and `MOONCAKE_PRELOAD` name, or that `cargo xtask test` installs below the target folder.
-/// Without one the test says that it is skipped, and why.
+/// Without one the test says that it is skipped, and why; with one it waits for its turn.
 pub fn installed() -> Option<Installed> {
     static FOUND: OnceLock<Result<Installed, String>> = OnceLock::new();
     match FOUND.get_or_init(find) {
-        Ok(installed) => Some(installed.clone()),
+        Ok(installed) => {
+            take_turn();
+            Some(installed.clone())
+        }
         Err(reason) => {
             skipped(&format!("Mooncake cannot be used ({reason}); `cargo xtask test` installs it"));
             None

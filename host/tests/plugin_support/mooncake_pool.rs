@@ -3,33 +3,14 @@
 // Each test uses its part.
 #![allow(dead_code, clippy::unwrap_used, clippy::disallowed_methods)]
 
-use std::io::{BufRead, BufReader, Read, Seek};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use host_tests::ports::unused;
+use host_tests::program::Program;
 
 use crate::mooncake;
-
-/// Longest wait for one of them.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A process of the pool's. Killed with it.
-pub struct Process(Child);
-
-impl Process {
-    pub fn pid(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _gone = self.0.kill().and_then(|()| self.0.wait()).is_err();
-    }
-}
 
 /// Where a master is, or will be.
 pub struct Pool {
@@ -72,24 +53,16 @@ impl Pool {
     }
 
     /// Starts the master and waits until it listens.
-    pub fn master(&self) -> Process {
+    pub fn master(&self) -> Program {
         let mut command = Command::new(self.program());
         command.args(self.arguments()).envs(self.environment());
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let mut master = Process(child.unwrap());
-        let start = Instant::now();
-        while TcpStream::connect(self.address).is_err() {
-            if let Some(status) = master.0.try_wait().unwrap() {
-                panic!("the master at {} ended: {status}", self.address);
-            }
-            assert!(start.elapsed() < PATIENCE, "the master does not listen at {}", self.address);
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let mut master = Program::start("mooncake_master", &mut command);
+        master.wait_listening(self.address);
         master
     }
 
     /// A process that lends so many MiB and does nothing else.
-    pub fn owner(&self, mebibytes: u32) -> Process {
+    pub fn owner(&self, mebibytes: u32) -> Program {
         let script = format!(
             "from mooncake.store import MooncakeDistributedStore as S\n\
              s = S()\n\
@@ -101,17 +74,8 @@ impl Pool {
         );
         let mut command = Command::new(self.python.python());
         command.args(["-c", &script]).envs(self.environment());
-        // What it says beside that is kept for the test that fails without it, and in a file, because a pipe must be read.
-        let mut log = tempfile::tempfile().unwrap();
-        let child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone().unwrap()).spawn();
-        let mut owner = Process(child.unwrap());
-        let mut said = BufReader::new(owner.0.stdout.take().unwrap()).lines().map_while(Result::ok);
-        if !said.any(|line| line == "lent") {
-            let mut text = String::new();
-            log.rewind().and_then(|()| log.read_to_string(&mut text)).unwrap();
-            panic!("a process could not lend memory to the pool at {}:\n{text}", self.address);
-        }
+        let mut owner = Program::start("a process that lends memory", &mut command);
+        owner.wait("memory in the pool", |said| said.lines().any(|line| line == "lent"));
         owner
     }
 }

@@ -2,15 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use host_tests::program::take_turn;
+
 use crate::skip::skipped;
 
 /// The library of `NIXL_LIBRARY`, or of the package that `cargo xtask test` installs below the target folder. Without
-/// one the test says that it is skipped.
+/// one the test says that it is skipped; with one it waits for its turn.
 pub fn library() -> Option<PathBuf> {
     let named = std::env::var_os("NIXL_LIBRARY").filter(|path| !path.is_empty()).map(PathBuf::from);
     let found = named.or_else(installed);
-    if found.is_none() {
-        skipped("NIXL is not installed; `cargo xtask test` installs it");
+    match found {
+        Some(_) => take_turn(),
+        None => skipped("NIXL is not installed; `cargo xtask test` installs it"),
     }
     found
 }

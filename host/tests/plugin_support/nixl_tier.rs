@@ -10,6 +10,7 @@ use std::sync::Arc;
 use host::executor::memory::SharedMemory;
 use host::plugins::{Catalog, open_tier};
 use host_plugin_api::*;
+use host_tests::wait::poll_until;
 
 use crate::{fixture, nixl};
 
@@ -148,20 +149,17 @@ impl Tier {
     }
 
     /// Statuses of a batch's pages.
-    #[allow(clippy::disallowed_methods, reason = "real files take real time")]
     pub fn finish(&self, code: i32, count: usize) -> Vec<i32> {
         assert_eq!(code, 0);
         let mut ends = vec![None; count];
-        let start = std::time::Instant::now();
-        while ends.iter().any(Option::is_none) {
+        poll_until("the pages of a batch to end", || {
             let mut done = [TierCompletion::default(); 16];
             let taken = self.tier.poll(&mut done) as usize;
             for end in &done[..taken] {
                 assert!(ends[end.page as usize].replace(end.status).is_none(), "{end:?} came twice");
             }
-            assert!(start.elapsed().as_secs() < 20, "waited in vain for a batch");
-            std::thread::yield_now();
-        }
+            if ends.iter().all(Option::is_some) { Ok(()) } else { Err(format!("{ends:?}")) }
+        });
         ends.into_iter().flatten().collect()
     }
 

@@ -7,14 +7,11 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use host::executor::memory::SharedMemory;
 use host::plugins::{Catalog, open_transfer};
 use host_plugin_api::*;
-
-/// Longest wait for something that has to happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+use host_tests::wait::poll_until;
 
 /// One instance with one region.
 pub struct Worker {
@@ -97,17 +94,9 @@ pub fn submission(peer: PeerId, tag: u64, text: &[u8]) -> Submission {
     Submission { peer, notification_length: text.len() as u32, tag: Tag(tag), notification }
 }
 
-/// Asks until there is an answer. Only how long a broken test takes depends on the clock.
-#[allow(clippy::disallowed_methods, reason = "real processes take real time")]
+/// Asks until there is an answer.
 pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
-        std::thread::yield_now();
-    }
+    poll_until(what, || ask().ok_or("nothing"))
 }
 
 /// A [`Worker`] in a child process: this test binary again, running its test `child`.

@@ -6,29 +6,23 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::sync::OnceLock;
 
 use host_tests::cluster::signal;
 use host_tests::ports::unused;
+use host_tests::program::{Program, take_turn};
+use host_tests::wait::PATIENCE;
 
 use crate::skip::skipped;
 
-/// Longest wait for it to listen.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// The key to it, which nobody should read in a log.
 pub const SECRET: &str = "hush-hush-4711";
-
-/// One server at a time in a process, because it answers a few hundred requests a second, and tests that share the machine with
-/// each other would wait for it too long.
-static ALONE: Mutex<()> = Mutex::new(());
 
 /// A server with one bucket, `pages`. Killed with it.
 pub struct Bucket {
     pub address: SocketAddr,
-    server: Child,
-    _alone: MutexGuard<'static, ()>,
+    server: Program,
 }
 
 /// The interpreter with moto that `MOTO_PYTHON` names, or that `cargo xtask test` installs below the target folder. Without one
@@ -59,20 +53,13 @@ impl Bucket {
     /// Starts one; nothing where moto is not installed, which the test then says.
     pub fn new() -> Option<Self> {
         let python = python()?;
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        take_turn();
         let address = unused();
         let mut command = Command::new(python);
         command.args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &address.port().to_string()]);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let mut bucket = Self { address, server: child.unwrap(), _alone: alone };
-        let start = Instant::now();
-        while TcpStream::connect(address).is_err() {
-            if let Some(status) = bucket.server.try_wait().unwrap() {
-                panic!("moto at {address} ended: {status}");
-            }
-            assert!(start.elapsed() < PATIENCE, "moto does not listen at {address}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let mut server = Program::start("moto", &mut command);
+        server.wait_listening(address);
+        let bucket = Self { address, server };
         let (status, said) = bucket.ask("PUT", "", b"");
         assert_eq!(status, 200, "{}", String::from_utf8_lossy(&said));
         Some(bucket)
@@ -96,15 +83,15 @@ impl Bucket {
 
     /// Makes it answer nothing, as one that hangs, or go on.
     pub fn hang(&self, hang: bool) {
-        signal(self.server.id(), if hang { "STOP" } else { "CONT" });
+        signal(self.server.pid(), if hang { "STOP" } else { "CONT" });
     }
 
     pub fn pid(&self) -> u32 {
-        self.server.id()
+        self.server.pid()
     }
 
     pub fn kill(&mut self) {
-        self.server.kill().and_then(|()| self.server.wait()).unwrap();
+        self.server.kill();
     }
 
     /// Names of all pages' objects, and of tombstones.
@@ -162,11 +149,5 @@ impl Bucket {
         let head = String::from_utf8_lossy(&answer[..end]).into_owned();
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
         (status, answer.split_off(end + 4))
-    }
-}
-
-impl Drop for Bucket {
-    fn drop(&mut self) {
-        let _gone = self.server.kill().and_then(|()| self.server.wait()).is_err();
     }
 }

@@ -5,10 +5,10 @@
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use host_plugin_api::*;
 use host_plugin_mooncake::{MooncakeBackend, check, open};
+use host_tests::wait::poll_until;
 
 /// Builds the library, once.
 fn library() -> PathBuf {
@@ -55,14 +55,7 @@ fn opened(name: &str, more: &str) -> MooncakeBackend {
 }
 
 fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(start.elapsed() < Duration::from_secs(20), "waited in vain for {what}");
-        std::thread::yield_now();
-    }
+    poll_until(what, || ask().ok_or("nothing"))
 }
 
 /// Two instances, their memory, and the sender's peer.

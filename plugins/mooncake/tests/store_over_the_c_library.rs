@@ -7,11 +7,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::*;
 use host_plugin_mooncake::MooncakeTier;
+use host_tests::wait::poll_until;
 
 const PAGE: usize = 4096;
 
@@ -85,16 +85,14 @@ fn pages(region: RegionId, pages: std::ops::Range<usize>, length: usize) -> Vec<
 fn finish(tier: &MooncakeTier, code: i32, count: usize) -> Vec<i32> {
     assert_eq!(code, 0);
     let mut ends = vec![None; count];
-    let start = Instant::now();
-    while ends.iter().any(Option::is_none) {
+    poll_until("the pages of a batch to end", || {
         let mut done = [TierCompletion::default(); 16];
         let taken = tier.poll(&mut done) as usize;
         for end in &done[..taken] {
             assert!(ends[end.page as usize].replace(end.status).is_none(), "{end:?} came twice");
         }
-        assert!(start.elapsed() < Duration::from_secs(60), "waited in vain for a batch");
-        std::thread::yield_now();
-    }
+        if ends.iter().all(Option::is_some) { Ok(()) } else { Err(format!("{ends:?}")) }
+    });
     ends.into_iter().flatten().collect()
 }
 

@@ -3,16 +3,13 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use host_plugin_api::tier::{FOUND, STORED};
 use host_plugin_api::{
     ErrorCode, Key, Memory, MemoryKind, Opening, RegionId, StorageTier, Tag, TierCompletion, TierPage,
 };
 use host_plugin_hicache_file::FileTier;
-
-/// How long anything may take before a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+use host_tests::wait::poll_until;
 
 pub struct World {
     pub tier: FileTier,
@@ -125,16 +122,13 @@ impl World {
     /// Starts a batch, however often it has to, and waits for all of it: status and bytes of each page.
     pub fn run(&self, count: usize, call: impl Fn(&FileTier, Tag) -> i32) -> Vec<(i32, u64)> {
         let tag = Tag(self.tag.replace(self.tag.get() + 1));
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match call(&self.tier, tag) {
-                0 => break,
-                code if code == ErrorCode::WOULD_BLOCK.0 && Instant::now() < deadline => {}
-                code => panic!("a batch was answered with {:?}", ErrorCode(code)),
-            }
-        }
+        poll_until("a batch to be taken", || match call(&self.tier, tag) {
+            0 => Ok(()),
+            code if code == ErrorCode::WOULD_BLOCK.0 => Err("the tier would block"),
+            code => panic!("a batch was answered with {:?}", ErrorCode(code)),
+        });
         let mut ended = vec![None; count];
-        while ended.iter().any(Option::is_none) {
+        poll_until("the pages of a batch to end", || {
             let mut done = [TierCompletion::default(); 64];
             let taken = self.tier.poll(&mut done);
             for completion in &done[..usize::try_from(taken).unwrap()] {
@@ -142,9 +136,8 @@ impl World {
                 let before = ended[completion.page as usize].replace((completion.status, completion.bytes));
                 assert_eq!(before, None, "page {} ended twice", completion.page);
             }
-            assert!(Instant::now() < deadline, "a batch does not end: {ended:?}");
-            std::thread::yield_now();
-        }
+            if ended.iter().all(Option::is_some) { Ok(()) } else { Err(format!("{ended:?}")) }
+        });
         ended.into_iter().flatten().collect()
     }
 
@@ -220,11 +213,7 @@ impl World {
 
 /// Asks until the answer is yes.
 pub fn wait_until(what: &str, mut yes: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !yes() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        std::thread::yield_now();
-    }
+    poll_until(what, || if yes() { Ok(()) } else { Err("not yet") });
 }
 
 /// Files of segments: those that end in this.

@@ -4,12 +4,14 @@
 mod masters;
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
+use std::io::Read as _;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use host_plugin_api::MemoryKind;
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
+use host_tests::wait::poll_until;
 
 use super::client::{Client, Setup, Span};
 use super::*;
@@ -18,8 +20,6 @@ const PAGE: usize = 4096;
 const PAGES: usize = 16;
 /// Long enough that nothing in these tests is unsettled, and that nothing waits so long.
 const NEVER: Duration = Duration::from_secs(3600);
-/// After which a test gives up.
-const LONG: Duration = Duration::from_secs(60);
 
 /// What the fake does, and what happened to it.
 #[derive(Default)]
@@ -36,6 +36,8 @@ struct World {
     /// Nobody else gets to it while a client is made or closed.
     holds_others_up: AtomicBool,
     registered: Mutex<Vec<Span>>,
+    /// A master that is stopped as soon as a client says goodbye to it, and its address.
+    stops_at_goodbye: Mutex<Option<(Master, SocketAddr)>>,
 }
 
 struct FakeLibrary(Arc<World>);
@@ -121,6 +123,12 @@ impl Client for FakeClient {
     }
 
     fn close(&self) {
+        if let Some((master, address)) = locked(&self.0.stops_at_goodbye).take() {
+            master.is_stopped.store(true, Ordering::SeqCst);
+            // As Mooncake does, until there is an answer or the end of the connection.
+            let mut answer = TcpStream::connect(address).unwrap();
+            assert_eq!(answer.read(&mut [0]).unwrap_or(0), 0);
+        }
         locked(&self.0.registered).clear();
         self.0.closed.fetch_add(1, Ordering::SeqCst);
     }
@@ -153,6 +161,7 @@ struct Rig {
     memory: &'static mut [u8],
     region: RegionId,
     master: Master,
+    address: SocketAddr,
 }
 
 fn rig(more: &str, unsettled: Duration) -> Rig {
@@ -176,7 +185,7 @@ fn rig(more: &str, unsettled: Duration) -> Rig {
         generation: 1,
         fd_offset: 0,
     });
-    Rig { world, tier: Arc::new(tier), memory, region: region.unwrap(), master }
+    Rig { world, tier: Arc::new(tier), memory, region: region.unwrap(), master, address }
 }
 
 fn key(page: usize) -> Key {
@@ -196,14 +205,7 @@ impl Rig {
     }
 
     fn wait<T>(&self, what: &str, mut is: impl FnMut() -> Option<T>) -> T {
-        let start = Instant::now();
-        loop {
-            if let Some(found) = is() {
-                return found;
-            }
-            assert!(start.elapsed() < LONG, "waited in vain for {what}");
-            std::thread::yield_now();
-        }
+        poll_until(what, || is().ok_or("nothing"))
     }
 
     /// The next completions, as many as are wanted, by tag and page.

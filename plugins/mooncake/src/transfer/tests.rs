@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use super::*;
 use crate::engine::{Range, Run, State, Target, Ticket, Undelivered};
 use host_plugin_api::{MemoryKind, NotificationKind};
+use host_tests::wait::poll_until;
 
 /// The network.
 #[derive(Default)]
@@ -121,14 +121,7 @@ impl Drop for Wire {
 }
 
 fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(start.elapsed() < Duration::from_secs(60), "waited in vain for {what}");
-        std::thread::yield_now();
-    }
+    poll_until(what, || ask().ok_or("nothing"))
 }
 
 fn instance(net: &Net, name: &str) -> MooncakeBackend {

@@ -1,0 +1,156 @@
+//! Programs of others that tests run, and the turn that such tests take.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::wait::until;
+
+/// A program that a test started. Killed with it; what it printed is shown when the test fails.
+pub struct Program {
+    name: String,
+    child: Child,
+    said: tempfile::NamedTempFile,
+}
+
+impl Program {
+    /// Starts it. What it prints goes to a file, because a pipe must be read.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(name: &str, command: &mut Command) -> Self {
+        let said = tempfile::NamedTempFile::new().expect("a file for what a program prints");
+        // One open file, so that what the two print comes one behind the other.
+        let output = || said.as_file().try_clone().expect("another descriptor of the file");
+        let child = command.stdin(Stdio::null()).stdout(output()).stderr(output()).spawn();
+        let child = child.unwrap_or_else(|error| panic!("{name} cannot be started: {error}"));
+        Self { name: name.to_owned(), child, said }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it printed so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        let mut bytes = Vec::new();
+        match self.said.reopen().and_then(|mut file| file.read_to_end(&mut bytes)) {
+            Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) => format!("what it printed cannot be read: {error}"),
+        }
+    }
+
+    /// Waits until something is true of what it printed.
+    ///
+    /// # Panics
+    /// When it ends before, or that does not come true, with what it printed.
+    pub fn wait(&mut self, what: &str, mut happened: impl FnMut(&str) -> bool) {
+        until(&format!("{what} of {}", self.name), || {
+            let said = self.said();
+            if happened(&said) {
+                return Ok(());
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                panic!("{} ended with {status} before {what}; it printed:\n{}", self.name, self.said());
+            }
+            Err(said)
+        });
+    }
+
+    /// Waits until it takes connections.
+    ///
+    /// # Panics
+    /// When it ends before, or takes none, with what it printed.
+    pub fn wait_listening(&mut self, address: SocketAddr) {
+        self.wait(&format!("connections at {address}"), |_| TcpStream::connect(address).is_ok());
+    }
+
+    /// Ends it at once.
+    ///
+    /// # Panics
+    /// When it has been waited for already.
+    pub fn kill(&mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).expect("it can be killed");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _gone = self.child.kill().and_then(|()| self.child.wait()).is_err();
+        if std::thread::panicking() {
+            eprintln!("{} printed:\n{}", self.name, self.said());
+        }
+    }
+}
+
+/// Waits until no other test of this user runs programs or libraries of others (NIXL, Mooncake, moto), in this process or
+/// another. The turn lasts until the calling thread ends, as the test's does with it.
+///
+/// They bind ports of their own choice, and start dozens of threads each: side by side they would find each other's ports and
+/// starve each other on a small machine. A process that such a test starts shares its turn.
+///
+/// # Panics
+/// When the file that stands for the turn cannot be locked.
+pub fn take_turn() {
+    thread_local! {
+        static TURN: RefCell<Option<File>> = const { RefCell::new(None) };
+    }
+    TURN.with_borrow_mut(|turn| {
+        if turn.is_none() {
+            let user = std::env::var("USER").unwrap_or_default();
+            let path = std::env::temp_dir().join(format!("host-tests-external-{user}.lock"));
+            *turn =
+                lock(&path).unwrap_or_else(|error| panic!("{} cannot be locked: {error}", path.display()));
+        }
+    });
+}
+
+/// Locks the file and writes into it which process has; nothing when that is the one that started this.
+fn lock(path: &Path) -> std::io::Result<Option<File>> {
+    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
+    let mut holder = String::new();
+    file.read_to_string(&mut holder)?;
+    if holder == std::os::unix::process::parent_id().to_string() {
+        return Ok(None);
+    }
+    file.lock()?;
+    file.set_len(0)?;
+    file.rewind()?;
+    write!(file, "{}", std::process::id())?;
+    Ok(Some(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_one_threads_and_its_childrens() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("turn");
+        let first = lock(&path).unwrap().unwrap();
+        let other = File::open(&path).unwrap();
+        assert!(other.try_lock().is_err(), "another waits");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), std::process::id().to_string());
+        drop(first);
+        other.try_lock().unwrap();
+        std::fs::write(&path, std::os::unix::process::parent_id().to_string()).unwrap();
+        assert!(lock(&path).unwrap().is_none(), "a process that its holder started does not wait");
+    }
+
+    #[test]
+    fn what_a_program_prints_is_kept_until_it_is_asked_for() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; echo two >&2; sleep 60"]);
+        let mut program = Program::start("a shell", &mut command);
+        program.wait("both lines", |said| said == "one\ntwo\n");
+        program.kill();
+    }
+}
