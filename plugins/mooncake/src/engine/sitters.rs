@@ -10,8 +10,8 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::net::getsockname;
 use rustix::net::sockopt::socket_acceptconn;
+use rustix::net::{getpeername, getsockname};
 
 /// How long a connection may be there.
 pub const PATIENCE: Duration = Duration::from_secs(1);
@@ -48,28 +48,41 @@ struct Connection {
 
 /// The accepted connections of these ports.
 fn connections(ports: &[u16]) -> Vec<Connection> {
-    numbers().filter_map(|number| connection(number, ports)).collect()
+    those(|local, _| ports.contains(&local.port()))
 }
 
-fn connection(number: RawFd, ports: &[u16]) -> Option<Connection> {
+/// The connections of this process with such ends.
+fn those(wanted: impl Fn(SocketAddr, SocketAddr) -> bool) -> Vec<Connection> {
+    numbers().filter_map(|number| connection(number, &wanted)).collect()
+}
+
+fn connection(number: RawFd, wanted: &impl Fn(SocketAddr, SocketAddr) -> bool) -> Option<Connection> {
     // SAFETY: it was open a moment ago. Another thread may have closed it since, which is an error here, or have opened
     // something else, and what is kept is therefore looked at again.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     let local = SocketAddr::try_from(getsockname(borrowed).ok()?).ok()?;
-    if !ports.contains(&local.port()) {
+    // A socket that listens has no peer.
+    let peer = SocketAddr::try_from(getpeername(borrowed).ok()??).ok()?;
+    if !wanted(local, peer) {
         return None;
     }
     let kept: OwnedFd = fcntl_dupfd_cloexec(borrowed, 0).ok()?;
     let stream = TcpStream::from(kept);
-    let port = stream.local_addr().ok()?.port();
-    // A socket that listens has no peer.
-    let peer = stream.peer_addr().ok()?;
-    ports.contains(&port).then_some(Connection { stream, port, peer })
+    let (local, peer) = (stream.local_addr().ok()?, stream.peer_addr().ok()?);
+    wanted(local, peer).then_some(Connection { stream, port: local.port(), peer })
 }
 
 /// Shuts all connections of a port. Returns how many.
 pub fn shut(port: u16) -> usize {
     connections(&[port]).iter().filter(|one| one.stream.shutdown(Shutdown::Both).is_ok()).count()
+}
+
+/// Shuts all connections of this process to these addresses. Returns how many.
+pub fn hang_up(peers: &[SocketAddr]) -> usize {
+    those(|_, peer| peers.contains(&peer))
+        .iter()
+        .filter(|one| one.stream.shutdown(Shutdown::Both).is_ok())
+        .count()
 }
 
 /// Remembers which connections were there when it last looked.

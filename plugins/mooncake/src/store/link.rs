@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use host_plugin_api::{Error, ErrorCode, Level, Result, log};
 
 use super::client::{Client, Library, Setup};
-use super::master::answers;
+use super::master::{answers, without_silence};
 use super::memory::Regions;
 use super::metrics::Metrics;
 use super::queue::locked;
@@ -195,7 +195,9 @@ impl Link {
                     if library.holds_others_up() {
                         self.await_master();
                     }
-                    client.close();
+                    // It may stop after it has answered.
+                    let address = &self.making.setup.master_server_address;
+                    without_silence(address, self.making.connect_timeout, || client.close());
                 }
                 release();
                 state = locked(&self.state);

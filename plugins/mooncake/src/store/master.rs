@@ -2,8 +2,14 @@
 //! lock meanwhile.
 
 use std::io::{Error, ErrorKind, Read as _, Result, Write as _};
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use crate::engine::sitters::hang_up;
+
+/// How often it is looked whether a call has ended that is watched.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A question as Mooncake's clients ask it, for a function that no master has: the magic number, no version, no serialisation,
 /// a request, and zeros for its number, its function and its length. Whatever is done about it, an answer or the end of the
@@ -27,6 +33,38 @@ pub fn answers(address: &str, timeout: Duration) -> Result<()> {
         }
     }
     Err(last)
+}
+
+/// Runs something that may wait for an answer of the master at this address, and hangs up on the master for it when that has
+/// gone silent: whoever waits for a master that is stopped waits for half a minute, with Python's lock in hand.
+pub fn without_silence<T>(address: &str, timeout: Duration, run: impl FnOnce() -> T) -> T {
+    let ended = AtomicBool::new(false);
+    let watch = || {
+        let began = Instant::now();
+        while !ended.load(Ordering::SeqCst) {
+            std::thread::park_timeout(LOOK);
+            // Most end in milliseconds, and a master that is there is not disturbed.
+            if began.elapsed() < timeout || ended.load(Ordering::SeqCst) {
+                continue;
+            }
+            let Err(error) = answers(address, timeout) else { continue };
+            let peers: Vec<SocketAddr> = address.to_socket_addrs().into_iter().flatten().collect();
+            if error.kind() == ErrorKind::TimedOut && !ended.load(Ordering::SeqCst) {
+                hang_up(&peers);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        // Without a thread it takes as long as it takes.
+        let watching =
+            std::thread::Builder::new().name("mooncake-master".to_owned()).spawn_scoped(scope, watch);
+        let result = run();
+        ended.store(true, Ordering::SeqCst);
+        if let Ok(watching) = watching {
+            watching.thread().unpark();
+        }
+        result
+    })
 }
 
 fn exchange(mut stream: TcpStream, timeout: Duration) -> Result<()> {

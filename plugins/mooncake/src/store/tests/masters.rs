@@ -47,7 +47,7 @@ fn a_tier_that_needs_no_master_at_its_start_finds_one_later() {
     let library = FakeLibrary(world.clone());
     let find = Box::new(|| Ok(Box::new(library) as Box<dyn Library>));
     let tier = Arc::new(MooncakeTier::start(&Config::parse(&table).unwrap(), find, NEVER).unwrap());
-    let rig = Rig { region: RegionId(0), world, tier, memory: &mut [], master: Master::default() };
+    let rig = Rig { region: RegionId(0), world, tier, memory: &mut [], master: Master::default(), address };
     assert_eq!(rig.exist(0..2), [ErrorCode::PEER_LOST.0; 2]);
     rig.master.serve(TcpListener::bind(address).unwrap());
     rig.wait("a client", || (rig.exist(0..1) == [MISSING]).then_some(()));
@@ -90,4 +90,15 @@ fn a_client_that_holds_others_up_is_closed_when_the_master_answers_and_shutdown_
         rig.master.is_stopped.store(false, Ordering::SeqCst);
         rig.wait("the client to be closed", || (closed() == 1).then_some(()));
     }
+}
+
+#[test]
+fn a_master_that_stops_while_a_client_is_closed_holds_nobody_up() {
+    let rig = rig("", NEVER);
+    assert_eq!(rig.put(0..1), [STORED]);
+    rig.world.holds_others_up.store(true, Ordering::SeqCst);
+    *locked(&rig.world.stops_at_goodbye) = Some((rig.master.clone(), rig.address));
+    rig.tier.shutdown(0).unwrap();
+    rig.wait("the client to be closed", || (rig.world.closed.load(Ordering::SeqCst) == 1).then_some(()));
+    assert!(rig.master.is_stopped.load(Ordering::SeqCst), "it is still stopped");
 }
