@@ -1,13 +1,19 @@
 #!/bin/sh
 # All systems on one workload and one core, one after the other; ours first and last, so that drift shows.
 #
-#   benches/radix/run.sh [GROUPS]        CORE=3 SEQUENCES=100000
+#   benches/radix/run.sh [GROUPS]        CORE=1 SEQUENCES=100000
 #
+# Without CORE it is the last core that this shell may use.
 # SGLang takes part when `benches/radix/install_sglang.sh` was run before.
 set -eu
 cd "$(dirname "$0")"
-groups=${1:-1000} core=${CORE:-3} sequences=${SEQUENCES:-100000}
+last=$(taskset -cp $$ | sed 's/.*[ ,-]//')
+groups=${1:-1000} core=${CORE:-$last} sequences=${SEQUENCES:-100000}
 peers=../../target/peers
+if ! taskset -c "$core" true; then
+    echo "core $core cannot be used here; CORE=$last can" >&2
+    exit 2
+fi
 cargo build --release --quiet
 bench=${CARGO_TARGET_DIR:-target}/release/radix-bench
 uname -srm

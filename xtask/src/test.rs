@@ -1,29 +1,44 @@
 //! `cargo xtask test`: everything that can fail, in one command.
 
+mod load;
+mod programs;
+mod running;
+
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 
 use crate::python;
 use crate::workspace::{Profile, Workspace};
+use load::Load;
+use programs::Program;
+use running::Run;
 
 const HELP: &str = "\
 Build everything and run every test.
 
-Builds the workspace (tests load the plugins that this leaves in the target folder), runs `cargo test --workspace`
-with the comparison of the CPU executor with candle, and runs the `openai` python package against a split server. The
-package is installed into an environment below the target folder, and so are NIXL (66 MiB), moto (30 MiB), an S3 server for
-NIXL's storage tier, and Mooncake (60 MiB), for the tests of their plugins, with Debian's libibverbs1 for the latter where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for those of the CUDA kernels. Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
-that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is
-missing; the summary names each.
+Builds the workspace with its test programs, with the comparison of the CPU executor with candle, and runs as many of them at a
+time as there are cores; then the `openai` python package against a split server. Tests that run NIXL, Mooncake or moto are a
+group of their own, of which one runs at a time. What they need is installed below the target folder while the workspace builds:
+the `openai` package, NIXL (66 MiB), moto (30 MiB), an S3 server for NIXL's storage tier, Mooncake (60 MiB), with Debian's
+libibverbs1 where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for the CUDA
+kernels. Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
+that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the
+summary names each.
 
-Usage: cargo xtask test [ARGUMENTS FOR CARGO TEST]
+Usage: cargo xtask test [--only WORD[,WORD...]] [--times N] [--under-load]
+       cargo xtask test ARGUMENTS FOR CARGO TEST
 
-With arguments, only `cargo test` runs, with them: `cargo xtask test -p host --test walk`.
+With other arguments, only `cargo test` runs, with them: `cargo xtask test -p host --test walk`.
+
+Options:
+  --only WORDS  Test programs whose names contain one of these; `external` is the group that runs one at a time
+  --times N     So often, one after the other [default: 1]
+  --under-load  Two busy loops for each core and a writer on the same disk beside the tests
 
 Environment:
   CI=true       The openai client may not be skipped
@@ -34,11 +49,69 @@ Environment:
   NVRTC         Other folders with libnvrtc.so for the tests of the CUDA kernels, separated as in PATH
   PYTHON        Python that makes the environment [default: python3]";
 
+/// The CPU executor is compared with candle's models: 130 more crates, so only where all tests run.
+const FEATURES: &str = "host-tests/oracle";
+
+/// Programs that the summary names with their times.
+const SLOWEST: usize = 12;
+
 /// How one part ended.
 enum Outcome {
     Passed(String),
     Failed(String),
     Skipped(String),
+}
+
+/// What is run.
+#[derive(Debug, PartialEq, Eq)]
+struct Choice {
+    /// Words, one of which a program's name contains; none: all, with the client.
+    only: Vec<String>,
+    times: u32,
+    under_load: bool,
+    /// For `cargo test`, which then runs instead.
+    cargo: Vec<String>,
+}
+
+impl Choice {
+    fn parse(arguments: &[String]) -> anyhow::Result<Self> {
+        let mut choice = Self { only: Vec::new(), times: 1, under_load: false, cargo: Vec::new() };
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            match argument.as_str() {
+                "--under-load" => choice.under_load = true,
+                "--times" => {
+                    let times = rest.next().context("--times needs a number")?;
+                    choice.times = times
+                        .parse()
+                        .ok()
+                        .filter(|times| *times > 0)
+                        .context("--times needs a number above 0")?;
+                }
+                "--only" => {
+                    let words = rest.next().context("--only needs words, separated by commas")?;
+                    choice.only.extend(words.split(',').map(str::to_owned));
+                }
+                _ => {
+                    choice.cargo = std::iter::once(argument).chain(rest).cloned().collect();
+                    break;
+                }
+            }
+        }
+        let own = !choice.only.is_empty() || choice.times > 1 || choice.under_load;
+        ensure!(
+            choice.cargo.is_empty() || !own,
+            "--only, --times and --under-load go without arguments for cargo test"
+        );
+        Ok(choice)
+    }
+
+    fn takes(&self, program: &Program) -> bool {
+        let takes = |word: &String| {
+            program.name.contains(word.as_str()) || (word == "external" && program.is_external)
+        };
+        self.only.is_empty() || self.only.iter().any(takes)
+    }
 }
 
 /// Runs the command.
@@ -47,23 +120,41 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         println!("{HELP}");
         return Ok(ExitCode::SUCCESS);
     }
+    let choice = Choice::parse(arguments)?;
     let start = Instant::now();
     let workspace = Workspace::find()?;
-    workspace.build(Profile::Dev)?;
-    let nixl = nixl_library(&workspace);
-    let nvrtc = nvrtc_folders(&workspace);
-    let mooncake = mooncake_environment(&workspace);
-    let moto = moto_python(&workspace);
-    let variables = nixl.map(|library| ("NIXL_LIBRARY", library.into()));
-    let variables = variables.into_iter().chain(nvrtc.map(|folders| ("NVRTC", folders))).chain(mooncake);
-    let variables = variables.chain(moto.map(|python| ("MOTO_PYTHON", python.into())));
-    let mut parts = vec![("cargo test", cargo_test(&workspace, arguments, variables.collect())?)];
-    let client = if arguments.is_empty() {
-        openai_client(&workspace)
-    } else {
-        Outcome::Skipped("arguments choose among the tests of cargo".to_owned())
+    // Fetching waits for the network while building computes.
+    let (built, variables) = std::thread::scope(|scope| {
+        let needs = scope.spawn(|| needs(&workspace));
+        let built = programs::build(&workspace);
+        (built, needs.join())
+    });
+    let (mut programs, Ok(mut variables)) = (built?, variables) else {
+        bail!("what tests need cannot be installed")
     };
-    parts.push(("openai client", client));
+    println!("\nbuilt in {:.0} s", start.elapsed().as_secs_f64());
+    let mut parts = Vec::new();
+    if choice.cargo.is_empty() {
+        // Built with the tests, so that none of them has to.
+        variables.push(("BUILT_PLUGINS", workspace.built(Profile::Dev).into()));
+        programs.retain(|program| choice.takes(program));
+        ensure!(!programs.is_empty(), "no test program's name contains one of {:?}", choice.only);
+        if choice.only.is_empty() {
+            programs.push(doctests(&workspace));
+        }
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let _load = choice.under_load.then(|| Load::start(2 * cores, &workspace.target));
+        for _ in 0..choice.times {
+            let started = Instant::now();
+            let runs = running::run(&programs, &variables, cores)?;
+            parts.push(("tests", outcome(&runs, started)));
+        }
+    } else {
+        parts.push(("cargo test", cargo_test(&workspace, &choice.cargo, variables)?));
+    }
+    if choice.cargo.is_empty() && choice.only.is_empty() {
+        parts.push(("openai client", openai_client(&workspace)));
+    }
 
     println!("\nsummary ({:.0} s)", start.elapsed().as_secs_f64());
     let mut good = true;
@@ -77,6 +168,50 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         println!("  {word:<8} {name:<14} {what}");
     }
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Installs what tests need of others, and says in variables where it is.
+fn needs(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
+    let nixl = nixl_library(workspace).map(|library| ("NIXL_LIBRARY", library.into()));
+    let nvrtc = nvrtc_folders(workspace).map(|folders| ("NVRTC", folders));
+    let mooncake = mooncake_environment(workspace);
+    let moto = moto_python(workspace).map(|python| ("MOTO_PYTHON", python.into()));
+    let target = ("CARGO_TARGET_DIR", workspace.target.clone().into());
+    nixl.into_iter().chain(nvrtc).chain(mooncake).chain(moto).chain([target]).collect()
+}
+
+/// The examples in the documentation, as one more program.
+fn doctests(workspace: &Workspace) -> Program {
+    Program {
+        name: "doctests".to_owned(),
+        path: workspace.cargo(&[]).get_program().into(),
+        arguments: ["test", "--doc", "--workspace", "--features", FEATURES].map(str::to_owned).to_vec(),
+        folder: workspace.root.clone(),
+        is_external: false,
+    }
+}
+
+/// What all programs of a run came to: counts, what was skipped, what failed, and what took long.
+fn outcome(runs: &[Run], started: Instant) -> Outcome {
+    let mut counts = Counts::default();
+    for run in runs {
+        String::from_utf8_lossy(&run.output).lines().for_each(|line| counts.add(line));
+    }
+    let Counts { passed, failed, ignored, skipped } = counts;
+    let mut what = format!(
+        "{passed} passed, {failed} failed, {ignored} ignored in {} programs, {:.0} s",
+        runs.len(),
+        started.elapsed().as_secs_f64()
+    );
+    // What a test could not check on this machine; it says so itself.
+    what.extend(skipped.iter().map(|skip| format!("\n           SKIPPED {skip}")));
+    let bad: Vec<&Run> = runs.iter().filter(|run| !run.is_good()).collect();
+    what.extend(bad.iter().map(|run| format!("\n           FAILED {}", run.name)));
+    let mut slowest: Vec<&Run> = runs.iter().collect();
+    slowest.sort_by_key(|run| std::cmp::Reverse(run.time));
+    let row = |run: &&Run| format!("\n           {:>6.1} s  {}", run.time.as_secs_f64(), run.name);
+    what.extend(slowest.iter().take(SLOWEST).map(row));
+    if bad.is_empty() && failed == 0 { Outcome::Passed(what) } else { Outcome::Failed(what) }
 }
 
 /// The library for the tests of the NIXL plugin, which say that they are skipped when there is none.
@@ -139,8 +274,7 @@ fn cargo_test(
     // One failing test program must not hide the others'.
     let mut command = workspace.cargo(&["test", "--no-fail-fast"]);
     if !chosen {
-        // The CPU executor against candle's models: 130 more crates, so only where all tests run.
-        command.args(["--workspace", "--features", "host-tests/oracle"]);
+        command.args(["--workspace", "--features", FEATURES]);
     }
     command.envs(variables);
     let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
@@ -156,7 +290,6 @@ fn cargo_test(
     let status = child.wait().context("cargo test cannot be waited for")?;
     let Counts { passed, failed, ignored, skipped } = counts;
     let what = format!("{passed} passed, {failed} failed, {ignored} ignored");
-    // What a test could not check on this machine; it says so itself.
     let skips: String = skipped.iter().map(|skip| format!("\n           SKIPPED {skip}")).collect();
     Ok(match status.success() {
         true => Outcome::Passed(format!("{what}{skips}")),
@@ -218,6 +351,30 @@ fn openai_client(workspace: &Workspace) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_are_ours_and_the_rest_is_cargos() {
+        let parse =
+            |words: &str| Choice::parse(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        let choice = parse("--only nixl,external --times 30 --under-load").unwrap();
+        assert_eq!(
+            (choice.only.len(), choice.times, choice.under_load, choice.cargo.len()),
+            (2, 30, true, 0)
+        );
+        let program = |name: &str, is_external| Program {
+            name: name.into(),
+            path: "p".into(),
+            arguments: Vec::new(),
+            folder: ".".into(),
+            is_external,
+        };
+        let taken = [("host/nixl_walk", false), ("host/everything", true), ("host/walk", false)];
+        assert_eq!(taken.map(|(name, is)| choice.takes(&program(name, is))), [true, true, false]);
+        assert_eq!(parse("-p host --test walk").unwrap().cargo, ["-p", "host", "--test", "walk"]);
+        for wrong in ["--times", "--times 0", "--times x", "--only", "--under-load -p host"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn results_of_test_programs_are_added_up() {
