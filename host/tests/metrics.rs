@@ -93,7 +93,6 @@ fn a_known_run_is_counted_as_it_was() {
 #[test]
 fn what_moves_below_the_pool_is_counted_page_by_page_and_byte_by_byte_on_every_worker() {
     const PAGES: u32 = 10;
-    // Computing takes so long that restoring is worth it on any machine.
     let below = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
     let below = [&below[..], &["--hicache-prefetch-policy", "wait_complete"]].concat();
     let pair = [&["--decode-radix-cache"][..], &below].concat();

@@ -9,6 +9,7 @@ mod plugin_support {
 
 use std::path::Path;
 
+use host_tests::caches::TRIES;
 use host_tests::cluster::{Cluster, Start};
 
 const PAGE_TOKENS: usize = 16;
@@ -20,7 +21,7 @@ fn start(config: &str) -> (Cluster, tempfile::TempDir) {
     let mut all: Vec<String> = flags.iter().chain(&below).map(|flag| (*flag).to_owned()).collect();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    let config = format!("[synthetic]\nprefill-token-us = 200\n[plugin.faulty-tier]\n{config}");
+    let config = format!("{TRIES}[plugin.faulty-tier]\n{config}");
     (Cluster::start(&Start { program, flags: all, config, workers: 1 }), plugins)
 }
 
@@ -34,7 +35,7 @@ fn metric(cluster: &Cluster, name: &str) -> f64 {
 
 #[test]
 fn what_is_on_its_way_to_storage_gets_there_before_a_worker_ends() {
-    let (mut cluster, _plugins) = start("delay_ms = 700\n");
+    let (mut cluster, _plugins) = start("delay_ms = 200\n");
     cluster.generate(&prompt(0), 2).unwrap();
     assert_eq!(cluster.interrupt(), Some(0), "{}", cluster.log());
     assert!(!cluster.log().contains("were not written"), "{}", cluster.log());

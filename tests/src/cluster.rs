@@ -328,9 +328,13 @@ impl Drop for Cluster {
             });
             // Its children end with their standard input.
             if ended.is_err() {
-                eprintln!("process {} did not end when it was asked to, and is killed", self.child.id());
                 self.child.kill().expect("the child can be killed");
                 self.child.wait().expect("the child can be waited for");
+                assert!(
+                    std::thread::panicking(),
+                    "it did not end when it was asked to; log:\n{}",
+                    self.log()
+                );
             }
         }
         if std::thread::panicking() {

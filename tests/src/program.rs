@@ -1,13 +1,14 @@
 //! Programs of others that tests run, and the turn that such tests take.
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::io::{Read as _, Seek as _, Write as _};
+use std::fs::{File, TryLockError};
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::wait::until;
+use crate::wait::{PAUSE, until};
 
 /// A program that a test started. Killed with it; what it printed is shown when the test fails.
 pub struct Program {
@@ -53,14 +54,12 @@ impl Program {
     /// When it ends before, or that does not come true, with what it printed.
     pub fn wait(&mut self, what: &str, mut happened: impl FnMut(&str) -> bool) {
         until(&format!("{what} of {}", self.name), || {
+            let ended = self.child.try_wait();
             let said = self.said();
-            if happened(&said) {
-                return Ok(());
+            if let Ok(Some(status)) = ended {
+                panic!("{} ended with {status} before {what}; it printed:\n{said}", self.name);
             }
-            if let Ok(Some(status)) = self.child.try_wait() {
-                panic!("{} ended with {status} before {what}; it printed:\n{}", self.name, self.said());
-            }
-            Err(said)
+            if happened(&said) { Ok(()) } else { Err(said) }
         });
     }
 
@@ -70,6 +69,18 @@ impl Program {
     /// When it ends before, or takes none, with what it printed.
     pub fn wait_listening(&mut self, address: SocketAddr) {
         self.wait(&format!("connections at {address}"), |_| TcpStream::connect(address).is_ok());
+    }
+
+    /// Asks it to end, and waits.
+    ///
+    /// # Panics
+    /// When it does not end, with what it printed.
+    pub fn end(&mut self) {
+        crate::cluster::signal(self.pid(), "TERM");
+        until(&format!("{} to end", self.name), || match self.child.try_wait() {
+            Ok(None) => Err(self.said.path().display().to_string()),
+            _ => Ok(()),
+        });
     }
 
     /// Ends it at once.
@@ -104,27 +115,46 @@ pub fn take_turn() {
     }
     TURN.with_borrow_mut(|turn| {
         if turn.is_none() {
-            let user = std::env::var("USER").unwrap_or_default();
+            let user = std::fs::metadata("/proc/self").map_or(0, |own| own.uid());
             let path = std::env::temp_dir().join(format!("host-tests-external-{user}.lock"));
-            *turn =
-                lock(&path).unwrap_or_else(|error| panic!("{} cannot be locked: {error}", path.display()));
+            // As long as it takes: others have their turn before, and what their tests wait for has a bound.
+            *turn = loop {
+                match lock(&path) {
+                    Ok(Lock::Held(file)) => break Some(file),
+                    Ok(Lock::Parents) => break None,
+                    Ok(Lock::Taken) => std::thread::sleep(PAUSE),
+                    Err(error) => panic!("{} cannot be locked: {error}", path.display()),
+                }
+            };
         }
     });
 }
 
-/// Locks the file and writes into it which process has; nothing when that is the one that started this.
-fn lock(path: &Path) -> std::io::Result<Option<File>> {
+/// How the lock stands.
+enum Lock {
+    Held(File),
+    /// The process that started this one has it.
+    Parents,
+    Taken,
+}
+
+/// Locks the file, if no other process has, and writes into it which process has.
+fn lock(path: &Path) -> std::io::Result<Lock> {
     let mut file = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
-    let mut holder = String::new();
-    file.read_to_string(&mut holder)?;
-    if holder == std::os::unix::process::parent_id().to_string() {
-        return Ok(None);
+    match file.try_lock() {
+        Ok(()) => {
+            file.set_len(0)?;
+            write!(file, "{}", std::process::id())?;
+            Ok(Lock::Held(file))
+        }
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            file.read_to_string(&mut holder)?;
+            let is_parents = holder == std::os::unix::process::parent_id().to_string();
+            Ok(if is_parents { Lock::Parents } else { Lock::Taken })
+        }
+        Err(TryLockError::Error(error)) => Err(error),
     }
-    file.lock()?;
-    file.set_len(0)?;
-    file.rewind()?;
-    write!(file, "{}", std::process::id())?;
-    Ok(Some(file))
 }
 
 #[cfg(test)]
@@ -135,14 +165,13 @@ mod tests {
     fn a_turn_is_one_threads_and_its_childrens() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("turn");
-        let first = lock(&path).unwrap().unwrap();
-        let other = File::open(&path).unwrap();
-        assert!(other.try_lock().is_err(), "another waits");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), std::process::id().to_string());
-        drop(first);
-        other.try_lock().unwrap();
+        // What an earlier holder left says nothing.
         std::fs::write(&path, std::os::unix::process::parent_id().to_string()).unwrap();
-        assert!(lock(&path).unwrap().is_none(), "a process that its holder started does not wait");
+        let Ok(Lock::Held(_first)) = lock(&path) else { panic!("no process has it") };
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), std::process::id().to_string());
+        assert!(matches!(lock(&path), Ok(Lock::Taken)), "another waits");
+        std::fs::write(&path, std::os::unix::process::parent_id().to_string()).unwrap();
+        assert!(matches!(lock(&path), Ok(Lock::Parents)), "a process that its holder started does not");
     }
 
     #[test]

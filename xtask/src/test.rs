@@ -143,7 +143,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
             programs.push(doctests(&workspace));
         }
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let _load = choice.under_load.then(|| Load::start(2 * cores, &workspace.target));
+        let _load = choice.under_load.then(|| Load::start(2 * cores, &std::env::temp_dir()));
         for _ in 0..choice.times {
             let started = Instant::now();
             let runs = running::run(&programs, &variables, cores)?;

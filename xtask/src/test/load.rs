@@ -24,7 +24,7 @@ impl Load {
     /// Starts so many busy loops, and a writer in a folder.
     pub fn start(loops: usize, folder: &Path) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
-        let file = folder.join("load");
+        let file = folder.join(format!("host-tests-load-{}", std::process::id()));
         let mut threads = Vec::new();
         for _ in 0..loops {
             let ends = ends.clone();

@@ -66,8 +66,9 @@ pub struct TierConfig {
     pub bytes_per_second: f64,
 }
 
-/// Times that are given instead of measured. Whether a page is restored, and how long a request waits for it, then follows from
-/// the request and from these numbers alone: in simulations, in tests, and where two runs must decide alike.
+/// Times that are given instead of measured. Whether a restore is begun, and how long it is waited for, then follows from the
+/// request and from these numbers: in simulations, in tests, and where two runs must decide alike. A tier that misses a deadline
+/// rests as ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CostModel {
     /// Computing one token of a prompt.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use host_core::Role;
-use host_core::hierarchy::{CostModel, HierarchyConfig, TierAction};
+use host_core::hierarchy::{CostModel, Direction, HierarchyConfig, PageEnd, TierAction};
 use host_core::radix::PageHash;
 
 use super::leg::{Leg, tokens};
@@ -74,6 +74,56 @@ fn what_was_measured_changes_no_decision_to_restore_instead_of_being_sent() {
         leg.serve(&mut stored);
         leg.below_at_rest();
     }
+}
+
+#[test]
+fn what_was_measured_changes_no_decision_to_copy_from_host_memory() {
+    for (copy_page, restores) in [(MS, true), (1_000 * MS, false)] {
+        let given = CostModel { compute_token: 10 * MS, send_page: MS, copy_page, read: MS, read_page: MS };
+        let below = HierarchyConfig { costs: Some(given), ..hierarchy(64, 0) };
+        let mut leg = Leg::with(with_below(Role::Aggregated, 12, below));
+        // Each of the two drives the other out of the pool.
+        for room in 0..20 {
+            let first = room as u32 % 2 * 100;
+            leg.submit(room, &tokens(first..first + 40), 1);
+            let loads =
+                leg.asked(|action| matches!(action, TierAction::Copy { direction: Direction::Load, .. }));
+            assert_eq!(loads > 0, restores && room > 1, "{copy_page:?}, request {room}");
+            leg.wait(if restores { 60_000 * MS } else { MS });
+            leg.serve(&mut BTreeSet::new());
+            leg.wait(if restores { MS } else { 60_000 * MS });
+            leg.compute_all();
+            leg.serve(&mut BTreeSet::new());
+            leg.wait(61_000 * MS);
+        }
+        leg.below_at_rest();
+    }
+}
+
+#[test]
+fn a_tier_is_too_slow_after_four_times_its_given_cost_and_then_rests() {
+    let mut leg = Leg::with(with_below(Role::Aggregated, 64, costs(100 * MS, MS)));
+    let mut stored = BTreeSet::new();
+    leg.submit(0, &tokens(0..40), 1);
+    leg.serve(&mut stored);
+    end(&mut leg, &mut stored);
+    leg.submit(1, &tokens(0..40), 1);
+    leg.answer_query(|name| stored.contains(name));
+    let (tag, pages) = leg.take_read();
+    assert_eq!(pages.len(), 9);
+    let cancels = |leg: &Leg| leg.asked(|action| matches!(action, TierAction::Cancel { .. }));
+    // 100 ms, and one for each page, four times, and 50 ms.
+    leg.wait(485 * MS);
+    assert_eq!(cancels(&leg), 0);
+    leg.wait(2 * MS);
+    assert_eq!(cancels(&leg), 1);
+    leg.submit(2, &tokens(500..540), 1);
+    assert_eq!(leg.asked(|action| matches!(action, TierAction::Query { .. })), 0, "it rests for a second");
+    leg.all_end(tag, pages.len(), PageEnd::Failed);
+    end(&mut leg, &mut stored);
+    leg.wait(61_000 * MS);
+    leg.serve(&mut stored);
+    leg.below_at_rest();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::*;
 
-const HEAD: Duration = Duration::from_millis(500);
+const HEAD: Duration = Duration::from_secs(2);
 const ASK: &[u8] = b"GET /now HTTP/1.1\r\nhost: x\r\n\r\n";
 
 async fn listening(routes: axum::Router, limits: Limits) -> (std::net::SocketAddr, watch::Sender<bool>) {

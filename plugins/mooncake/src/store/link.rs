@@ -164,11 +164,11 @@ impl Link {
     }
 
     fn make(&self, library: &dyn Library, regions: &Regions) -> std::result::Result<(), String> {
-        let client: Arc<dyn Client> = library.connect(&self.making.setup)?.into();
+        let client: Arc<dyn Client> = self.watched(library, || library.connect(&self.making.setup))?.into();
         let still = regions.still();
         for span in still.spans() {
             if let Err(why) = client.register(span) {
-                client.close();
+                self.watched(library, || client.close());
                 return Err(why);
             }
         }
@@ -195,9 +195,7 @@ impl Link {
                     if library.holds_others_up() {
                         self.await_master();
                     }
-                    // It may stop after it has answered.
-                    let address = &self.making.setup.master_server_address;
-                    without_silence(address, self.making.connect_timeout, || client.close());
+                    self.watched(library, || client.close());
                 }
                 release();
                 state = locked(&self.state);
@@ -230,6 +228,14 @@ impl Link {
                 }
             }
         }
+    }
+
+    /// Makes or closes a client. The master has answered just now, and may stop all the same.
+    fn watched<T>(&self, library: &dyn Library, run: impl FnOnce() -> T) -> T {
+        if !library.holds_others_up() {
+            return run();
+        }
+        without_silence(&self.making.setup.master_server_address, self.making.connect_timeout, run)
     }
 
     /// Waits until the master answers, or is not there: to say goodbye to one that is stopped takes half a minute, during

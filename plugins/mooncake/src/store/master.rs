@@ -36,20 +36,24 @@ pub fn answers(address: &str, timeout: Duration) -> Result<()> {
 }
 
 /// Runs something that may wait for an answer of the master at this address, and hangs up on the master for it when that has
-/// gone silent: whoever waits for a master that is stopped waits for half a minute, with Python's lock in hand.
+/// gone silent: a call to a master that is stopped takes half a minute, with Python's lock in hand. Silent is a master that
+/// answers two questions in a row too late.
 pub fn without_silence<T>(address: &str, timeout: Duration, run: impl FnOnce() -> T) -> T {
     let ended = AtomicBool::new(false);
     let watch = || {
-        let began = Instant::now();
+        let (mut looked, mut silent) = (Instant::now(), 0);
         while !ended.load(Ordering::SeqCst) {
             std::thread::park_timeout(LOOK);
-            // Most end in milliseconds, and a master that is there is not disturbed.
-            if began.elapsed() < timeout || ended.load(Ordering::SeqCst) {
+            // A call mostly ends before a master that is there is asked for the first time.
+            if looked.elapsed() < timeout || ended.load(Ordering::SeqCst) {
                 continue;
             }
-            let Err(error) = answers(address, timeout) else { continue };
-            let peers: Vec<SocketAddr> = address.to_socket_addrs().into_iter().flatten().collect();
-            if error.kind() == ErrorKind::TimedOut && !ended.load(Ordering::SeqCst) {
+            let answer = answers(address, timeout);
+            looked = Instant::now();
+            silent =
+                if answer.is_err_and(|error| error.kind() == ErrorKind::TimedOut) { silent + 1 } else { 0 };
+            if silent >= 2 && !ended.load(Ordering::SeqCst) {
+                let peers: Vec<SocketAddr> = address.to_socket_addrs().into_iter().flatten().collect();
                 hang_up(&peers);
             }
         }

@@ -34,7 +34,7 @@ impl Barrier {
         let mut waiting = self.waiting.lock().unwrap();
         waiting.1 += 1;
         self.changed.notify_all();
-        let patience = std::time::Duration::from_secs(10);
+        let patience = std::time::Duration::from_secs(300);
         let met = self.changed.wait_timeout_while(waiting, patience, |(wanted, here)| here < wanted);
         !met.unwrap().1.timed_out()
     }

@@ -80,7 +80,7 @@ fn a_master_that_takes_connections_and_never_answers_is_an_error_before_mooncake
 #[test]
 fn a_client_that_holds_others_up_is_closed_when_the_master_answers_and_shutdown_does_not_wait_for_that() {
     for holds_others_up in [false, true] {
-        let rig = rig("", NEVER);
+        let rig = rig("master_timeout_ms = 300\n", NEVER);
         assert_eq!(rig.put(0..1), [STORED]);
         rig.world.holds_others_up.store(holds_others_up, Ordering::SeqCst);
         rig.master.is_stopped.store(true, Ordering::SeqCst);
@@ -94,7 +94,7 @@ fn a_client_that_holds_others_up_is_closed_when_the_master_answers_and_shutdown_
 
 #[test]
 fn a_master_that_stops_while_a_client_is_closed_holds_nobody_up() {
-    let rig = rig("", NEVER);
+    let rig = rig("master_timeout_ms = 300\n", NEVER);
     assert_eq!(rig.put(0..1), [STORED]);
     rig.world.holds_others_up.store(true, Ordering::SeqCst);
     *locked(&rig.world.stops_at_goodbye) = Some((rig.master.clone(), rig.address));
