@@ -69,9 +69,11 @@ fn a_conversation_over_nixl_moves_only_what_decode_lacks() {
     let page = split.generate(&[201; 16], 1).unwrap().transferred_bytes;
     let first: Vec<u32> = (0..160).map(|token| token * 7 % 200).collect();
     assert_eq!(split.generate(&first, 1).unwrap().transferred_bytes, 10 * page);
-    let metrics = split.metrics(&split.worker("prefill"));
-    let written = metrics["host_plugin_counter_total{plugin=\"host.nixl\",name=\"bytes_written\"}"];
-    assert!(written >= 11.0 * page as f64, "{written} bytes were counted");
+    // Counted when the sender hears that they are there, which may be after the answer.
+    let counter = "host_plugin_counter_total{plugin=\"host.nixl\",name=\"bytes_written\"}";
+    split.wait("the bytes to be counted", || {
+        split.metrics(&split.worker("prefill"))[counter] >= 11.0 * page as f64
+    });
     let second: Vec<u32> = first.iter().copied().chain(220..236).collect();
     assert_eq!(split.generate(&second, 1).unwrap().transferred_bytes, page);
 }
