@@ -12,10 +12,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use host_tests::cluster::{Cluster, PATIENCE, Start, runs, signal};
+use host_tests::hold::Hold;
 use serde_json::json;
 
-/// A prompt of 1600 tokens takes three seconds: time for something to be done to a worker meanwhile, also on a busy machine.
-const SECONDS: &str = "prefill-token-us = 2000\n";
+/// A page of a prompt takes some milliseconds, so that something is sent when a worker is killed.
+const STEADY: &str = "prefill-token-us = 500\n";
 
 /// A split synthetic server. `synthetic` is its cost model.
 fn split(flags: &[&str], synthetic: &str) -> (Cluster, tempfile::TempDir) {
@@ -142,8 +143,10 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
 
 #[test]
 fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_answered() {
-    // 100 pages, in two parts each, over three seconds: the kill falls among them.
-    let (cluster, _plugins) = split(&["--chunk-tokens", "16", "--layer-groups", "2"], SECONDS);
+    // 50 pages, in two parts each, and then it stands still: the kill falls among them.
+    let hold = Hold::new();
+    let synthetic = format!("{STEADY}{}", hold.prompts_from(800));
+    let (cluster, _plugins) = split(&["--chunk-tokens", "16", "--layer-groups", "2"], &synthetic);
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
     let right = cluster.generate(&prompt, 8).unwrap();
     let first = cluster.worker("prefill");
@@ -153,9 +156,11 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
     };
     let before = pages_sent(&first);
     std::thread::scope(|scope| {
+        let held = hold.begin();
         let request = scope.spawn(|| cluster.generate(&prompt, 8));
         cluster.wait("some pages of the request to be sent", || pages_sent(&first) > before + 5.0);
         signal(cluster.pid("prefill").unwrap(), "KILL");
+        held.end();
         // Tried again on the restarted worker; nobody notices.
         assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens);
     });
@@ -171,16 +176,19 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
 
 #[test]
 fn a_killed_decode_worker_is_restarted_and_the_request_answered_or_failed_within_the_deadline() {
-    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], SECONDS);
+    let hold = Hold::new();
+    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], &hold.prompts_from(800));
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
     let right = cluster.generate(&prompt, 8).unwrap();
     std::thread::scope(|scope| {
+        let held = hold.begin();
         let request = scope.spawn(|| cluster.generate(&prompt, 8));
         let decode = cluster.worker("decode");
         cluster.wait("the request to hold pages", || {
             cluster.metrics(&decode).get("host_kv_pages{state=\"held\"}").is_some_and(|held| *held > 0.0)
         });
         signal(cluster.pid("decode").unwrap(), "KILL");
+        held.end();
         // No token was given to the client before the transfer was whole, so it can be tried again.
         assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens);
     });
@@ -198,11 +206,13 @@ fn a_killed_router_answers_again_at_the_same_address() {
 
 #[test]
 fn a_frozen_prefill_worker_costs_seconds_and_no_page() {
-    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], SECONDS);
+    let hold = Hold::new();
+    let (cluster, _plugins) = split(&["--chunk-tokens", "16"], &hold.prompts_from(800));
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
     let right = cluster.generate(&prompt[..40], 8).unwrap();
     let prefill = cluster.pid("prefill").unwrap();
     std::thread::scope(|scope| {
+        let _held = hold.begin();
         let request = scope.spawn(|| cluster.generate(&prompt, 8));
         let decode = cluster.worker("decode");
         cluster.wait("the request to hold pages", || {

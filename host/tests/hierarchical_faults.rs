@@ -13,6 +13,7 @@ use std::path::Path;
 
 use host_tests::caches::{RESTORES, TRIES};
 use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::hold::Hold;
 
 const PAGE_TOKENS: usize = 16;
 const ALONE: &[&str] = &["--role", "aggregated", "--prefill-radix-cache"];
@@ -168,19 +169,19 @@ fn reads(cluster: &Cluster, role: &str) -> f64 {
 fn workers_killed_while_pages_are_read_leave_nothing_behind_in_the_others() {
     let expected = expected();
     for role in ["decode", "prefill"] {
-        let (cluster, _plugins) = faulty(PAIR, "delay_ms = 150\n");
+        let hold = Hold::new();
+        let (cluster, _plugins) = faulty(PAIR, &hold.reads());
         assert_eq!(ask(&cluster), expected);
         cluster.await_none("host_storage_queue_pages");
         cluster.flush();
-        let before = cluster.worker(role).instance;
+        let before = cluster.worker(role);
+        let held = hold.begin();
         ask_during(&cluster, &expected, || {
             cluster.wait("pages to be read", || reads(&cluster, role) > 0.0);
             signal(cluster.pid(role).unwrap(), "KILL");
+            held.end();
         });
-        cluster.wait("another life", || {
-            let workers = cluster.workers();
-            workers.len() == 2 && workers.iter().all(|worker| worker.instance != before)
-        });
+        cluster.wait_for_another(&before);
         assert_eq!(ask(&cluster), expected, "after the {role} worker was killed");
         cluster.await_nothing_held();
     }

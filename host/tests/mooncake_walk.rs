@@ -12,6 +12,7 @@ mod skip;
 use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::hold::Hold;
 
 /// A synthetic server; `None` when there is no Mooncake here.
 fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)> {
@@ -79,12 +80,17 @@ fn a_conversation_over_mooncake_moves_only_what_decode_lacks() {
     assert_eq!(split.generate(&second, 1).unwrap().transferred_bytes, page);
 }
 
+/// A page of a prompt takes some milliseconds, and the 51st stands still while it is held.
+fn steady(hold: &Hold) -> String {
+    format!("prefill-token-us = 500\n{}", hold.prompts_from(800))
+}
+
 #[test]
 fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
-    // 100 parts of one page each, over three seconds: the kill falls among them.
-    let cost = "prefill-token-us = 2000\n";
+    // 50 parts of one page each, and then it stands still: the kill falls among them.
     for victim in ["prefill", "decode"] {
-        let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], cost) else { return };
+        let hold = Hold::new();
+        let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], &steady(&hold)) else { return };
         let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
         let right = split.generate(&prompt, 8).unwrap();
         let first = split.worker(victim);
@@ -92,9 +98,11 @@ fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
         let sent = || split.metrics(&prefill).get("host_pages_sent_total").copied().unwrap_or(0.0);
         let before = sent();
         std::thread::scope(|scope| {
+            let held = hold.begin();
             let request = scope.spawn(|| split.generate(&prompt, 8));
             split.wait("some pages of the request to be sent", || sent() > before + 5.0);
             signal(split.pid(victim).unwrap(), "KILL");
+            held.end();
             // Tried again on the restarted worker; nobody notices.
             assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
         });
@@ -106,20 +114,22 @@ fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
 
 #[test]
 fn a_worker_frozen_in_mid_transfer_over_mooncake_costs_time_and_no_token() {
-    let cost = "prefill-token-us = 2000\n";
     for victim in ["prefill", "decode"] {
-        let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], cost) else { return };
+        let hold = Hold::new();
+        let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], &steady(&hold)) else { return };
         let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
         let right = split.generate(&prompt, 8).unwrap().tokens;
         let (prefill, frozen) = (split.worker("prefill"), split.pid(victim).unwrap());
         let sent = || split.metrics(&prefill).get("host_pages_sent_total").copied().unwrap_or(0.0);
         let before = sent();
         std::thread::scope(|scope| {
+            let held = hold.begin();
             let request = scope.spawn(|| split.generate(&prompt, 8));
             split.wait("some pages of the request to be sent", || sent() > before + 5.0);
             signal(frozen, "STOP");
             split.wait("the router to miss it", || split.workers().len() == 1);
             signal(frozen, "CONT");
+            held.end();
             // Whether it is given up or goes on, what is answered is right.
             let answer = request.join().unwrap();
             assert!(answer.as_ref().map_or(true, |answer| answer.tokens == right), "{victim}: {answer:?}");

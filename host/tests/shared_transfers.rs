@@ -11,14 +11,17 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::hold::Hold;
 use serde_json::json;
 
 const PROMPT: u32 = 504;
 /// Of 504 tokens, 31 pages of 16 and half a page.
 const WHOLE: f64 = 31.0;
 
-/// Prefill takes about six seconds for the prompt, time enough for everybody to arrive.
-const SLOW: &str = "[synthetic]\nprefill-token-us = 12000\n";
+/// Prompts stand still before their first token until all requests have arrived.
+fn held(hold: &Hold) -> String {
+    format!("[synthetic]\n{}", hold.prompts_from(0))
+}
 
 fn start(flags: &[&str], config: &str, workers: usize) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_support::fixture::directory(&["shm"]);
@@ -64,14 +67,20 @@ fn begin(cluster: &Cluster) -> TcpStream {
 #[test]
 fn when_the_first_client_leaves_the_next_request_goes_ahead_for_all() {
     let right = right_answer();
-    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"], SLOW, 2);
-    let first = begin(&cluster);
-    all_wait(&cluster, 0.0);
+    let hold = Hold::new();
+    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"], &held(&hold), 2);
     std::thread::scope(|scope| {
+        let held = hold.begin();
+        let first = begin(&cluster);
+        all_wait(&cluster, 0.0);
         let ask = || cluster.generate(&prompt(), 6).unwrap().tokens;
         let others: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
         all_wait(&cluster, 8.0);
         drop(first);
+        cluster.wait("the first request to be gone", || {
+            cluster.metrics(&cluster.worker("decode")).get("host_requests_queued") == Some(&7.0)
+        });
+        held.end();
         for other in others {
             assert_eq!(other.join().unwrap(), right);
         }
@@ -86,12 +95,15 @@ fn when_the_first_client_leaves_the_next_request_goes_ahead_for_all() {
 #[test]
 fn when_the_prefill_worker_dies_all_who_wait_are_answered_by_the_next() {
     let right = right_answer();
-    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"], SLOW, 2);
+    let hold = Hold::new();
+    let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"], &held(&hold), 2);
     std::thread::scope(|scope| {
+        let held = hold.begin();
         let ask = || cluster.generate(&prompt(), 6).unwrap().tokens;
         let all: Vec<_> = (0..12).map(|_| scope.spawn(ask)).collect();
         all_wait(&cluster, 11.0);
         signal(cluster.pid("prefill").unwrap(), "KILL");
+        held.end();
         for one in all {
             assert_eq!(one.join().unwrap(), right);
         }

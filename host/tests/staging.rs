@@ -14,6 +14,7 @@ mod skip;
 use std::path::Path;
 
 use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::hold::Hold;
 
 /// The order of engines: a head of a token is a piece of its own as soon as two ranks share a layer.
 const LAYER_FIRST: [&str; 2] = ["--kv-layout", "layer-kv-page-token-head-dim"];
@@ -176,15 +177,19 @@ fn leave_after(cluster: &Cluster, wait: std::time::Duration) {
 fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answered() {
     let flags = [&["--chunk-tokens", "16", "--staging-bytes", "64KiB"][..], &ALWAYS].concat();
     for role in ["prefill", "decode"] {
-        let split = Server::shm("prefill-token-us = 1000\n", &flags);
+        let hold = Hold::new();
+        let steady = format!("prefill-token-us = 500\n{}", hold.prompts_from(800));
+        let split = Server::shm(&steady, &flags);
         let prompt = long_prompt();
         let right = split.cluster.generate(&prompt, 8).unwrap().tokens;
         let first = split.cluster.worker(role);
         let before = split.staged();
         std::thread::scope(|scope| {
+            let held = hold.begin();
             let request = scope.spawn(|| split.cluster.generate(&prompt, 8));
             split.cluster.wait("some of the request to be staged", || split.staged() > before + 40_000.0);
             signal(split.cluster.pid(role).unwrap(), "KILL");
+            held.end();
             // Tried again on the restarted worker; nobody notices.
             assert_eq!(request.join().unwrap().unwrap().tokens, right, "{role}");
         });

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::process::Command;
 
 use host_tests::cluster::{Cluster, Start, Worker, signal};
+use host_tests::hold::Hold;
 use host_tests::model::TinyModel;
 use host_tests::program::Program;
 use serde_json::json;
@@ -279,8 +280,9 @@ fn one_byte_that_flips_on_any_rank_costs_a_second_transfer_and_no_answer() {
 
 #[test]
 fn a_worker_of_several_ranks_killed_in_mid_transfer_costs_no_answer_and_no_page() {
-    // 100 parts of one page each, over three seconds: the kill falls among them.
-    let setting = Setting::synthetic("prefill-token-us = 2000\n");
+    // 50 parts of one page each, and then it stands still: the kill falls among them.
+    let hold = Hold::new();
+    let setting = Setting::synthetic(&format!("prefill-token-us = 500\n{}", hold.prompts_from(800)));
     let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
     for victim in ["prefill", "decode"] {
         let split = setting.split((4, 2), &["--chunk-tokens", "16"]);
@@ -290,9 +292,11 @@ fn a_worker_of_several_ranks_killed_in_mid_transfer_costs_no_answer_and_no_page(
         let sent = || count(&split, &prefill, "host_pages_sent_total");
         let before = sent();
         std::thread::scope(|scope| {
+            let held = hold.begin();
             let request = scope.spawn(|| split.generate(&prompt, 8));
             split.wait("some pages of the request to be sent", || sent() > before + 5.0);
             signal(split.pid(victim).unwrap(), "KILL");
+            held.end();
             assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
         });
         split.wait_for_another(&first);

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::lines::Lines;
 pub use crate::wait::PATIENCE;
 use crate::wait::{try_until, until};
 
@@ -76,8 +76,9 @@ impl Cluster {
             .stderr(File::create(&log).expect("the log is created"))
             .spawn()
             .expect("the program starts");
-        let stdout = BufReader::new(child.stdout.take().expect("a piped stdout"));
-        let line = stdout.lines().map_while(Result::ok).find(|line| line.contains("http://"));
+        let stdout = Lines::of(child.stdout.take().expect("a piped stdout"));
+        let address = |line: &str| line.contains("http://").then(|| line.to_owned());
+        let line = stdout.find("the address that it serves", address);
         let log_text = || std::fs::read_to_string(&log).unwrap_or_default();
         let line = line.unwrap_or_else(|| panic!("it ended before it served:\n{}", log_text()));
         let address = line.split("http://").nth(1).and_then(|rest| rest.split([' ', ',']).next());

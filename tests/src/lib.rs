@@ -4,6 +4,8 @@
 
 pub mod caches;
 pub mod cluster;
+pub mod hold;
+pub mod lines;
 pub mod model;
 pub mod ports;
 pub mod program;

@@ -18,6 +18,21 @@ pub fn until<T, S: Display>(what: &str, look: impl FnMut() -> Result<T, S>) -> T
     try_until(look).unwrap_or_else(|seen| in_vain(what, &seen))
 }
 
+/// The same for what is asked in turns with other tasks, without a pause: a look waits for an answer by itself.
+///
+/// # Panics
+/// As [`until`].
+pub async fn asked_until<T, S: Display>(what: &str, mut look: impl AsyncFnMut() -> Result<T, S>) -> T {
+    let start = Instant::now();
+    loop {
+        match look().await {
+            Ok(answer) => return answer,
+            Err(seen) if start.elapsed() > PATIENCE => in_vain(what, &seen),
+            Err(_) => {}
+        }
+    }
+}
+
 /// The same for what goes on without an answer.
 ///
 /// # Errors

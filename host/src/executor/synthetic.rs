@@ -12,6 +12,7 @@
 //! find the same in it, or the answer is another. The modelled time is that of the worker, whatever its ranks.
 
 mod content;
+mod hold;
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use host_core::{Batch, Dtype, Sampled, Sampling, SequenceOutput};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use self::content::Content;
+pub use self::hold::Hold;
 use super::digest;
 use super::group::Seat;
 use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape, Sliding, window};
@@ -66,6 +68,7 @@ pub struct Synthetic {
     shape: ModelShape,
     content: Content,
     cost: Cost,
+    hold: Option<Hold>,
     seat: Seat,
 }
 
@@ -139,7 +142,13 @@ impl Synthetic {
             math: MATH.to_owned(),
             sliding,
         };
-        Ok(Self { content: Content::new(&shape), shape, cost, seat })
+        Ok(Self { content: Content::new(&shape), shape, cost, hold: None, seat })
+    }
+
+    /// Holds prompts as the file says.
+    #[must_use]
+    pub fn with_hold(self, hold: Option<Hold>) -> Self {
+        Self { hold, ..self }
     }
 
     /// What all ranks found, from `found[rank][sequence x the rank's heads]`: the sum over all heads. A head of which its
@@ -230,6 +239,9 @@ impl Executor for Synthetic {
         batch: &Batch,
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Vec<SequenceOutput>, ExecutorError> {
+        if let Some(hold) = &self.hold {
+            hold.wait(batch);
+        }
         let started = Instant::now();
         let mut turn = self.seat.turn()?;
         let whole = self.cost.of(batch);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use host::net::proto::{GenerateRequest, Load};
+use host_tests::wait::asked_until;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
@@ -164,7 +165,11 @@ async fn prefill_may_die_once_decode_answers() {
     let mut reply = front.post(PATH, &json!({"prompt": "a", "max_tokens": 2, "stream": true})).await;
     assert_eq!(reply.some_events().await[0]["choices"][0]["text"], "a");
     prefill.kill();
-    while front.get("/health").await.json().await["workers"][1]["state"] == "live" {}
+    asked_until("prefill to be missed", async || {
+        let health = front.get("/health").await.json().await;
+        if health["workers"][1]["state"] == "live" { Err(health) } else { Ok(()) }
+    })
+    .await;
     gate.add_permits(1);
     let rest = reply.events().await;
     assert_eq!((&rest[0]["choices"][0]["text"], rest.last().unwrap()), (&json!("b"), &json!("[DONE]")));
@@ -200,7 +205,7 @@ async fn a_request_that_waits_is_served_when_a_worker_registers() {
         async move { super::client::send(http, "POST", PATH, &[], body.as_bytes()).await.json().await }
     });
     // The request counts as running once it has its place.
-    while !front.get("/metrics").await.text().await.contains("host_requests_running 1") {}
+    front.until_metrics_say("host_requests_running 1").await;
     let _worker = front.worker("all", "aggregated", echoes()).await;
     assert_eq!(waiting.await.unwrap()["choices"][0]["text"], "abcabc");
 }
@@ -227,7 +232,7 @@ async fn a_client_that_hangs_up_cancels_both_legs() {
         }
         decode.watch.cancelled(1).await;
         prefill.watch.cancelled(1).await;
-        while !front.get("/metrics").await.text().await.contains("outcome=\"cancelled\"} 1") {}
+        front.until_metrics_say("outcome=\"cancelled\"} 1").await;
         let counted = format!("host_output_tokens_total {}\n", u32::from(stream));
         let metrics = front.get("/metrics").await.text().await;
         assert!(metrics.contains(&counted), "{counted} is not in\n{metrics}");

@@ -8,6 +8,7 @@ use host::net::front::{FrontConfig, serve};
 use host::net::proto::registry_client::RegistryClient;
 use host::net::proto::{HeartbeatRequest, Load, RegisterReply, RegisterRequest, WorkerInfo};
 use host::text::{ChatTemplate, TextModel};
+use host_tests::wait::asked_until;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -92,6 +93,15 @@ impl Front {
 
     pub async fn get(&self, path: &str) -> Reply {
         send(self.http, "GET", path, &[], b"").await
+    }
+
+    /// Waits until its metrics have these words.
+    pub async fn until_metrics_say(&self, words: &str) {
+        asked_until(words, async || {
+            let metrics = self.get("/metrics").await.text().await;
+            if metrics.contains(words) { Ok(()) } else { Err(metrics) }
+        })
+        .await;
     }
 
     /// Asks it to stop and returns how it ended.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use host::net::proto::TransferEndpoint;
+use host_tests::wait::asked_until;
 use serde_json::json;
 
 use super::fake_worker::{FakeWorker, Step, echoes, prefills, says, steps};
@@ -79,7 +80,11 @@ async fn a_second_worker_of_a_live_ones_name_is_refused_until_that_one_is_gone()
     assert!(front.heartbeat(old.info.instance).await, "the first keeps its place");
     // Its address refuses connections from now on; the worker's timeout of ten minutes is not waited for.
     old.kill();
-    while !front.register(new.info.clone()).await.accepted {}
+    asked_until("the other worker to be accepted", async || {
+        let reply = front.register(new.info.clone()).await;
+        if reply.accepted { Ok(()) } else { Err(reply.message) }
+    })
+    .await;
     assert!(front.heartbeat(99).await);
 }
 

@@ -3,14 +3,15 @@
 // Each test uses its part.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 
 use host::executor::memory::SharedMemory;
 use host::plugins::{Catalog, open_transfer};
 use host_plugin_api::*;
+use host_tests::lines::Lines;
 use host_tests::wait::poll_until;
 
 /// One instance with one region.
@@ -96,14 +97,14 @@ pub fn submission(peer: PeerId, tag: u64, text: &[u8]) -> Submission {
 
 /// Asks until there is an answer.
 pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    poll_until(what, || ask().ok_or("nothing"))
+    poll_until(what, || ask().ok_or("still no answer"))
 }
 
 /// A [`Worker`] in a child process: this test binary again, running its test `child`.
 pub struct Remote {
     pub process: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: Lines,
 }
 
 impl Remote {
@@ -116,7 +117,7 @@ impl Remote {
             .spawn()
             .unwrap();
         let input = process.stdin.take().unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
+        let output = Lines::of(process.stdout.take().unwrap());
         Self { process, input, output }
     }
 
@@ -131,15 +132,9 @@ impl Remote {
     }
 
     pub fn answer(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the child process ended");
-            // Whatever the test harness prints shares the pipe, also on our line.
-            if let Some((_, answer)) = line.split_once("@ ") {
-                return answer.trim_end().to_owned();
-            }
-        }
+        // What the test harness prints shares the pipe, also on our line.
+        let answer = |line: &str| line.split_once("@ ").map(|(_, answer)| answer.trim_end().to_owned());
+        self.output.find("the child process's answer", answer).expect("the child process ended")
     }
 
     pub fn endpoint(&mut self) -> Vec<u8> {

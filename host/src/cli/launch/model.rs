@@ -8,7 +8,7 @@ use super::{Refused, refused};
 use crate::cli::settings::{ExecutorName, Settings};
 use crate::executor::cpu;
 use crate::executor::group::Seat;
-use crate::executor::synthetic::{Cost, Synthetic, SyntheticShape};
+use crate::executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
 use crate::executor::{Executor, ExecutorError, ModelShape, Sliding};
 use crate::text::TextModel;
 
@@ -44,7 +44,7 @@ pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
 /// # Errors
 /// When `[synthetic]` contradicts itself, or asks for steps that nobody would wait for.
 pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError> {
-    let given = settings.synthetic.unwrap_or_default();
+    let given = settings.synthetic.clone().unwrap_or_default();
     let standard = SyntheticShape::default();
     let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
     let sliding = match (given.sliding_layers, given.window) {
@@ -81,7 +81,8 @@ pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, Ex
             given.sequence_us
         )));
     }
-    Synthetic::for_rank(shape, cost, seat)
+    let hold = given.hold_file.map(|file| Hold { file, from: given.hold_from });
+    Ok(Synthetic::for_rank(shape, cost, seat)?.with_hold(hold))
 }
 
 /// Whether the model has layers with a window, as far as it can be read.

@@ -1,9 +1,11 @@
 //! The synthetic executor's settings, which the file alone has.
 
+use std::path::PathBuf;
+
 use serde::Deserialize;
 
 /// `[synthetic]` of the configuration file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct SyntheticSettings {
     /// Transformer layers, the sliding ones included.
@@ -26,4 +28,8 @@ pub struct SyntheticSettings {
     pub prefill_token_us: u64,
     /// Microseconds per sequence that decodes.
     pub sequence_us: u64,
+    /// As long as this file is there, prompts are computed up to `hold_from` only.
+    pub hold_file: Option<PathBuf>,
+    /// Position of the first prompt token that is held.
+    pub hold_from: u32,
 }

@@ -5,6 +5,7 @@
 //! faults never ends, not even when it is cancelled.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -57,13 +58,23 @@ struct Text {
     every: u64,
     seed: u64,
     delay_ms: u64,
+    /// Reads do not end while this file is there.
+    hold_file: String,
     spare: u64,
     stop: Stop,
 }
 
 impl Default for Text {
     fn default() -> Self {
-        Self { faults: String::new(), every: 1, seed: 1, delay_ms: 0, spare: 0, stop: Stop::Ends }
+        Self {
+            faults: String::new(),
+            every: 1,
+            seed: 1,
+            delay_ms: 0,
+            hold_file: String::new(),
+            spare: 0,
+            stop: Stop::Ends,
+        }
     }
 }
 
@@ -188,7 +199,9 @@ impl FaultyTier {
     /// Carries out what is due.
     fn carry_out(&self, state: &mut State) {
         let now = Instant::now();
-        while state.waiting.front().is_some_and(|batch| batch.due <= now) {
+        let held = !self.text.hold_file.is_empty() && Path::new(&self.text.hold_file).exists();
+        let is_due = |batch: &Batch| batch.due <= now && !(held && matches!(batch.work, Work::Get(_)));
+        while state.waiting.front().is_some_and(is_due) {
             let Some(batch) = state.waiting.pop_front() else { return };
             let answer = match &batch.work {
                 Work::Exists(keys) => self.inner.exists(batch.tag, keys),
