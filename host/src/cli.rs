@@ -4,6 +4,7 @@ pub mod addresses;
 mod allocator;
 mod below;
 pub mod companion;
+mod flags;
 pub mod launch;
 pub mod memory;
 pub mod output;
@@ -11,6 +12,7 @@ pub mod plugins;
 pub mod serve;
 pub mod settings;
 pub mod staging;
+mod summary;
 pub mod supervise;
 pub mod tier;
 

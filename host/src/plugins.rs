@@ -34,7 +34,7 @@ pub use load::{check_config, open_allocator, open_tier, open_transfer};
 pub use loaded_allocator::LoadedAllocator;
 pub use loaded_tier::LoadedTier;
 pub use loaded_transfer::LoadedTransfer;
-pub use manifest::{Build, CompanionManifest, ConfigKey, Manifest, Role};
+pub use manifest::{Build, CompanionManifest, ConfigKey, HostDefault, Manifest, Role};
 pub use policy::Policy;
 pub use preflight::{needed_libraries, preflight};
 pub use services::{Kind, Services, Waker, Word};

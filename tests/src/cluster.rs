@@ -57,12 +57,37 @@ pub struct Answer {
 }
 
 impl Cluster {
-    /// Starts it and waits until it serves.
+    /// Starts it and waits until it serves. Prefix caches that neither flags nor configuration name are off, and the pool is
+    /// small where no size is given: a test says what it is about, and many servers run side by side.
     ///
     /// # Panics
     /// When it does not come up, with its log.
     #[must_use]
     pub fn start(start: &Start<'_>) -> Self {
+        let names = |key: &str| {
+            let is_flag = |flag: &String| flag.trim_start_matches("--").trim_start_matches("no-") == key;
+            start.flags.iter().any(is_flag) || start.config.contains(key)
+        };
+        let mut flags = start.flags.clone();
+        for cache in ["prefill-radix-cache", "decode-radix-cache"] {
+            if !names(cache) {
+                flags.push(format!("--no-{cache}"));
+            }
+        }
+        if !names("kv-memory") && !names("pool-pages") {
+            flags.extend(["--kv-memory".to_owned(), "256MiB".to_owned()]);
+        }
+        let config = start.config.clone();
+        let start = Start { program: start.program, flags, config, workers: start.workers };
+        Self::start_as_given(&start, &[])
+    }
+
+    /// Starts it with these flags alone, as an operator does, with more in its environment, and waits until it serves.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    #[must_use]
+    pub fn start_as_given(start: &Start<'_>, environment: &[(&str, &Path)]) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the log");
         let log = directory.path().join("log");
         let config = directory.path().join("host.toml");
@@ -71,6 +96,7 @@ impl Cluster {
             .args(&start.flags)
             .args(["--port", "0", "--log-format", "json", "--config"])
             .arg(&config)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(File::create(&log).expect("the log is created"))

@@ -9,13 +9,22 @@ use serde_json::{Value, json};
 /// Longest time for one request.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where a prompt is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    /// `/v1/completions`
-    Completions,
-    /// `/v1/chat/completions`
-    Chat,
+/// What is asked, and so where it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// `/v1/completions`: text that goes on.
+    Completion(String),
+    /// `/v1/chat/completions`: a conversation, the newest message last.
+    Chat(Vec<Message>),
+}
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// `user` or `assistant`.
+    pub role: &'static str,
+    /// What is said.
+    pub content: String,
 }
 
 /// One generated token as the API tells it.
@@ -36,6 +45,8 @@ pub struct Answer {
     pub text: String,
     /// Tokens of the prompt, as the server counts them.
     pub prompt_tokens: u64,
+    /// Of those, the ones that a cache held.
+    pub cached_tokens: u64,
     /// From sending to the first token.
     pub first_token: Duration,
     /// From the first token to the last.
@@ -51,27 +62,36 @@ impl Answer {
     }
 }
 
-impl Endpoint {
+impl Ask {
     /// Its path.
-    pub fn path(self) -> &'static str {
+    pub fn path(&self) -> &'static str {
         match self {
-            Endpoint::Completions => "/v1/completions",
-            Endpoint::Chat => "/v1/chat/completions",
+            Ask::Completion(_) => "/v1/completions",
+            Ask::Chat(_) => "/v1/chat/completions",
         }
     }
 
-    fn body(self, model: &str, prompt: &str, tokens: u32) -> Value {
+    /// What is new in it: the text, or the newest message.
+    pub fn newest(&self) -> &str {
+        match self {
+            Ask::Completion(text) => text,
+            Ask::Chat(messages) => messages.last().map_or("", |message| &message.content),
+        }
+    }
+
+    fn body(&self, model: &str, tokens: u32) -> Value {
         let mut body = json!({
             "model": model, "temperature": 0, "max_tokens": tokens,
             "stream": true, "stream_options": {"include_usage": true},
         });
         match self {
-            Endpoint::Completions => {
-                body["prompt"] = json!(prompt);
+            Ask::Completion(text) => {
+                body["prompt"] = json!(text);
                 body["logprobs"] = json!(0);
             }
-            Endpoint::Chat => {
-                body["messages"] = json!([{"role": "user", "content": prompt}]);
+            Ask::Chat(messages) => {
+                let message = |message: &Message| json!({"role": message.role, "content": message.content});
+                body["messages"] = messages.iter().map(message).collect();
                 body["logprobs"] = json!(true);
             }
         }
@@ -79,20 +99,20 @@ impl Endpoint {
     }
 
     /// The text and the tokens of one event.
-    fn piece(self, choice: &Value) -> (&str, Vec<Token>) {
+    fn piece<'a>(&self, choice: &'a Value) -> (&'a str, Vec<Token>) {
         let token = |text: &Value, logprob: &Value| Token {
             text: text.to_string(),
             logprob: logprob.as_f64().unwrap_or(f64::NAN),
         };
         match self {
-            Endpoint::Completions => {
+            Ask::Completion(_) => {
                 let logprobs = &choice["logprobs"];
                 let texts = logprobs["tokens"].as_array().into_iter().flatten();
                 let numbers = logprobs["token_logprobs"].as_array().into_iter().flatten();
                 let tokens = texts.zip(numbers).map(|(text, logprob)| token(text, logprob)).collect();
                 (choice["text"].as_str().unwrap_or_default(), tokens)
             }
-            Endpoint::Chat => {
+            Ask::Chat(_) => {
                 let content = choice["logprobs"]["content"].as_array().into_iter().flatten();
                 let tokens = content.map(|entry| token(&entry["bytes"], &entry["logprob"])).collect();
                 (choice["delta"]["content"].as_str().unwrap_or_default(), tokens)
@@ -100,12 +120,11 @@ impl Endpoint {
         }
     }
 
-    /// Sends a prompt, greedily, and gives each piece of text to `show` as it comes.
+    /// Asks, greedily, and gives each piece of text to `show` as it comes.
     pub fn stream(
-        self,
+        &self,
         url: &str,
         model: &str,
-        prompt: &str,
         tokens: u32,
         mut show: impl FnMut(&str),
     ) -> anyhow::Result<Answer> {
@@ -114,7 +133,7 @@ impl Endpoint {
         let mut answer = agent()
             .post(format!("{url}{path}"))
             .header("content-type", "application/json")
-            .send(self.body(model, prompt, tokens).to_string())
+            .send(self.body(model, tokens).to_string())
             .with_context(|| format!("no answer from {url}{path}"))?;
         if answer.status().as_u16() != 200 {
             let text = answer.body_mut().read_to_string().unwrap_or_default();
@@ -124,6 +143,7 @@ impl Endpoint {
             tokens: Vec::new(),
             text: String::new(),
             prompt_tokens: 0,
+            cached_tokens: 0,
             first_token: Duration::ZERO,
             rest: Duration::ZERO,
         };
@@ -140,6 +160,9 @@ impl Endpoint {
             ensure!(event.get("error").is_none(), "{path} failed while it streamed: {data}");
             if let Some(count) = event["usage"]["prompt_tokens"].as_u64() {
                 got.prompt_tokens = count;
+            }
+            if let Some(count) = event["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() {
+                got.cached_tokens = count;
             }
             let (text, new) = self.piece(&event["choices"][0]);
             if !new.is_empty() {
@@ -171,6 +194,23 @@ pub fn transferred_bytes(url: &str) -> anyhow::Result<u64> {
     value
         .and_then(|value| value.trim().parse().ok())
         .context("host_transferred_bytes_total is not in /metrics")
+}
+
+/// KV pages that came back from storage so far, on all workers that `/health` names.
+pub fn restored_pages(url: &str) -> anyhow::Result<u64> {
+    let health = get_json(&format!("{url}/health")).context("the server does not tell its health")?;
+    let workers = health["workers"].as_array().into_iter().flatten();
+    let addresses = workers.filter_map(|worker| worker["address"].as_str());
+    let metrics = addresses.filter_map(|address| get(&format!("{address}/metrics")));
+    let pages = metrics.flat_map(|text| {
+        let read = |line: &str| {
+            line.strip_prefix("host_storage_pages_total{")
+                .filter(|labels| labels.contains("end=\"read\""))?;
+            line.rsplit(' ').next()?.parse::<u64>().ok()
+        };
+        text.lines().filter_map(read).collect::<Vec<_>>()
+    });
+    Ok(pages.sum())
 }
 
 fn get(url: &str) -> Option<String> {

@@ -47,6 +47,11 @@ impl Server {
             let mut command = Command::new(program);
             command.args(["--role", role, "--name", role, "--router", &control, "--executor", "synthetic"]);
             command.args(["--log-level", "warn", "--plugins-dir"]).arg(plugins);
+            for cache in ["--prefill-radix-cache", "--decode-radix-cache"] {
+                if !worker.flags.iter().any(|flag| flag == cache) {
+                    command.arg(cache.replace("--", "--no-"));
+                }
+            }
             command.args(&worker.flags).arg("--config").arg(config).stdin(Stdio::null());
             Ok(Process(command.spawn()?))
         };

@@ -5,12 +5,11 @@ mod limits;
 use host_core::hierarchy::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 use host_core::{Instance, KvLayout};
 
+use super::launch::share;
 use super::settings::{RoleName, Settings, parse_bytes};
 use super::{Refused, plugins};
 use crate::worker::{Below, slot_bytes};
 
-/// Bytes of host memory for each of the pool's when nothing is said.
-const RATIO: u64 = 2;
 /// What is assumed of a storage tier until it was measured: what a disk that is nothing special does.
 const LATENCY: std::time::Duration = std::time::Duration::from_millis(1);
 const BYTES_PER_SECOND: f64 = 500e6;
@@ -54,19 +53,19 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     if let Some((_, name)) = again {
         return Err(Refused(format!("--hicache-storage names {name:?} twice: each is one tier")));
     }
-    if let Some((flag, _)) = set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache) {
+    if let Some((flag, _)) = set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache()) {
         return Err(Refused(format!("{flag} says nothing without --hierarchical-cache: add it")));
     }
     // Without a role, and in the children of such a process, one of the two workers may go without.
     let needed = match settings.role.filter(|_| !settings.supervised) {
-        Some(RoleName::Decode) if !settings.decode_radix_cache => "--decode-radix-cache",
-        Some(RoleName::Prefill | RoleName::Aggregated) if !settings.prefill_radix_cache => {
+        Some(RoleName::Decode) if !settings.decode_radix_cache() => "--decode-radix-cache",
+        Some(RoleName::Prefill | RoleName::Aggregated) if !settings.prefill_radix_cache() => {
             "--prefill-radix-cache"
         }
         _ => return Ok(()),
     };
     // That there is no cache at all is a row of the compatibility table.
-    match settings.hierarchical_cache && (settings.decode_radix_cache || settings.prefill_radix_cache) {
+    match settings.hierarchical_cache() && (settings.decode_radix_cache() || settings.prefill_radix_cache()) {
         true => Err(Refused(format!(
             "--hierarchical-cache says nothing on this worker without {needed}: add it, or leave both out"
         ))),
@@ -85,7 +84,7 @@ pub fn hierarchy(
     cached: bool,
     alignment: Option<usize>,
 ) -> Result<Option<HierarchyConfig>, Refused> {
-    if !settings.hierarchical_cache || !cached {
+    if !settings.hierarchical_cache() || !cached {
         return Ok(None);
     }
     // A page lies on all ranks, with the heads of each.
@@ -93,12 +92,16 @@ pub fn hierarchy(
     let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, alignment) as u64).sum();
     let pool: u64 = layouts.iter().map(|layout| layout.bytes() as u64).sum();
     let given = settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
-    let bytes = given.unwrap_or(RATIO * pool);
+    let bytes = given.unwrap_or_else(|| share::host_bytes(settings, pool));
     let slots = bytes / page_bytes;
     if slots == 0 {
-        return Err(Refused(format!(
-            "--hicache-memory {bytes} holds no page: one page has {page_bytes} bytes"
-        )));
+        return Err(Refused(match given {
+            Some(bytes) => format!("--hicache-memory {bytes} holds no page: one page has {page_bytes} bytes"),
+            None => format!(
+                "no memory is left for pages beside a KV pool of {pool} bytes: lower --kv-memory, give --hicache-memory, or \
+                 --no-hierarchical-cache"
+            ),
+        }));
     }
     let slots = u32::try_from(slots).map_err(|_too_many| {
         Refused(format!("{slots} pages of host memory are too many: lower --hicache-memory"))
@@ -116,7 +119,7 @@ pub fn hierarchy(
 /// # Errors
 /// When one is not there, does not fit, or does not open.
 pub fn open(settings: &Settings, instance: Instance, cached: bool) -> anyhow::Result<Option<Below>> {
-    if !settings.hierarchical_cache || !cached {
+    if !settings.hierarchical_cache() || !cached {
         return Ok(None);
     }
     let tiers: anyhow::Result<Vec<_>> = settings
@@ -137,7 +140,7 @@ mod tests {
     #[test]
     fn slots_are_sized_as_the_opened_tiers_have_them_laid_out() {
         let settings = Settings {
-            hierarchical_cache: true,
+            hierarchical_cache: Some(true),
             hicache_memory: Some("1MiB".into()),
             hicache_storage: Some(vec!["any".into()]),
             ..Settings::default()

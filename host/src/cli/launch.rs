@@ -1,19 +1,22 @@
 //! From settings to the parts of a worker: everything is checked here, before anything starts.
 
 mod model;
+mod model_path;
 mod needs;
 mod numbers;
 mod parts;
 mod ranks;
+pub mod share;
 mod worker;
 
 use host_core::layer_groups::LayerGroups;
-use host_core::radix::Policy;
+use host_core::radix::{PageHash, Policy};
 use host_core::{KvLayout, Role};
 
 use super::settings::{RoleName, Settings};
 use super::{Refused, allocator, below, staging};
 use crate::executor::ModelShape;
+use crate::net::identity;
 use crate::net::registry::Policy as RouterPolicy;
 pub use model::{slides, text_model};
 use needs::Needs;
@@ -49,6 +52,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
     allocator::check(settings)?;
     let staging = staging::staging(settings)?;
     numbers::check(settings)?;
+    model_path::check(settings)?;
     let shape = model::shape(settings)?;
     let roles = settings.role.map_or(vec![RoleName::Prefill, RoleName::Decode], |role| vec![role]);
     let mut needs = Needs::default();
@@ -79,7 +83,16 @@ pub fn check_router(settings: &Settings) -> Result<(), Refused> {
     served_name(settings)?;
     staging::staging(settings)?;
     ranks::check_bounds(settings)?;
+    model_path::check(settings)?;
     numbers::check(settings)
+}
+
+/// What makes this model's KV differ from others', as a number.
+///
+/// # Errors
+/// When the settings cannot work.
+pub fn kv_identity(settings: &Settings) -> Result<PageHash, Refused> {
+    Ok(identity::digest(&parts::identity_of(settings, &plan(settings)?)))
 }
 
 /// Longest name of a model that a router takes from a worker, in bytes.
@@ -117,8 +130,8 @@ fn radix_cache(settings: &Settings, role: Role) -> Result<Option<Policy>, Refuse
         })?,
     };
     let wanted = match role {
-        Role::Decode => settings.decode_radix_cache,
-        Role::Prefill | Role::Aggregated => settings.prefill_radix_cache,
+        Role::Decode => settings.decode_radix_cache(),
+        Role::Prefill | Role::Aggregated => settings.prefill_radix_cache(),
     };
     Ok(wanted.then_some(policy))
 }

@@ -5,17 +5,21 @@ mod bench;
 mod check;
 mod command;
 mod features;
+mod host_defaults;
 mod inspect;
 mod install;
 mod list;
 mod new;
 mod open;
+mod resolve;
 mod rules;
 mod test;
 
+pub use asked::Asked;
 pub use check::{ask, check, check_all};
 pub use command::{Command, Directories};
 pub use open::{open_allocator, open_tier, open_transfer};
+pub use resolve::{Resolved, resolve};
 
 use std::path::Path;
 

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
 use super::settings::{LogFormat, RoleName, Settings};
-use super::{Refused, addresses, launch, plugins, supervise};
+use super::{Refused, addresses, launch, plugins, summary, supervise};
 use crate::net::front::{self, FrontConfig};
 use crate::net::peers::Peers;
 use crate::net::proto::worker_server::WorkerServer;
@@ -36,6 +36,7 @@ const LARGEST_MESSAGE: usize = 32 << 20;
 /// When the configuration cannot work ([`Refused`]), or something fails on the way.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
     start_logging(&settings)?;
+    let plugins::Resolved { settings, notes, supplied } = plugins::resolve(settings)?;
     if settings.start_companion.is_some() && settings.role.is_some() && !settings.supervised {
         let message = "--start-companion is for the process that starts all parts: leave --role out, or start the companion yourself";
         return Err(Refused(message.to_owned()).into());
@@ -56,7 +57,8 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
             None => {
                 plugins::check_all(&settings)?;
                 launch::text_model(&settings)?;
-                supervise::run(&settings).await
+                summary::log(&settings, &notes);
+                supervise::run(&settings, &supplied).await
             }
             Some(RoleName::Router) => {
                 if !settings.supervised {
@@ -68,6 +70,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 // The supervisor has checked the same, and reading a large model twice takes time.
                 if !settings.supervised {
                     plugins::check_all(&settings)?;
+                    summary::log(&settings, &notes);
                 }
                 if role == RoleName::Aggregated && settings.router.is_none() {
                     return aggregated(&settings, &handle).await;

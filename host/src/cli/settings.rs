@@ -7,6 +7,7 @@ mod defaults;
 mod file;
 mod hicache;
 mod meant;
+mod set;
 mod size;
 mod synthetic;
 
@@ -20,6 +21,7 @@ use serde::Deserialize;
 use super::companion::CompanionSettings;
 use file::{one_or_several, word_or_number};
 pub use hicache::{CostSettings, HicacheSettings};
+pub use set::set_key;
 pub use size::parse_bytes;
 pub use synthetic::SyntheticSettings;
 
@@ -99,6 +101,17 @@ pub struct Settings {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub plugins: Option<Vec<String>>,
 
+    /// Of several plugins that could, the one that carries pages between workers; the others do nothing, unless
+    /// --hicache-storage names them [default: the only one that --plugins names]
+    #[arg(long, value_name = "NAME")]
+    pub transfer: Option<String>,
+
+    /// A key of a plugin's configuration, for example hicache-file.dir=/var/cache/pages; wins over the file, and may be
+    /// given several times
+    #[arg(long, value_name = "PLUGIN.KEY=VALUE")]
+    #[serde(skip)]
+    pub set: Vec<String>,
+
     /// Directories with plugins, searched in order [default: "plugins" beside the program, and the program's own]
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     pub plugins_dir: Option<Vec<PathBuf>>,
@@ -145,7 +158,8 @@ pub struct Settings {
     #[arg(long, value_name = "PAGES")]
     pub pool_pages: Option<u32>,
 
-    /// Memory for a worker's KV pool, for example 512MiB [default: 256MiB]
+    /// Memory for a worker's KV pool, for example 512MiB [default: what is left of a quarter of
+    /// this machine's memory, shared between its workers, beside host memory for pages and staging]
     #[arg(long, value_name = "BYTES")]
     pub kv_memory: Option<String>,
 
@@ -172,7 +186,8 @@ pub struct Settings {
     #[arg(long, value_name = "MODE")]
     pub staging: Option<String>,
 
-    /// Memory for that, per worker, shared out to its ranks, at least 64KiB for each; 0 for none [default: 128MiB]
+    /// Memory for that, per worker, shared out to its ranks, at least 64KiB for each; 0 for none [default:
+    /// 128MiB, or less on a small machine]
     #[arg(long, value_name = "BYTES")]
     pub staging_bytes: Option<String>,
 
@@ -180,22 +195,38 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES")]
     pub staging_knee: Option<String>,
 
-    /// Decode workers keep the KV of ended requests, and only what they lack of a prompt is sent to them
-    #[arg(long)]
-    #[serde(default)]
-    pub decode_radix_cache: bool,
+    /// Decode workers keep the KV of ended requests, and only what they lack of a prompt is sent to them [default: on where
+    /// the transfer plugin can]
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub decode_radix_cache: Option<bool>,
 
-    /// Prefill and aggregated workers keep the KV of ended requests, and compute only what they lack of a prompt
-    #[arg(long)]
-    #[serde(default)]
-    pub prefill_radix_cache: bool,
+    /// Turns --decode-radix-cache off
+    #[arg(long, conflicts_with = "decode_radix_cache")]
+    #[serde(skip)]
+    pub no_decode_radix_cache: bool,
 
-    /// Pages that leave a radix cache are kept in host memory, and on the storage tier if there is one
-    #[arg(long)]
-    #[serde(default)]
-    pub hierarchical_cache: bool,
+    /// Prefill and aggregated workers keep the KV of ended requests, and compute only what they lack of a prompt [default: on
+    /// where the transfer plugin can]
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub prefill_radix_cache: Option<bool>,
 
-    /// Host memory for pages, per worker, for example 2GiB [default: twice the KV pool]
+    /// Turns --prefill-radix-cache off
+    #[arg(long, conflicts_with = "prefill_radix_cache")]
+    #[serde(skip)]
+    pub no_prefill_radix_cache: bool,
+
+    /// Pages that leave a radix cache are kept in host memory, and on the storage tier if there is one [default: on where
+    /// --plugins names a storage tier]
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub hierarchical_cache: Option<bool>,
+
+    /// Turns --hierarchical-cache off; a storage tier that --plugins names then does nothing
+    #[arg(long, conflicts_with = "hierarchical_cache")]
+    #[serde(skip)]
+    pub no_hierarchical_cache: bool,
+
+    /// Host memory for pages, per worker, for example 2GiB [default: twice the KV pool, or less where
+    /// that is not there]
     #[arg(long, value_name = "BYTES")]
     pub hicache_memory: Option<String>,
 

@@ -5,6 +5,7 @@ use host_core::staging::{LONGEST_PIECE, MOST_PIECES, piece_limit};
 use host_core::transfer::{Cut, StagingMode};
 
 use super::Refused;
+use super::launch::share;
 use super::settings::{RoleName, Settings, parse_bytes};
 use crate::worker::Staging;
 
@@ -26,7 +27,7 @@ pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
         Some(word) => word.parse().map_err(|error| Refused(format!("--staging: {error}")))?,
     };
     let bytes = match settings.staging_bytes.as_deref() {
-        None => default.bytes as u64,
+        None => share::staging_bytes(settings).max(LEAST),
         Some(text) => parsed("--staging-bytes", text)?,
     };
     let knee = settings.staging_knee.as_deref().map(knee).transpose()?;

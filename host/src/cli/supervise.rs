@@ -122,11 +122,12 @@ impl Program {
     }
 }
 
-/// Starts everything and keeps it running until Ctrl-C or SIGTERM.
+/// Starts everything and keeps it running until Ctrl-C or SIGTERM. Workers are given what the host `supplied` to plugins, as
+/// `--set` has it.
 ///
 /// # Errors
 /// When an address is taken, or a child keeps ending.
-pub async fn run(settings: &Settings) -> anyhow::Result<()> {
+pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()> {
     let set = [
         ("--router", settings.router.is_some()),
         ("--control", settings.control.is_some()),
@@ -157,6 +158,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         if settings.threads.is_none() {
             arguments.extend(["--threads".to_owned(), threads.clone()]);
         }
+        arguments.extend(supplied.iter().flat_map(|pair| ["--set".to_owned(), pair.clone()]));
         start(Part::Own { role, arguments })
     };
     let prefill = worker(RoleName::Prefill);

@@ -75,9 +75,28 @@ pub struct ConfigKey {
     pub kind: String,
     /// What holds when the key is absent.
     pub default: Option<toml::Value>,
+    /// What the host supplies when the operator set nothing; `None` for what an older host does not know, too.
+    #[serde(default, deserialize_with = "known_or_none")]
+    pub host_default: Option<HostDefault>,
     /// What it means.
     #[serde(default)]
     pub doc: String,
+}
+
+/// A value that depends on the machine and on what is served, so that the host has it and the plugin does not.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostDefault {
+    /// A directory of this user's, one for each model whose KV differs: an absolute path.
+    CacheDirectory,
+    /// A share of the space that is free there, in MiB.
+    SpaceMib,
+}
+
+/// Words of a newer API mean nothing here.
+fn known_or_none<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<HostDefault>, D::Error> {
+    let value = toml::Value::deserialize(value)?;
+    Ok(value.try_into().ok())
 }
 
 /// A program that the supervisor runs when `--start-companion` names it.

@@ -142,7 +142,7 @@ impl fmt::Display for Violation {
                 return f.write_str(&advice::advice(self.feature, self.need));
             }
             Need::OnlyOne { .. } => {
-                return write!(f, "{} are named: leave all but one out", self.would_do.join(", "));
+                return write!(f, "{} are named: choose one with --transfer NAME", self.would_do.join(", "));
             }
         };
         match &self.loaded {

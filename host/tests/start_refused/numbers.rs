@@ -53,7 +53,7 @@ fn ranks_that_cannot_work_are_refused_with_their_bounds() {
         // 8 ranks of 2 heads hold each head four times: 4 layers x 2 x 16 tokens x 128 bytes x 8.
         (
             &[&whole[..], &["--tp", "8", "--kv-memory", "64KiB"]].concat(),
-            &["--kv-memory 64KiB holds no page", "131072 bytes"],
+            &["--kv-memory 64KiB holds 0 tokens", "131072 bytes"],
         ),
     ];
     for (flags, says) in cases {

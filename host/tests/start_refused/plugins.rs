@@ -56,17 +56,38 @@ fn a_missing_capability_is_refused_with_the_plugin_that_has_it() {
 }
 
 #[test]
-fn a_plugin_that_the_server_would_never_call_is_refused_by_name() {
-    let directory = fixture::directory(&["shm", "memory", "plain"]);
+fn a_second_plugin_for_what_only_one_can_do_is_refused_with_the_way_out() {
+    let directory = fixture::directory(&["shm", "loopback", "plain", "swa"]);
+    with_plugins(directory.path(), "shm,loopback", &["shm, loopback are named", "--transfer NAME"]);
     with_plugins(
         directory.path(),
-        "shm,memory,plain",
+        "shm,plain,swa",
+        &["\"swa\" would never be called", "its role is allocator"],
+    );
+}
+
+#[test]
+fn a_set_without_a_plugin_a_key_or_a_value_is_refused_with_the_form() {
+    for pair in ["dir=/x", "hicache-file.dir", "hicache-file", "=x", "hicache-file.=x"] {
+        refused(&["--executor", "synthetic", "--set", pair], &["--set", pair]);
+    }
+    let directory = fixture::directory(&["shm", "memory"]);
+    let place = directory.path().display().to_string();
+    refused(
         &[
-            "\"memory\" would never be called",
-            "its role is tier",
-            "\"plain\"",
-            "its role is allocator",
-            "--allocator",
+            "--executor",
+            "synthetic",
+            "--plugins-dir",
+            &place,
+            "--plugins",
+            "shm,memory",
+            "--set",
+            "memory.nosuch=1",
         ],
+        &["memory", "nosuch"],
+    );
+    refused(
+        &["--executor", "synthetic", "--plugins-dir", &place, "--set", "nosuch.key=1"],
+        &["[plugin.nosuch]", "correct the name"],
     );
 }

@@ -23,7 +23,7 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     let unnamed = directory.path().join("unnamed.toml");
     std::fs::write(&unnamed, "served-model-name = \"\"\n").unwrap();
     let unnamed = unnamed.display().to_string();
-    let cases: [(&[&str], &[&str]); 24] = [
+    let cases: [(&[&str], &[&str]); 26] = [
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
@@ -32,8 +32,14 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         (&store, &["no tier plugin is loaded"]),
         (&twice, &["--hicache-storage", "hicache-file", "twice"]),
         (
-            &["--executor", "synthetic", "--hierarchical-cache"],
-            &["give --decode-radix-cache or --prefill-radix-cache, or leave --hierarchical-cache out"],
+            &[
+                "--executor",
+                "synthetic",
+                "--hierarchical-cache",
+                "--no-decode-radix-cache",
+                "--no-prefill-radix-cache",
+            ],
+            &["give --decode-radix-cache or --prefill-radix-cache, or give --no-hierarchical-cache"],
         ),
         (
             &["--executor", "synthetic", "--swa-full-tokens-ratio", "0.5"],
@@ -48,8 +54,10 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         (&["--executor", "synthetic", "--hicache-memory", "1GiB"], &["--hicache-memory", "add it"]),
         (&["--executor", "synthetic", "--threads", "0"], &["--threads"]),
         (&["--executor", "synthetic", "--threads", "1000000"], &["--threads", "1024"]),
-        (&[], &["--model", "--executor synthetic"]),
-        (&["--model", "/nowhere/at/all"], &["/nowhere/at/all"]),
+        (&[], &["--model", "hf download", "--executor synthetic"]),
+        (&["--model", "/nowhere/at/all"], &["/nowhere/at/all", "no such file or folder"]),
+        (&["--model", "Qwen/Qwen3-0.6B"], &["hf download Qwen/Qwen3-0.6B"]),
+        (&["--executor", "synthetic", "--kv-memory", "256KiB"], &["holds 128 tokens", "524288 bytes"]),
         (&["--model", &empty], &["config.json"]),
         (&["--executor", "synthetic", "--page-size", "0"], &["--page-size"]),
         (&["--executor", "synthetic", "--kv-memory", "1KiB"], &["--kv-memory", "32768"]),
@@ -89,11 +97,17 @@ fn settings_that_say_nothing_are_refused() {
             "--staging-bytes says nothing for an undivided worker",
         ),
         (
-            &["--role", "decode", "--hierarchical-cache", "--prefill-radix-cache"],
+            &["--role", "decode", "--hierarchical-cache", "--prefill-radix-cache", "--no-decode-radix-cache"],
             "--hierarchical-cache says nothing on this worker without --decode-radix-cache",
         ),
         (
-            &["--role", "prefill", "--hierarchical-cache", "--decode-radix-cache"],
+            &[
+                "--role",
+                "prefill",
+                "--hierarchical-cache",
+                "--decode-radix-cache",
+                "--no-prefill-radix-cache",
+            ],
             "--hierarchical-cache says nothing on this worker without --prefill-radix-cache",
         ),
     ];

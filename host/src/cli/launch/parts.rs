@@ -56,7 +56,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
 }
 
 /// What must be the same on two workers for one to use the other's KV.
-fn identity_of(settings: &Settings, plan: &Plan) -> KvIdentity {
+pub(super) fn identity_of(settings: &Settings, plan: &Plan) -> KvIdentity {
     let Plan { shape, layouts, .. } = plan;
     let page = layouts[0].shape;
     KvIdentity {

@@ -6,7 +6,7 @@ use host_core::layout::KvOrder;
 use host_core::pool::PoolLimits;
 use host_core::{KvLayout, KvShape};
 
-use super::{Plan, Refused, refused};
+use super::{Plan, Refused, refused, share};
 use crate::cli::allocator;
 use crate::cli::settings::{Settings, parse_bytes};
 use crate::executor::ModelShape;
@@ -30,7 +30,7 @@ pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Res
         dtype: shape.kv_dtype,
     };
     let heads: Vec<usize> = (0..ranks).map(|rank| rank_heads(shape.kv_heads, ranks, rank).len()).collect();
-    let pages = pages(settings, page(heads.iter().sum()).page_bytes() as u64)?;
+    let pages = pages(settings, page(heads.iter().sum()).page_bytes() as u64, shape.max_positions)?;
     let max_tokens = max_tokens(settings, shape, pages)?;
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
@@ -38,16 +38,30 @@ pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Res
     Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
 }
 
-/// Pages of the pool, of which each has so many bytes on all ranks together.
-fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
+/// Tokens of a request that is of use to a client: a question in a chat template, and an answer.
+const LEAST_TOKENS: u32 = 256;
+
+/// Pages of the pool, of which each has so many bytes on all ranks together, for a model of so many positions.
+fn pages(settings: &Settings, page_bytes: u64, positions: usize) -> Result<u32, Refused> {
     if let Some(pages) = settings.pool_pages {
         return Ok(pages);
     }
-    let memory = settings.kv_memory();
-    let pages = parse_bytes(memory)? / page_bytes;
-    if pages == 0 {
+    let bytes = match &settings.kv_memory {
+        Some(text) => parse_bytes(text)?,
+        None => share::pool_bytes(settings),
+    };
+    let pages = bytes / page_bytes;
+    let tokens = pages.saturating_mul(settings.page_size().into());
+    let least = settings.max_model_len.unwrap_or(LEAST_TOKENS).min(LEAST_TOKENS);
+    if tokens < u64::from(least).min(positions as u64) {
+        let needed = u64::from(least).div_ceil(settings.page_size().into()).saturating_mul(page_bytes);
         return Err(refused(format!(
-            "--kv-memory {memory} holds no page: one page of {} tokens has {page_bytes} bytes",
+            "{} holds {tokens} tokens, too few for one request of {least}: give at least {needed} bytes, or say \
+             --max-model-len; one page of {} tokens has {page_bytes} bytes",
+            match &settings.kv_memory {
+                Some(text) => format!("--kv-memory {text}"),
+                None => format!("a KV pool of {bytes} bytes, this machine's share (--kv-memory),"),
+            },
             settings.page_size()
         )));
     }

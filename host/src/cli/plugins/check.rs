@@ -95,8 +95,7 @@ fn never_called(settings: &Settings, asked: &Asked, plugin: &Manifest) -> Option
     }
     let could: Vec<&str> = ["tier", "allocator"].into_iter().filter(|role| plays(role)).collect();
     Some(format!(
-        "plugin {name:?} would never be called: its role is {}, and the server uses transfer plugins, the storage tiers \
-         that --hicache-storage names and the allocator that --allocator names; leave it out of --plugins",
+        "plugin {name:?} would never be called: its role is {}, and another plugin has it; leave one of them out",
         could.join(" and ")
     ))
 }

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use super::super::launch;
 use super::super::settings::Settings;
 use super::bench;
-use super::{ask, check_all, inspect, install, list, new, rules, test};
+use super::{ask, check_all, inspect, install, list, new, resolve, rules, test};
 use crate::cli::output::say;
 use crate::plugins::Policy;
 
@@ -119,7 +119,7 @@ impl Command {
             Command::List { directories, json } => list::run(directories.policy(), &directories.list(), json),
             Command::Inspect { file, json } => inspect::run(&file, json),
             Command::Check { settings } => {
-                let settings = settings.with_file()?;
+                let settings = resolve(settings.with_file()?)?.settings;
                 check_all(&settings)?;
                 ask(&settings)?;
                 launch::text_model(&settings)?;

@@ -12,15 +12,15 @@ type OnForModel = fn(&Settings, bool) -> bool;
 const TURNED_ON: &[(Feature, On)] = &[
     (Feature::PdTransfer, divided),
     (Feature::Undivided, |settings| settings.role == Some(RoleName::Aggregated)),
-    (Feature::DecodeRadixCache, |settings| computes(settings) && settings.decode_radix_cache),
-    (Feature::PrefillRadixCache, |settings| computes(settings) && settings.prefill_radix_cache),
+    (Feature::DecodeRadixCache, |settings| computes(settings) && settings.decode_radix_cache()),
+    (Feature::PrefillRadixCache, |settings| computes(settings) && settings.prefill_radix_cache()),
     (Feature::PagesOutliveRequests, |settings| {
-        divided(settings) && (settings.decode_radix_cache || settings.prefill_radix_cache)
+        divided(settings) && (settings.decode_radix_cache() || settings.prefill_radix_cache())
     }),
     (Feature::EvictionPolicy, |settings| computes(settings) && settings.radix_eviction.is_some()),
-    (Feature::HierarchicalCache, |settings| computes(settings) && settings.hierarchical_cache),
+    (Feature::HierarchicalCache, |settings| computes(settings) && settings.hierarchical_cache()),
     (Feature::NoPrefixCache, |settings| {
-        computes(settings) && !settings.decode_radix_cache && !settings.prefill_radix_cache
+        computes(settings) && !settings.decode_radix_cache() && !settings.prefill_radix_cache()
     }),
     (Feature::StorageCache, |settings| computes(settings) && !settings.stores().is_empty()),
     // A decode worker that has no room gives a request's pages to others, whatever is set.

@@ -6,7 +6,7 @@ use host_core::Instance;
 use host_plugin_api::transfer::{Opening, TransferBackend};
 use host_plugin_api::{PoolAllocator, PoolOpening, StorageTier};
 
-use super::config_of;
+use super::{config_of, host_defaults};
 use crate::cli::Refused;
 use crate::cli::settings::Settings;
 use crate::plugins::{self, Catalog};
@@ -50,6 +50,10 @@ pub fn open_tier(
 ) -> anyhow::Result<Arc<dyn StorageTier>> {
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let entry = catalog.find(name).map_err(|error| Refused(error.to_string()))?;
+    if let Some(table) = settings.plugin.get(name).and_then(toml::Value::as_table) {
+        let made = host_defaults::make_parents(table);
+        made.map_err(|error| Refused(format!("no folder for {name}'s pages can be made: {error}")))?;
+    }
     let opening = Opening { name: instance.to_string(), config: config_of(settings, name)? };
     Ok(plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
 }

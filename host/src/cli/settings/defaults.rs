@@ -64,6 +64,30 @@ impl Settings {
         Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
     }
 
+    /// Whether decode workers keep the KV of ended requests.
+    #[must_use]
+    pub fn decode_radix_cache(&self) -> bool {
+        self.decode_radix_cache.unwrap_or_default()
+    }
+
+    /// Whether prefill and aggregated workers do.
+    #[must_use]
+    pub fn prefill_radix_cache(&self) -> bool {
+        self.prefill_radix_cache.unwrap_or_default()
+    }
+
+    /// Whether pages go on to host memory and storage tiers.
+    #[must_use]
+    pub fn hierarchical_cache(&self) -> bool {
+        self.hierarchical_cache.unwrap_or_default()
+    }
+
+    /// Workers that share this machine's memory, as far as this process knows.
+    #[must_use]
+    pub fn workers_here(&self) -> usize {
+        if self.role.is_none() || self.supervised { 2 } else { 1 }
+    }
+
     /// Where the HTTP API listens.
     #[must_use]
     pub fn http_address(&self) -> SocketAddr {
@@ -84,12 +108,6 @@ impl Settings {
     #[must_use]
     pub fn page_size(&self) -> u32 {
         self.page_size.unwrap_or(16)
-    }
-
-    /// Memory for a worker's KV pool, unless its pages are counted.
-    #[must_use]
-    pub fn kv_memory(&self) -> &str {
-        self.kv_memory.as_deref().unwrap_or("256MiB")
     }
 
     /// Prompt tokens in one step at most.

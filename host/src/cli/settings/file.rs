@@ -27,6 +27,15 @@ impl Settings {
     /// # Errors
     /// When the file cannot be read, or holds something that is not a setting.
     pub fn with_file(mut self) -> anyhow::Result<Self> {
+        for (is_off, switch) in [
+            (self.no_decode_radix_cache, &mut self.decode_radix_cache),
+            (self.no_prefill_radix_cache, &mut self.prefill_radix_cache),
+            (self.no_hierarchical_cache, &mut self.hierarchical_cache),
+        ] {
+            if is_off {
+                *switch = Some(false);
+            }
+        }
         let Some(path) = self.config.clone() else { return Ok(self) };
         let shown = path.display();
         let text = std::fs::read_to_string(&path)
@@ -37,19 +46,20 @@ impl Settings {
         })?;
         flags_over_file!(self, file,
             flag_wins: [
-                model served_model_name executor role plugins plugins_dir host port control router router_policy name
+                model served_model_name executor role plugins transfer plugins_dir host port control router router_policy name
                 page_size pool_pages kv_memory kv_dtype kv_layout chunk_tokens layer_groups staging staging_bytes
                 staging_knee hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy allocator
                 swa_full_tokens_ratio radix_eviction max_batch reserved_decode_tokens target_itl_ms max_running max_queued
                 max_model_len default_max_tokens threads tp prefill_tp decode_tp log_format log_level hicache synthetic
-                start_companion
+                start_companion decode_radix_cache prefill_radix_cache hierarchical_cache
             ],
             on_in_either: [
-                insecure_plugin_permissions plugins_may_abort decode_radix_cache prefill_radix_cache hierarchical_cache
-                no_page_integrity
+                insecure_plugin_permissions plugins_may_abort no_page_integrity
             ],
             of_the_file: [plugin companion],
-            of_the_flags: [config listen_fds supervised],
+            of_the_flags: [
+                config set listen_fds supervised no_decode_radix_cache no_prefill_radix_cache no_hierarchical_cache
+            ],
         );
         Ok(self)
     }
@@ -98,6 +108,9 @@ mod tests {
         assert_eq!((settings.port, settings.page_size), (Some(2), Some(32)));
         assert_eq!(settings.layer_groups.as_deref(), Some("4"));
         assert!(settings.plugin.contains_key("shm"));
+        std::fs::write(&path, "prefill-radix-cache = false\ndecode-radix-cache = true\n").unwrap();
+        let off = Settings { no_decode_radix_cache: true, ..flags.clone() }.with_file().unwrap();
+        assert_eq!((off.prefill_radix_cache, off.decode_radix_cache), (Some(false), Some(false)));
         std::fs::write(&path, "prot = 1\n").unwrap();
         let message = format!("{:#}", flags.with_file().unwrap_err());
         assert!(message.contains("prot") && message.contains("host.toml"), "{message}");

@@ -8,7 +8,8 @@ use toml::{Table, Value};
 
 use super::session::Session;
 use crate::cli::Refused;
-use crate::cli::plugins::Directories;
+use crate::cli::plugins::{Directories, resolve};
+use crate::cli::settings::set_key;
 use crate::plugins::{Catalog, Entry, Manifest, open_tier};
 
 /// What a plugin calls the setting with which it changes nothing.
@@ -58,7 +59,7 @@ impl Tier {
         let mut settings = self.directories.settings();
         settings.config.clone_from(&self.config);
         settings.hicache_storage = self.plugin.clone().map(|name| vec![name]);
-        let settings = settings.with_file()?;
+        let settings = resolve(settings.with_file()?)?.settings;
         let name = match settings.stores() {
             [name] => name.clone(),
             [] => {
@@ -96,7 +97,9 @@ impl Tier {
             }
         };
         for pair in &self.set {
-            set(&mut config, &entry.manifest, pair)?;
+            // As the server's --set has it, and without the plugin's name.
+            let bare = pair.strip_prefix(&format!("{name}.")).unwrap_or(pair);
+            set_key(&mut config, Some(&entry.manifest), bare)?;
         }
         Ok(Found { entry, config })
     }
@@ -148,59 +151,5 @@ impl Found {
     /// The plugin, for people.
     pub fn plugin(&self) -> &Manifest {
         &self.entry.manifest
-    }
-}
-
-/// Sets one key; dots lead into tables. What the manifest calls a string is taken as it stands, anything else is read as
-/// TOML, and is a string if it is none.
-fn set(config: &mut Table, manifest: &Manifest, pair: &str) -> Result<(), Refused> {
-    let wrong = |why: &str| Refused(format!("--set {pair:?} {why}"));
-    let (key, text) = pair.split_once('=').ok_or_else(|| wrong("is not of the form KEY=VALUE"))?;
-    let mut parts: Vec<&str> = key.trim().split('.').collect();
-    let last = parts.pop().filter(|last| !last.is_empty() && !parts.contains(&""));
-    let last = last.ok_or_else(|| wrong("names no key before the ="))?;
-    let is_string = parts.is_empty() && manifest.config.get(last).is_some_and(|known| known.kind == "string");
-    let read = || format!("value = {text}").parse::<Table>().ok()?.remove("value");
-    let value = if is_string { None } else { read() };
-    let mut table = config;
-    for part in parts {
-        let inner = table.entry(part).or_insert_with(|| Value::Table(Table::new()));
-        table =
-            inner.as_table_mut().ok_or_else(|| wrong(&format!("leads into {part}, which is no table")))?;
-    }
-    table.insert(last.to_owned(), value.unwrap_or_else(|| Value::String(text.to_owned())));
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_set_value_has_the_type_that_it_looks_like_unless_the_manifest_wants_a_string() {
-        let manifest = Manifest::parse(
-            "manifest_version = 1\n[plugin]\nid = \"a.b\"\nname = \"b\"\nversion = \"1.0.0\"\n[api]\nversion = \"1.0.0\"\n\
-             [build]\npanic = \"unwind\"\ntarget = \"t\"\nrustc = \"r\"\nsymbol = \"s\"\n\
-             [config.dir]\ntype = \"string\"\n[config.threads]\ntype = \"integer\"",
-        )
-        .unwrap();
-        let mut config = Table::new();
-        for pair in ["dir=5", "threads=5", "storage.direct=true", "storage.directory=/a=b", "library=/x y"] {
-            set(&mut config, &manifest, pair).unwrap();
-        }
-        let expected: Table =
-            "dir = \"5\"\nthreads = 5\nlibrary = \"/x y\"\n[storage]\ndirect = true\ndirectory = \"/a=b\""
-                .parse()
-                .unwrap();
-        assert_eq!(config, expected);
-        for (pair, why) in [
-            ("dir", "KEY=VALUE"),
-            ("=3", "names no key"),
-            ("a..b=3", "names no key"),
-            ("dir.x=1", "no table"),
-        ] {
-            let said = set(&mut config, &manifest, pair).unwrap_err().to_string();
-            assert!(said.contains(why), "{pair}: {said}");
-        }
     }
 }

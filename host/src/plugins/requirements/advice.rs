@@ -12,10 +12,10 @@ const fn settings(feature: Feature) -> Settings {
     use Feature as F;
     let (on, off) = match feature {
         F::Undivided => (Some("give --role aggregated"), Some("leave --role aggregated out")),
-        F::DecodeRadixCache => (Some("give --decode-radix-cache"), Some("leave --decode-radix-cache out")),
-        F::PrefillRadixCache => (Some("give --prefill-radix-cache"), Some("leave --prefill-radix-cache out")),
+        F::DecodeRadixCache => (Some("give --decode-radix-cache"), Some("give --no-decode-radix-cache")),
+        F::PrefillRadixCache => (Some("give --prefill-radix-cache"), Some("give --no-prefill-radix-cache")),
         F::EvictionPolicy => (Some("give --radix-eviction"), Some("leave --radix-eviction out")),
-        F::HierarchicalCache => (Some("give --hierarchical-cache"), Some("leave --hierarchical-cache out")),
+        F::HierarchicalCache => (Some("give --hierarchical-cache"), Some("give --no-hierarchical-cache")),
         F::StorageCache => (Some("give --hicache-storage"), Some("leave --hicache-storage out")),
         F::WindowRatio => (Some("give --swa-full-tokens-ratio"), Some("leave --swa-full-tokens-ratio out")),
         F::NoPrefixCache => (None, Some("give --decode-radix-cache or --prefill-radix-cache")),

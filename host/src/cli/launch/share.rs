@@ -1,0 +1,108 @@
+//! How much of this machine's memory workers take where the operator says nothing.
+//!
+//! The workers of a machine (pools, host memory for pages, staging) share a quarter of its memory; the rest is for weights
+//! and other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
+
+use crate::cli::memory;
+use crate::cli::settings::{Settings, parse_bytes};
+
+/// All workers together take one part in so many of the machine's memory.
+const PARTS: u64 = 4;
+/// Of that, staging takes one part in so many.
+const STAGING_PARTS: u64 = 8;
+/// Most memory for staging of a worker: more than a link has under way.
+const MOST_STAGING: u64 = 128 << 20;
+/// Bytes of host memory for each of the pool's.
+const HOST_PER_POOL: u64 = 2;
+/// Memory of a machine that does not say how much it has.
+const UNKNOWN: u64 = 4 << 30;
+
+fn machine() -> u64 {
+    memory::available().unwrap_or(UNKNOWN)
+}
+
+/// What one worker of this machine may take.
+fn of_worker(settings: &Settings, machine: u64) -> u64 {
+    machine / PARTS / settings.workers_here() as u64
+}
+
+/// Bytes to pack pages in, for a worker that was given no number.
+#[must_use]
+pub fn staging_bytes(settings: &Settings) -> u64 {
+    staging_of(settings, machine())
+}
+
+fn staging_of(settings: &Settings, machine: u64) -> u64 {
+    (of_worker(settings, machine) / STAGING_PARTS).min(MOST_STAGING)
+}
+
+/// Bytes of the KV pool of a worker that was given neither bytes nor pages.
+#[must_use]
+pub fn pool_bytes(settings: &Settings) -> u64 {
+    pool_of(settings, machine())
+}
+
+fn pool_of(settings: &Settings, machine: u64) -> u64 {
+    let rest = of_worker(settings, machine).saturating_sub(staging_of(settings, machine));
+    // What is below the pool adapts to it.
+    if settings.hierarchical_cache() && settings.hicache_memory.is_none() {
+        rest / (1 + HOST_PER_POOL)
+    } else {
+        rest
+    }
+}
+
+/// Bytes of host memory for the pages of a pool of so many bytes, for a worker that was given no number: twice the pool,
+/// where the machine has that much beside it.
+#[must_use]
+pub fn host_bytes(settings: &Settings, pool: u64) -> u64 {
+    host_of(settings, pool, machine())
+}
+
+fn host_of(settings: &Settings, pool: u64, machine: u64) -> u64 {
+    let staging = settings.staging_bytes.as_deref().and_then(|text| parse_bytes(text).ok());
+    let taken = pool.saturating_add(staging.unwrap_or_else(|| staging_of(settings, machine)));
+    // A quarter of the machine is left to others, also beside a pool that takes half of it.
+    let most = machine / PARTS * (PARTS - 1) / settings.workers_here() as u64;
+    let rest = most.saturating_sub(taken);
+    pool.saturating_mul(HOST_PER_POOL).min(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::settings::RoleName;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_is_taken_without_a_word_is_a_quarter_of_the_machine() {
+        for (role, hierarchical, workers) in [
+            (None, false, 2),
+            (None, true, 2),
+            (Some(RoleName::Decode), true, 1),
+            (Some(RoleName::Aggregated), false, 1),
+        ] {
+            for machine in [GIB / 2, GIB, 24 * GIB, 2048 * GIB] {
+                let settings =
+                    Settings { role, hierarchical_cache: Some(hierarchical), ..Settings::default() };
+                let (pool, staging) = (pool_of(&settings, machine), staging_of(&settings, machine));
+                let host = if hierarchical { host_of(&settings, pool, machine) } else { 0 };
+                let all = workers * (pool + staging + host);
+                assert!(all <= machine / 4 && all > machine / 4 - 16, "{role:?}, {machine}: {all}");
+            }
+        }
+    }
+
+    #[test]
+    fn host_memory_fits_beside_a_pool_of_the_operators_choice() {
+        let settings = Settings { hierarchical_cache: Some(true), ..Settings::default() };
+        assert_eq!(host_of(&settings, GIB, 24 * GIB), 2 * GIB);
+        let host = host_of(&settings, 6 * GIB, 24 * GIB);
+        assert!(
+            2 * (6 * GIB + host + staging_of(&settings, 24 * GIB)) <= 18 * GIB && host > 2 * GIB,
+            "{host}"
+        );
+        assert_eq!(host_of(&settings, 10 * GIB, 24 * GIB), 0);
+    }
+}

@@ -1,0 +1,63 @@
+//! What `--plugins` puts to work: each plugin by the roles of its manifest, with the caches and the settings that it needs.
+//!
+//! The settings that come out name every role in its own place (`plugins`, `hicache-storage`, `allocator`), so that all that
+//! follows reads those. Processes that a supervisor starts come to the same, from the same flags and the same directories.
+
+mod caches;
+mod roles;
+
+use toml::{Table, Value};
+
+use super::host_defaults;
+use crate::cli::Refused;
+use crate::cli::settings::{RoleName, Settings, set_key};
+use crate::plugins::{Catalog, Manifest};
+
+/// Settings in which every named plugin has its use.
+#[derive(Debug)]
+pub struct Resolved {
+    /// The settings.
+    pub settings: Settings,
+    /// What was added to those of the operator, a sentence each, with what takes it away again.
+    pub notes: Vec<String>,
+    /// Values of `--set` that the host supplied, which processes that this one starts must not choose again.
+    pub supplied: Vec<String>,
+}
+
+/// Gives every plugin that `--plugins` names its use. What is wrong with them is for [`check`](super::check) to say.
+///
+/// # Errors
+/// When a `--set` is not of the form PLUGIN.KEY=VALUE.
+pub fn resolve(mut settings: Settings) -> Result<Resolved, Refused> {
+    let (mut notes, mut supplied) = (Vec::new(), Vec::new());
+    let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
+    set_keys(&mut settings, &catalog)?;
+    if settings.role != Some(RoleName::Router) {
+        let named = settings.plugins.clone().unwrap_or_default();
+        let manifests = named.iter().filter_map(|name| Some(catalog.find(name).ok()?.manifest.clone()));
+        roles::put_to_work(&mut settings, &manifests.collect::<Vec<_>>(), &mut notes);
+        caches::turn_on(&mut settings, &mut notes);
+        supplied = host_defaults::fill(&mut settings, &catalog, &mut notes);
+    }
+    Ok(Resolved { settings, notes, supplied })
+}
+
+/// Puts what `--set` says into the plugins' tables.
+fn set_keys(settings: &mut Settings, catalog: &Catalog) -> Result<(), Refused> {
+    for pair in std::mem::take(&mut settings.set) {
+        let (plugin, rest) = pair
+            .split_once('.')
+            .filter(|(plugin, rest)| !plugin.is_empty() && !plugin.contains('=') && rest.contains('='))
+            .ok_or_else(|| {
+                let form =
+                    "is not of the form PLUGIN.KEY=VALUE, for example hicache-file.dir=/var/cache/pages";
+                Refused(format!("--set {pair:?} {form}"))
+            })?;
+        let manifest: Option<&Manifest> = catalog.find(plugin).ok().map(|entry| &entry.manifest);
+        let table = settings.plugin.entry(plugin).or_insert_with(|| Value::Table(Table::new()));
+        let table =
+            table.as_table_mut().ok_or_else(|| Refused(format!("[plugin.{plugin}] is not a table")))?;
+        set_key(table, manifest, rest)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! What runs, in a few lines of the start-up log.
+
+use super::launch;
+use super::plugins::Asked;
+use super::settings::{ExecutorName, Settings};
+use crate::plugins::Entry;
+
+/// Logs what these settings start: the model, its memory, each role's plugin, and the `notes` on what is on and why. Called
+/// once everything was checked.
+pub fn log(settings: &Settings, notes: &[String]) {
+    let asked = Asked::of(settings);
+    for line in model(settings).into_iter().chain(plugins(settings, &asked)) {
+        tracing::info!("{line}");
+    }
+    for note in notes {
+        tracing::info!("{note}");
+    }
+    if let Some(warning) = short_pool(settings) {
+        tracing::warn!("{warning}");
+    }
+}
+
+fn model(settings: &Settings) -> Option<String> {
+    let plan = launch::plan(settings).ok()?;
+    let from = match (settings.executor(), &settings.model) {
+        (ExecutorName::Cpu, Some(path)) => path.display().to_string(),
+        _ => "the synthetic executor, which computes no model".to_owned(),
+    };
+    let pool: u64 = plan.layouts.iter().map(|layout| layout.bytes() as u64).sum();
+    let shape = plan.layouts[0].shape;
+    Some(format!(
+        "model {} ({from}), context {} tokens; KV pool of each worker: {} tokens, {} MiB",
+        settings.model_name(),
+        plan.shape.max_positions,
+        shape.pages as u64 * shape.page_tokens as u64,
+        pool >> 20
+    ))
+}
+
+/// A line for each role that a plugin plays, and one for those that lie there and do nothing.
+fn plugins(settings: &Settings, asked: &Asked) -> Vec<String> {
+    let said = |entry: &Entry, role: &str| {
+        let plugin = &entry.manifest.plugin;
+        format!("{role}: {} {} ({})", plugin.name, plugin.version, entry.path.display())
+    };
+    let mut lines = Vec::new();
+    for name in &asked.names {
+        let Ok(entry) = asked.catalog.find(name) else { continue };
+        let played = asked.played(settings, &entry.manifest);
+        for (kind, role) in
+            [("transfer", "transfer backend"), ("tier", "storage tier"), ("allocator", "pool allocator")]
+        {
+            lines.extend(played.role(kind).map(|_| said(entry, role)));
+        }
+    }
+    let idle = asked.catalog.entries().iter().map(|entry| entry.manifest.plugin.name.as_str());
+    let idle: Vec<&str> = idle.filter(|name| !asked.names.iter().any(|used| used == name)).collect();
+    if !idle.is_empty() {
+        lines.push(format!("available and not used: {}; --plugins puts them to work", idle.join(", ")));
+    }
+    lines
+}
+
+/// A pool that cuts the model's context.
+fn short_pool(settings: &Settings) -> Option<String> {
+    let plan = launch::plan(settings).ok()?;
+    if settings.max_model_len.is_some() || u64::from(plan.max_tokens) >= plan.shape.max_positions as u64 {
+        return None;
+    }
+    Some(format!(
+        "prompt and answer are cut at {} tokens, because the KV pool holds no more; the model's context is {}: raise --kv-memory, \
+         or say --max-model-len",
+        plan.max_tokens, plan.shape.max_positions
+    ))
+}
