@@ -22,7 +22,10 @@ impl host_plugin_api::TransferBackend for Wire {
     fn limits(&self) -> host_plugin_api::TransferLimits {
         host_plugin_api::TransferLimits { max_writes: 1, max_submissions: 1, reserved: [0; 6] }
     }
-    fn register(&self, _memory: &host_plugin_api::Memory) -> host_plugin_api::Result<host_plugin_api::RegionId> {
+    fn register(
+        &self,
+        _memory: &host_plugin_api::Memory,
+    ) -> host_plugin_api::Result<host_plugin_api::RegionId> {
         unsupported()
     }
     fn deregister(&self, _region: host_plugin_api::RegionId) -> host_plugin_api::Result<()> {
