@@ -99,7 +99,8 @@ pub struct Settings {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub plugins: Option<Vec<String>>,
 
-    /// Directories with plugins, searched in order [default: "plugins" beside the program, and the program's own]
+    /// Directories with plugins, searched in order [default: "plugins" beside the program, the program's own, and
+    /// "../lib/host/plugins" from there]
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     pub plugins_dir: Option<Vec<PathBuf>>,
 
