@@ -3,6 +3,7 @@
 pub mod addresses;
 mod allocator;
 mod below;
+pub mod chat;
 pub mod companion;
 mod flags;
 pub mod launch;
@@ -47,6 +48,8 @@ enum Command {
     /// Lists, checks, tests and installs plugins
     #[command(subcommand)]
     Plugins(plugins::Command),
+    /// Talks to a server in the terminal
+    Chat(Box<chat::Chat>),
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
@@ -62,6 +65,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         None => cli.settings.with_file().and_then(serve::run),
         Some(Command::Plugins(command)) => command.run(),
+        Some(Command::Chat(chat)) => chat.run(),
         Some(Command::Tier(command)) => command.run(),
         Some(Command::Companion(companion)) => companion.run(),
     };

@@ -62,6 +62,31 @@ fn every_role_builds_and_keeps_the_contract_as_generated() {
 }
 
 #[test]
+fn outside_of_a_checkout_the_crate_brings_the_api_along_and_builds() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("host");
+    let built = Path::new(env!("CARGO_BIN_EXE_host"));
+    // The file system of temporary files may be another one.
+    std::fs::hard_link(built, &program).or_else(|_| std::fs::copy(built, &program).map(drop)).unwrap();
+    let run = |at: &Path, arguments: &[&str]| {
+        let output = Command::new(&program).current_dir(at).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+        said(&output)
+    };
+    let told = run(directory.path(), &["plugins", "new", "far-away", "--role", "transfer"]);
+    assert!(told.contains("against the API in its folder plugin-api"), "{told}");
+    let made_at = directory.path().join("far-away");
+    let licence = std::fs::read(repository().join("LICENSE-APACHE")).unwrap();
+    assert_eq!(std::fs::read(made_at.join("plugin-api/LICENSE-APACHE")).unwrap(), licence);
+    std::fs::copy(repository().join("Cargo.lock"), made_at.join("Cargo.lock")).unwrap();
+    cargo(&made_at, &["build"]);
+    cargo(&made_at, &["test"]);
+    let file = target().join("debug/libfar_away.so");
+    let tested = run(&made_at, &["plugins", "test", file.to_str().unwrap()]);
+    assert!(tested.contains("\npass"), "{tested}");
+}
+
+#[test]
 fn nothing_is_overwritten() {
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("mine");

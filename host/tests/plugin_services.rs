@@ -5,13 +5,15 @@
 
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
+#[path = "plugin_support/peer.rs"]
+mod peer;
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use host::plugins::{Catalog, Kind, PluginError, Services, load_root, open_transfer};
 use host_plugin_api::{
-    Completion, NOTIFICATION_BYTES, Opening, PeerId, Submission, Tag, TransferBackend, Write,
+    Completion, ErrorCode, NOTIFICATION_BYTES, Opening, PeerId, Submission, Tag, TransferBackend, Write,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
@@ -76,6 +78,59 @@ fn a_plugin_without_a_descriptor_wakes_the_host_through_one_of_the_hosts() {
         assert!(polls < 10, "a poll does not clear the descriptor");
     }
     backend.shutdown(1000).unwrap();
+}
+
+/// The plugin that `host plugins new --role transfer` starts from. Its receiver stops reading when 1024 notifications wait,
+/// which holds every later submission up.
+#[test]
+fn a_cancelled_submission_of_the_transfer_template_wakes_the_host() {
+    const INBOX: u64 = 1024;
+    let directory = fixture::directory(&["wire"]);
+    let worker = |name| peer::Worker::open(directory.path(), "wire", name, 4096, "");
+    let (sender, receiver) = (worker("sender"), worker("receiver"));
+    let connected = sender.backend.connect("receiver", &receiver.backend.endpoint().unwrap()).unwrap();
+    let submit = |tag| {
+        let write = Write {
+            source_region: sender.region.0,
+            target_region: receiver.region.0,
+            length: 8,
+            target_generation: receiver.generation,
+            ..Write::default()
+        };
+        assert_eq!(
+            sender.backend.submit(&peer::submission(connected, tag, b"arrived"), &[write]),
+            0,
+            "{tag}"
+        );
+    };
+    for tag in 0..INBOX {
+        submit(tag);
+        assert_eq!(sender.completion().tag, Tag(tag));
+    }
+    submit(INBOX);
+    submit(INBOX + 1);
+    let fd = sender.backend.event_fd();
+    let readable = || {
+        // SAFETY: the instance keeps it open, and it lives to the end of the test.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1
+    };
+    // The last wake-up of those that ended may come behind the poll that took them.
+    peer::wait("a quiet descriptor", || {
+        let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }];
+        assert_eq!(sender.backend.poll(&mut done), 0, "{done:?} ended, and the receiver has no room for it");
+        (!readable()).then_some(())
+    });
+    assert_eq!(sender.backend.cancel(Tag(INBOX + 1)), 0);
+    assert!(readable(), "a completion waits, and the host sleeps");
+    let done = sender.completion();
+    assert_eq!((done.tag, done.status), (Tag(INBOX + 1), ErrorCode::CANCELLED.0));
+    for _ in 0..=INBOX {
+        receiver.notification();
+    }
+    assert_eq!(sender.completion().tag, Tag(INBOX));
+    sender.backend.shutdown(1000).unwrap();
+    receiver.backend.shutdown(1000).unwrap();
 }
 
 #[test]

@@ -1,4 +1,6 @@
-//! The stable boundary between `host` and its plugins.
+#![doc = include_str!("../README.md")]
+//!
+//! # What an author writes
 //!
 //! A plugin is a shared library that plays one or more *roles*. Each role is a plain Rust trait in this crate; the
 //! export macro turns an implementation into the checked ABI that the host loads.
@@ -32,6 +34,8 @@
 //! Compatibility: `VERSION` follows semver. Below 1.0 a plugin needs a host with the same minor version; patches only
 //! append, and either side may be the newer one.
 
+// A plugin may be built with the oldest compiler that Cargo.toml names.
+#![deny(clippy::incompatible_msrv)]
 // The generated code of `sabi_trait` and prefix types has such names.
 #![allow(non_camel_case_types, non_local_definitions)]
 

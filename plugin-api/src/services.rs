@@ -83,11 +83,8 @@ impl Host {
     /// The host writes at most 200 lines per second of a plugin, and then says how many it left out. It cuts long
     /// lines, and shows control characters by their codes.
     pub fn log(self, level: Level, target: &str, message: &str) {
-        if let Some(host) = self.0
-            && self.logs(level)
-        {
-            host.object.log(level.0, target.into(), message.into());
-        }
+        let Some(host) = self.0.filter(|_host| self.logs(level)) else { return };
+        host.object.log(level.0, target.into(), message.into());
     }
 
     /// A number that only grows, shown on the worker's `/metrics` with the plugin's id. The same name gives the same

@@ -1,10 +1,12 @@
-//! Repository commands: `cargo xtask demo` and `cargo xtask test`.
+//! Repository commands: `cargo xtask demo`, `test`, `dist` and `msrv`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waits for real processes and measures them")]
 
 mod client;
 mod demo;
+mod dist;
+mod msrv;
 mod python;
 mod server;
 mod test;
@@ -20,6 +22,8 @@ Usage: cargo xtask <COMMAND>
 Commands:
   demo  Serve a small model with prefill and decode split, and compare with one undivided worker
   test  Build everything and run every test
+  dist  Make an archive to install, and try it in an empty root
+  msrv  Build and test what plugins are made of with the oldest compiler that may build them
 
 `cargo xtask <COMMAND> --help` tells more.";
 
@@ -29,6 +33,8 @@ fn main() -> ExitCode {
     let result = match arguments.split_first() {
         Some((command, rest)) if command == "demo" => demo::run(rest),
         Some((command, rest)) if command == "test" => test::run(rest),
+        Some((command, rest)) if command == "dist" => dist::run(rest),
+        Some((command, rest)) if command == "msrv" => msrv::run(rest),
         Some((flag, _)) if ["--help", "-h", "help"].contains(&flag.as_str()) => {
             println!("{HELP}");
             Ok(ExitCode::SUCCESS)

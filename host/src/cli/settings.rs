@@ -112,7 +112,8 @@ pub struct Settings {
     #[serde(skip)]
     pub set: Vec<String>,
 
-    /// Directories with plugins, searched in order [default: "plugins" beside the program, and the program's own]
+    /// Directories with plugins, searched in order [default: "plugins" beside the program, the program's own, and
+    /// "../lib/host/plugins" from there]
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     pub plugins_dir: Option<Vec<PathBuf>>,
 

@@ -169,11 +169,14 @@ fn panicked(text: &str) -> AbiError {
 
 /// What the panic said. The payload itself is forgotten, because its drop may panic again.
 fn text_of(payload: Box<dyn Any + Send>) -> String {
-    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-        (Some(text), _) => (*text).to_owned(),
-        (None, Some(text)) => text.clone(),
-        (None, None) => "a payload that is not text".to_owned(),
-    };
+    let text = text_in(&*payload).to_owned();
     std::mem::forget(payload);
     text
+}
+
+/// What a panic said, if it is text, as that of `panic!` is.
+pub(super) fn text_in(payload: &dyn Any) -> &str {
+    let literal = payload.downcast_ref::<&str>().copied();
+    let text = literal.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a payload that is not text")
 }

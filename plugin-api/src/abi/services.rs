@@ -12,6 +12,7 @@ use abi_stable::sabi_trait::prelude::TD_Opaque;
 use abi_stable::std_types::{RBox, RStr};
 
 use super::AbiResult;
+use super::guard::text_in;
 use crate::services::Level;
 
 /// What [`HostRole::word`] makes: a number that only grows.
@@ -94,7 +95,7 @@ pub(super) extern "C" fn attach(host: HostObject) {
 
 /// Where a panic was, which the guard that catches it does not learn.
 fn log_panic(info: &PanicHookInfo<'_>) {
-    let text = info.payload_as_str().unwrap_or("a payload that is not text");
+    let text = text_in(info.payload());
     let place = info.location().map(ToString::to_string).unwrap_or_default();
     crate::host().log(Level::ERROR, "panic", &format!("panicked at {place}: {text}"));
 }

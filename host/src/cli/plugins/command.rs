@@ -74,7 +74,8 @@ pub enum Command {
 /// Where plugins are.
 #[derive(Args, Debug)]
 pub struct Directories {
-    /// Directories with plugins [default: "plugins" beside the program, and the program's own]
+    /// Directories with plugins [default: "plugins" beside the program, the program's own, and "../lib/host/plugins" from
+    /// there]
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     plugins_dir: Option<Vec<PathBuf>>,
 

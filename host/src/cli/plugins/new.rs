@@ -4,6 +4,7 @@
 //! tests, under another name.
 
 mod api;
+mod carried;
 mod name;
 
 use std::fs::OpenOptions;
@@ -28,8 +29,8 @@ pub struct New {
     /// The folder to make [default: NAME, here]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
-    /// The crate host-plugin-api: the folder that it lies in, or a version [default: that of this checkout, else this
-    /// host's version]
+    /// The crate host-plugin-api: the folder that it lies in, or a version [default: that of this checkout, else a copy in
+    /// the new crate]
     #[arg(long, value_name = "PATH-OR-VERSION")]
     api: Option<String>,
 }
@@ -131,9 +132,16 @@ impl New {
             Role::Tier => TIER,
             Role::Allocator => ALLOCATOR,
         };
+        let rust = carried::rust_version().context("the API's own manifest")?;
         free(&directory)?;
-        for (file, text) in template.files(&name, &api) {
+        for (file, text) in template.files(&name, &api, &rust) {
             write(&directory.join(file), &text)?;
+        }
+        if let Api::Carried = api {
+            let folder = directory.join(carried::FOLDER);
+            for (file, text) in carried::files().context("the API's own manifest")? {
+                write(&folder.join(file), &text)?;
+            }
         }
         let program = program();
         let file = format!("target/debug/lib{}.so", name.replace('-', "_"));
@@ -143,7 +151,7 @@ impl New {
         say!("    cargo build");
         say!("    {program} plugins test {file}");
         say!("\nThe first lines of src/lib.rs say which part to make yours. plugin.toml wants your id.");
-        if let Api::Path(_) = api {
+        if let Api::Path(_) | Api::Carried = api {
             let version = Api::published();
             say!(
                 "Where the API comes from a registry, Cargo.toml reads: host-plugin-api = {}",
@@ -164,14 +172,17 @@ fn program() -> String {
 }
 
 impl Template {
-    fn files(&self, name: &str, api: &Api) -> Vec<(&'static str, String)> {
+    fn files(&self, name: &str, api: &Api, rust: &str) -> Vec<(&'static str, String)> {
         let krate = name.replace('-', "_");
+        // The API in its folder is a crate of its own, which `cargo test` and `cargo clippy` here leave alone.
+        let alone = if let Api::Carried = api { "exclude = [\"plugin-api\"]\n" } else { "" };
         let filled = |text: &str| {
             text.replace("@USE@", self.usage)
                 .replace("@NAME@", name)
                 .replace("@CRATE@", &krate)
                 .replace("@ROLE@", self.role)
-                .replace("@RUST@", env!("CARGO_PKG_RUST_VERSION"))
+                .replace("@RUST@", rust)
+                .replace("@ALONE@", alone)
                 .replace("@API@", &api.dependency())
         };
         let id = format!("id = \"host.test.{}\"", self.name);

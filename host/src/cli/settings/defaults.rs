@@ -54,7 +54,11 @@ impl Settings {
         self.plugins_dir.clone().unwrap_or_else(|| {
             let program = std::env::current_exe().ok();
             let beside = program.as_deref().and_then(std::path::Path::parent);
-            beside.map(|dir| vec![dir.join("plugins"), dir.to_owned()]).unwrap_or_default()
+            // Of `bin/host`, as a release lies: `lib/host/plugins`.
+            let installed =
+                beside.and_then(std::path::Path::parent).map(|root| root.join("lib/host/plugins"));
+            let own = beside.map(|dir| [dir.join("plugins"), dir.to_owned()]);
+            own.into_iter().flatten().chain(installed).collect()
         })
     }
 

@@ -55,6 +55,7 @@ fn drain<T>(queue: &mut VecDeque<T>, room: &mut [T]) -> i32 {
 }
 
 impl State {
+    /// Every caller wakes the host afterwards, which sleeps while nothing happens: see `event_fd`.
     fn complete(&mut self, slot: usize, status: i32, bytes: u64) {
         let job = &mut self.jobs[slot];
         job.step = Step::Free;
@@ -144,6 +145,8 @@ impl Queues {
             _ if state.closed => ErrorCode::CLOSED.0,
             Some(slot) => {
                 state.complete(slot, ErrorCode::CANCELLED.0, 0);
+                drop(state);
+                host().wake();
                 0
             }
             // What runs, runs to its end, which is soon.
@@ -206,7 +209,6 @@ impl Queues {
 
     pub fn complete(&self, slot: usize, status: i32, bytes: u64) {
         self.state().complete(slot, status, bytes);
-        // The host sleeps while nothing happens: see `event_fd`.
         host().wake();
     }
 

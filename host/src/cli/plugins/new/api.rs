@@ -5,12 +5,16 @@ use std::path::{Path, PathBuf};
 
 use semver::{Version, VersionReq};
 
+use super::carried;
+
 /// The crate `host-plugin-api`.
 pub enum Api {
     /// A folder.
     Path(PathBuf),
     /// A registry.
     Version(VersionReq),
+    /// This program, which writes it into the new crate.
+    Carried,
 }
 
 impl Api {
@@ -29,13 +33,13 @@ impl Api {
         }
     }
 
-    /// That of the checkout that we are in, or were built in; else the version that this host speaks.
+    /// That of the checkout that we are in, or were built in; else the one that this program carries.
     pub fn here() -> Self {
         let starts = [std::env::current_dir(), std::env::current_exe()];
         let found =
             starts.iter().flatten().flat_map(|start| start.ancestors()).map(|at| at.join("plugin-api"));
         let found = found.into_iter().find(|path| is_api(path));
-        found.map_or_else(Self::published, |path| Self::Path(absolute(&path)))
+        found.map_or(Self::Carried, |path| Self::Path(absolute(&path)))
     }
 
     /// The versions that fit this host.
@@ -54,6 +58,7 @@ impl Api {
         match self {
             Self::Path(path) => format!("{{ path = {} }}", quoted(path.display().to_string())),
             Self::Version(version) => quoted(version.to_string().trim_start_matches('^').to_owned()),
+            Self::Carried => format!("{{ path = {} }}", quoted(carried::FOLDER.to_owned())),
         }
     }
 }
@@ -63,6 +68,7 @@ impl fmt::Display for Api {
         match self {
             Self::Path(path) => write!(f, "the API in {}", path.display()),
             Self::Version(version) => write!(f, "version {version} of the API"),
+            Self::Carried => write!(f, "the API in its folder {}", carried::FOLDER),
         }
     }
 }

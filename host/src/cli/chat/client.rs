@@ -1,0 +1,186 @@
+//! HTTP to one server: a connection for each request, which dropping the answer closes.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::time::Duration;
+
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+use super::address::Address;
+
+/// Longest wait for a connection, and for a short answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of an answer that is read as a whole.
+const LONGEST: usize = 1 << 20;
+/// Most letters of an error that is no JSON.
+const LONGEST_ERROR: usize = 300;
+
+/// One server.
+pub struct Client {
+    address: Address,
+}
+
+/// An answer under way.
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    body: Incoming,
+    connection: JoinHandle<()>,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        // The server notices, and computes no further.
+        self.connection.abort();
+    }
+}
+
+impl Answer {
+    /// The next bytes; `None` at the end.
+    ///
+    /// # Errors
+    /// When the connection ends before the answer does.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, hyper::Error> {
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await {
+            // Trailers say nothing here.
+            if let Ok(data) = frame?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What is left of it, at most [`LONGEST`] bytes.
+    ///
+    /// # Errors
+    /// When the connection ends before the answer does, or that is too long.
+    pub async fn rest(&mut self) -> Result<String, String> {
+        let mut all = Vec::new();
+        while let Some(bytes) = self.next().await.map_err(|error| error.to_string())? {
+            if all.len() + bytes.len() > LONGEST {
+                return Err(format!("an answer of more than {} KiB", LONGEST >> 10));
+            }
+            all.extend_from_slice(&bytes);
+        }
+        Ok(String::from_utf8_lossy(&all).into_owned())
+    }
+
+    /// What an answer that is no success says, in one line.
+    pub async fn error(&mut self) -> String {
+        let status = self.status;
+        match self.rest().await {
+            Ok(text) => format!("{status}: {}", message_in(&text)),
+            Err(error) => format!("{status}, and what it said cannot be read: {error}"),
+        }
+    }
+}
+
+/// The message of an error in OpenAI's shape, or the start of what is there instead.
+pub fn message_in(text: &str) -> String {
+    let value: Value = serde_json::from_str(text).unwrap_or_default();
+    let message =
+        value["error"]["message"].as_str().or(value["error"].as_str()).or(value["message"].as_str());
+    let line = message.map_or_else(|| text.chars().take(LONGEST_ERROR).collect(), str::to_owned);
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+impl Client {
+    /// Of this server; nothing is sent yet.
+    pub fn new(address: Address) -> Self {
+        Self { address }
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The first model that the server names.
+    ///
+    /// # Errors
+    /// A sentence, when the server does not answer, or names none.
+    pub async fn model(&self) -> Result<String, String> {
+        let address = &self.address;
+        let mut answer = self.get("/v1/models").await?;
+        if answer.status != StatusCode::OK {
+            return Err(format!("{address} does not name its models: {}", answer.error().await));
+        }
+        let text = answer.rest().await.map_err(|error| format!("{address}: {error}"))?;
+        let models: Value = serde_json::from_str(&text).unwrap_or_default();
+        let name = models["data"][0]["id"].as_str().map(str::to_owned);
+        name.ok_or_else(|| format!("{address} serves no model, or is no server with OpenAI's API"))
+    }
+
+    /// GET of something short.
+    ///
+    /// # Errors
+    /// A sentence, when there is no answer in time.
+    pub async fn get(&self, path: &str) -> Result<Answer, String> {
+        let answer = tokio::time::timeout(PATIENCE, self.send(Method::GET, path, String::new())).await;
+        answer.unwrap_or_else(|_elapsed| {
+            Err(format!("{} does not answer within {} s", self.address, PATIENCE.as_secs()))
+        })
+    }
+
+    /// POST of JSON. Waits as long as the server does.
+    ///
+    /// # Errors
+    /// A sentence, when there is no answer.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Answer, String> {
+        self.send(Method::POST, path, body.to_string()).await
+    }
+
+    async fn send(&self, method: Method, path: &str, body: String) -> Result<Answer, String> {
+        let address = &self.address;
+        let failed = |error: &dyn std::fmt::Display| format!("{address} does not answer: {error}");
+        let connected = tokio::time::timeout(PATIENCE, TcpStream::connect(&address.authority)).await;
+        let stream = connected
+            .map_err(|_elapsed| failed(&format!("no connection within {} s", PATIENCE.as_secs())))?
+            .map_err(|error| failed(&error))?;
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(|error| failed(&error))?;
+        let connection = tokio::spawn(async move {
+            // What went wrong is said by the answer, or by its missing.
+            drop(connection.await);
+        });
+        let request = Request::builder()
+            .method(method)
+            .uri(address.path(path))
+            .header(HOST, &address.authority)
+            .header(CONTENT_TYPE, "application/json")
+            .body(body)
+            .map_err(|error| failed(&error))?;
+        match sender.send_request(request).await {
+            Ok(response) => Ok(Answer { status: response.status(), body: response.into_body(), connection }),
+            Err(error) => {
+                connection.abort();
+                Err(failed(&error))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_one_line_whatever_shape_they_have() {
+        for (body, line) in [
+            (r#"{"error": {"message": "too\nlong"}}"#, "too long"),
+            (r#"{"error": "busy"}"#, "busy"),
+            (r#"{"message": "gone"}"#, "gone"),
+            ("<html>\n502</html>", "<html> 502</html>"),
+            ("", ""),
+        ] {
+            assert_eq!(message_in(body), line, "{body}");
+        }
+        assert_eq!(message_in(&"x".repeat(5000)).len(), LONGEST_ERROR);
+    }
+}

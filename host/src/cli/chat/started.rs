@@ -1,0 +1,112 @@
+//! A server that lives as long as the conversation.
+
+use std::ffi::OsString;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use hyper::StatusCode;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+use super::address::Address;
+use super::client::Client;
+use crate::cli::Refused;
+
+/// How long it may take to end when asked to: what its parts are given, one after the other.
+const GRACE: Duration = Duration::from_secs(40);
+/// Pause between two questions whether it is ready.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The exit code with which it says that its flags cannot work.
+const REFUSED: i32 = 2;
+
+/// The server. The system asks it to end when this process was killed.
+pub struct Started {
+    /// Where it serves, once it is ready.
+    pub address: Address,
+    child: Child,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Started {
+    /// Starts this program with these flags. To be called by the process's first thread, with which the server would end.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(flags: &[OsString]) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("the program does not know its own file")?;
+        let parent = std::process::id().to_string();
+        let mut command = Command::new(&program);
+        // Becomes a server that ends with its parent, in a process group that no Ctrl-C reaches.
+        command.args(["companion", "--parent", &parent, "--"]).arg(&program).args(flags);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
+        let mut child = command.spawn().context("the server cannot be started")?;
+        let output = child.stdout.take().context("the server's output cannot be read")?;
+        let nowhere = Address::of(([127, 0, 0, 1], 0).into());
+        Ok(Self { address: nowhere, child, output: BufReader::new(output).lines() })
+    }
+
+    /// Waits until it serves, however long its model takes to load.
+    ///
+    /// # Errors
+    /// [`Refused`] when it refuses its flags; else when it ends before, or says something else than where it serves.
+    pub async fn until_ready(&mut self) -> anyhow::Result<()> {
+        self.address = loop {
+            let line = self.output.next_line().await.context("the server's output cannot be read")?;
+            let Some(line) = line else { return self.gone().await };
+            let url = line.split_whitespace().find(|word| word.starts_with("http://"));
+            if let Some(url) = url.filter(|_url| line.starts_with("host: serving")) {
+                break Address::parse(url.trim_end_matches(',')).map_err(anyhow::Error::msg)?;
+            }
+        };
+        let client = Client::new(self.address.clone());
+        loop {
+            if client.get("/health").await.is_ok_and(|answer| answer.status == StatusCode::OK) {
+                return Ok(());
+            }
+            tokio::select! {
+                _ended = self.child.wait() => return self.gone().await,
+                () = tokio::time::sleep(PAUSE) => {}
+            }
+        }
+    }
+
+    async fn gone(&mut self) -> anyhow::Result<()> {
+        let status = self.child.wait().await.context("the server cannot be waited for")?;
+        if status.code() == Some(REFUSED) {
+            return Err(Refused("the server refused its flags; see above".to_owned()).into());
+        }
+        bail!("the server ended before it served: {}", super::describe(status))
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Asks it to end, and waits.
+    ///
+    /// # Errors
+    /// When it does not, and had to be killed.
+    pub async fn end(mut self) -> anyhow::Result<()> {
+        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        // None when it has ended and was waited for.
+        if let Some(pid) = pid {
+            kill_process(pid, Signal::TERM).context("the server cannot be asked to end")?;
+            let ended = async {
+                // What it still says has no place in the conversation, and may not hold it up.
+                while let Ok(Some(_line)) = self.output.next_line().await {}
+                self.child.wait().await
+            };
+            match tokio::time::timeout(GRACE, ended).await {
+                Ok(ended) => drop(ended.context("the server cannot be waited for")?),
+                Err(_elapsed) => {
+                    self.child.kill().await.context("the server cannot be killed")?;
+                    bail!("the server did not end within {} s and was killed", GRACE.as_secs());
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,172 @@
+//! `cargo xtask dist`: a release as one archive, tried where nothing else is.
+
+mod bare_root;
+mod licences;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+
+use crate::workspace::{Profile, Workspace};
+
+const HELP: &str = "\
+Make target/dist/host-VERSION-TARGET.tar.gz: program, plugins, documentation and licences.
+
+Builds `host` and its plugins, strips them, lists every crate that is in them with its licence and the licence's text, and
+packs all of it. Then unpacks the archive in an empty root that holds the C library of this machine and nothing else, under
+another name and in another folder, and has it serve requests there: prefill and decode split, over its own shm plugin.
+docs/install.md says how an archive is installed.
+
+It runs where the C library is at least as new as this machine's. Needs strip (binutils), tar, gzip, ldd and unshare.
+
+Usage: cargo xtask dist [OPTIONS]
+
+Options:
+  --dev     Pack what tests use instead of a release build
+  --no-try  Do not try it, where namespaces cannot be made
+  -h, --help  This text";
+
+/// Plugins that a release has: folders below `plugins/`.
+const PLUGINS: [&str; 5] = ["shm", "nixl", "mooncake", "hicache-file", "swa"];
+
+/// Runs the command.
+pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    let (mut profile, mut tries) = (Profile::Release, true);
+    for argument in arguments {
+        match argument.as_str() {
+            "--dev" => profile = Profile::Dev,
+            "--no-try" => tries = false,
+            "--help" | "-h" => {
+                println!("{HELP}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            other => bail!("dist has no option {other:?}; see `cargo xtask dist --help`"),
+        }
+    }
+    let workspace = Workspace::find()?;
+    let packages: Vec<String> =
+        ["host".to_owned()].into_iter().chain(PLUGINS.map(|name| format!("host-plugin-{name}"))).collect();
+    println!("building {}", packages.join(", "));
+    build(&workspace, profile, &packages)?;
+
+    let target = target_triple()?;
+    let metadata = metadata(&workspace, &target)?;
+    let name = format!("host-{}-{target}", licences::version(&metadata, "host")?);
+    let folder = workspace.target.join("dist");
+    let staged = folder.join(&name);
+    match std::fs::remove_dir_all(&staged) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("{} cannot be removed", staged.display()));
+        }
+        _ => {}
+    }
+    programs(&workspace, profile, &staged)?;
+    papers(&workspace, &staged.join("share/doc/host"))?;
+    let licences = licences::of(&metadata, &packages)?;
+    std::fs::write(staged.join("share/doc/host/THIRD-PARTY.md"), licences.text)
+        .context("the list of licences cannot be written")?;
+    println!("{} crates of others, all with a licence", licences.crates);
+
+    let archive = folder.join(format!("{name}.tar.gz"));
+    pack(&workspace, &folder, &name, &archive)?;
+    let bytes = std::fs::metadata(&archive).context("the archive is not there")?.len();
+    println!("made {} ({:.1} MB)", archive.display(), bytes as f64 / 1e6);
+    if tries {
+        bare_root::try_out(&archive, &name, &PLUGINS)?;
+        println!("it serves in a root that holds {name} and the C library");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn build(workspace: &Workspace, profile: Profile, packages: &[String]) -> anyhow::Result<()> {
+    let mut command = workspace.cargo(&["build"]);
+    if profile == Profile::Release {
+        command.arg("--release");
+    }
+    command.args(packages.iter().flat_map(|package| ["-p", package]));
+    done(&mut command)
+}
+
+/// What cargo knows of this workspace and everything that it depends on, for one target.
+fn metadata(workspace: &Workspace, target: &str) -> anyhow::Result<Value> {
+    let mut command = workspace.cargo(&["metadata", "--format-version", "1", "--filter-platform", target]);
+    let output = command.output().context("cargo cannot be run")?;
+    ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("cargo metadata gave no JSON")
+}
+
+/// The target of this machine, which is what is built for.
+fn target_triple() -> anyhow::Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).arg("-vV").output().context("rustc cannot be run")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).context("rustc -vV names no host")
+}
+
+/// `bin/host` and `lib/host/plugins/NAME.so`, without what only debuggers read.
+fn programs(workspace: &Workspace, profile: Profile, staged: &Path) -> anyhow::Result<()> {
+    let built = workspace.built(profile);
+    let plugins = staged.join("lib/host/plugins");
+    let library = |name: &str| built.join(format!("libhost_plugin_{}.so", name.replace('-', "_")));
+    let copies: Vec<(PathBuf, PathBuf)> = [(built.join("host"), staged.join("bin/host"))]
+        .into_iter()
+        .chain(PLUGINS.map(|name| (library(name), plugins.join(format!("{name}.so")))))
+        .collect();
+    for (from, to) in copies {
+        copy(&from, &to)?;
+        // What other programs find in the file stays: a plugin's exported symbol, and its manifest.
+        done(Command::new("strip").arg("--strip-unneeded").arg(&to))?;
+    }
+    Ok(())
+}
+
+/// README, documentation and our own licences, laid so that the README's links hold.
+fn papers(workspace: &Workspace, to: &Path) -> anyhow::Result<()> {
+    for file in ["README.md", "LICENSE-APACHE", "LICENSE-MIT"] {
+        copy(&workspace.root.join(file), &to.join(file))?;
+    }
+    let mut folders = vec![PathBuf::from("docs")];
+    while let Some(folder) = folders.pop() {
+        let entries = std::fs::read_dir(workspace.root.join(&folder))
+            .with_context(|| format!("{} cannot be read", folder.display()))?;
+        for entry in entries {
+            let entry = entry?;
+            let path = folder.join(entry.file_name());
+            match entry.file_type()?.is_dir() {
+                true => folders.push(path),
+                false => copy(&workspace.root.join(&path), &to.join(&path))?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let failed = || format!("{} cannot be copied to {}", from.display(), to.display());
+    std::fs::create_dir_all(to.parent().with_context(failed)?).with_context(failed)?;
+    std::fs::copy(from, to).map(drop).with_context(failed)
+}
+
+/// The same bytes for the same files: sorted, owned by root, as old as the last commit.
+fn pack(workspace: &Workspace, folder: &Path, name: &str, archive: &Path) -> anyhow::Result<()> {
+    let mut git = Command::new("git");
+    let git = git.current_dir(&workspace.root).args(["log", "-1", "--format=%ct"]).output();
+    let seconds = git.ok().filter(|output| output.status.success()).map(|output| output.stdout);
+    let seconds = seconds.and_then(|text| String::from_utf8(text).ok()).unwrap_or_default();
+    let seconds = if seconds.trim().is_empty() { "0" } else { seconds.trim() };
+    let mut tar = Command::new("tar");
+    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rwX,go+rX,go-w"]);
+    tar.arg(format!("--mtime=@{seconds}")).args(["--use-compress-program", "gzip -n9"]);
+    done(tar.arg("-cf").arg(archive).arg("-C").arg(folder).arg(name))
+}
+
+/// Runs it and wants it to succeed.
+fn done(command: &mut Command) -> anyhow::Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().with_context(|| format!("{name} cannot be run: is it installed?"))?;
+    ensure!(status.success(), "{name} failed with {status}; see above");
+    Ok(())
+}
