@@ -51,7 +51,9 @@ pub enum Error {
         reason: String,
     },
     /// One of several files that make up a model.
-    #[error("split.count is {count}: the model lies in several files; merge them with llama-gguf-split --merge")]
+    #[error(
+        "split.count is {count}: the model lies in several files; merge them with llama-gguf-split --merge"
+    )]
     Split {
         /// Files of the model.
         count: u64,
@@ -91,4 +93,14 @@ impl Error {
     pub(crate) fn damaged(place: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Damaged { place: place.into(), reason: reason.into() }
     }
+}
+
+/// Most bytes of a name that are shown.
+const SHOWN: usize = 80;
+
+/// A name from a file as a message may show it: no control characters, and not at any length.
+pub(crate) fn shown(name: &str) -> String {
+    let shown = &name[..name.floor_char_boundary(SHOWN)];
+    let rest = if shown.len() < name.len() { "…" } else { "" };
+    format!("{}{rest}", shown.escape_debug())
 }

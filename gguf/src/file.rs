@@ -49,7 +49,9 @@ impl<S: ReadAt> Gguf<S> {
         let magic: [u8; 4] = cursor.take(start)?;
         if magic != MAGIC {
             let found = match magic {
-                POINTER => "text, as the pointers do that Git LFS leaves for files not yet fetched".to_owned(),
+                POINTER => {
+                    "text, as the pointers do that Git LFS leaves for files not yet fetched".to_owned()
+                }
                 bytes => format!("bytes {bytes:02x?}"),
             };
             return Err(Error::NotGguf { found });

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use crate::cursor::Cursor;
+use crate::error::shown;
 use crate::{Array, Error, ReadAt, Texts, Value};
 
 /// Most keys of a file; models have about 40.
@@ -32,7 +33,10 @@ impl Metadata {
             match values.entry(key) {
                 Entry::Vacant(entry) => drop(entry.insert(value)),
                 Entry::Occupied(entry) => {
-                    return Err(Error::damaged(format!("key {}", entry.key()), "it stands there twice"));
+                    return Err(Error::damaged(
+                        format!("key {}", shown(entry.key())),
+                        "it stands there twice",
+                    ));
                 }
             }
         }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use crate::cursor::Cursor;
+use crate::error::shown;
 use crate::{Error, Kind, ReadAt};
 
 /// Most tensors of a file; large models have about 2,000.
@@ -89,7 +90,7 @@ pub(crate) fn read<S: ReadAt>(cursor: &mut Cursor<'_, S>, count: u64) -> Result<
     for index in 0..count {
         let tensor = read_entry(cursor, index)?;
         if !names.insert(tensor.name.clone()) {
-            return Err(Error::damaged(format!("tensor {}", tensor.name), "it stands there twice"));
+            return Err(Error::damaged(format!("tensor {}", shown(&tensor.name)), "it stands there twice"));
         }
         tensors.push(tensor);
     }
@@ -98,8 +99,8 @@ pub(crate) fn read<S: ReadAt>(cursor: &mut Cursor<'_, S>, count: u64) -> Result<
 
 fn read_entry<S: ReadAt>(cursor: &mut Cursor<'_, S>, index: u64) -> Result<TensorInfo, Error> {
     let name = cursor.name(MAX_NAME, &|| format!("the name of tensor {index}"))?;
-    let what = &|| format!("tensor {name}");
-    let damaged = |reason: String| Error::damaged(format!("tensor {name}"), reason);
+    let what = &|| format!("tensor {}", shown(&name));
+    let damaged = |reason: String| Error::damaged(format!("tensor {}", shown(&name)), reason);
     let count = cursor.u32(what)?;
     if !(1..=MAX_DIMENSIONS).contains(&count) {
         return Err(damaged(format!("it has {count} dimensions, expected 1 to {MAX_DIMENSIONS}")));
@@ -107,7 +108,7 @@ fn read_entry<S: ReadAt>(cursor: &mut Cursor<'_, S>, index: u64) -> Result<Tenso
     let dimensions = (0..count).map(|_| cursor.u64(what)).collect::<Result<Vec<u64>, _>>()?;
     let number = cursor.u32(what)?;
     let offset = cursor.u64(what)?;
-    let kind = Kind::of(number).map_err(|found| Error::Kind { tensor: name.clone(), found })?;
+    let kind = Kind::of(number).map_err(|found| Error::Kind { tensor: shown(&name), found })?;
     let product = |numbers: &[u64]| numbers.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
     let elements = product(&dimensions).filter(|elements| (1..=i64::MAX as u64).contains(elements));
     let Some(elements) = elements else {
@@ -126,14 +127,9 @@ fn read_entry<S: ReadAt>(cursor: &mut Cursor<'_, S>, index: u64) -> Result<Tenso
 }
 
 /// Checks where tensors lie, and makes their offsets count from the start of the file.
-pub(crate) fn place(
-    tensors: &mut [TensorInfo],
-    start: u64,
-    alignment: u64,
-    size: u64,
-) -> Result<(), Error> {
+pub(crate) fn place(tensors: &mut [TensorInfo], start: u64, alignment: u64, size: u64) -> Result<(), Error> {
     for tensor in tensors.iter_mut() {
-        let what = format!("tensor {}", tensor.name);
+        let what = format!("tensor {}", shown(&tensor.name));
         if !tensor.offset.is_multiple_of(alignment) {
             let reason = format!("its offset {} is no multiple of the alignment {alignment}", tensor.offset);
             return Err(Error::damaged(what, reason));
@@ -155,8 +151,8 @@ pub(crate) fn place(
         if let [before, after] = pair
             && before.offset + before.bytes > after.offset
         {
-            let place = format!("tensor {}", after.name);
-            return Err(Error::damaged(place, format!("it overlaps tensor {}", before.name)));
+            let place = format!("tensor {}", shown(&after.name));
+            return Err(Error::damaged(place, format!("it overlaps tensor {}", shown(&before.name))));
         }
     }
     Ok(())

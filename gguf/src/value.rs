@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use crate::cursor::Cursor;
+use crate::error::shown;
 use crate::{Error, ReadAt};
 
 /// Most bytes that are shown of a text.
@@ -102,7 +103,7 @@ mod code {
 impl Value {
     /// Reads a type and a value of it.
     pub(crate) fn read<S: ReadAt>(cursor: &mut Cursor<'_, S>, key: &str) -> Result<Self, Error> {
-        let what = &|| format!("key {key}");
+        let what = &|| format!("key {}", shown(key));
         Ok(match cursor.u32(what)? {
             code::U8 => Self::U8(u8::from_le_bytes(cursor.take(what)?)),
             code::I8 => Self::I8(i8::from_le_bytes(cursor.take(what)?)),
@@ -129,7 +130,7 @@ impl Value {
 
 impl Array {
     fn read<S: ReadAt>(cursor: &mut Cursor<'_, S>, key: &str) -> Result<Self, Error> {
-        let what = &|| format!("key {key}");
+        let what = &|| format!("key {}", shown(key));
         let kind = cursor.u32(what)?;
         let count = cursor.u64(what)?;
         Ok(match kind {
@@ -228,7 +229,7 @@ fn numbers<S: ReadAt, T, const N: usize>(
     key: &str,
     number: impl Fn([u8; N]) -> T,
 ) -> Result<Vec<T>, Error> {
-    let what = &|| format!("key {key}, an array of {count}");
+    let what = &|| format!("key {}, an array of {count}", shown(key));
     cursor.expect(count, N as u64, what)?;
     let mut values = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
     for _ in 0..count {
@@ -238,7 +239,7 @@ fn numbers<S: ReadAt, T, const N: usize>(
 }
 
 fn texts<S: ReadAt>(cursor: &mut Cursor<'_, S>, count: u64, key: &str) -> Result<Texts, Error> {
-    let what = &|| format!("key {key}, an array of {count}");
+    let what = &|| format!("key {}, an array of {count}", shown(key));
     // Each has its length in front.
     cursor.expect(count, 8, what)?;
     let mut ends = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
@@ -247,12 +248,12 @@ fn texts<S: ReadAt>(cursor: &mut Cursor<'_, S>, count: u64, key: &str) -> Result
         let length = cursor.u64(what)?;
         cursor.append(length, &mut joined, what)?;
         // A header has fewer bytes than u32 counts.
-        let end = u32::try_from(joined.len()).map_err(|_| Error::damaged(what(), "it is too long"))?;
-        ends.push(end);
+        let end = u32::try_from(joined.len());
+        ends.push(end.map_err(|error| Error::damaged(what(), error.to_string()))?);
     }
     let texts = Texts { joined: utf8(joined, key)?, ends };
     match texts.ends.iter().position(|end| !texts.joined.is_char_boundary(*end as usize)) {
-        Some(index) => Err(Error::damaged(format!("key {key}, text {index}"), "it is not UTF-8")),
+        Some(index) => Err(Error::damaged(format!("key {}, text {index}", shown(key)), "it is not UTF-8")),
         None => Ok(texts),
     }
 }
@@ -261,12 +262,12 @@ fn flag([byte]: [u8; 1], key: &str) -> Result<bool, Error> {
     match byte {
         0 => Ok(false),
         1 => Ok(true),
-        other => Err(Error::damaged(format!("key {key}"), format!("a bool of value {other}"))),
+        other => Err(Error::damaged(format!("key {}", shown(key)), format!("a bool of value {other}"))),
     }
 }
 
 fn utf8(bytes: Vec<u8>, key: &str) -> Result<String, Error> {
     String::from_utf8(bytes).map_err(|error| {
-        Error::damaged(format!("key {key}"), format!("it is not UTF-8: {}", error.utf8_error()))
+        Error::damaged(format!("key {}", shown(key)), format!("it is not UTF-8: {}", error.utf8_error()))
     })
 }
