@@ -182,7 +182,7 @@ fn weight_files_that_are_wrong_are_refused() {
         (
             "wrong shape",
             |path| edit_header(path, |h| h["model.layers.2.mlp.up_proj.weight"]["shape"] = json!([64, 128])),
-            "model.layers.2.mlp.up_proj.weight has shape [64, 128], but config.json asks for [128, 64]",
+            "model.layers.2.mlp.up_proj.weight has shape [64, 128], but the model's configuration asks for [128, 64]",
         ),
         (
             "wrong type",
