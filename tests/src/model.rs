@@ -3,6 +3,7 @@
 //! Weights are random, so the text is nonsense, but it is varied nonsense: scales are chosen such that greedy decoding
 //! keeps moving, and the rows of special tokens are kept small, so that a sequence hardly ever ends by itself.
 
+mod gguf;
 mod tokenizer;
 mod weights;
 
@@ -25,13 +26,15 @@ pub enum Family {
     Gemma3,
 }
 
-/// Element type of the weights in the file. The values are the same (bf16 can hold all of them).
+/// Element type of the weights in the file. The values of the first two are the same (bf16 can hold all of them).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// Two bytes.
     Bf16,
     /// Four bytes.
     F32,
+    /// Two bytes, of half precision: the smallest values are rounded more.
+    F16,
 }
 
 /// Sizes of a made-up model. The default is the tiny one of the tests.
@@ -182,7 +185,7 @@ impl TinyModel {
             "rope_theta": 10000.0,
             "sliding_window": null,
             "tie_word_embeddings": self.tied,
-            "torch_dtype": match self.stored { Stored::Bf16 => "bfloat16", Stored::F32 => "float32" },
+            "torch_dtype": match self.stored { Stored::Bf16 => "bfloat16", Stored::F32 => "float32", Stored::F16 => "float16" },
             "use_cache": true,
             "use_sliding_window": false,
             "vocab_size": self.vocabulary(),

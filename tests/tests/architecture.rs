@@ -133,6 +133,11 @@ fn kernels_depend_on_nothing_of_the_host() {
 }
 
 #[test]
+fn the_gguf_reader_depends_on_nothing_of_the_host() {
+    assert_eq!(dependencies(&manifest("gguf")), allowed(&["thiserror"]));
+}
+
+#[test]
 fn plugins_depend_on_the_plugin_api_and_the_kernels_and_nothing_else_of_the_host() {
     let plugins = folders("plugins");
     assert!(plugins.contains(&"plugins/shm".to_owned()), "{plugins:?}");

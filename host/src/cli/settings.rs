@@ -81,11 +81,11 @@ pub struct Settings {
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// Hugging Face directory of the model (config.json, safetensors, tokenizer.json)
-    #[arg(long, value_name = "DIR")]
+    /// The model: a Hugging Face directory (config.json, safetensors, tokenizer.json) or a .gguf file
+    #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 
-    /// Name under which the model is served [default: the directory's name]
+    /// Name under which the model is served [default: the directory's or the file's name]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
 

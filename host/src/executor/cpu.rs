@@ -1,7 +1,8 @@
 //! Computes Qwen3, Llama and Gemma-3 models on the CPU, bit for bit the same however the work is batched.
 //!
-//! A model is a Hugging Face directory: config.json and safetensors weights. All arithmetic is
-//! [`host_kernels::math`]: activations and sums are `f32`, weights stay as they are stored, and K and V are rounded to
+//! A model is a Hugging Face directory (config.json and safetensors weights) or a GGUF file, whose quantized weights are
+//! expanded to `f32` while they are loaded. Everything behind the module `checkpoint` is the same for both: the same weights
+//! give the same bits. All arithmetic is [`host_kernels::math`]: activations and sums are `f32`, weights stay as they are stored, and K and V are rounded to
 //! the pool's type when they are written there, which is the only place attention reads them from. Logits and KV bytes
 //! therefore do not depend on the batch, the chunks of a prompt, page ids and sizes, layout or threads, and KV that came
 //! from another worker is as good as our own.
@@ -13,6 +14,7 @@
 mod checkpoint;
 mod config;
 mod error;
+mod form;
 mod forward;
 mod identity;
 mod pages;
@@ -25,9 +27,10 @@ use std::path::Path;
 use host_core::{Batch, SequenceOutput};
 use host_kernels::math::Math;
 
-use self::checkpoint::Checkpoint;
+use self::checkpoint::{Checkpoint, GgufWeights, Safetensors};
 use self::config::ModelConfig;
 pub use self::error::LoadError;
+use self::form::Form;
 use self::forward::{Activations, Model, Wanted};
 use self::rotation::Rotation;
 use self::shard::Shards;
@@ -63,14 +66,27 @@ pub struct CpuOptions {
 /// weight file.
 ///
 /// # Errors
-/// When the directory holds no model that [`CpuExecutor`] could compute, as far as that shows without its tensors.
-pub fn read_shape(directory: &Path) -> Result<ModelShape, LoadError> {
-    open(directory).map(|(_, _, shape)| shape)
+/// When there is neither a Hugging Face directory nor a GGUF file, or no model in it that [`CpuExecutor`] could compute, as
+/// far as that shows without its tensors.
+pub fn read_shape(model: &Path) -> Result<ModelShape, LoadError> {
+    open(model).map(|(_, _, shape)| shape)
 }
 
-fn open(directory: &Path) -> Result<(ModelConfig, Checkpoint, ModelShape), LoadError> {
-    let (bytes, config) = config::read(directory)?;
-    let checkpoint = Checkpoint::open(directory)?;
+fn open(model: &Path) -> Result<(ModelConfig, Checkpoint, ModelShape), LoadError> {
+    let (config, checkpoint, weights) = match Form::of(model)? {
+        Form::Directory => {
+            let (bytes, config) = config::read(model)?;
+            let files = Safetensors::open(model)?;
+            let weights = identity::of_directory(&bytes, &files)?;
+            (config, Checkpoint::Safetensors(files), weights)
+        }
+        Form::Gguf(gguf) => {
+            let (architecture, config) = config::read_gguf(model, &gguf)?;
+            let file = GgufWeights::new(model, gguf, architecture, &config)?;
+            let weights = identity::of_gguf(&file)?;
+            (config, Checkpoint::Gguf(file), weights)
+        }
+    };
     let shape = ModelShape {
         layers: config.layers,
         kv_heads: config.kv_heads,
@@ -78,7 +94,7 @@ fn open(directory: &Path) -> Result<(ModelConfig, Checkpoint, ModelShape), LoadE
         vocabulary: config.vocabulary,
         max_positions: config.max_positions,
         kv_dtype: config.kv_dtype,
-        weights: identity::digest(&bytes, &checkpoint)?,
+        weights,
         math: MATH.to_owned(),
         sliding: config.sliding(),
     };
@@ -96,9 +112,13 @@ pub struct CpuExecutor {
 /// The query heads of a model: as many ranks can share it at most.
 ///
 /// # Errors
-/// As [`read_shape`], as far as config.json goes.
-pub fn read_query_heads(directory: &Path) -> Result<usize, LoadError> {
-    config::read(directory).map(|(_, config)| config.heads)
+/// As [`read_shape`], as far as the configuration goes.
+pub fn read_query_heads(model: &Path) -> Result<usize, LoadError> {
+    let config = match Form::of(model)? {
+        Form::Directory => config::read(model)?.1,
+        Form::Gguf(gguf) => config::read_gguf(model, &gguf)?.1,
+    };
+    Ok(config.heads)
 }
 
 impl CpuExecutor {
@@ -106,20 +126,20 @@ impl CpuExecutor {
     ///
     /// # Errors
     /// When a file cannot be read or parsed, is truncated, lacks a tensor or has one of another shape or type than
-    /// config.json asks for; and when the model is of a kind that is not computed here.
-    pub fn load(directory: &Path, options: CpuOptions) -> Result<Self, LoadError> {
-        Self::load_rank(directory, options, Seat::alone())
+    /// the configuration asks for; and when the model is of a kind that is not computed here.
+    pub fn load(model: &Path, options: CpuOptions) -> Result<Self, LoadError> {
+        Self::load_rank(model, options, Seat::alone())
     }
 
     /// Loads the part of a model that one rank computes, and reads no more of the matrices than that.
     ///
     /// # Errors
     /// As [`load`](CpuExecutor::load), and when the model has fewer query heads than there are ranks.
-    pub fn load_rank(directory: &Path, options: CpuOptions, seat: Seat) -> Result<Self, LoadError> {
-        let (config, checkpoint, shape) = open(directory)?;
+    pub fn load_rank(model: &Path, options: CpuOptions, seat: Seat) -> Result<Self, LoadError> {
+        let (config, checkpoint, shape) = open(model)?;
         if seat.ranks() > config.heads {
             return Err(LoadError::Ranks {
-                directory: directory.to_owned(),
+                directory: model.to_owned(),
                 heads: config.heads,
                 ranks: seat.ranks(),
             });

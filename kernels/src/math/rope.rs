@@ -33,6 +33,19 @@ impl RopeFrequencies {
         Self(plain.map(|frequency| scale(frequency, scaling)).collect())
     }
 
+    /// The same, each frequency divided by a number of its own.
+    ///
+    /// # Panics
+    /// When there are not as many divisors as [`Self::pairs`].
+    #[must_use]
+    pub fn divided_by(mut self, divisors: &[f32]) -> Self {
+        assert_eq!(divisors.len(), self.pairs(), "one divisor per pair");
+        for (frequency, divisor) in self.0.iter_mut().zip(divisors) {
+            *frequency /= f64::from(*divisor);
+        }
+        self
+    }
+
     /// Pairs of dimensions: half the head dimension.
     #[must_use]
     pub fn pairs(&self) -> usize {
@@ -85,6 +98,13 @@ mod tests {
             (cosines, sines)
         };
         assert_eq!(angles(&scaled, 8 * 1234), angles(&plain, 1234));
+    }
+
+    #[test]
+    fn divisors_slow_each_pair_by_its_own() {
+        let plain = RopeFrequencies::new(8, 10_000.0, RopeScaling::None);
+        let divided = plain.clone().divided_by(&[1.0, 2.0, 4.0, 8.0]);
+        assert_eq!(divided.0, [plain.0[0], plain.0[1] / 2.0, plain.0[2] / 4.0, plain.0[3] / 8.0]);
     }
 
     #[test]

@@ -18,9 +18,9 @@ const EMBEDDING: f32 = 0.6;
 const GEMMA_EMBEDDING: f32 = 0.1;
 
 /// Name, shape and distribution of a tensor.
-struct Tensor {
-    name: String,
-    shape: Vec<usize>,
+pub(super) struct Tensor {
+    pub name: String,
+    pub shape: Vec<usize>,
     deviation: f32,
     mean: f32,
 }
@@ -43,7 +43,7 @@ pub(super) fn write(model: &TinyModel, directory: &Path) -> io::Result<()> {
     fs::write(directory.join("model.safetensors.index.json"), index.to_string())
 }
 
-fn tensors(model: &TinyModel) -> Vec<Tensor> {
+pub(super) fn tensors(model: &TinyModel) -> Vec<Tensor> {
     let (hidden, inner) = (model.hidden, model.intermediate);
     let (queries, keys) = (model.heads * model.head_dim, model.kv_heads * model.head_dim);
     let gemma3 = model.family == Family::Gemma3;
@@ -98,6 +98,7 @@ fn tensors(model: &TinyModel) -> Vec<Tensor> {
 fn write_file(model: &TinyModel, path: &Path, tensors: &[&Tensor]) -> io::Result<()> {
     let (kind, bytes) = match model.stored {
         Stored::Bf16 => ("BF16", 2),
+        Stored::F16 => ("F16", 2),
         Stored::F32 => ("F32", 4),
     };
     let mut header = Map::new();
@@ -123,24 +124,48 @@ fn write_file(model: &TinyModel, path: &Path, tensors: &[&Tensor]) -> io::Result
 }
 
 fn write_tensor(model: &TinyModel, tensor: &Tensor, file: &mut impl Write) -> io::Result<()> {
+    values(model, tensor).try_for_each(|value| file.write_all(&model.stored.bytes(value)))
+}
+
+/// The elements of a tensor, row by row, each of which the model's type holds exactly.
+pub(super) fn values<'a>(model: &'a TinyModel, tensor: &'a Tensor) -> impl Iterator<Item = f32> + 'a {
     // Each tensor has a stream of its own, so that its values do not depend on the order in the file.
     let mut random = tensor.name.bytes().fold(Random(model.seed), |random, byte| {
         Random(random.0.rotate_left(9) ^ u64::from(byte).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     });
     let width = tensor.shape.last().copied().unwrap_or(1);
     let special = tokenizer::special_ids();
-    for index in 0..tensor.shape.iter().product() {
+    (0..tensor.shape.iter().product()).map(move |index| {
         let quiet = tensor.shape[0] == model.vocabulary() && special.contains(&(index / width));
         let scale = tensor.deviation * if quiet { 0.05 } else { 1.0 };
         let value = random.normal() * scale + tensor.mean;
         let bits = value.to_bits();
-        let bf16 = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+        let bf16 = f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000);
         match model.stored {
-            Stored::Bf16 => file.write_all(&bf16.to_le_bytes())?,
-            Stored::F32 => file.write_all(&(u32::from(bf16) << 16).to_le_bytes())?,
+            Stored::Bf16 | Stored::F32 => bf16,
+            // Half precision has more digits, but ends earlier: at multiples of 2^-24.
+            Stored::F16 => (bf16 * 16_777_216.0).round_ties_even() / 16_777_216.0,
+        }
+    })
+}
+
+impl Stored {
+    /// Little-endian bytes of a value that the type holds.
+    pub(super) fn bytes(self, value: f32) -> Vec<u8> {
+        let bits = value.to_bits();
+        match self {
+            Self::F32 => bits.to_le_bytes().to_vec(),
+            Self::Bf16 => ((bits >> 16) as u16).to_le_bytes().to_vec(),
+            Self::F16 => {
+                let (sign, size) = ((bits >> 16) as u16 & 0x8000, value.abs());
+                let half = match size < 1.0 / 16_384.0 {
+                    true => (size * 16_777_216.0) as u16,
+                    false => ((size.to_bits() >> 13) - (112 << 10)) as u16,
+                };
+                (sign | half).to_le_bytes().to_vec()
+            }
         }
     }
-    Ok(())
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014).

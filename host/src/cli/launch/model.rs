@@ -27,7 +27,7 @@ pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
         }
         ExecutorName::Cpu => {
             let directory = settings.model.as_deref().ok_or_else(|| {
-                refused("no model: give a Hugging Face directory with --model, or use --executor synthetic")
+                refused("no model: give a Hugging Face directory or a .gguf file with --model, or use --executor synthetic")
             })?;
             cpu::read_shape(directory)
                 .map_err(|error| refused(format!("the model cannot be served: {error}")))?
@@ -106,6 +106,6 @@ pub fn text_model(settings: &Settings) -> Result<TextModel, Refused> {
             let shape = shape(settings)?;
             Ok(TextModel::bytes(u32::try_from(shape.vocabulary).unwrap_or(u32::MAX)))
         }
-        None => Err(refused("no model: give a Hugging Face directory with --model")),
+        None => Err(refused("no model: give a Hugging Face directory or a .gguf file with --model")),
     }
 }

@@ -101,10 +101,13 @@ impl Settings {
     /// The model's name in the API.
     #[must_use]
     pub fn model_name(&self) -> String {
-        let directory = self.model.as_deref().and_then(std::path::Path::file_name);
+        let name = self.model.as_deref().and_then(|model| match model.extension() {
+            Some(extension) if extension == "gguf" => model.file_stem(),
+            _ => model.file_name(),
+        });
         self.served_model_name
             .clone()
-            .or_else(|| directory.map(|name| name.to_string_lossy().into_owned()))
+            .or_else(|| name.map(|name| name.to_string_lossy().into_owned()))
             .unwrap_or_else(|| "synthetic".to_owned())
     }
 

@@ -1,6 +1,7 @@
-//! What config.json says about a model.
+//! What config.json, or the metadata of a GGUF file, says about a model.
 
 mod gemma3;
+mod gguf;
 
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,7 @@ use host_core::Dtype;
 use host_kernels::math::{Gate, RopeScaling};
 use serde_json::Value;
 
+pub(super) use self::gguf::{Architecture, ROPE_DIVISORS, read as read_gguf};
 use super::error::LoadError;
 use crate::executor::Sliding;
 
@@ -17,6 +19,23 @@ const ARCHITECTURES: [&str; 3] = ["Qwen3ForCausalLM", "LlamaForCausalLM", GEMMA3
 const GEMMA3: &str = "Gemma3ForCausalLM";
 /// Most bytes of a configuration file.
 const MAX_CONFIG: u64 = 1 << 20;
+
+/// What the dimension of a head must be a multiple of.
+const HEAD_DIM_UNIT: usize = 16;
+/// What the width of the residual stream must be a multiple of.
+const HIDDEN_UNIT: usize = 8;
+
+/// Largest sizes that are believed.
+mod most {
+    pub const HIDDEN: usize = 1 << 17;
+    pub const HEADS: usize = 1 << 10;
+    pub const HEAD_DIM: usize = 1 << 10;
+    pub const LAYERS: usize = 1 << 12;
+    pub const INTERMEDIATE: usize = 1 << 20;
+    pub const VOCABULARY: usize = 1 << 24;
+    pub const POSITIONS: usize = u32::MAX as usize;
+    pub const WINDOW: usize = 1 << 30;
+}
 
 /// Sizes and constants of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +51,8 @@ pub(super) struct ModelConfig {
     pub norm_epsilon: f32,
     /// Of the layers that see all positions.
     pub rope: Rope,
+    /// What the frequencies of those layers are divided by besides, one per pair of a head's dimensions.
+    pub rope_divisors: Option<Vec<f32>>,
     /// The layers that see the newest positions only, if there are any.
     pub sliding: Option<SlidingLayers>,
     /// What attention scores are multiplied by.
@@ -116,33 +137,34 @@ impl Reader<'_> {
             }
         }
         self.only("quantization_config", "unquantized weights", |_| false)?;
-        let hidden = self.size("hidden_size", None, 1 << 17)?;
-        let heads = self.size("num_attention_heads", None, 1 << 10)?;
-        let kv_heads = self.size("num_key_value_heads", Some(heads), 1 << 10)?;
+        let hidden = self.size("hidden_size", None, most::HIDDEN)?;
+        let heads = self.size("num_attention_heads", None, most::HEADS)?;
+        let kv_heads = self.size("num_key_value_heads", Some(heads), most::HEADS)?;
         let usual = if gemma3 { 256 } else { (hidden / heads).max(1) };
-        let head_dim = self.size("head_dim", Some(usual), 1 << 10)?;
+        let head_dim = self.size("head_dim", Some(usual), most::HEAD_DIM)?;
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of num_attention_heads {heads}");
             return Err(self.wrong("num_key_value_heads", &kv_heads.into(), &expected));
         }
-        if !head_dim.is_multiple_of(16) {
+        if !head_dim.is_multiple_of(HEAD_DIM_UNIT) {
             return Err(self.unsupported("head_dim", &head_dim.into(), "multiples of 16"));
         }
-        if !hidden.is_multiple_of(8) {
+        if !hidden.is_multiple_of(HIDDEN_UNIT) {
             return Err(self.unsupported("hidden_size", &hidden.into(), "multiples of 8"));
         }
         let stored = ["dtype", "torch_dtype"].iter().find_map(|key| self.value[key].as_str());
         let common = ModelConfig {
             hidden,
-            layers: self.size("num_hidden_layers", None, 1 << 12)?,
+            layers: self.size("num_hidden_layers", None, most::LAYERS)?,
             heads,
             kv_heads,
             head_dim,
-            intermediate: self.size("intermediate_size", None, 1 << 20)?,
-            vocabulary: self.size("vocab_size", None, 1 << 24)?,
-            max_positions: self.size("max_position_embeddings", None, u32::MAX as usize)?,
+            intermediate: self.size("intermediate_size", None, most::INTERMEDIATE)?,
+            vocabulary: self.size("vocab_size", None, most::VOCABULARY)?,
+            max_positions: self.size("max_position_embeddings", None, most::POSITIONS)?,
             norm_epsilon: self.number(self.value, "rms_norm_eps", Some(1e-6))? as f32,
             rope: self.rope(if gemma3 { 1_000_000.0 } else { 10_000.0 })?,
+            rope_divisors: None,
             sliding: None,
             score_scale: 1.0 / (head_dim as f32).sqrt(),
             embedding_scale: None,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// A model directory that cannot be loaded. Every variant names the file.
+/// A model that cannot be loaded. Every variant names the file or the directory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -13,6 +13,37 @@ pub enum LoadError {
         file: PathBuf,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// Neither a model directory nor a GGUF file.
+    #[error(
+        "no model at {path}: {found}; give a Hugging Face directory (config.json, safetensors, tokenizer.json) or a .gguf file"
+    )]
+    NoModel {
+        /// Where a model should be.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+    },
+    /// A GGUF file that cannot be read.
+    #[error("{file}: {source}")]
+    Gguf {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        source: host_gguf::Error,
+    },
+    /// A tensor that would have a part in the computation, if the executor knew which.
+    #[error(
+        "{file}: tensor {tensor} is none that the cpu executor knows of {architecture} models, and leaving it out would change \
+         the model"
+    )]
+    UnknownTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The architecture that the file names.
+        architecture: &'static str,
     },
     /// No weights in the directory.
     #[error(
@@ -62,8 +93,10 @@ pub enum LoadError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor whose shape does not follow from config.json.
-    #[error("{file}: tensor {tensor} has shape {found:?}, but config.json asks for {expected:?}")]
+    /// A tensor whose shape does not follow from the model's configuration.
+    #[error(
+        "{file}: tensor {tensor} has shape {found:?}, but the model's configuration asks for {expected:?}"
+    )]
     Shape {
         /// The file.
         file: PathBuf,
@@ -71,7 +104,7 @@ pub enum LoadError {
         tensor: String,
         /// Its shape.
         found: Vec<usize>,
-        /// The shape that config.json asks for.
+        /// The shape that the configuration asks for.
         expected: Vec<usize>,
     },
     /// A tensor of an element type that we do not read.
@@ -100,10 +133,10 @@ pub enum LoadError {
     },
     /// More ranks than can share the model.
     #[error(
-        "the model in {directory} has {heads} query heads, which {ranks} ranks cannot share: use at most {heads}"
+        "the model {directory} has {heads} query heads, which {ranks} ranks cannot share: use at most {heads}"
     )]
     Ranks {
-        /// The model directory.
+        /// The model.
         directory: PathBuf,
         /// Its query heads.
         heads: usize,

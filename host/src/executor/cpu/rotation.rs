@@ -22,8 +22,12 @@ pub(super) struct Angles {
 impl Rotation {
     pub fn new(config: &ModelConfig) -> Self {
         let frequencies = |rope: Rope| RopeFrequencies::new(config.head_dim, rope.theta, rope.scaling);
+        let full = frequencies(config.rope);
         Self {
-            full: frequencies(config.rope),
+            full: match &config.rope_divisors {
+                Some(divisors) => full.divided_by(divisors),
+                None => full,
+            },
             sliding: config.sliding.as_ref().map(|sliding| frequencies(sliding.rope)),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use host_kernels::math::{Math, PackError, Panels};
+use host_kernels::math::{Element, Math, PackError, Panels};
 
 use super::checkpoint::Checkpoint;
 use super::config::ModelConfig;
@@ -142,24 +142,17 @@ impl Loader<'_> {
             placed.push((outputs, wanted.clone(), self.checkpoint.tensor(name, &[*rows, inputs])?));
             outputs += wanted.len();
         }
-        let element = placed[0].2.element;
-        for ((name, ..), (_, _, tensor)) in parts.iter().zip(&placed) {
-            if tensor.element != element {
-                return Err(LoadError::ElementType {
-                    file: tensor.path().to_owned(),
-                    tensor: (*name).to_owned(),
-                    found: format!("{:?}", tensor.element),
-                    expected: format!("{element:?}, that of {}", parts[0].0),
-                });
-            }
-        }
+        // Of several types, all are widened to the one that holds them all.
+        let own = placed[0].2.element();
+        let same = placed.iter().all(|(_, _, tensor)| tensor.element() == own);
+        let element = if same { own } else { Element::F32 };
         let row = inputs * element.bytes();
         let packed = Panels::pack(self.math, outputs, inputs, element, self.widen, |range, bytes| {
             for (start, wanted, tensor) in &placed {
                 let (from, to) = (range.start.max(*start), range.end.min(start + wanted.len()));
                 if from < to {
                     let target = &mut bytes[(from - range.start) * row..(to - range.start) * row];
-                    tensor.read_rows(wanted.start + from - start, target)?;
+                    tensor.read_rows(wanted.start + from - start, element, target)?;
                 }
             }
             Ok(())

@@ -6,13 +6,11 @@
 use host_kernels::math::{Gate, RopeScaling};
 use serde_json::Value;
 
-use super::{ModelConfig, Reader, Rope, SlidingLayers};
+use super::{ModelConfig, Reader, Rope, SlidingLayers, most};
 use crate::executor::cpu::LoadError;
 
 /// Which layers slide where config.json does not say: all but every sixth.
 const PATTERN: usize = 6;
-/// Most positions of a window.
-const MOST_WINDOW: usize = 1 << 30;
 
 impl Reader<'_> {
     /// Refuses features that Gemma-3 text models do not have, though others of the family do.
@@ -33,7 +31,7 @@ impl Reader<'_> {
     /// The configuration of a Gemma-3 text model, from what it has in common with others.
     pub(super) fn gemma3(&self, common: ModelConfig) -> Result<ModelConfig, LoadError> {
         let scalar = self.number(self.value, "query_pre_attn_scalar", Some(256.0))? as f32;
-        let window = self.size("sliding_window", Some(4096), MOST_WINDOW)?;
+        let window = self.size("sliding_window", Some(4096), most::WINDOW)?;
         let slides = self.sliding_layers(common.layers)?;
         let per_layer = &self.value["rope_parameters"];
         let old_local = self.number(self.value, "rope_local_base_freq", Some(10_000.0))?;

@@ -1,0 +1,47 @@
+//! Reads millions of damaged files: a seeded generator changes valid ones. Needs no nightly compiler, unlike the fuzz target.
+//!
+//! ```text
+//! cargo run --release -p host-gguf --example mutate -- COUNT [SEED]    reads COUNT damaged files
+//! cargo run -p host-gguf --example mutate -- --seeds FOLDER            writes the valid ones, for the fuzz target
+//! ```
+//!
+//! It ends with how many were files still, and with the most memory that the process ever had: the files are small, so
+//! that any length that is believed shows there.
+
+use std::path::Path;
+
+#[path = "../fuzz/damage.rs"]
+mod damage;
+#[path = "../fuzz/exercise.rs"]
+mod exercise;
+
+use damage::{Random, seeds};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let seeds = seeds();
+    if let [flag, folder] = &arguments[..]
+        && flag == "--seeds"
+    {
+        std::fs::create_dir_all(folder)?;
+        for (index, bytes) in seeds.iter().enumerate() {
+            std::fs::write(Path::new(folder).join(format!("seed-{index}")), bytes)?;
+        }
+        return Ok(());
+    }
+    let count: u64 = arguments.first().ok_or("usage: mutate COUNT [SEED]")?.parse()?;
+    let seed: u64 = arguments.get(1).map_or(Ok(1), |seed| seed.parse())?;
+    if let Some(index) = seeds.iter().position(|bytes| !exercise::exercise(bytes)) {
+        return Err(format!("seed {index} is refused").into());
+    }
+    let mut random = Random(seed);
+    let mut read = 0u64;
+    for _ in 0..count {
+        let base = &seeds[random.below(seeds.len())];
+        read += u64::from(exercise::exercise(&random.damaged(base)));
+    }
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let most: Vec<&str> = status.lines().filter(|line| line.starts_with("VmPeak")).collect();
+    println!("{count} files from seed {seed}: {read} could be read; {}", most.join(""));
+    Ok(())
+}

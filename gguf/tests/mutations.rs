@@ -1,0 +1,27 @@
+//! Damaged files never make the reader panic. The example `mutate` does the same at length.
+
+#![allow(clippy::unwrap_used, reason = "what fails here is the test")]
+
+#[path = "../fuzz/damage.rs"]
+mod damage;
+#[path = "../fuzz/exercise.rs"]
+mod exercise;
+
+use damage::{Random, seeds};
+
+#[test]
+fn files_damaged_at_random_are_read_or_refused() {
+    let seed = 20;
+    println!("seed {seed}");
+    let (seeds, mut random) = (seeds(), Random(seed));
+    assert!(seeds.iter().all(|bytes| exercise::exercise(bytes)));
+    let read = (0..20_000).filter(|_| {
+        let base = &seeds[random.below(seeds.len())];
+        exercise::exercise(&random.damaged(base))
+    });
+    let read = read.count();
+    assert!(
+        (500..10_000).contains(&read),
+        "{read} of 20000 could be read: too much or too little is damaged"
+    );
+}
