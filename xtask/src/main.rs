@@ -1,10 +1,11 @@
-//! Repository commands: `cargo xtask demo` and `cargo xtask test`.
+//! Repository commands: `cargo xtask demo`, `cargo xtask fetch` and `cargo xtask test`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waits for real processes and measures them")]
 
 mod client;
 mod demo;
+mod fetch;
 mod python;
 mod server;
 mod test;
@@ -18,8 +19,9 @@ Repository commands.
 Usage: cargo xtask <COMMAND>
 
 Commands:
-  demo  Serve a small model with prefill and decode split, and compare with one undivided worker
-  test  Build everything and run every test
+  demo   Serve a small model with prefill and decode split, and compare with one undivided worker
+  fetch  Fetch the models, tokenizers and programs that tests compare with
+  test   Build everything and run every test
 
 `cargo xtask <COMMAND> --help` tells more.";
 
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
     let result = match arguments.split_first() {
         Some((command, rest)) if command == "demo" => demo::run(rest),
+        Some((command, rest)) if command == "fetch" => fetch::run(rest),
         Some((command, rest)) if command == "test" => test::run(rest),
         Some((flag, _)) if ["--help", "-h", "help"].contains(&flag.as_str()) => {
             println!("{HELP}");

@@ -83,7 +83,11 @@ pub struct Settings {
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
 
-    /// Name under which the model is served [default: the directory's name]
+    /// Hugging Face directory whose tokenizer and chat template are used instead of the model's own
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// Name under which the model is served [default: the directory's name, or the file's without .gguf]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
 
