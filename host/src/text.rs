@@ -2,6 +2,7 @@
 
 pub mod byte;
 pub mod decode;
+pub mod gguf;
 pub mod huggingface;
 pub mod model;
 pub mod stop;

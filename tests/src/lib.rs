@@ -4,6 +4,7 @@
 
 pub mod caches;
 pub mod cluster;
+pub mod fetched;
 pub mod gguf;
 pub mod hold;
 pub mod lines;

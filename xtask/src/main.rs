@@ -1,4 +1,4 @@
-//! Repository commands: `cargo xtask demo`, `test`, `dist` and `msrv`.
+//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `dist` and `msrv`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waits for real processes and measures them")]
@@ -6,6 +6,7 @@
 mod client;
 mod demo;
 mod dist;
+mod fetch;
 mod msrv;
 mod python;
 mod server;
@@ -20,10 +21,11 @@ Repository commands.
 Usage: cargo xtask <COMMAND>
 
 Commands:
-  demo  Serve a small model with prefill and decode split, and compare with one undivided worker
-  test  Build everything and run every test
-  dist  Make an archive to install, and try it in an empty root
-  msrv  Build and test what plugins are made of with the oldest compiler that may build them
+  demo   Serve a small model with prefill and decode split, and compare with one aggregated worker
+  test   Build everything and run every test
+  fetch  Fetch the models, tokenizers and programs that tests compare with
+  dist   Make an archive to install, and try it in an empty root
+  msrv   Build and test what plugins are made of with the oldest compiler that may build them
 
 `cargo xtask <COMMAND> --help` tells more.";
 
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
     let result = match arguments.split_first() {
         Some((command, rest)) if command == "demo" => demo::run(rest),
+        Some((command, rest)) if command == "fetch" => fetch::run(rest),
         Some((command, rest)) if command == "test" => test::run(rest),
         Some((command, rest)) if command == "dist" => dist::run(rest),
         Some((command, rest)) if command == "msrv" => msrv::run(rest),

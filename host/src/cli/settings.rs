@@ -85,7 +85,11 @@ pub struct Settings {
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
 
-    /// Name under which the model is served [default: the directory's or the file's name]
+    /// Hugging Face directory whose tokenizer and chat template are used instead of the model's own
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// Name under which the model is served [default: the directory's name, or the file's without .gguf]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
 

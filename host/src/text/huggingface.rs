@@ -31,6 +31,14 @@ impl HuggingFaceTokenizer {
         Self::new(inner).map_err(|problem| TextError::File { file: file.display().to_string(), problem })
     }
 
+    /// One that was put together, whose model has this many ids, some of which the tokenizer may not know.
+    ///
+    /// # Errors
+    /// When the library refuses it.
+    pub(super) fn with_vocabulary(inner: tokenizers::Tokenizer, vocabulary: u32) -> Result<Self, String> {
+        Ok(Self { vocabulary, ..Self::new(inner)? })
+    }
+
     fn new(mut inner: tokenizers::Tokenizer) -> Result<Self, String> {
         // Some published files ask for these, meant for training; a server must not cut or fill prompts.
         inner.with_truncation(None).map_err(|error| error.to_string())?;

@@ -1,10 +1,11 @@
-//! What a Hugging Face model folder says about text.
+//! What a model's folder or file says about text.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
+use super::gguf;
 use super::huggingface::HuggingFaceTokenizer;
 use super::{ByteTokenizer, ChatTemplate, TextError, Tokenizer};
 
@@ -29,12 +30,42 @@ impl TextModel {
         Self { tokenizer: Arc::new(ByteTokenizer::new(vocabulary)), template: None, end: Vec::new() }
     }
 
+    /// Reads what a model says about text (blocking): a GGUF file's metadata, or a Hugging Face folder.
+    ///
+    /// # Errors
+    /// When something is there and cannot be used, or there is no tokenizer; the file is named.
+    pub fn load(model: &Path) -> Result<Self, TextError> {
+        if gguf::is_gguf(model) { gguf::load(model) } else { Self::load_folder(model) }
+    }
+
+    /// Reads a Hugging Face folder's tokenizer and template, which stand in for those of `model` (blocking).
+    ///
+    /// An answer also ends where the model says, because folders that only hold a tokenizer often name the end of a text and not
+    /// that of a turn.
+    ///
+    /// # Errors
+    /// When something is there and cannot be used, or there is no tokenizer; the file is named.
+    pub fn load_instead(folder: &Path, model: Option<&Path>) -> Result<Self, TextError> {
+        let mut text = Self::load_folder(folder)?;
+        let more = match model {
+            Some(model) if gguf::is_gguf(model) => gguf::ends(model)?,
+            Some(model) => ends(model)?,
+            None => Vec::new(),
+        };
+        for token in more {
+            if !text.end.contains(&token) {
+                text.end.push(token);
+            }
+        }
+        Ok(text)
+    }
+
     /// Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json` and `config.json`
     /// (blocking). Only the first must be there.
     ///
     /// # Errors
     /// When a file is there and cannot be used; the file is named.
-    pub fn load(folder: &Path) -> Result<Self, TextError> {
+    fn load_folder(folder: &Path) -> Result<Self, TextError> {
         let tokenizer = HuggingFaceTokenizer::load(&folder.join("tokenizer.json"))?;
         let settings = json(folder, "tokenizer_config.json")?.unwrap_or_default();
         let name = |field: &str| match settings.get(field) {
@@ -50,19 +81,7 @@ impl TextModel {
         };
         let template = source.map(|source| ChatTemplate::new(source, bos, eos.clone())).transpose()?;
 
-        let mut end = Vec::new();
-        for file in ["generation_config.json", "config.json"] {
-            let Some(config) = json(folder, file)? else { continue };
-            let ids = config.get("eos_token_id").or_else(|| config.get("text_config")?.get("eos_token_id"));
-            end = match ids {
-                Some(Json::Array(ids)) => ids.iter().filter_map(token_id).collect(),
-                Some(id) => token_id(id).into_iter().collect(),
-                None => Vec::new(),
-            };
-            if !end.is_empty() {
-                break;
-            }
-        }
+        let mut end = ends(folder)?;
         if end.is_empty() && !eos.is_empty() {
             // The name of a special token is one token, or the folder contradicts itself and no end is known.
             if let [id] = tokenizer.encode(&eos, false)?.as_slice() {
@@ -71,6 +90,23 @@ impl TextModel {
         }
         Ok(Self { tokenizer: Arc::new(tokenizer), template: template.map(Arc::new), end })
     }
+}
+
+/// Tokens that end an answer, of the first file that has some.
+fn ends(folder: &Path) -> Result<Vec<u32>, TextError> {
+    for file in ["generation_config.json", "config.json"] {
+        let Some(config) = json(folder, file)? else { continue };
+        let ids = config.get("eos_token_id").or_else(|| config.get("text_config")?.get("eos_token_id"));
+        let end: Vec<u32> = match ids {
+            Some(Json::Array(ids)) => ids.iter().filter_map(token_id).collect(),
+            Some(id) => token_id(id).into_iter().collect(),
+            None => Vec::new(),
+        };
+        if !end.is_empty() {
+            return Ok(end);
+        }
+    }
+    Ok(Vec::new())
 }
 
 fn token_id(json: &Json) -> Option<u32> {

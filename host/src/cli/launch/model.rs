@@ -11,6 +11,7 @@ use crate::executor::group::Seat;
 use crate::executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
 use crate::executor::{Executor, ExecutorError, ModelShape, Sliding};
 use crate::text::TextModel;
+use crate::text::gguf::is_gguf;
 
 /// Longest step that may be modelled: a worker that is to stop waits for it.
 const LONGEST_STEP: Duration = Duration::from_secs(60);
@@ -96,11 +97,16 @@ pub fn slides(settings: &Settings) -> bool {
 /// # Errors
 /// When the tokenizer cannot be used.
 pub fn text_model(settings: &Settings) -> Result<TextModel, Refused> {
-    let with_tokenizer = settings.model.as_deref().filter(|directory| {
-        settings.executor() == ExecutorName::Cpu || directory.join("tokenizer.json").exists()
+    let model = settings.model.as_deref();
+    if let Some(folder) = settings.tokenizer.as_deref() {
+        return TextModel::load_instead(folder, model)
+            .map_err(|error| refused(format!("--tokenizer cannot be used: {error}")));
+    }
+    let with_tokenizer = model.filter(|model| {
+        settings.executor() == ExecutorName::Cpu || is_gguf(model) || model.join("tokenizer.json").exists()
     });
     match with_tokenizer {
-        Some(directory) => TextModel::load(directory)
+        Some(model) => TextModel::load(model)
             .map_err(|error| refused(format!("the model's tokenizer cannot be used: {error}"))),
         None if settings.executor() == ExecutorName::Synthetic => {
             let shape = shape(settings)?;

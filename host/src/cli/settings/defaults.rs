@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::{ExecutorName, RoleName, Settings};
 use crate::plugins::Policy;
+use crate::text::gguf::is_gguf;
 
 impl Settings {
     /// Who computes.
@@ -101,13 +102,13 @@ impl Settings {
     /// The model's name in the API.
     #[must_use]
     pub fn model_name(&self) -> String {
-        let name = self.model.as_deref().and_then(|model| match model.extension() {
-            Some(extension) if extension == "gguf" => model.file_stem(),
-            _ => model.file_name(),
+        let own = self.model.as_deref().and_then(|model| match is_gguf(model) {
+            true => model.file_stem(),
+            false => model.file_name(),
         });
         self.served_model_name
             .clone()
-            .or_else(|| name.map(|name| name.to_string_lossy().into_owned()))
+            .or_else(|| own.map(|name| name.to_string_lossy().into_owned()))
             .unwrap_or_else(|| "synthetic".to_owned())
     }
 
