@@ -3,6 +3,7 @@
 use super::convert::Element;
 use super::disjoint::Disjoint;
 use super::exponential::exp;
+use super::instructions::InstructionSet;
 use super::lanes::{Lanes, dot};
 use super::{Math, dispatch};
 
@@ -106,7 +107,7 @@ impl Math {
                 kv: sequence.kv,
                 out: &out,
             };
-            dispatch!(self.level, attend::<>(tile: Tile<'_>));
+            dispatch!(self.instructions, attend::<>(tile: Tile<'_>));
         });
     }
 }
@@ -133,7 +134,7 @@ struct Softmax {
 }
 
 #[inline(always)]
-fn attend<L: Lanes>(tile: Tile<'_>) {
+fn attend<S: InstructionSet>(tile: Tile<'_>) {
     let AttentionShape { heads, kv_heads, head_dim, element, query_stride, scale, window } = tile.shape;
     let group = heads / kv_heads;
     // The first position that the row at `position` sees.
@@ -168,7 +169,15 @@ fn attend<L: Lanes>(tile: Tile<'_>) {
                 let head = tile.head * group + member;
                 let query = &tile.queries[(tile.row + row) * query_stride + head * head_dim..][..head_dim];
                 let weighted = &mut weighted[(row * group + member) * head_dim..][..head_dim];
-                block::<L>(query, from, keys, values, scale, &mut states[row * group + member], weighted);
+                block::<S::Lanes>(
+                    query,
+                    from,
+                    keys,
+                    values,
+                    scale,
+                    &mut states[row * group + member],
+                    weighted,
+                );
             }
         }
     }
