@@ -8,9 +8,10 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark has nobody to tell")]
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use host_kernels::math::{Element, Instructions, Math, Panels, bf16_from_f32};
+use rustix::time::{ClockId, clock_gettime};
 
 const ROUNDS: usize = 9;
 /// Outputs and inputs.
@@ -96,11 +97,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Time that this thread ran, or the clock's where several threads run.
 fn now(math: &Math) -> Duration {
-    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    let start = START.get_or_init(Instant::now);
-    let ran = || {
-        let times = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        times.split(' ').next()?.parse().ok().map(Duration::from_nanos)
-    };
-    (math.threads() == 1).then(ran).flatten().unwrap_or_else(|| start.elapsed())
+    let clock = if math.threads() == 1 { ClockId::ThreadCPUTime } else { ClockId::Monotonic };
+    let time = clock_gettime(clock);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

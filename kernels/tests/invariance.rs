@@ -4,7 +4,7 @@
 
 use host_kernels::math::{
     AttentionShape, Element, Gate, Heads, Instructions, KvRows, Math, Panels, QueryRows, RopeFrequencies,
-    RopeScaling, bf16_from_f32, f32_from_bf16,
+    RopeScaling, bf16_from_f32, exp, f32_from_bf16,
 };
 
 /// Numbers in (-1, 1) from a fixed generator (an LCG by Knuth).
@@ -174,10 +174,47 @@ impl Dense {
     }
 }
 
+/// Adds eight lanes up by the fixed tree.
+fn tree([a, b, c, d, e, f, g, h]: [f32; 8]) -> f32 {
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// What `Math::attention` says that it computes for one query, step by step, over positions with their K and V.
+fn attention_by_definition(
+    query: &[f32],
+    rows: impl Iterator<Item = (usize, Vec<f32>, Vec<f32>)>,
+    scale: f32,
+) -> Vec<f32> {
+    let rows: Vec<_> = rows.collect();
+    let (mut maximum, mut sum, mut weighted) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; query.len()]);
+    for block in rows.chunk_by(|(a, ..), (b, ..)| a / 16 == b / 16) {
+        let mut weights = [f32::NEG_INFINITY; 16];
+        for (position, key, _) in block {
+            let mut lanes = [0.0f32; 8];
+            for (i, (query, key)) in query.iter().zip(key).enumerate() {
+                lanes[i % 8] = query.mul_add(*key, lanes[i % 8]);
+            }
+            weights[position % 16] = tree(lanes) * scale;
+        }
+        let before = maximum;
+        maximum = weights.iter().fold(maximum, |maximum, weight| weight.max(maximum));
+        weights = weights.map(|weight| exp(weight - maximum));
+        let correction = exp(before - maximum);
+        sum = sum.mul_add(correction, tree(std::array::from_fn(|i| weights[i] + weights[i + 8])));
+        for (dimension, weighted) in weighted.iter_mut().enumerate() {
+            *weighted *= correction;
+            for (position, _, value) in block {
+                *weighted = weights[position % 16].mul_add(value[dimension], *weighted);
+            }
+        }
+    }
+    weighted.iter().map(|weighted| weighted * (1.0 / sum)).collect()
+}
+
 #[test]
 fn attention_agrees_over_instruction_sets_threads_and_cuts_and_is_attention() {
     let maths = all_maths();
-    for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 3, 40), (8, 1, 64)] {
+    for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 3, 40), (8, 1, 64), (3, 1, 136)] {
         let tokens = 75;
         let mut numbers = Numbers(head_dim as u64);
         let stored = |values: Vec<f32>| values.iter().flat_map(|v| bf16_from_f32(*v).to_le_bytes()).collect();
@@ -238,6 +275,16 @@ fn attention_agrees_over_instruction_sets_threads_and_cuts_and_is_attention() {
                         (products.sum::<f64>() * 0.2).exp()
                     })
                     .collect();
+                let row = |values: &[f64], other: usize| -> Vec<f32> {
+                    values[at(other)..][..head_dim].iter().map(|value| *value as f32).collect()
+                };
+                let rows = seen().map(|other| (other, row(&keys, other), row(&values, other)));
+                let by_definition = attention_by_definition(query, rows, 0.2);
+                assert_eq!(
+                    bits(&by_definition),
+                    bits(&expected[(position * heads + head) * head_dim..][..head_dim]),
+                    "position {position}, {window:?}, heads of {head_dim}"
+                );
                 for dim in 0..head_dim {
                     let weighted =
                         seen().zip(&weights).map(|(other, weight)| weight * values[at(other) + dim]);
