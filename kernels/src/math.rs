@@ -11,12 +11,13 @@
 //!
 //! Tiling, row count and threads change which core computes an element when, never how. All instruction sets give the
 //! same bits, because IEEE 754 defines fused multiply-add, division and square root exactly: each kernel is written
-//! once over eight lanes and compiled for AVX2 + FMA and for plain Rust; tests compare the two.
+//! once over vectors and compiled for plain Rust, for AVX2 with FMA, and for AVX-512; tests compare all that the CPU has.
 
 mod attention;
 mod convert;
 mod disjoint;
 mod exponential;
+mod instructions;
 mod lanes;
 mod linear;
 mod panels;
@@ -26,54 +27,19 @@ mod rows;
 pub use attention::{ATTENTION_BLOCK, AttentionShape, KvRows, QueryRows};
 pub use convert::{Element, bf16_from_f32, f32_from_bf16};
 pub use exponential::{exp, softmax_weights};
+pub use instructions::Instructions;
 pub use panels::{PackError, Panels};
 pub use rope::{RopeFrequencies, RopeScaling};
 pub use rows::{Gate, Heads};
 
-/// Instructions that the kernels may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Level {
-    /// Plain Rust.
-    Portable,
-    /// AVX2 and FMA. Only [`Level::detect`] makes this value, where the CPU has both.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-}
-
-impl Level {
-    fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            return Level::Avx2;
-        }
-        Level::Portable
-    }
-}
-
-/// Compiles one generic kernel body per instruction set and calls the right one.
-macro_rules! dispatch {
-    ($level:expr, $body:ident :: <$($kind:ty),*> ($($argument:ident : $type:ty),* $(,)?)) => {{
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma")]
-        fn avx2($($argument: $type),*) {
-            $body::<$crate::math::lanes::Avx2 $(, $kind)*>($($argument),*)
-        }
-        match $level {
-            // SAFETY: `Level::Avx2` exists only where the CPU was found to have AVX2 and FMA.
-            #[cfg(target_arch = "x86_64")]
-            $crate::math::Level::Avx2 => unsafe { avx2($($argument),*) },
-            $crate::math::Level::Portable => $body::<$crate::math::lanes::Portable $(, $kind)*>($($argument),*),
-        }
-    }};
-}
-use dispatch;
+use instructions::dispatch;
 
 /// The kernels, with the threads that they run on.
 ///
 /// Results do not depend on the number of threads. One `Math` serves one caller at a time well; concurrent callers
 /// share its threads.
 pub struct Math {
-    level: Level,
+    instructions: Instructions,
     threads: usize,
     /// Absent for one thread: the caller's thread computes.
     pool: Option<rayon::ThreadPool>,
@@ -85,7 +51,7 @@ impl Math {
     /// # Errors
     /// When the system refuses to start the threads.
     pub fn new(threads: usize) -> std::io::Result<Self> {
-        Self::at(Level::detect(), threads)
+        Self::with(Instructions::best(), threads)
     }
 
     /// The same without CPU-specific instructions: slow, and the same bits.
@@ -93,10 +59,14 @@ impl Math {
     /// # Errors
     /// When the system refuses to start the threads.
     pub fn portable(threads: usize) -> std::io::Result<Self> {
-        Self::at(Level::Portable, threads)
+        Self::with(Instructions::PORTABLE, threads)
     }
 
-    fn at(level: Level, threads: usize) -> std::io::Result<Self> {
+    /// Kernels of these instructions on `threads` threads (0 for one per core); the bits are the same for all.
+    ///
+    /// # Errors
+    /// When the system refuses to start the threads.
+    pub fn with(instructions: Instructions, threads: usize) -> std::io::Result<Self> {
         let threads = match threads {
             0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             some => some,
@@ -108,7 +78,7 @@ impl Math {
                 rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("math-{i}"));
             Some(builder.build().map_err(std::io::Error::other)?)
         };
-        Ok(Self { level, threads, pool })
+        Ok(Self { instructions, threads, pool })
     }
 
     /// Threads that the kernels run on.

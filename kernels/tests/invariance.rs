@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
 use host_kernels::math::{
-    AttentionShape, Element, Gate, Heads, KvRows, Math, Panels, QueryRows, RopeFrequencies, RopeScaling,
-    bf16_from_f32, f32_from_bf16,
+    AttentionShape, Element, Gate, Heads, Instructions, KvRows, Math, Panels, QueryRows, RopeFrequencies,
+    RopeScaling, bf16_from_f32, exp, f32_from_bf16,
 };
 
 /// Numbers in (-1, 1) from a fixed generator (an LCG by Knuth).
@@ -25,25 +25,41 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Every way of computing that must not matter.
-fn all_maths() -> Vec<(&'static str, Math)> {
-    vec![
-        ("1 thread", Math::new(1).unwrap()),
-        ("3 threads", Math::new(3).unwrap()),
-        ("4 threads", Math::new(4).unwrap()),
-        ("portable", Math::portable(1).unwrap()),
-        ("portable, 2 threads", Math::portable(2).unwrap()),
-    ]
+/// Every way of computing that must not matter: all instructions of this CPU, on one thread and on several.
+fn all_maths() -> Vec<(String, Math)> {
+    let maths = Instructions::available().into_iter().flat_map(|instructions| {
+        [1, 2, 3, 4].map(|threads| {
+            (format!("{instructions}, {threads} threads"), Math::with(instructions, threads).unwrap())
+        })
+    });
+    maths.collect()
+}
+
+#[test]
+fn the_best_instructions_come_first_and_plain_rust_last() {
+    let available: Vec<String> = Instructions::available().iter().map(ToString::to_string).collect();
+    let best_first = ["AVX-512", "AVX2", "portable"];
+    let places: Vec<_> =
+        available.iter().map(|name| best_first.iter().position(|best| best == name).unwrap()).collect();
+    assert!(places.is_sorted(), "{available:?}");
+    assert_eq!(available.last().unwrap(), "portable");
+    #[cfg(target_arch = "x86_64")]
+    {
+        assert_eq!(available.contains(&"AVX2".to_owned()), is_x86_feature_detected!("avx2"), "{available:?}");
+        let avx512 = is_x86_feature_detected!("avx512f");
+        assert_eq!(available.contains(&"AVX-512".to_owned()), avx512, "{available:?}");
+    }
 }
 
 #[test]
 fn linear_is_one_chain_of_fused_multiply_adds_whatever_the_rows_and_threads() {
     let maths = all_maths();
-    for (outputs, inputs) in [(1, 8), (16, 16), (37, 40), (64, 300), (200, 520)] {
+    for (outputs, inputs) in [(1, 8), (3, 1), (16, 16), (37, 40), (33, 17), (64, 301), (119, 257), (200, 520)]
+    {
         let mut numbers = Numbers(outputs as u64);
         let weight: Vec<f32> =
             numbers.take(outputs * inputs).iter().map(|&w| f32_from_bf16(bf16_from_f32(w))).collect();
-        for rows in [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 32, 200] {
+        for rows in (1..=20).chain([27, 28, 29, 32, 43, 200]) {
             let x = numbers.take(rows * inputs);
             let mut expected = vec![0.0f32; rows * outputs];
             for m in 0..rows {
@@ -158,10 +174,47 @@ impl Dense {
     }
 }
 
+/// Adds eight lanes up by the fixed tree.
+fn tree([a, b, c, d, e, f, g, h]: [f32; 8]) -> f32 {
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// What `Math::attention` says that it computes for one query, step by step, over positions with their K and V.
+fn attention_by_definition(
+    query: &[f32],
+    rows: impl Iterator<Item = (usize, Vec<f32>, Vec<f32>)>,
+    scale: f32,
+) -> Vec<f32> {
+    let rows: Vec<_> = rows.collect();
+    let (mut maximum, mut sum, mut weighted) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; query.len()]);
+    for block in rows.chunk_by(|(a, ..), (b, ..)| a / 16 == b / 16) {
+        let mut weights = [f32::NEG_INFINITY; 16];
+        for (position, key, _) in block {
+            let mut lanes = [0.0f32; 8];
+            for (i, (query, key)) in query.iter().zip(key).enumerate() {
+                lanes[i % 8] = query.mul_add(*key, lanes[i % 8]);
+            }
+            weights[position % 16] = tree(lanes) * scale;
+        }
+        let before = maximum;
+        maximum = weights.iter().fold(maximum, |maximum, weight| weight.max(maximum));
+        weights = weights.map(|weight| exp(weight - maximum));
+        let correction = exp(before - maximum);
+        sum = sum.mul_add(correction, tree(std::array::from_fn(|i| weights[i] + weights[i + 8])));
+        for (dimension, weighted) in weighted.iter_mut().enumerate() {
+            *weighted *= correction;
+            for (position, _, value) in block {
+                *weighted = weights[position % 16].mul_add(value[dimension], *weighted);
+            }
+        }
+    }
+    weighted.iter().map(|weighted| weighted * (1.0 / sum)).collect()
+}
+
 #[test]
 fn attention_agrees_over_instruction_sets_threads_and_cuts_and_is_attention() {
     let maths = all_maths();
-    for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 3, 40), (8, 1, 64)] {
+    for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 3, 40), (8, 1, 64), (3, 1, 136)] {
         let tokens = 75;
         let mut numbers = Numbers(head_dim as u64);
         let stored = |values: Vec<f32>| values.iter().flat_map(|v| bf16_from_f32(*v).to_le_bytes()).collect();
@@ -222,6 +275,16 @@ fn attention_agrees_over_instruction_sets_threads_and_cuts_and_is_attention() {
                         (products.sum::<f64>() * 0.2).exp()
                     })
                     .collect();
+                let row = |values: &[f64], other: usize| -> Vec<f32> {
+                    values[at(other)..][..head_dim].iter().map(|value| *value as f32).collect()
+                };
+                let rows = seen().map(|other| (other, row(&keys, other), row(&values, other)));
+                let by_definition = attention_by_definition(query, rows, 0.2);
+                assert_eq!(
+                    bits(&by_definition),
+                    bits(&expected[(position * heads + head) * head_dim..][..head_dim]),
+                    "position {position}, {window:?}, heads of {head_dim}"
+                );
                 for dim in 0..head_dim {
                     let weighted =
                         seen().zip(&weights).map(|(other, weight)| weight * values[at(other) + dim]);

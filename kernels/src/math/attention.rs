@@ -1,10 +1,16 @@
 //! Attention over paged K and V.
 
+mod block;
+
+use std::ops::Range;
+
 use super::convert::Element;
 use super::disjoint::Disjoint;
 use super::exponential::exp;
-use super::lanes::{Lanes, dot};
+use super::instructions::InstructionSet;
+use super::lanes::Vector;
 use super::{Math, dispatch};
+use block::{Scores, add_values, score_one_by_one, score_side_by_side, transpose, weigh};
 
 /// Positions of one step of the online softmax. Blocks are aligned to position 0 of the sequence and have nothing to
 /// do with the page size.
@@ -12,6 +18,10 @@ pub const ATTENTION_BLOCK: usize = 16;
 
 /// Query rows that share one pass over K and V.
 const TILE: usize = 16;
+/// Queries for which turning a block's keys around pays.
+const MANY: usize = 8;
+/// Elements of a cache line.
+const LINE: usize = 16;
 /// Multiply-adds below which one thread does everything.
 const SERIAL: usize = 1 << 15;
 
@@ -106,7 +116,7 @@ impl Math {
                 kv: sequence.kv,
                 out: &out,
             };
-            dispatch!(self.level, attend::<>(tile: Tile<'_>));
+            dispatch!(self.instructions, attend::<>(tile: Tile<'_>));
         });
     }
 }
@@ -125,136 +135,134 @@ struct Tile<'a> {
     out: &'a Disjoint<'a>,
 }
 
-/// Running state of one (row, head).
-#[derive(Clone, Copy)]
-struct Softmax {
-    maximum: f32,
-    sum: f32,
+/// Running states of a tile's (row, head)s: the queries.
+struct States {
+    /// Largest score so far.
+    maxima: Vec<f32>,
+    /// Sum of the weights so far.
+    sums: Vec<f32>,
+    /// `head_dim` weighted sums of values each.
+    weighted: Vec<f32>,
+    /// Products with the keys of a block, then weights of its values.
+    scores: Vec<Scores>,
+    /// Sum of a block's weights.
+    added: Vec<f32>,
+    /// What earlier weights are multiplied by, now that there is a new maximum.
+    corrections: Vec<f32>,
 }
 
 #[inline(always)]
-fn attend<L: Lanes>(tile: Tile<'_>) {
+fn attend<S: InstructionSet>(tile: Tile<'_>) {
     let AttentionShape { heads, kv_heads, head_dim, element, query_stride, scale, window } = tile.shape;
     let group = heads / kv_heads;
+    let count = tile.rows * group;
     // The first position that the row at `position` sees.
     let oldest =
         |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window)).max(tile.oldest);
-    let mut states = vec![Softmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; tile.rows * group];
-    let mut weighted = vec![0f32; tile.rows * group * head_dim];
-    let mut wide = vec![0f32; 2 * ATTENTION_BLOCK * head_dim];
-    let (wide_keys, wide_values) = wide.split_at_mut(ATTENTION_BLOCK * head_dim);
+    let query = |index: usize| {
+        let (row, head) = (tile.row + index / group, tile.head * group + index % group);
+        &tile.queries[row * query_stride + head * head_dim..][..head_dim]
+    };
+    let mut states = States {
+        maxima: vec![f32::NEG_INFINITY; count],
+        sums: vec![0.0; count],
+        weighted: vec![0.0; count * head_dim],
+        scores: vec![[0.0; ATTENTION_BLOCK]; count],
+        added: vec![0.0; count],
+        corrections: vec![0.0; count],
+    };
+    // A load that spans two cache lines counts twice: all three start at a line.
+    let block = ATTENTION_BLOCK * head_dim;
+    let mut wide = vec![0f32; 3 * block + LINE];
+    let line = wide.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+    let (keys, wide) = wide[line..].split_at_mut(block);
+    let (values, columns) = wide.split_at_mut(block);
+    let columns = &mut columns[..block];
     let (start, end) = (oldest(tile.position), tile.position + tile.rows);
     for first in (start - start % ATTENTION_BLOCK..end).step_by(ATTENTION_BLOCK) {
-        let count = ATTENTION_BLOCK.min(end - first);
-        let trimmed = start.saturating_sub(first);
-        let mut keys: [&[u8]; ATTENTION_BLOCK] = [&[]; ATTENTION_BLOCK];
-        let mut values = keys;
-        let asked = trimmed..count;
-        tile.kv.rows(tile.head, first + trimmed, &mut keys[asked.clone()], &mut values[asked.clone()]);
-        for slot in asked {
-            element.widen(keys[slot], &mut wide_keys[slot * head_dim..][..head_dim]);
-            element.widen(values[slot], &mut wide_values[slot * head_dim..][..head_dim]);
-        }
-        for row in 0..tile.rows {
+        let held = start.saturating_sub(first)..ATTENTION_BLOCK.min(end - first);
+        load(&tile, element, first, held.clone(), keys, values);
+        // Slots of the block that a row sees. Those that see any lie side by side.
+        let seen = |row: usize| {
             let position = tile.position + row;
-            let (from, to) =
-                (oldest(position).saturating_sub(first), count.min((position + 1).saturating_sub(first)));
-            if from >= to {
-                continue;
+            oldest(position).saturating_sub(first)..held.end.min((position + 1).saturating_sub(first))
+        };
+        let newest = (0..tile.rows).rev().find(|row| !seen(*row).is_empty()).map_or(0, |row| row + 1);
+        let eldest = (0..newest).find(|row| !seen(*row).is_empty()).unwrap_or(newest);
+        let States { maxima, sums, weighted, scores, added, corrections } = &mut states;
+        let queries = eldest * group..newest * group;
+        if queries.len() < MANY {
+            for index in queries.clone() {
+                let score = &mut scores[index];
+                score_one_by_one::<S::Lanes>(query(index), keys, seen(index / group), score);
             }
-            let keys = &wide_keys[from * head_dim..to * head_dim];
-            let values = &wide_values[from * head_dim..to * head_dim];
-            for member in 0..group {
-                let head = tile.head * group + member;
-                let query = &tile.queries[(tile.row + row) * query_stride + head * head_dim..][..head_dim];
-                let weighted = &mut weighted[(row * group + member) * head_dim..][..head_dim];
-                block::<L>(query, from, keys, values, scale, &mut states[row * group + member], weighted);
+        } else {
+            transpose(keys, head_dim, columns);
+            // Eight sums for each: 8 of 16 registers for one query, 16 of 32 for two.
+            let mut index = queries.start;
+            if S::Wide::WIDTH == 16 {
+                let (pairs, _) = scores[queries.clone()].as_chunks_mut::<2>();
+                for pair in pairs {
+                    score_side_by_side::<S::Wide, 2>([query(index), query(index + 1)], columns, pair);
+                    index += 2;
+                }
             }
+            for score in scores[index..queries.end].as_chunks_mut::<1>().0 {
+                score_side_by_side::<S::Wide, 1>([query(index)], columns, score);
+                index += 1;
+            }
+        }
+        // Step by step for all queries, since the steps of one wait for each other.
+        for row in eldest..newest {
+            let seen = seen(row);
+            for index in row * group..(row + 1) * group {
+                let before = maxima[index];
+                added[index] = weigh::<S::Lanes>(&mut scores[index], seen.clone(), scale, &mut maxima[index]);
+                corrections[index] = before - maxima[index];
+            }
+        }
+        let sums = sums[queries.clone()].iter_mut().zip(&added[queries.clone()]);
+        for (correction, (sum, added)) in corrections[queries].iter_mut().zip(sums) {
+            *correction = exp(*correction);
+            *sum = sum.mul_add(*correction, *added);
+        }
+        for row in eldest..newest {
+            let queries = row * group..(row + 1) * group;
+            let weighted = &mut weighted[queries.start * head_dim..queries.end * head_dim];
+            let (scores, corrections) = (&scores[queries.clone()], &corrections[queries]);
+            add_values::<S::Wide, S::Lanes>(scores, corrections, seen(row), values, head_dim, weighted);
         }
     }
     for row in 0..tile.rows {
         let start = (tile.row + row) * heads * head_dim + tile.head * group * head_dim;
         // SAFETY: only this tile has these rows and this KV head's query heads.
         let out = unsafe { tile.out.part(start, group * head_dim) };
-        for member in 0..group {
-            let inverse = 1.0 / states[row * group + member].sum;
-            let weighted = &weighted[(row * group + member) * head_dim..][..head_dim];
-            for (out, weighted) in out[member * head_dim..].iter_mut().zip(weighted) {
+        for (member, out) in out.chunks_exact_mut(head_dim).enumerate() {
+            let index = row * group + member;
+            let inverse = 1.0 / states.sums[index];
+            for (out, weighted) in out.iter_mut().zip(&states.weighted[index * head_dim..]) {
                 *out = weighted * inverse;
             }
         }
     }
 }
 
-/// One online-softmax step: `keys` and `values` are the rows of a block that the query sees, at least one, from its slot
-/// `from` on.
+/// Widens the slots of the block at `first` that there are.
 #[inline(always)]
-fn block<L: Lanes>(
-    query: &[f32],
-    from: usize,
-    keys: &[f32],
-    values: &[f32],
-    scale: f32,
-    state: &mut Softmax,
-    weighted: &mut [f32],
+fn load(
+    tile: &Tile<'_>,
+    element: Element,
+    first: usize,
+    held: Range<usize>,
+    wide_keys: &mut [f32],
+    wide_values: &mut [f32],
 ) {
-    // Slots that the query does not see keep a score of -inf, whose exponential is 0.
-    let mut scores = [f32::NEG_INFINITY; ATTENTION_BLOCK];
-    let mut maximum = state.maximum;
-    for (score, key) in scores[from..].iter_mut().zip(keys.chunks_exact(query.len())) {
-        *score = dot::<L>(query, key) * scale;
-        maximum = if *score > maximum { *score } else { maximum };
-    }
-    for score in &mut scores {
-        *score = exp(*score - maximum);
-    }
-    let correction = exp(state.maximum - maximum);
-    // SAFETY: `scores` has 16 elements.
-    let sum = unsafe {
-        let one = L::splat(1.0);
-        one.mul_add(L::load(scores.as_ptr()), L::load(scores.as_ptr().add(8))).sum()
-    };
-    *state = Softmax { maximum, sum: state.sum.mul_add(correction, sum) };
-    let mut dimension = 0;
-    while dimension + 32 <= weighted.len() {
-        add_values::<L, 4>(&scores[from..], values, correction, dimension, weighted);
-        dimension += 32;
-    }
-    while dimension < weighted.len() {
-        add_values::<L, 1>(&scores[from..], values, correction, dimension, weighted);
-        dimension += 8;
-    }
-}
-
-/// `weighted = weighted * correction + sum of weight * value` for `N` x 8 dimensions, which stay in registers.
-#[inline(always)]
-#[expect(clippy::needless_range_loop, reason = "register tiles are indexed by row and column")]
-fn add_values<L: Lanes, const N: usize>(
-    weights: &[f32],
-    values: &[f32],
-    correction: f32,
-    dimension: usize,
-    weighted: &mut [f32],
-) {
-    let head_dim = weighted.len();
-    let rows = values.len() / head_dim;
-    assert!(dimension + 8 * N <= head_dim && rows <= weights.len());
-    // SAFETY: `dimension + 8 * N` lies inside a row by the assertion, and `rows` rows inside `values`.
-    unsafe {
-        let target = weighted.as_mut_ptr().add(dimension);
-        let mut sum = [L::splat(0.0); N];
-        for n in 0..N {
-            sum[n] = L::load(target.add(8 * n)).mul(L::splat(correction));
-        }
-        for row in 0..rows {
-            let weight = L::splat(weights[row]);
-            let value = values.as_ptr().add(row * head_dim + dimension);
-            for n in 0..N {
-                sum[n] = weight.mul_add(L::load(value.add(8 * n)), sum[n]);
-            }
-        }
-        for n in 0..N {
-            sum[n].store(target.add(8 * n));
-        }
+    let head_dim = tile.shape.head_dim;
+    let mut keys: [&[u8]; ATTENTION_BLOCK] = [&[]; ATTENTION_BLOCK];
+    let mut values = keys;
+    tile.kv.rows(tile.head, first + held.start, &mut keys[held.clone()], &mut values[held.clone()]);
+    for slot in held {
+        element.widen(keys[slot], &mut wide_keys[slot * head_dim..][..head_dim]);
+        element.widen(values[slot], &mut wide_values[slot * head_dim..][..head_dim]);
     }
 }

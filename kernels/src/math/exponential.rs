@@ -1,7 +1,7 @@
 //! `exp` for `f32`, with the same bits on every machine.
 
-use super::lanes::Lanes;
-use super::{Level, dispatch};
+use super::instructions::InstructionSet;
+use super::{Instructions, dispatch};
 
 /// Adding this to a number of magnitude below 2^22 leaves the nearest integer in the low mantissa bits (1.5 * 2^23).
 const ROUND: f32 = 12_582_912.0;
@@ -41,13 +41,13 @@ pub fn exp(x: f32) -> f32 {
 /// When the lengths differ.
 pub fn softmax_weights(logits: &[f32], maximum: f32, temperature: f32, weights: &mut [f32]) {
     assert_eq!(logits.len(), weights.len(), "one weight per logit");
-    dispatch!(Level::detect(), weigh::<>(
+    dispatch!(Instructions::best(), weigh::<>(
         logits: &[f32], maximum: f32, temperature: f32, weights: &mut [f32],
     ));
 }
 
 #[inline(always)]
-fn weigh<L: Lanes>(logits: &[f32], maximum: f32, temperature: f32, weights: &mut [f32]) {
+fn weigh<S: InstructionSet>(logits: &[f32], maximum: f32, temperature: f32, weights: &mut [f32]) {
     for (weight, logit) in weights.iter_mut().zip(logits) {
         let value = exp((logit - maximum) / temperature);
         *weight = if value >= 0.0 { value } else { 0.0 };

@@ -2,6 +2,7 @@
 
 use super::disjoint::Disjoint;
 use super::exponential::exp;
+use super::instructions::InstructionSet;
 use super::lanes::{Lanes, dot};
 use super::{Math, dispatch};
 
@@ -49,7 +50,7 @@ impl Math {
             let x = &x[row * width..][..width];
             // SAFETY: each task takes its own row.
             let y = unsafe { y.part(row * width, width) };
-            dispatch!(self.level, norm_row::<>(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]));
+            dispatch!(self.instructions, norm_row::<>(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]));
         });
     }
 
@@ -88,7 +89,7 @@ impl Math {
             let data = unsafe { data.part(row * stride + offset, width) };
             let cosines = &cosines[row * pairs..][..pairs];
             let sines = &sines[row * pairs..][..pairs];
-            dispatch!(self.level, rotate_row::<>(
+            dispatch!(self.instructions, rotate_row::<>(
                 data: &mut [f32], head_dim: usize, norm: Option<(&[f32], f32)>, cosines: &[f32], sines: &[f32],
             ));
         });
@@ -111,8 +112,12 @@ impl Math {
             // SAFETY: each task takes its own row.
             let y = unsafe { y.part(row * width, width) };
             match gate {
-                Gate::Silu => dispatch!(self.level, silu_row::<>(x: &[f32], up: &[f32], y: &mut [f32])),
-                Gate::GeluTanh => dispatch!(self.level, gelu_row::<>(x: &[f32], up: &[f32], y: &mut [f32])),
+                Gate::Silu => {
+                    dispatch!(self.instructions, silu_row::<>(x: &[f32], up: &[f32], y: &mut [f32]))
+                }
+                Gate::GeluTanh => {
+                    dispatch!(self.instructions, gelu_row::<>(x: &[f32], up: &[f32], y: &mut [f32]))
+                }
             }
         });
     }
@@ -142,15 +147,15 @@ fn inverse_rms<L: Lanes>(x: &[f32], epsilon: f32) -> f32 {
 }
 
 #[inline(always)]
-fn norm_row<L: Lanes>(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
-    let scale = inverse_rms::<L>(x, epsilon);
+fn norm_row<S: InstructionSet>(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
+    let scale = inverse_rms::<S::Lanes>(x, epsilon);
     for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
         *y = x * scale * weight;
     }
 }
 
 #[inline(always)]
-fn rotate_row<L: Lanes>(
+fn rotate_row<S: InstructionSet>(
     data: &mut [f32],
     head_dim: usize,
     norm: Option<(&[f32], f32)>,
@@ -159,7 +164,7 @@ fn rotate_row<L: Lanes>(
 ) {
     for head in data.chunks_exact_mut(head_dim) {
         if let Some((weight, epsilon)) = norm {
-            let scale = inverse_rms::<L>(head, epsilon);
+            let scale = inverse_rms::<S::Lanes>(head, epsilon);
             for (x, weight) in head.iter_mut().zip(weight) {
                 *x = *x * scale * weight;
             }
@@ -172,7 +177,7 @@ fn rotate_row<L: Lanes>(
 }
 
 #[inline(always)]
-fn silu_row<L: Lanes>(gate: &[f32], up: &[f32], y: &mut [f32]) {
+fn silu_row<S: InstructionSet>(gate: &[f32], up: &[f32], y: &mut [f32]) {
     for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
         *y = gate / (1.0 + exp(-gate)) * up;
     }
@@ -180,7 +185,7 @@ fn silu_row<L: Lanes>(gate: &[f32], up: &[f32], y: &mut [f32]) {
 
 /// With `tanh(u) = 2 / (1 + e^-2u) - 1`, the function is `x / (1 + e^-2u)`.
 #[inline(always)]
-fn gelu_row<L: Lanes>(gate: &[f32], up: &[f32], y: &mut [f32]) {
+fn gelu_row<S: InstructionSet>(gate: &[f32], up: &[f32], y: &mut [f32]) {
     for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
         let bent = (gate * gate * gate).mul_add(GELU_CUBIC, *gate);
         *y = gate / (1.0 + exp(-GELU_SLOPE * bent)) * up;
