@@ -49,7 +49,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let packages: Vec<String> =
         ["host".to_owned()].into_iter().chain(PLUGINS.map(|name| format!("host-plugin-{name}"))).collect();
     println!("building {}", packages.join(", "));
-    build(&workspace, profile, &packages)?;
+    let names: Vec<&str> = packages.iter().map(String::as_str).collect();
+    workspace.build(profile, &names)?;
 
     let target = target_triple()?;
     let metadata = metadata(&workspace, &target)?;
@@ -78,15 +79,6 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         println!("it serves in a root that holds {name} and the C library");
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn build(workspace: &Workspace, profile: Profile, packages: &[String]) -> anyhow::Result<()> {
-    let mut command = workspace.cargo(&["build"]);
-    if profile == Profile::Release {
-        command.arg("--release");
-    }
-    command.args(packages.iter().flat_map(|package| ["-p", package]));
-    done(&mut command)
 }
 
 /// What cargo knows of this workspace and everything that it depends on, for one target.

@@ -21,6 +21,8 @@ pub enum Profile {
     Dev,
     /// As fast as a release, and built in half the time.
     Demo,
+    /// What is installed.
+    Release,
 }
 
 impl Profile {
@@ -28,6 +30,7 @@ impl Profile {
         match self {
             Profile::Dev => "dev",
             Profile::Demo => "demo",
+            Profile::Release => "release",
         }
     }
 }
