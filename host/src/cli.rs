@@ -5,6 +5,7 @@ mod allocator;
 mod below;
 pub mod chat;
 pub mod companion;
+#[cfg(test)]
 mod flags;
 pub mod launch;
 pub mod memory;
