@@ -81,9 +81,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_readme_names_the_defaults() {
-        let readme = include_str!("../../../../README.md");
-        let table = readme.split("    [hicache]\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    fn the_documentation_names_the_defaults() {
+        let page = include_str!("../../../../docs/serving.md");
+        let table = page.split("    [hicache]\n").nth(1).unwrap().split("\n\n").next().unwrap();
         let standard = HierarchyConfig::new(8, 1000, Vec::new());
         let set: HicacheSettings = toml::from_str(table).unwrap();
         assert!(set.wait_ms.is_some() && set.queued_write_pages.is_some());
