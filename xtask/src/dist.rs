@@ -24,18 +24,23 @@ It runs where the C library is at least as new as this machine's. Needs strip (b
 Usage: cargo xtask dist [OPTIONS]
 
 Options:
-  --dev     Pack what tests use instead of a release build
-  --no-try  Do not try it, where namespaces cannot be made
-  -h, --help  This text";
+  --dev        Pack what tests use instead of a release build
+  --built DIR  Pack the program and the plugins that lie there, and build none
+  --no-try     Do not try it, where namespaces cannot be made
+  -h, --help   This text";
 
 /// Plugins that a release has: folders below `plugins/`.
 const PLUGINS: [&str; 5] = ["shm", "nixl", "mooncake", "hicache-file", "swa"];
 
 /// Runs the command.
 pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
-    let (mut profile, mut tries) = (Profile::Release, true);
-    for argument in arguments {
+    let (mut profile, mut built, mut tries) = (Profile::Release, None, true);
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
         match argument.as_str() {
+            "--built" => {
+                built = Some(PathBuf::from(rest.next().context("--built needs a folder; see --help")?));
+            }
             "--dev" => profile = Profile::Dev,
             "--no-try" => tries = false,
             "--help" | "-h" => {
@@ -48,9 +53,15 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find()?;
     let packages: Vec<String> =
         ["host".to_owned()].into_iter().chain(PLUGINS.map(|name| format!("host-plugin-{name}"))).collect();
-    println!("building {}", packages.join(", "));
-    let names: Vec<&str> = packages.iter().map(String::as_str).collect();
-    workspace.build(profile, &names)?;
+    let built = match built {
+        Some(folder) => folder,
+        None => {
+            println!("building {}", packages.join(", "));
+            let names: Vec<&str> = packages.iter().map(String::as_str).collect();
+            workspace.build(profile, &names)?;
+            workspace.built(profile)
+        }
+    };
 
     let target = target_triple()?;
     let metadata = metadata(&workspace, &target)?;
@@ -63,7 +74,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         }
         _ => {}
     }
-    programs(&workspace, profile, &staged)?;
+    programs(&built, &staged)?;
     papers(&workspace, &staged.join("share/doc/host"))?;
     let licences = licences::of(&metadata, &packages)?;
     std::fs::write(staged.join("share/doc/host/THIRD-PARTY.md"), licences.text)
@@ -99,8 +110,7 @@ fn target_triple() -> anyhow::Result<String> {
 }
 
 /// `bin/host` and `lib/host/plugins/NAME.so`, without what only debuggers read.
-fn programs(workspace: &Workspace, profile: Profile, staged: &Path) -> anyhow::Result<()> {
-    let built = workspace.built(profile);
+fn programs(built: &Path, staged: &Path) -> anyhow::Result<()> {
     let plugins = staged.join("lib/host/plugins");
     let library = |name: &str| built.join(format!("libhost_plugin_{}.so", name.replace('-', "_")));
     let copies: Vec<(PathBuf, PathBuf)> = [(built.join("host"), staged.join("bin/host"))]
