@@ -1,5 +1,7 @@
 //! Tokenizers and chat templates out of GGUF files, against llama.cpp and against the models' own `tokenizer.json`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
 #[path = "text_support/from_folder.rs"]
 mod from_folder;
 #[path = "text_support/llama_cpp.rs"]

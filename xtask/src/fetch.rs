@@ -41,13 +41,24 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
 pub fn fetch(workspace: &Workspace, artifacts: impl Iterator<Item = Artifact>) -> Vec<String> {
     let folder = workspace.target.join("fetched");
     let mut problems = Vec::new();
-    for artifact in artifacts.filter(|artifact| !artifact.path_in(&folder).exists()) {
+    for artifact in artifacts {
+        // What was fetched, with its versions: another one is fetched again.
+        let (label, source) =
+            (folder.join(artifact.name()).join("fetched-from"), format!("{:?}", artifact.package()));
+        let same = fs::read_to_string(&label).is_ok_and(|before| before == source);
+        if same && artifact.path_in(&folder).exists() {
+            continue;
+        }
         println!("fetching {}: {}", artifact.name(), artifact.what());
         // Only what is complete gets its name.
         let (own, unfinished) =
             (folder.join(artifact.name()), folder.join(format!("{}.part", artifact.name())));
         let result = empty(&unfinished)
             .and_then(|()| get(workspace, artifact.package(), &unfinished))
+            .and_then(|()| {
+                let label = unfinished.join("fetched-from");
+                fs::write(&label, &source).map_err(|error| cannot(&label, &error))
+            })
             .and_then(|()| gone(&own))
             .and_then(|()| fs::rename(&unfinished, &own).map_err(|error| cannot(&own, &error)));
         match result {

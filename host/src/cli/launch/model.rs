@@ -115,3 +115,30 @@ pub fn text_model(settings: &Settings) -> Result<TextModel, Refused> {
         None => Err(refused("no model: give a Hugging Face directory or a .gguf file with --model")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use host_tests::gguf::GgufFile;
+
+    use super::*;
+
+    #[test]
+    fn a_file_without_a_tokenizer_is_refused_with_the_flag_that_helps() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("model.gguf");
+        std::fs::write(&model, GgufFile::default().bytes()).unwrap();
+        let settings =
+            Settings { executor: Some(ExecutorName::Synthetic), model: Some(model), ..Settings::default() };
+        let error = text_model(&settings).err().unwrap().to_string();
+        assert!(error.contains("model.gguf") && error.contains("--tokenizer DIR"), "{error}");
+
+        let error = text_model(&Settings { tokenizer: Some(folder.path().to_owned()), ..settings.clone() });
+        let error = error.err().unwrap().to_string();
+        assert!(error.contains("--tokenizer cannot be used") && error.contains("tokenizer.json"), "{error}");
+
+        let tokenizer = r#"{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}"#;
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
+        let text = text_model(&Settings { tokenizer: Some(folder.path().to_owned()), ..settings }).unwrap();
+        assert_eq!(text.tokenizer.vocabulary(), 1);
+    }
+}
