@@ -1,6 +1,5 @@
 //! `cargo xtask demo`: one prefill worker, one decode worker and a router against one aggregated worker.
 
-mod model;
 mod script;
 
 use std::io::Write as _;
@@ -9,7 +8,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 
+use host_tests::fetched::Artifact;
+
 use crate::client::{Answer, Message, restored_pages, transferred_bytes};
+use crate::fetch;
 use crate::server::Server;
 use crate::workspace::{Profile, Workspace};
 use script::Prompt;
@@ -86,7 +88,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     workspace.build(Profile::Demo, &packages)?;
     let folder = workspace.target.join("demo-files");
     std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-    let model = model(&options, &workspace, &folder)?;
+    let model = model(&options, &workspace)?;
     let built = workspace.built(Profile::Demo);
     let pages = folder.join("pages");
     if pages.exists() {
@@ -151,15 +153,17 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
 }
 
 /// The model that is asked for, or the best one that can be had.
-fn model(options: &Options, workspace: &Workspace, folder: &Path) -> anyhow::Result<PathBuf> {
+fn model(options: &Options, workspace: &Workspace) -> anyhow::Result<PathBuf> {
     if let Some(model) = &options.model {
         return Ok(model.clone());
     }
     if !options.random && !options.window {
-        match model::fetch(folder) {
-            Ok(file) => return Ok(file),
-            Err(why) => println!("no real model: {why}; a model with random weights speaks nonsense instead"),
+        let problems = fetch::fetch(workspace, std::iter::once(Artifact::SmolLm2));
+        if problems.is_empty() {
+            return Ok(Artifact::SmolLm2.path_in(&workspace.target.join("fetched")));
         }
+        let why = problems.join("; ");
+        println!("no real model: {why}; a model with random weights speaks nonsense instead");
     }
     workspace.tiny_model(options.window)
 }
