@@ -67,7 +67,7 @@ fn load(directory: &Path, model: &TinyModel, threads: usize, ranks: usize) -> an
             head_dim: model.head_dim,
             value_dim: model.head_dim,
             dtype: match model.stored {
-                Stored::Bf16 => Dtype::Bf16,
+                Stored::Bf16 | Stored::F16 => Dtype::Bf16,
                 Stored::F32 => Dtype::F32,
             },
         };

@@ -23,6 +23,7 @@ impl Worker {
         let config = directory.join(format!("{role}-{}.toml", flags.concat()));
         let text = format!(
             "role = \"{role}\"\nrouter = \"{router}\"\nexecutor = \"synthetic\"\nkv-memory = \"4MiB\"\n\
+             prefill-radix-cache = false\ndecode-radix-cache = false\n\
              plugins = [\"shm\"]\nplugins-dir = [\"{}\"]\ncontrol = \"127.0.0.1:0\"\n[plugin.shm]\ncopy_threads = 2\n",
             directory.display()
         );

@@ -55,7 +55,7 @@ fn needs_of_other_roles_and_features_against_each_other_are_checked_in_the_same_
         said,
         [
             "DecodeRadixCache needs the absence of NoPrefixCache, because the tree is the prefix cache that is \
-             switched off: give --decode-radix-cache or --prefill-radix-cache, or leave --decode-radix-cache out",
+             switched off: give --decode-radix-cache or --prefill-radix-cache, or give --no-decode-radix-cache",
             "StorageCache needs HierarchicalCache, because pages reach storage through host memory: give \
              --hierarchical-cache, or leave --hicache-storage out",
             "StorageCache needs settled, because a failed restore's pages are reused only when the tier touches them no \
@@ -119,7 +119,7 @@ fn a_feature_that_is_excluded_is_said_to_be_and_asks_nothing_of_plugins() {
         said,
         [
             "Undivided needs the absence of DecodeRadixCache, because there is no decode worker; --prefill-radix-cache is \
-          the cache of an undivided one: leave --decode-radix-cache out, or leave --role aggregated out"
+          the cache of an undivided one: give --no-decode-radix-cache, or leave --role aggregated out"
         ]
     );
 }
@@ -132,7 +132,7 @@ fn a_start_is_refused_with_all_that_is_wrong_and_who_has_what_is_missing() {
     std::fs::write(&config, "[plugin.shm]\ncopy_threads = \"two\"\n[plugin.shmm]\nx = 1\n").unwrap();
     let output = std::process::Command::new("timeout")
         .args(["60", env!("CARGO_BIN_EXE_host"), "--executor", "synthetic", "--role", "decode"])
-        .args(["--plugins", "null,shm,nosuch", "--radix-eviction", "lfu"])
+        .args(["--plugins", "null,shm,nosuch", "--radix-eviction", "lfu", "--no-decode-radix-cache"])
         .args(["--router", "http://192.0.2.1:1", "--control", "192.0.2.7:0", "--page-size", "0"])
         .args(["--plugins-dir", directory.path().to_str().unwrap(), "--config", config.to_str().unwrap()])
         .output()
@@ -147,7 +147,7 @@ fn a_start_is_refused_with_all_that_is_wrong_and_who_has_what_is_missing() {
          declares nothing; ",
         "PdTransfer needs settled, because pages of a write",
         "PdTransfer needs only one transfer plugin, because a worker has one way to its peers, and two workers must \
-         use the same: null, shm are named: leave all but one out",
+         use the same: null, shm are named: choose one with --transfer NAME",
         "RemoteWorkers needs multi_host, because a worker's address is on another machine: plugin \"shm\" declares \
          page_writes, arrival_notification, settled, peer_restart; ",
         "EvictionPolicy needs DecodeRadixCache or PrefillRadixCache, because there is nothing to evict from: give \

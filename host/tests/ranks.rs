@@ -172,6 +172,21 @@ fn a_models_logits_and_kv_are_bit_identical_for_every_number_of_ranks() {
 }
 
 #[test]
+fn ranks_that_share_a_gguf_file_compute_the_bits_of_the_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let (folder, file) = (directory.path().join("folder"), directory.path().join("model.gguf"));
+    let model = TinyModel { family: Family::Llama, heads: 8, layers: 2, seed: 7, ..TinyModel::default() };
+    model.write(&folder).unwrap();
+    std::fs::write(&file, model.gguf().bytes()).unwrap();
+    let order = KvOrder::PageHeadLayerKvTokenDim;
+    let expected = logits(&mut worker(1, order, Dtype::Bf16, |seat| load(&folder, 2, seat)), &[100]);
+    for ranks in [1, 2, 3, 5, 8] {
+        let found = logits(&mut worker(ranks, order, Dtype::Bf16, |seat| load(&file, 1, seat)), &[16, 5]);
+        assert!(found == expected, "{ranks} ranks");
+    }
+}
+
+#[test]
 fn each_rank_holds_its_part_of_the_weights_and_the_parts_are_the_whole() {
     let directory = tempfile::tempdir().unwrap();
     TinyModel { heads: 8, hidden: 256, intermediate: 512, ..TinyModel::default() }

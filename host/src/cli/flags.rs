@@ -7,7 +7,9 @@ use super::settings::Settings;
 /// `docs/flags.md`: a row for each flag, in the order of `host --help`.
 #[must_use]
 pub fn markdown() -> String {
-    let command = Settings::augment_args(clap::Command::new("host"));
+    let mut command = Settings::augment_args(clap::Command::new("host").disable_help_flag(true));
+    // Only then it is known which flags take values.
+    command.build();
     let rows: Vec<String> = command.get_arguments().filter(|flag| !flag.is_hide_set()).map(row).collect();
     format!(
         "# Flags\n\nWhat `host` serves with. Each is also a key of the file that `--config` names, without the dashes, unless it \

@@ -40,6 +40,7 @@ fn alone(manifest: String) -> String {
     kept.replace("rust-version.workspace = true\n", "")
         .replace("version.workspace = true", "version = \"0.1.0\"")
         .replace("edition.workspace = true", "edition = \"2024\"")
+        .replace("license.workspace = true\n", "")
         .replace("publish.workspace = true", "publish = false")
         .replace("[lints]\nworkspace = true", "")
         .replace(

@@ -27,8 +27,7 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
-        // Only the decode worker has something below its pool.
-        (&large, &["--hicache-memory", "107374182400000 bytes of host memory", "2 workers"]),
+        (&large, &["--hicache-memory", "214748364800000 bytes of host memory", "2 workers"]),
         (&store, &["no tier plugin is loaded"]),
         (&twice, &["--hicache-storage", "hicache-file", "twice"]),
         (

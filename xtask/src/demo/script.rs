@@ -19,7 +19,7 @@ pub const TURNS: [&str; 4] = [
     "What is the capital of France?",
     "Name two things to see there.",
     "Which of them is older?",
-    "Thank you! Say goodbye in one short sentence.",
+    "What do people like to eat in that city?",
 ];
 
 /// Prompts that stand alone: a sentence, letters of other scripts, and one that takes many pages.

@@ -76,7 +76,7 @@ fn share_of_space(directory: &Path) -> Option<i64> {
     let space = rustix::fs::statvfs(there).ok()?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     let taken = if there == directory { taken(directory) } else { 0 };
-    i64::try_from(free.saturating_add(taken) / PARTS_OF_FREE_SPACE >> 20).ok()
+    i64::try_from((free.saturating_add(taken) / PARTS_OF_FREE_SPACE) >> 20).ok()
 }
 
 /// Bytes that the files below a directory take.

@@ -29,16 +29,18 @@ pub struct Resolved {
 /// # Errors
 /// When a `--set` is not of the form PLUGIN.KEY=VALUE.
 pub fn resolve(mut settings: Settings) -> Result<Resolved, Refused> {
-    let (mut notes, mut supplied) = (Vec::new(), Vec::new());
+    let mut notes = Vec::new();
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     set_keys(&mut settings, &catalog)?;
-    if settings.role != Some(RoleName::Router) {
-        let named = settings.plugins.clone().unwrap_or_default();
-        let manifests = named.iter().filter_map(|name| Some(catalog.find(name).ok()?.manifest.clone()));
-        roles::put_to_work(&mut settings, &manifests.collect::<Vec<_>>(), &mut notes);
-        caches::turn_on(&mut settings, &mut notes);
-        supplied = host_defaults::fill(&mut settings, &catalog, &mut notes);
-    }
+    let named = settings.plugins.clone().unwrap_or_default();
+    let manifests = named.iter().filter_map(|name| Some(catalog.find(name).ok()?.manifest.clone()));
+    roles::put_to_work(&mut settings, &manifests.collect::<Vec<_>>(), &mut notes);
+    // A router has none of them, and checks the same settings as its workers.
+    caches::turn_on(&mut settings, &mut notes);
+    let supplied = match settings.role {
+        Some(RoleName::Router) => Vec::new(),
+        _ => host_defaults::fill(&mut settings, &catalog, &mut notes),
+    };
     Ok(Resolved { settings, notes, supplied })
 }
 
@@ -57,7 +59,7 @@ fn set_keys(settings: &mut Settings, catalog: &Catalog) -> Result<(), Refused> {
         let table = settings.plugin.entry(plugin).or_insert_with(|| Value::Table(Table::new()));
         let table =
             table.as_table_mut().ok_or_else(|| Refused(format!("[plugin.{plugin}] is not a table")))?;
-        set_key(table, manifest, rest)?;
+        set_key(table, manifest, rest, &pair)?;
     }
     Ok(())
 }

@@ -5,13 +5,18 @@ use toml::{Table, Value};
 use crate::cli::Refused;
 use crate::plugins::Manifest;
 
-/// Sets one key; dots lead into tables. What the manifest calls a string is taken as it stands, anything else is read as
+/// Sets one key from KEY=VALUE, the end of what was `given` to `--set`; dots lead into tables. What the manifest calls a string is taken as it stands, anything else is read as
 /// TOML, and is a string if it is none.
 ///
 /// # Errors
 /// When it is not of the form KEY=VALUE, or leads into something that is no table.
-pub fn set_key(config: &mut Table, manifest: Option<&Manifest>, pair: &str) -> Result<(), Refused> {
-    let wrong = |why: &str| Refused(format!("--set {pair:?} {why}"));
+pub fn set_key(
+    config: &mut Table,
+    manifest: Option<&Manifest>,
+    pair: &str,
+    given: &str,
+) -> Result<(), Refused> {
+    let wrong = |why: &str| Refused(format!("--set {given:?} {why}"));
     let (key, text) = pair.split_once('=').ok_or_else(|| wrong("is not of the form KEY=VALUE"))?;
     let mut parts: Vec<&str> = key.trim().split('.').collect();
     let last = parts.pop().filter(|last| !last.is_empty() && !parts.contains(&""));
@@ -46,7 +51,7 @@ mod tests {
         .unwrap();
         let mut config = Table::new();
         for pair in ["dir=5", "threads=5", "storage.direct=true", "storage.directory=/a=b", "library=/x y"] {
-            set_key(&mut config, Some(&manifest), pair).unwrap();
+            set_key(&mut config, Some(&manifest), pair, pair).unwrap();
         }
         let expected: Table =
             "dir = \"5\"\nthreads = 5\nlibrary = \"/x y\"\n[storage]\ndirect = true\ndirectory = \"/a=b\""
@@ -59,7 +64,7 @@ mod tests {
             ("a..b=3", "names no key"),
             ("dir.x=1", "no table"),
         ] {
-            let said = set_key(&mut config, Some(&manifest), pair).unwrap_err().to_string();
+            let said = set_key(&mut config, Some(&manifest), pair, pair).unwrap_err().to_string();
             assert!(said.contains(why), "{pair}: {said}");
         }
     }

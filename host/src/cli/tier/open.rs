@@ -99,7 +99,7 @@ impl Tier {
         for pair in &self.set {
             // As the server's --set has it, and without the plugin's name.
             let bare = pair.strip_prefix(&format!("{name}.")).unwrap_or(pair);
-            set_key(&mut config, Some(&entry.manifest), bare)?;
+            set_key(&mut config, Some(&entry.manifest), bare, pair)?;
         }
         Ok(Found { entry, config })
     }

@@ -111,7 +111,7 @@ async fn an_answer_under_way_may_last_longer_than_the_wait_for_a_head() {
     tokens.send("second".into()).await.unwrap();
     until_it_says(&mut connection, "second").await;
     drop(tokens);
-    let rest = rest(&mut connection).await;
+    let rest = rest_in_time(&mut connection).await;
     assert!(rest.ends_with("0\r\n\r\n"), "{rest:?}");
 }
 

@@ -3,9 +3,6 @@
 use crate::cli::settings::{RoleName, Settings};
 use crate::plugins::Manifest;
 
-/// The transfer plugin where the operator names none that is one.
-const STANDARD: &str = "shm";
-
 /// Writes down what each plugin does, where the operator did not say it, and leaves those that carry pages in `plugins`.
 pub fn put_to_work(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<String>) {
     for plugin in named {
@@ -41,15 +38,13 @@ fn choose_transfer(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<
         named.iter().any(|plugin| plugin.plugin.name == *name && plugin.role("transfer").is_some())
     };
     let Some(chosen) = settings.transfer.clone() else {
-        if let Some(plugins) = &mut settings.plugins
-            && plugins.is_empty()
-            && !named.is_empty()
-            && settings.role != Some(RoleName::Aggregated)
-        {
-            plugins.push(STANDARD.to_owned());
+        let left = settings.plugins.as_ref().is_some_and(Vec::is_empty) && !named.is_empty();
+        if left && settings.role != Some(RoleName::Aggregated) {
+            settings.plugins = None;
             notes.push(format!(
-                "{STANDARD} carries pages between workers, as none of the named plugins does; --plugins or --transfer \
-                 names another"
+                "{} carries pages between workers, as none of the named plugins does; --plugins or --transfer names \
+                 another",
+                settings.movers().join(", ")
             ));
         }
         return;
@@ -144,7 +139,7 @@ mod tests {
     #[test]
     fn where_no_named_plugin_carries_pages_the_standard_one_does() {
         let (settings, notes) = worked(with(&["disk"]));
-        assert_eq!(settings.movers(), [STANDARD]);
+        assert_eq!(settings.movers(), Settings::default().movers());
         assert!(notes[0].contains("carries pages between workers"), "{notes:?}");
         let (settings, notes) = worked(Settings { role: Some(RoleName::Aggregated), ..with(&["disk"]) });
         assert!(settings.movers().is_empty() && notes.is_empty(), "one worker sends none");
