@@ -49,7 +49,7 @@ pub struct Chat {
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<u32>,
 
-    /// How freely tokens are chosen; 0 always takes the likeliest [default: the server's]
+    /// How freely tokens are chosen; 0 always takes the likeliest [default: 0, which suits small models]
     #[arg(long)]
     temperature: Option<f64>,
 
@@ -221,9 +221,7 @@ impl Chat {
         if let Some(tokens) = self.max_tokens {
             request["max_tokens"] = json!(tokens);
         }
-        if let Some(temperature) = self.temperature {
-            request["temperature"] = json!(temperature);
-        }
+        request["temperature"] = json!(self.temperature.unwrap_or_default());
         request
     }
 }
