@@ -12,9 +12,9 @@ pub fn markdown() -> String {
     command.build();
     let rows: Vec<String> = command.get_arguments().filter(|flag| !flag.is_hide_set()).map(row).collect();
     format!(
-        "# Flags\n\nWhat `host` serves with. Each is also a key of the file that `--config` names, without the dashes, unless it \
-         says otherwise; flags win over the file. `--no-NAME` is `NAME = false` there, and `--set PLUGIN.KEY=VALUE` is `KEY = \
-         VALUE` in `[plugin.PLUGIN]`.\n\n| Flag | |\n| --- | --- |\n{}",
+        "# Flags\n\nWhat `host` serves with. Each is also a key of the file that `--config` names, without the dashes; flags win \
+         over the file. `--no-decode-radix-cache`, `--no-prefill-radix-cache` and `--no-hierarchical-cache` are `NAME = false` \
+         there, and `--set PLUGIN.KEY=VALUE` is `KEY = VALUE` in `[plugin.PLUGIN]`.\n\n| Flag | |\n| --- | --- |\n{}",
         rows.concat()
     )
 }

@@ -2,7 +2,7 @@
 
 use super::launch;
 use super::plugins::Asked;
-use super::settings::{ExecutorName, Settings};
+use super::settings::{ExecutorName, RoleName, Settings};
 use crate::plugins::Entry;
 
 /// Logs what these settings start: the model, its memory, each role's plugin, and the `notes` on what is on and why. Called
@@ -29,10 +29,14 @@ fn model(settings: &Settings) -> Option<String> {
     let pool: u64 = plan.layouts.iter().map(|layout| layout.bytes() as u64).sum();
     let shape = plan.layouts[0].shape;
     Some(format!(
-        "model {} ({from}), context {} tokens; KV pool of each worker: {} tokens, {} MiB",
+        "model {} ({from}), context {} tokens; KV pool of each worker: {}, {} MiB",
         settings.model_name(),
         plan.shape.max_positions,
-        shape.pages as u64 * shape.page_tokens as u64,
+        match plan.shape.sliding {
+            // Their pages are of the same pool, so that its tokens depend on the requests.
+            Some(_) => format!("{} pages of {} tokens", shape.pages, shape.page_tokens),
+            None => format!("{} tokens", shape.pages as u64 * shape.page_tokens as u64),
+        },
         pool >> 20
     ))
 }
@@ -50,6 +54,10 @@ fn plugins(settings: &Settings, asked: &Asked) -> Vec<String> {
         for (kind, role) in
             [("transfer", "transfer backend"), ("tier", "storage tier"), ("allocator", "pool allocator")]
         {
+            if kind == "transfer" && settings.role == Some(RoleName::Aggregated) {
+                // One worker sends no pages.
+                continue;
+            }
             lines.extend(played.role(kind).map(|_| said(entry, role)));
         }
     }
@@ -68,8 +76,10 @@ fn short_pool(settings: &Settings) -> Option<String> {
         return None;
     }
     Some(format!(
-        "prompt and answer are cut at {} tokens, because the KV pool holds no more; the model's context is {}: raise --kv-memory, \
+        "prompt and answer are cut at {} tokens, because the KV pool holds no more; the model's context is {}: raise {}, \
          or say --max-model-len",
-        plan.max_tokens, plan.shape.max_positions
+        plan.max_tokens,
+        plan.shape.max_positions,
+        if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" }
     ))
 }

@@ -78,6 +78,12 @@ pub struct ConfigKey {
     /// What the host supplies when the operator set nothing; `None` for what an older host does not know, too.
     #[serde(default, deserialize_with = "known_or_none")]
     pub host_default: Option<HostDefault>,
+    /// The least number that the host may supply.
+    #[serde(default)]
+    pub host_min: Option<i64>,
+    /// The largest number that the host may supply.
+    #[serde(default)]
+    pub host_max: Option<i64>,
     /// What it means.
     #[serde(default)]
     pub doc: String,

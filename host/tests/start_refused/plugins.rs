@@ -88,6 +88,6 @@ fn a_set_without_a_plugin_a_key_or_a_value_is_refused_with_the_form() {
     );
     refused(
         &["--executor", "synthetic", "--plugins-dir", &place, "--set", "nosuch.key=1"],
-        &["[plugin.nosuch]", "correct the name"],
+        &["--set \"nosuch.key=1\"", "correct the name"],
     );
 }

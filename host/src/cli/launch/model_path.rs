@@ -54,7 +54,10 @@ fn is_hub_name(text: &str) -> bool {
             && !part.starts_with('.')
             && part.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter))
     };
-    text.split_once('/').is_some_and(|(owner, name)| is_plain(owner) && is_plain(name))
+    // A file's name, or one in a folder that is here, is a path that is wrong.
+    let is_path = |owner: &str, name: &str| name.ends_with(".gguf") || Path::new(owner).is_dir();
+    text.split_once('/')
+        .is_some_and(|(owner, name)| is_plain(owner) && is_plain(name) && !is_path(owner, name))
 }
 
 #[cfg(test)]
@@ -71,7 +74,9 @@ mod tests {
         let said = refusal(Some("Qwen/Qwen3-0.6B"));
         assert!(said.contains("hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"), "{said}");
         assert!(said.contains("--model Qwen3-0.6B"), "{said}");
-        for path in ["/nowhere/model", "./here/model", "a/b/c", "model.gguf"] {
+        for path in
+            ["/nowhere/model", "./here/model", "a/b/c", "model.gguf", "models/model.gguf", "src/model"]
+        {
             let said = refusal(Some(path));
             assert!(said.contains(path) && !said.contains("hf download"), "{said}");
         }

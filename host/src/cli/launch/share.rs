@@ -4,7 +4,7 @@
 //! and other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
 
 use crate::cli::memory;
-use crate::cli::settings::{Settings, parse_bytes};
+use crate::cli::settings::{RoleName, Settings, parse_bytes};
 
 /// All workers together take one part in so many of the machine's memory.
 const PARTS: u64 = 4;
@@ -12,6 +12,8 @@ const PARTS: u64 = 4;
 const STAGING_PARTS: u64 = 8;
 /// Most memory for staging of a worker: more than a link has under way.
 const MOST_STAGING: u64 = 128 << 20;
+/// Beside what the operator gives, a pool keeps one part in so many of its share.
+const LEAST_POOL_PARTS: u64 = 8;
 /// Bytes of host memory for each of the pool's.
 const HOST_PER_POOL: u64 = 2;
 /// Memory of a machine that does not say how much it has.
@@ -33,7 +35,18 @@ pub fn staging_bytes(settings: &Settings) -> u64 {
 }
 
 fn staging_of(settings: &Settings, machine: u64) -> u64 {
-    (of_worker(settings, machine) / STAGING_PARTS).min(MOST_STAGING)
+    let packs = settings.role != Some(RoleName::Aggregated) && settings.staging.as_deref() != Some("never");
+    if packs { (of_worker(settings, machine) / STAGING_PARTS).min(MOST_STAGING) } else { 0 }
+}
+
+/// What the operator gives, if it can be read; that it cannot is said elsewhere.
+fn given(text: Option<&str>) -> Option<u64> {
+    text.and_then(|text| parse_bytes(text).ok())
+}
+
+/// Most bytes of a worker beside what is given: a quarter of the machine is left to others.
+fn most_of_worker(settings: &Settings, machine: u64) -> u64 {
+    machine / PARTS * (PARTS - 1) / settings.workers_here() as u64
 }
 
 /// Bytes of the KV pool of a worker that was given neither bytes nor pages.
@@ -43,13 +56,17 @@ pub fn pool_bytes(settings: &Settings) -> u64 {
 }
 
 fn pool_of(settings: &Settings, machine: u64) -> u64 {
-    let rest = of_worker(settings, machine).saturating_sub(staging_of(settings, machine));
-    // What is below the pool adapts to it.
-    if settings.hierarchical_cache() && settings.hicache_memory.is_none() {
-        rest / (1 + HOST_PER_POOL)
-    } else {
-        rest
-    }
+    let share = of_worker(settings, machine).saturating_sub(staging_of(settings, machine));
+    let staging = given(settings.staging_bytes.as_deref()).unwrap_or(0);
+    let host = given(settings.hicache_memory.as_deref());
+    let pool = match host {
+        // What is below the pool adapts to it.
+        None if settings.hierarchical_cache() => share / (1 + HOST_PER_POOL),
+        _ => share,
+    };
+    let taken = staging.saturating_add(host.unwrap_or(0));
+    // What is given and does not fit is refused with all parts of the sum, this one not too small by itself.
+    pool.min(most_of_worker(settings, machine).saturating_sub(taken)).max(pool / LEAST_POOL_PARTS)
 }
 
 /// Bytes of host memory for the pages of a pool of so many bytes, for a worker that was given no number: twice the pool,
@@ -60,18 +77,15 @@ pub fn host_bytes(settings: &Settings, pool: u64) -> u64 {
 }
 
 fn host_of(settings: &Settings, pool: u64, machine: u64) -> u64 {
-    let staging = settings.staging_bytes.as_deref().and_then(|text| parse_bytes(text).ok());
+    let staging = given(settings.staging_bytes.as_deref());
     let taken = pool.saturating_add(staging.unwrap_or_else(|| staging_of(settings, machine)));
-    // A quarter of the machine is left to others, also beside a pool that takes half of it.
-    let most = machine / PARTS * (PARTS - 1) / settings.workers_here() as u64;
-    let rest = most.saturating_sub(taken);
+    let rest = most_of_worker(settings, machine).saturating_sub(taken);
     pool.saturating_mul(HOST_PER_POOL).min(rest)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::settings::RoleName;
 
     const GIB: u64 = 1 << 30;
 
@@ -92,6 +106,21 @@ mod tests {
                 assert!(all <= machine / 4 && all > machine / 4 - 16, "{role:?}, {machine}: {all}");
             }
         }
+    }
+
+    #[test]
+    fn the_pool_makes_room_for_what_the_operator_gives() {
+        let with = |hicache: &str, staging: &str| Settings {
+            hierarchical_cache: Some(true),
+            hicache_memory: Some(hicache.into()),
+            staging_bytes: Some(staging.into()),
+            ..Settings::default()
+        };
+        let pool = pool_of(&with("8GiB", "128MiB"), 24 * GIB);
+        assert!(pool > GIB / 2 && pool + 8 * GIB + (128 << 20) <= 9 * GIB, "{pool}");
+        assert!(pool_of(&with("1GiB", "64KiB"), 24 * GIB) > 2 * GIB);
+        let pool = pool_of(&with("10GiB", "0"), 24 * GIB);
+        assert!(pool > 0 && 2 * (pool + 10 * GIB) < 24 * GIB, "{pool}");
     }
 
     #[test]

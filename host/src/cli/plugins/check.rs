@@ -18,6 +18,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     wrong.extend(unmet_needs(settings, &asked, &found));
     wrong.extend(manifests().filter_map(|plugin| never_called(settings, &asked, plugin)));
     wrong.extend(manifests().filter_map(|plugin| hands_out_no_pages(&asked, plugin)));
+    wrong.extend(manifests().filter_map(|plugin| carries_no_pages(settings, plugin)));
     wrong.extend(manifests().filter_map(|plugin| wrong_table(settings, plugin)));
     wrong.extend(tables_of_nobody(settings, &asked));
     refuse(wrong)
@@ -111,6 +112,16 @@ fn hands_out_no_pages(asked: &Asked, plugin: &Manifest) -> Option<String> {
         plugin.plugin.name,
         roles.join(" and ")
     ))
+}
+
+/// A plugin that is chosen to carry pages and cannot.
+fn carries_no_pages(settings: &Settings, plugin: &Manifest) -> Option<String> {
+    let name = &plugin.plugin.name;
+    if settings.transfer.as_ref() != Some(name) || plugin.role("transfer").is_some() {
+        return None;
+    }
+    let roles: Vec<&str> = plugin.roles.iter().map(|role| role.kind.as_str()).collect();
+    Some(format!("--transfer {name}: the plugin carries no pages, its role is {}", roles.join(" and ")))
 }
 
 /// A plugin whose own table has keys that it does not declare, or other values.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::super::launch;
-use super::super::settings::Settings;
+use super::super::settings::{RoleName, Settings};
 use super::bench;
 use super::{ask, check_all, inspect, install, list, new, resolve, rules, test};
 use crate::cli::output::say;
@@ -122,7 +122,10 @@ impl Command {
             Command::Check { settings } => {
                 let settings = resolve(settings.with_file()?)?.settings;
                 check_all(&settings)?;
-                ask(&settings)?;
+                // A router opens no plugin, and has no configuration for any.
+                if settings.role != Some(RoleName::Router) {
+                    ask(&settings)?;
+                }
                 launch::text_model(&settings)?;
                 say!("the configuration works");
                 Ok(())

@@ -39,9 +39,11 @@ pub fn fill(settings: &mut Settings, catalog: &Catalog, notes: &mut Vec<String>)
         if let Some(room) = room.filter(|room| !table.contains_key(room))
             && let Some(mib) = share_of_space(&directory)
         {
+            let key = &entry.manifest.config[&room];
+            let mib = mib.max(key.host_min.unwrap_or(0)).min(key.host_max.unwrap_or(i64::MAX));
             table.insert(room.clone(), Value::Integer(mib));
             supplied.push(format!("{name}.{room}={mib}"));
-            bound = format!(", at most {mib} MiB, a quarter of what is free (--set {name}.{room}=MIB)");
+            bound = format!(", at most {mib} MiB, about a quarter of what is free (--set {name}.{room}=MIB)");
         }
         notes.push(format!(
             "{name} keeps pages in {}{bound}; --set {name}.{place}=DIR chooses another place",

@@ -56,6 +56,11 @@ fn set_keys(settings: &mut Settings, catalog: &Catalog) -> Result<(), Refused> {
                 Refused(format!("--set {pair:?} {form}"))
             })?;
         let manifest: Option<&Manifest> = catalog.find(plugin).ok().map(|entry| &entry.manifest);
+        let is_named = settings.plugins().iter().any(|name| name == plugin);
+        if manifest.is_none() && !is_named {
+            let why = format!("no plugin {plugin:?} is named or installed: correct the name");
+            return Err(Refused(format!("--set {pair:?}: {why}")));
+        }
         let table = settings.plugin.entry(plugin).or_insert_with(|| Value::Table(Table::new()));
         let table =
             table.as_table_mut().ok_or_else(|| Refused(format!("[plugin.{plugin}] is not a table")))?;

@@ -21,11 +21,21 @@ const PREFIX_CACHES: [Switch; 2] = [
     },
     Switch {
         place: |settings| &mut settings.decode_radix_cache,
-        is_of: |role| matches!(role, None | Some(RoleName::Decode)),
+        is_of: |role| matches!(role, None | Some(RoleName::Decode | RoleName::Router)),
         what: "decode",
         off: "--no-decode-radix-cache",
     },
 ];
+
+/// Whether the operator turned off every prefix cache of this process, so that nothing reaches a storage tier.
+pub fn all_off(settings: &Settings) -> bool {
+    let mut settings = settings.clone();
+    let role = settings.role;
+    PREFIX_CACHES
+        .iter()
+        .filter(|switch| (switch.is_of)(role))
+        .all(|switch| *(switch.place)(&mut settings) == Some(false))
+}
 
 /// Turns on what the operator did not decide: the prefix caches, and the hierarchical cache where there is a storage tier.
 ///
@@ -49,7 +59,7 @@ pub fn turn_on(settings: &mut Settings, notes: &mut Vec<String>) {
         notes.push(format!("prefix caching is on in {what}: the default; off with {off}"));
     }
     let stores = settings.stores().join(" and ");
-    if !stores.is_empty() && settings.hierarchical_cache.is_none() {
+    if !stores.is_empty() && settings.hierarchical_cache.is_none() && !all_off(settings) {
         settings.hierarchical_cache = Some(true);
         notes.push(format!(
             "hierarchical cache is on: {stores} stores pages; off with --no-hierarchical-cache"

@@ -1,10 +1,17 @@
 //! Which role each plugin plays that `--plugins` names.
 
+use std::collections::BTreeSet;
+
+use super::caches;
 use crate::cli::settings::{RoleName, Settings};
 use crate::plugins::Manifest;
 
 /// Writes down what each plugin does, where the operator did not say it, and leaves those that carry pages in `plugins`.
 pub fn put_to_work(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<String>) {
+    if let Some(plugins) = &mut settings.plugins {
+        let mut seen = BTreeSet::new();
+        plugins.retain(|name| seen.insert(name.clone()));
+    }
     for plugin in named {
         let (name, plays) = (&plugin.plugin.name, |role| plugin.role(role).is_some());
         if plays("transfer") {
@@ -12,6 +19,8 @@ pub fn put_to_work(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<
         }
         if plays("tier") && settings.hierarchical_cache == Some(false) {
             notes.push(format!("{name} does nothing: --no-hierarchical-cache turned storage tiers off"));
+        } else if plays("tier") && caches::all_off(settings) && !settings.stores().contains(name) {
+            notes.push(format!("{name} does nothing: the prefix caches above it are off"));
         } else if plays("tier") {
             let storage = settings.hicache_storage.get_or_insert_default();
             if !storage.contains(name) {
@@ -120,6 +129,25 @@ mod tests {
         assert!(settings.stores().is_empty());
         assert_eq!(settings.plugins(), ["wire"]);
         assert!(notes[0].contains("disk does nothing: --no-hierarchical-cache"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_tier_does_nothing_where_all_prefix_caches_of_the_process_are_off() {
+        let decode = Settings {
+            role: Some(RoleName::Decode),
+            decode_radix_cache: Some(false),
+            ..with(&["wire", "disk"])
+        };
+        let (settings, notes) = worked(decode.clone());
+        assert!(settings.stores().is_empty() && notes[0].contains("disk does nothing"), "{notes:?}");
+        let (settings, _) = worked(Settings { role: None, ..decode });
+        assert_eq!(settings.stores(), ["disk"], "prefill has one");
+    }
+
+    #[test]
+    fn a_plugin_that_is_named_twice_is_one() {
+        let (settings, _) = worked(with(&["wire", "wire"]));
+        assert_eq!(settings.movers(), ["wire"]);
     }
 
     #[test]
