@@ -83,7 +83,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let workspace = Workspace::find()?;
-    println!("building host and its plugins (3 to 4 minutes on 2 cores, the first time)");
+    println!("building host and its plugins (4 minutes on 2 cores, the first time)");
     let packages = ["host", "host-plugin-shm", "host-plugin-hicache-file", "host-plugin-swa"];
     workspace.build(Profile::Demo, &packages)?;
     let folder = workspace.target.join("demo-files");
