@@ -1,5 +1,9 @@
 //! Writes GGUF files, right ones and wrong ones: nothing is checked, and every number of the header can be set.
 
+mod retyped;
+
+pub use retyped::retyped;
+
 /// Numbers of the types of values.
 #[allow(missing_docs, reason = "the format's own types, by their names")]
 pub mod value {

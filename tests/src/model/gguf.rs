@@ -3,8 +3,16 @@
 use super::{Family, Stored, TinyModel, weights};
 use crate::gguf::GgufFile;
 
-/// The number of the type of f32 tensors.
-const F32: u32 = 0;
+impl Stored {
+    /// The number of the type in GGUF files.
+    pub(crate) fn gguf_kind(self) -> u32 {
+        match self {
+            Stored::F32 => 0,
+            Stored::F16 => 1,
+            Stored::Bf16 => 30,
+        }
+    }
+}
 
 impl TinyModel {
     /// The model of [`TinyModel::write`], with the same values, as llama.cpp's converter writes it: other names, rows of
@@ -14,11 +22,6 @@ impl TinyModel {
     pub fn gguf(&self) -> GgufFile {
         let mut file = GgufFile::default();
         self.describe(&mut file);
-        let kind = match self.stored {
-            Stored::F32 => F32,
-            Stored::F16 => 1,
-            Stored::Bf16 => 30,
-        };
         for tensor in weights::tensors(self) {
             let mut values: Vec<f32> = weights::values(self, &tensor).collect();
             let dimensions: Vec<u64> = tensor.shape.iter().rev().map(|size| *size as u64).collect();
@@ -30,9 +33,10 @@ impl TinyModel {
             if rotated && self.family == Family::Llama {
                 values = interleaved(&values, self.head_dim, tensor.shape[1]);
             }
-            let (kind, stored) = if vector { (F32, Stored::F32) } else { (kind, self.stored) };
-            let data = values.into_iter().flat_map(|value| stored.bytes(value)).collect();
-            file.tensor(&self.gguf_name(&tensor.name), &dimensions, kind, data);
+            let stored = if vector { Stored::F32 } else { self.stored };
+            let mut data = Vec::new();
+            values.into_iter().for_each(|value| stored.append(value, &mut data));
+            file.tensor(&self.gguf_name(&tensor.name), &dimensions, stored.gguf_kind(), data);
         }
         file
     }

@@ -124,7 +124,12 @@ fn write_file(model: &TinyModel, path: &Path, tensors: &[&Tensor]) -> io::Result
 }
 
 fn write_tensor(model: &TinyModel, tensor: &Tensor, file: &mut impl Write) -> io::Result<()> {
-    values(model, tensor).try_for_each(|value| file.write_all(&model.stored.bytes(value)))
+    let mut bytes = Vec::new();
+    values(model, tensor).try_for_each(|value| {
+        bytes.clear();
+        model.stored.append(value, &mut bytes);
+        file.write_all(&bytes)
+    })
 }
 
 /// The elements of a tensor, row by row, each of which the model's type holds exactly.
@@ -138,31 +143,43 @@ pub(super) fn values<'a>(model: &'a TinyModel, tensor: &'a Tensor) -> impl Itera
     (0..tensor.shape.iter().product()).map(move |index| {
         let quiet = tensor.shape[0] == model.vocabulary() && special.contains(&(index / width));
         let scale = tensor.deviation * if quiet { 0.05 } else { 1.0 };
-        let value = random.normal() * scale + tensor.mean;
-        let bits = value.to_bits();
-        let bf16 = f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000);
-        match model.stored {
-            Stored::Bf16 | Stored::F32 => bf16,
-            // Half precision has more digits, but ends earlier: at multiples of 2^-24.
-            Stored::F16 => (bf16 * 16_777_216.0).round_ties_even() / 16_777_216.0,
-        }
+        let bf16 = Stored::Bf16.rounded(random.normal() * scale + tensor.mean);
+        model.stored.rounded(bf16)
     })
 }
 
+/// The least normal number of half precision; below it are multiples of 2^-24.
+const LEAST_HALF: f32 = 1.0 / 16_384.0;
+
 impl Stored {
-    /// Little-endian bytes of a value that the type holds.
-    pub(super) fn bytes(self, value: f32) -> Vec<u8> {
+    /// The nearest value that the type holds, of two the even one. For values of weights: nothing near the ends of the range.
+    pub(crate) fn rounded(self, value: f32) -> f32 {
+        let bits = value.to_bits();
+        let without = |lost: u32| {
+            let half = (1 << (lost - 1)) - 1 + ((bits >> lost) & 1);
+            f32::from_bits((bits + half) >> lost << lost)
+        };
+        match self {
+            Self::F32 => value,
+            Self::Bf16 => without(16),
+            Self::F16 if value.abs() < LEAST_HALF => (value * 16_777_216.0).round_ties_even() / 16_777_216.0,
+            Self::F16 => without(13),
+        }
+    }
+
+    /// Appends a value that the type holds, little-endian.
+    pub(crate) fn append(self, value: f32, bytes: &mut Vec<u8>) {
         let bits = value.to_bits();
         match self {
-            Self::F32 => bits.to_le_bytes().to_vec(),
-            Self::Bf16 => ((bits >> 16) as u16).to_le_bytes().to_vec(),
+            Self::F32 => bytes.extend(bits.to_le_bytes()),
+            Self::Bf16 => bytes.extend(((bits >> 16) as u16).to_le_bytes()),
             Self::F16 => {
                 let (sign, size) = ((bits >> 16) as u16 & 0x8000, value.abs());
-                let half = match size < 1.0 / 16_384.0 {
+                let half = match size < LEAST_HALF {
                     true => (size * 16_777_216.0) as u16,
                     false => ((size.to_bits() >> 13) - (112 << 10)) as u16,
                 };
-                (sign | half).to_le_bytes().to_vec()
+                bytes.extend((sign | half).to_le_bytes());
             }
         }
     }
