@@ -152,3 +152,10 @@ fn a_worker_alone_keeps_what_it_computed() {
     let first = cluster.generate(&prompt(), 2).unwrap();
     assert_eq!(cluster.generate(&prompt(), 2).unwrap().tokens, first.tokens);
 }
+
+#[test]
+fn what_is_installed_and_not_used_is_named_where_no_plugin_is_needed_either() {
+    let plugins = fixture::directory(&["hicache-file", "shm"]);
+    let cluster = serve(&["--role", "aggregated"], plugins.path(), &[], 1);
+    said(&cluster, &["available and not used: hicache-file, shm; --plugins puts them to work"]);
+}

@@ -29,6 +29,8 @@ pub struct Plan {
     pub shape: ModelShape,
     /// The pool of each rank.
     pub layouts: Vec<KvLayout>,
+    /// Tokens of one sequence that fill the pool.
+    pub pool_tokens: u64,
     /// Longest prompt + answer.
     pub max_tokens: u32,
     /// In how many groups of layers pages are sent.

@@ -1,44 +1,45 @@
 //! What runs, in a few lines of the start-up log.
 
-use super::launch;
+use super::launch::{self, Plan};
 use super::plugins::Asked;
 use super::settings::{ExecutorName, RoleName, Settings};
-use crate::plugins::Entry;
+use crate::plugins::{Catalog, Entry};
 
 /// Logs what these settings start: the model, its memory, each role's plugin, and the `notes` on what is on and why. Called
 /// once everything was checked.
 pub fn log(settings: &Settings, notes: &[String]) {
     let asked = Asked::of(settings);
-    for line in model(settings).into_iter().chain(plugins(settings, &asked)) {
+    let plan = launch::plan(settings).ok();
+    let model = plan.as_ref().map(|plan| model(settings, plan));
+    for line in model.into_iter().chain(plugins(settings, &asked)) {
         tracing::info!("{line}");
     }
     for note in notes {
         tracing::info!("{note}");
     }
-    if let Some(warning) = short_pool(settings) {
+    if let Some(warning) = plan.and_then(|plan| short_pool(settings, &plan)) {
         tracing::warn!("{warning}");
     }
 }
 
-fn model(settings: &Settings) -> Option<String> {
-    let plan = launch::plan(settings).ok()?;
+fn model(settings: &Settings, plan: &Plan) -> String {
     let from = match (settings.executor(), &settings.model) {
         (ExecutorName::Cpu, Some(path)) => path.display().to_string(),
         _ => "the synthetic executor, which computes no model".to_owned(),
     };
     let pool: u64 = plan.layouts.iter().map(|layout| layout.bytes() as u64).sum();
-    let shape = plan.layouts[0].shape;
-    Some(format!(
+    format!(
         "model {} ({from}), context {} tokens; KV pool of each worker: {}, {} MiB",
         settings.model_name(),
         plan.shape.max_positions,
         match plan.shape.sliding {
-            // Their pages are of the same pool, so that its tokens depend on the requests.
-            Some(_) => format!("{} pages of {} tokens", shape.pages, shape.page_tokens),
-            None => format!("{} tokens", shape.pages as u64 * shape.page_tokens as u64),
+            // Windows take pages of the same pool, so that what several requests hold depends on their lengths.
+            Some(_) =>
+                format!("one request of {} tokens, or several that hold no more pages", plan.pool_tokens),
+            None => format!("{} tokens", plan.pool_tokens),
         },
         pool >> 20
-    ))
+    )
 }
 
 /// A line for each role that a plugin plays, and one for those that lie there and do nothing.
@@ -61,7 +62,11 @@ fn plugins(settings: &Settings, asked: &Asked) -> Vec<String> {
             lines.extend(played.role(kind).map(|_| said(entry, role)));
         }
     }
-    let idle = asked.catalog.entries().iter().map(|entry| entry.manifest.plugin.name.as_str());
+    // Where none is opened, none was looked for.
+    let installed =
+        (!asked.any).then(|| Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs()));
+    let installed = installed.as_ref().unwrap_or(&asked.catalog);
+    let idle = installed.entries().iter().map(|entry| entry.manifest.plugin.name.as_str());
     let idle: Vec<&str> = idle.filter(|name| !asked.names.iter().any(|used| used == name)).collect();
     if !idle.is_empty() {
         lines.push(format!("available and not used: {}; --plugins puts them to work", idle.join(", ")));
@@ -70,8 +75,7 @@ fn plugins(settings: &Settings, asked: &Asked) -> Vec<String> {
 }
 
 /// A pool that cuts the model's context.
-fn short_pool(settings: &Settings) -> Option<String> {
-    let plan = launch::plan(settings).ok()?;
+fn short_pool(settings: &Settings, plan: &Plan) -> Option<String> {
     if settings.max_model_len.is_some() || u64::from(plan.max_tokens) >= plan.shape.max_positions as u64 {
         return None;
     }

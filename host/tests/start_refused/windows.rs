@@ -17,6 +17,11 @@ fn windows_that_cannot_be_are_refused_with_the_way_out() {
             &["--layer-groups", "2"],
             "sliding layers, whose pages are sent whole",
         ),
+        (
+            "layers = 7\nsliding-layers = 5\nwindow = 200",
+            &["--kv-memory", "950271"],
+            "holds 240 tokens, too few for one request of 256: give at least 950272 bytes",
+        ),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("host.toml");

@@ -83,7 +83,7 @@ fn config(
     below: Option<&Below>,
     identity: &KvIdentity,
 ) -> anyhow::Result<Config> {
-    let Plan { shape, layouts, max_tokens, layer_groups } = plan;
+    let Plan { shape, layouts, pool_tokens: _, max_tokens, layer_groups } = plan;
     let page = layouts[0].shape;
     let radix_cache = radix_cache(settings, role)?;
     let cached = radix_cache.is_some();

@@ -3,7 +3,6 @@
 use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
-use host_core::pool::PoolLimits;
 use host_core::{KvLayout, KvShape};
 
 use super::{Plan, Refused, refused, share};
@@ -30,41 +29,30 @@ pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Res
         dtype: shape.kv_dtype,
     };
     let heads: Vec<usize> = (0..ranks).map(|rank| rank_heads(shape.kv_heads, ranks, rank).len()).collect();
-    let pages = pages(settings, page(heads.iter().sum()).page_bytes() as u64, shape.max_positions)?;
-    let max_tokens = max_tokens(settings, shape, pages)?;
+    let page_bytes = page(heads.iter().sum()).page_bytes() as u64;
+    let pages = pages(settings, page_bytes)?;
+    let pool_tokens = positions(settings, shape, pages)?;
+    if settings.pool_pages.is_none() {
+        is_of_use(settings, shape, pages, page_bytes, pool_tokens)?;
+    }
+    let max_tokens = max_tokens(settings, shape, pages, pool_tokens)?;
     let pool = |heads: &usize| KvLayout::new(KvShape { pages: pages as usize, ..page(*heads) }, order);
     let layouts: Vec<KvLayout> = heads.iter().map(pool).collect();
     let layer_groups = layer_groups(settings, shape, &layouts[0])?;
-    Ok(Plan { shape: shape.clone(), layouts, max_tokens, layer_groups })
+    Ok(Plan { shape: shape.clone(), layouts, pool_tokens, max_tokens, layer_groups })
 }
 
 /// Tokens of a request that is of use to a client: a question in a chat template, and an answer.
 const LEAST_TOKENS: u32 = 256;
+/// Pages more that are looked at for how many would be enough: a window and its parts take less.
+const MOST_MISSING: u32 = 1 << 16;
 
-/// Pages of the pool, of which each has so many bytes on all ranks together, for a model of so many positions.
-fn pages(settings: &Settings, page_bytes: u64, positions: usize) -> Result<u32, Refused> {
+/// Pages of the pool, of which each has so many bytes on all ranks together.
+fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
     if let Some(pages) = settings.pool_pages {
         return Ok(pages);
     }
-    let bytes = match &settings.kv_memory {
-        Some(text) => parse_bytes(text)?,
-        None => share::pool_bytes(settings),
-    };
-    let pages = bytes / page_bytes;
-    let tokens = pages.saturating_mul(settings.page_size().into());
-    let least = settings.max_model_len.unwrap_or(LEAST_TOKENS).min(LEAST_TOKENS);
-    if tokens < u64::from(least).min(positions as u64) {
-        let needed = u64::from(least).div_ceil(settings.page_size().into()).saturating_mul(page_bytes);
-        return Err(refused(format!(
-            "{} holds {tokens} tokens, too few for one request of {least}: give at least {needed} bytes, or say \
-             --max-model-len; one page of {} tokens has {page_bytes} bytes",
-            match &settings.kv_memory {
-                Some(text) => format!("--kv-memory {text}"),
-                None => format!("a KV pool of {bytes} bytes, this machine's share (--kv-memory),"),
-            },
-            settings.page_size()
-        )));
-    }
+    let pages = pool_bytes(settings)? / page_bytes;
     u32::try_from(pages).map_err(|_too_many| {
         refused(format!(
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
@@ -72,11 +60,56 @@ fn pages(settings: &Settings, page_bytes: u64, positions: usize) -> Result<u32, 
     })
 }
 
-/// Tokens of the longest prompt + answer: as many as were asked for, or as model and pool allow.
-fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32) -> Result<u32, Refused> {
+/// Bytes of a pool that is not given in pages.
+fn pool_bytes(settings: &Settings) -> Result<u64, Refused> {
+    settings.kv_memory.as_deref().map_or_else(|| Ok(share::pool_bytes(settings)), parse_bytes)
+}
+
+/// Checks that a pool of `pages` pages, into which a sequence of `positions` fits, holds a request that is of use.
+fn is_of_use(
+    settings: &Settings,
+    shape: &ModelShape,
+    pages: u32,
+    page_bytes: u64,
+    positions: u64,
+) -> Result<(), Refused> {
+    let least = settings.max_model_len.unwrap_or(LEAST_TOKENS).min(LEAST_TOKENS);
+    let least = u64::from(least).min(shape.max_positions as u64);
+    if positions >= least {
+        return Ok(());
+    }
+    let bytes = pool_bytes(settings)?;
+    let holds =
+        |pages: &u32| self::positions(settings, shape, *pages).is_ok_and(|positions| positions >= least);
+    let enough = (pages..pages.saturating_add(MOST_MISSING)).find(holds);
+    let enough = enough.map_or_else(
+        || "give more".to_owned(),
+        |pages| format!("give at least {} bytes", u64::from(pages) * page_bytes),
+    );
+    Err(refused(format!(
+        "{} holds {positions} tokens, too few for one request of {least}: {enough}, or say --max-model-len; one page of {} \
+         tokens has {page_bytes} bytes",
+        match &settings.kv_memory {
+            Some(text) => format!("--kv-memory {text}"),
+            None => format!("a KV pool of {bytes} bytes, this machine's share (--kv-memory),"),
+        },
+        settings.page_size()
+    )))
+}
+
+/// Tokens of one sequence that fill a pool of so many pages.
+fn positions(settings: &Settings, shape: &ModelShape, pages: u32) -> Result<u64, Refused> {
     let page_tokens = settings.page_size();
     let limits = allocator::limits(settings, pages, page_tokens, shape.window())?;
-    let positions = most_positions(shape, limits, page_tokens as usize);
+    let full = u64::from(limits.full) * u64::from(page_tokens);
+    Ok(shape.window().map_or(full, |window| {
+        full.min(window.most_positions(limits.total as usize, page_tokens as usize) as u64)
+    }))
+}
+
+/// Tokens of the longest prompt + answer: as many as were asked for, or as model and pool allow.
+fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32, positions: u64) -> Result<u32, Refused> {
+    let page_tokens = settings.page_size();
     let possible = (shape.max_positions as u64).min(positions);
     if possible == 0 {
         return Err(refused(format!(
@@ -93,14 +126,6 @@ fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32) -> Result<u32
         Some(wanted) => Ok(wanted),
         None => Ok(u32::try_from(possible).unwrap_or(u32::MAX)),
     }
-}
-
-/// Positions of the longest sequence that fits a pool.
-fn most_positions(shape: &ModelShape, limits: PoolLimits, page_tokens: usize) -> u64 {
-    let full = u64::from(limits.full) * page_tokens as u64;
-    shape
-        .window()
-        .map_or(full, |window| full.min(window.most_positions(limits.total as usize, page_tokens) as u64))
 }
 
 /// In how many groups of layers pages are sent.
