@@ -1,14 +1,10 @@
-//! Compiles the control-plane schema with a compiler written in Rust, and lists the sources of the plugin API, which
-//! `host plugins new` writes beside a new crate.
+//! Lists the sources of the plugin API, which `host plugins new` writes beside a new crate.
 
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=proto/control.proto");
-    let files = protox::compile(["proto/control.proto"], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(files)?;
     plugin_api()
 }
 

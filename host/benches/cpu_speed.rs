@@ -7,12 +7,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use host::executor::cpu::{CpuExecutor, CpuOptions};
-use host::executor::group::{Seat, seats};
-use host::executor::{Executor, KvMemory};
 use host_core::heads::rank_heads;
 use host_core::layout::KvOrder;
 use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
+use host_executor::cpu::{CpuExecutor, CpuOptions};
+use host_executor::group::{Seat, seats};
+use host_executor::{Executor, KvMemory};
 use host_tests::model::{Family, Stored, TinyModel};
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use host::plugins::lock::sha256;
-use host::plugins::{Entry, Policy, load_root, open_transfer, preflight};
 use host_plugin_api::Opening;
+use host_plugins::lock::sha256;
+use host_plugins::{Entry, Policy, load_root, open_transfer, preflight};
 
 const PROCESSES: usize = 40;
 const STEPS: [&str; 5] = ["inspect", "hash", "load", "load pinned", "open"];

@@ -18,10 +18,10 @@ mod fake_worker;
 use std::sync::Arc;
 
 use anyhow::Context;
-use host::net::front::{FrontConfig, serve};
-use host::net::proto::registry_client::RegistryClient;
-use host::net::proto::{HeartbeatRequest, RegisterRequest};
-use host::text::{ChatTemplate, TextModel};
+use host_front::front::{FrontConfig, serve};
+use host_front::text::{ChatTemplate, TextModel};
+use host_wire::proto::registry_client::RegistryClient;
+use host_wire::proto::{HeartbeatRequest, RegisterRequest};
 use tokio::net::TcpListener;
 
 const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}";

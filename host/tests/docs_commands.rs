@@ -146,7 +146,8 @@ fn messages_that_the_pages_explain_are_messages_of_the_program() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let page = std::fs::read_to_string(repository.join("docs/plugins/debugging.md")).unwrap();
     let mut said = String::new();
-    sources(&repository.join("host/src/plugins"), &mut said);
+    sources(&repository.join("host/plugins/src"), &mut said);
+    sources(&repository.join("host/conformance/src"), &mut said);
     sources(&repository.join("plugin-api/src"), &mut said);
     let table = page.split("| Message | Cause |").nth(1).unwrap().split("\n\n").next().unwrap();
     let messages: Vec<&str> = table.lines().filter_map(|line| line.split('`').nth(1)).collect();

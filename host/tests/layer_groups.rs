@@ -9,12 +9,12 @@ mod plugin_support {
 use std::path::Path;
 use std::sync::mpsc::channel;
 
-use host::executor::cpu::{CpuExecutor, CpuOptions};
-use host::executor::synthetic::{Cost, Synthetic, SyntheticShape};
-use host::executor::{Executor, KvMemory};
 use host_core::layout::KvOrder;
 use host_core::window::WindowPages;
 use host_core::{Batch, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
+use host_executor::cpu::{CpuExecutor, CpuOptions};
+use host_executor::synthetic::{Cost, Synthetic, SyntheticShape};
+use host_executor::{Executor, KvMemory};
 use host_tests::cluster::{Cluster, Start};
 
 fn start(plugin: &str, config: &str, flags: &[&str]) -> (Cluster, tempfile::TempDir) {

@@ -89,12 +89,12 @@ fn check_answers_2_with_all_violations_and_0_when_it_works() {
 fn rules_prints_every_row_with_its_reason() {
     let (code, said, _) = host(&["plugins", "rules"]);
     assert_eq!(code, 0);
-    for rule in host::plugins::requirements::RULES {
+    for rule in host_plugins::requirements::RULES {
         assert!(said.contains(rule.reason), "{}", rule.reason);
     }
     let (_, said, _) = host(&["plugins", "rules", "--json"]);
     let rows: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(rows.as_array().unwrap().len(), host::plugins::requirements::RULES.len());
+    assert_eq!(rows.as_array().unwrap().len(), host_plugins::requirements::RULES.len());
 }
 
 #[test]

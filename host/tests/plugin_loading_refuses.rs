@@ -8,8 +8,8 @@ mod fixture;
 use std::path::Path;
 use std::process::Command;
 
-use host::plugins::{Catalog, PluginError, Policy, open_transfer};
 use host_plugin_api::Opening;
+use host_plugins::{Catalog, PluginError, Policy, open_transfer};
 
 /// Loads what the directory has under a name, as the host would, and says how that went.
 #[test]
@@ -94,7 +94,7 @@ fn every_cut_of_a_plugin_is_refused_or_complete() {
     let (mut refused, mut accepted) = (0, 0);
     for length in (0..null.len()).step_by(4099) {
         std::fs::write(&file, &null[..length]).unwrap();
-        if host::plugins::preflight(&file, Policy::default()).is_err() {
+        if host_plugins::preflight(&file, Policy::default()).is_err() {
             refused += 1;
             continue;
         }

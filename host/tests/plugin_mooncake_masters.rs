@@ -18,8 +18,8 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 
-use host::plugins::{Catalog, PluginError, open_tier};
 use host_plugin_api::*;
+use host_plugins::{Catalog, PluginError, open_tier};
 use host_tests::cluster::signal;
 use mooncake_pool::Pool;
 use peer::*;

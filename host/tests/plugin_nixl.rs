@@ -109,10 +109,10 @@ fn without_the_library_check_says_where_it_looked_and_listing_needs_none() {
 fn a_library_that_is_not_nixl_is_refused_with_the_functions_it_lacks() {
     let directory = fixture::directory(&["nixl"]);
     let other = fixture::plugin("null");
-    let catalog = host::plugins::Catalog::scan([directory.path()]);
+    let catalog = host_plugins::Catalog::scan([directory.path()]);
     let config = format!("library = {:?}", other.display().to_string());
     let opening = Opening { name: "n".into(), config };
-    let refused = host::plugins::open_transfer(catalog.find("nixl").unwrap(), &opening);
+    let refused = host_plugins::open_transfer(catalog.find("nixl").unwrap(), &opening);
     let text = refused.err().unwrap().to_string();
     assert!(text.contains("nixl_capi_create_xfer_req") && text.contains("1.5.1"), "{text}");
 }

@@ -12,7 +12,7 @@ mod peer;
 #[path = "plugin_support/skip.rs"]
 mod skip;
 
-use host::executor::memory::SharedMemory;
+use host_memory::SharedMemory;
 use host_plugin_api::*;
 use peer::*;
 

@@ -16,9 +16,9 @@ mod skip;
 
 use std::process::Command;
 
-use host::plugins::{Catalog, open_tier};
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::*;
+use host_plugins::{Catalog, open_tier};
 use host_tests::wait::{poll_until, until};
 use nixl_tier::{PAGE, PAGES, Place, Tier, byte, key, name, place};
 use s3::{Bucket, SECRET};

@@ -15,9 +15,9 @@ mod skip;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use host::plugins::{Catalog, open_tier};
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::*;
+use host_plugins::{Catalog, open_tier};
 use nixl_tier::{PAGE, PAGES, key, name, place};
 
 #[test]

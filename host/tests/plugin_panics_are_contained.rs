@@ -8,8 +8,8 @@ mod fixture;
 use std::process::Command;
 use std::sync::Arc;
 
-use host::plugins::{Catalog, PluginError, open_transfer};
 use host_plugin_api::{ErrorCode, Opening, Tag, TransferBackend};
+use host_plugins::{Catalog, PluginError, open_transfer};
 
 fn open(place: &str) -> Result<Arc<dyn TransferBackend>, PluginError> {
     let directory = fixture::directory(&["panicking"]);

@@ -5,8 +5,8 @@
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 
-use host::plugins::Catalog;
-use host::plugins::requirements::{Feature, check};
+use host_plugins::Catalog;
+use host_plugins::requirements::{Feature, check};
 
 #[test]
 fn all_violations_are_listed_with_what_has_the_capability() {
@@ -194,7 +194,7 @@ fn names_of_plugins_are_looked_for_also_where_none_is_opened() {
 fn the_page_about_rules_and_the_table_name_the_same() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/plugins/rules.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let rules = host::plugins::requirements::RULES;
+    let rules = host_plugins::requirements::RULES;
     let mut names: Vec<&str> = rules.iter().map(|rule| rule.name).collect();
     for name in &names {
         assert!(page.contains(&format!("`{name}`")), "the rule {name} is not on the page");

@@ -5,9 +5,9 @@
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
 
-use host::plugins::{Catalog, open_allocator, open_tier, open_transfer};
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
 use host_plugin_api::*;
+use host_plugins::{Catalog, open_allocator, open_tier, open_transfer};
 
 fn opening() -> Opening {
     Opening { name: "test".into(), config: String::new() }
@@ -93,7 +93,7 @@ fn a_plugin_built_from_the_first_api_loads_today() {
     assert_eq!(entry.manifest.api.version.to_string(), "0.1.0");
     let backend = open_transfer(entry, &opening()).unwrap();
     assert_eq!(backend.settled(Tag(1)), 1);
-    let root = host::plugins::load_root(entry).unwrap();
+    let root = host_plugins::load_root(entry).unwrap();
     assert_eq!(root.roles(), ["transfer"]);
     let error = root.open_tier(&opening()).err().unwrap();
     assert_eq!(error.to_string(), "UNSUPPORTED: the plugin has no tier role");

@@ -11,10 +11,10 @@ mod peer;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use host::plugins::{Catalog, Kind, PluginError, Services, load_root, open_transfer};
 use host_plugin_api::{
     Completion, ErrorCode, NOTIFICATION_BYTES, Opening, PeerId, Submission, Tag, TransferBackend, Write,
 };
+use host_plugins::{Catalog, Kind, PluginError, Services, load_root, open_transfer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 

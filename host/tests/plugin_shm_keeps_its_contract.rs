@@ -192,11 +192,11 @@ fn the_event_is_readable_exactly_while_something_waits() {
 #[test]
 fn a_wrong_configuration_is_refused_by_the_manifest_or_by_the_plugin() {
     let directory = fixture::directory(&["shm"]);
-    let catalog = host::plugins::Catalog::scan([directory.path()]);
+    let catalog = host_plugins::Catalog::scan([directory.path()]);
     let entry = catalog.find("shm").unwrap();
     let refused = |config: &str| {
         let opening = Opening { name: "a".into(), config: config.into() };
-        host::plugins::open_transfer(entry, &opening).err().unwrap().to_string()
+        host_plugins::open_transfer(entry, &opening).err().unwrap().to_string()
     };
     assert!(refused("copy_thread = 2").contains("known: copy_threads"));
     assert!(refused("copy_threads = \"two\"").contains("it must be of type integer"));

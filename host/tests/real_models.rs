@@ -5,16 +5,15 @@
 
 #[path = "plugin_support/fixture.rs"]
 mod fixture;
-#[path = "text_support/llama_cpp.rs"]
-mod llama_cpp;
 
 use std::path::{Path, PathBuf};
 
-use host::text::TextModel;
+use host_front::text::TextModel;
 use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::fetched::Artifact;
 use host_tests::gguf::retyped;
+use host_tests::llama_cpp;
 use host_tests::model::Stored;
 
 /// Tokens of an answer.

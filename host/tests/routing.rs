@@ -11,9 +11,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use host::net::proto::FollowCacheRequest;
-use host::net::proto::worker_client::WorkerClient;
 use host_tests::cluster::{Cluster, Start, signal};
+use host_wire::proto::FollowCacheRequest;
+use host_wire::proto::worker_client::WorkerClient;
 use serde_json::{Value, json};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");

@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use host::cli::launch;
 use host::cli::settings::{RoleName, Settings};
-use host::executor::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
-use host::worker::{Answer, RankParts, Worker};
 use host_core::radix::NamespaceKey;
 use host_core::request::{FailureCode, Request};
 use host_core::{Batch, Room, Sampling, SequenceOutput};
+use host_executor::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape};
 use host_tests::cluster::{Cluster, PATIENCE, Start};
 use host_tests::model::TinyModel;
+use host_wire::Answer;
+use host_worker::{RankParts, Worker};
 
 fn text(flags: &[&str]) -> Vec<String> {
     flags.iter().map(|flag| (*flag).to_owned()).collect()

@@ -11,10 +11,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use host::executor::memory::SharedMemory;
-use host::plugins::{Catalog, open_tier};
+use host_memory::SharedMemory;
 use host_plugin_api::tier::STORED;
 use host_plugin_api::*;
+use host_plugins::{Catalog, open_tier};
 use serde_json::Value;
 
 const PAGE: usize = 32 << 10;

@@ -19,10 +19,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use host::plugins::{Catalog, load_root, open_transfer};
 use host_plugin_api::abi::RSlice;
 use host_plugin_api::{NOTIFICATION_BYTES, Opening, PeerId, Submission, Tag, TransferBackend, Write};
 use host_plugin_null::NullBackend;
+use host_plugins::{Catalog, load_root, open_transfer};
 
 const REPETITIONS: usize = 60;
 /// Writes in a call, from which on the boundary may cost so much.

@@ -8,6 +8,7 @@ pub mod fetched;
 pub mod gguf;
 pub mod hold;
 pub mod lines;
+pub mod llama_cpp;
 pub mod model;
 pub mod ports;
 pub mod program;

@@ -9,11 +9,11 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{gemma3, llama, qwen3};
-use host::executor::cpu::{CpuExecutor, CpuOptions};
-use host::executor::{Executor, KvMemory};
 use host_core::layout::KvOrder;
 use host_core::window::WindowPages;
 use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sequence};
+use host_executor::cpu::{CpuExecutor, CpuOptions};
+use host_executor::{Executor, KvMemory};
 use host_tests::model::{Family, TinyModel};
 use serde_json::{Value, json};
 

@@ -4,10 +4,10 @@ use host_core::Instance;
 use host_core::pool::{PageSource, PoolLimits};
 use host_core::window::WindowShape;
 use host_plugin_api::PoolOpening;
+use host_worker::{AllocatorPages, Pages, components};
 
 use super::settings::Settings;
 use super::{Refused, plugins};
-use crate::worker::{AllocatorPages, Pages, components};
 
 /// How a pool of `pages` pages is divided.
 ///

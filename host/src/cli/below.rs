@@ -4,11 +4,11 @@ mod limits;
 
 use host_core::hierarchy::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 use host_core::{Instance, KvLayout};
+use host_worker::{Below, slot_bytes};
 
 use super::launch::share;
 use super::settings::{RoleName, Settings, parse_bytes};
 use super::{Refused, plugins};
-use crate::worker::{Below, slot_bytes};
 
 /// What is assumed of a storage tier until it was measured: what a disk that is nothing special does.
 const LATENCY: std::time::Duration = std::time::Duration::from_millis(1);

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use host_plugins::{Catalog, CompanionManifest};
 use serde::Deserialize;
 
 use super::Refused;
 use super::settings::Settings;
-use crate::plugins::{Catalog, CompanionManifest};
 use template::Values;
 
 /// Longest wait for one to answer at its address.
@@ -239,7 +239,7 @@ impl Become {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugins::ConfigKey;
+    use host_plugins::ConfigKey;
 
     fn offer() -> CompanionManifest {
         CompanionManifest {

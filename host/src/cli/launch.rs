@@ -12,12 +12,12 @@ mod worker;
 use host_core::layer_groups::LayerGroups;
 use host_core::radix::{PageHash, Policy};
 use host_core::{KvLayout, Role};
+use host_executor::ModelShape;
+use host_front::registry::Policy as RouterPolicy;
+use host_wire::identity;
 
 use super::settings::{RoleName, Settings};
 use super::{Refused, allocator, below, staging};
-use crate::executor::ModelShape;
-use crate::net::identity;
-use crate::net::registry::Policy as RouterPolicy;
 pub use model::{slides, text_model};
 use needs::Needs;
 pub use parts::parts;
@@ -98,7 +98,7 @@ pub fn kv_identity(settings: &Settings) -> Result<PageHash, Refused> {
 }
 
 /// Longest name of a model that a router takes from a worker, in bytes.
-const LONGEST_MODEL_NAME: usize = crate::net::registry::MAX_TEXT;
+const LONGEST_MODEL_NAME: usize = host_front::registry::MAX_TEXT;
 
 /// Checks the name that clients and workers give the model by.
 fn served_name(settings: &Settings) -> Result<(), Refused> {

@@ -6,6 +6,13 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::serve::ListenerExt;
 use host_core::Event;
+use host_front::front::{self, FrontConfig};
+use host_front::text::TextModel;
+use host_wire::proto::worker_server::WorkerServer;
+use host_worker::peers::Peers;
+use host_worker::service::WorkerService;
+use host_worker::{Handle, Unwritten, Worker};
+use host_worker::{metrics, registration};
 use rustix::fd::{FromRawFd, OwnedFd};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -14,12 +21,6 @@ use tracing_subscriber::EnvFilter;
 
 use super::settings::{LogFormat, RoleName, Settings};
 use super::{Refused, addresses, launch, plugins, summary, supervise};
-use crate::net::front::{self, FrontConfig};
-use crate::net::peers::Peers;
-use crate::net::proto::worker_server::WorkerServer;
-use crate::net::{registration, worker_metrics, worker_service::WorkerService};
-use crate::text::TextModel;
-use crate::worker::{Handle, Unwritten, Worker};
 
 /// A worker that was asked to end waits this long for its requests, and for what is on its way to storage.
 const WORKER_DRAIN: Duration = Duration::from_secs(5);
@@ -222,7 +223,7 @@ async fn work(
     };
     let (worker, outgoing) = Worker::start(parts, runtime)?;
     let handle = worker.handle().clone();
-    let info = crate::net::proto::WorkerInfo { address, ..handle.info().clone() };
+    let info = host_wire::proto::WorkerInfo { address, ..handle.info().clone() };
     tracing::info!(
         name = %info.name,
         instance = %handle.instance(),
@@ -235,9 +236,8 @@ async fn work(
     let peers = Peers::new(handle.clone());
     let service = WorkerService::new(handle.clone(), info.clone(), peers.clone());
     let service = WorkerServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
-    let app = tonic::service::Routes::new(service)
-        .into_axum_router()
-        .merge(worker_metrics::routes(handle.clone(), &info));
+    let app =
+        tonic::service::Routes::new(service).into_axum_router().merge(metrics::routes(handle.clone(), &info));
     tokio::spawn(peers.run(info.clone(), outgoing));
     let mut registrations = tokio::task::JoinSet::new();
     for router in routers {

@@ -3,11 +3,11 @@
 use host_core::KvLayout;
 use host_core::staging::{LONGEST_PIECE, MOST_PIECES, piece_limit};
 use host_core::transfer::{Cut, StagingMode};
+use host_worker::Staging;
 
 use super::Refused;
 use super::launch::share;
 use super::settings::{RoleName, Settings, parse_bytes};
-use crate::worker::Staging;
 
 /// Least memory of a rank: with less, pieces are no larger than what they are made of.
 const LEAST: u64 = 64 << 10;

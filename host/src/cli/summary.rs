@@ -3,7 +3,7 @@
 use super::launch::{self, Plan};
 use super::plugins::Asked;
 use super::settings::{ExecutorName, RoleName, Settings};
-use crate::plugins::{Catalog, Entry};
+use host_plugins::{Catalog, Entry};
 
 /// Logs what these settings start: the model, its memory, each role's plugin, and the `notes` on what is on and why. Called
 /// once everything was checked.

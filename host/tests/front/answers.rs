@@ -224,7 +224,8 @@ async fn chat_without_a_length_asks_for_the_default_and_not_the_whole_context() 
 async fn chat_leaves_the_assistants_turn_out_when_asked_to() {
     let mut config = config();
     let template = "{{ messages[0].content }}{% if add_generation_prompt %}<assistant>{% endif %}";
-    let template = host::text::ChatTemplate::new(template.into(), String::new(), String::new()).unwrap();
+    let template =
+        host_front::text::ChatTemplate::new(template.into(), String::new(), String::new()).unwrap();
     config.text.template = Some(std::sync::Arc::new(template));
     let mut front = Front::start(config).await;
     let worker = front.worker("all", "aggregated", says("hi")).await;

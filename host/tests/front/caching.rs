@@ -1,6 +1,6 @@
 //! What a request says about cached KV reaches both legs.
 
-use host::net::proto::Namespace;
+use host_wire::proto::Namespace;
 use serde_json::{Value, json};
 
 use super::fixture::Front;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use host::net::proto::{GenerateRequest, Load};
 use host_tests::wait::asked_until;
+use host_wire::proto::{GenerateRequest, Load};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 

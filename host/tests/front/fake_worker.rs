@@ -4,9 +4,9 @@
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 
-use host::net::proto::generate_event::Event;
-use host::net::proto::worker_server::{Worker, WorkerServer};
-use host::net::proto::{
+use host_wire::proto::generate_event::Event;
+use host_wire::proto::worker_server::{Worker, WorkerServer};
+use host_wire::proto::{
     CacheNews, DeliverReply, DeliverRequest, Failed, Finished, FlushCacheReply, FlushCacheRequest,
     FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest, KvIdentity, Token,
     TopToken, TransferEndpoint, WorkerInfo,

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use host::net::front::{FrontConfig, serve};
-use host::net::proto::registry_client::RegistryClient;
-use host::net::proto::{HeartbeatRequest, Load, RegisterReply, RegisterRequest, WorkerInfo};
-use host::text::{ChatTemplate, TextModel};
+use host_front::front::{FrontConfig, serve};
+use host_front::text::{ChatTemplate, TextModel};
 use host_tests::wait::asked_until;
+use host_wire::proto::registry_client::RegistryClient;
+use host_wire::proto::{HeartbeatRequest, Load, RegisterReply, RegisterRequest, WorkerInfo};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use host::net::proto::TransferEndpoint;
 use host_tests::wait::asked_until;
+use host_wire::proto::TransferEndpoint;
 use serde_json::json;
 
 use super::fake_worker::{FakeWorker, Step, echoes, prefills, says, steps};

@@ -15,8 +15,8 @@ mod versions;
 use std::path::Path;
 use std::process::Command;
 
-use host::plugins::{Catalog, Policy, open_transfer};
 use host_plugin_api::{Opening, Tag};
+use host_plugins::{Catalog, Policy, open_transfer};
 use table::{MALFORMED, ROWS, Row};
 
 /// Finds the only plugin of a directory as the host would, opens it, uses it, and says how that went.

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use host::plugins::{Entry, open_transfer};
 use host_plugin_api::{Opening, Tag};
+use host_plugins::{Entry, open_transfer};
 
 use super::{check, fixture, load, variant};
 

@@ -108,7 +108,7 @@ pub fn side_car(path: &str, sha256: Option<&str>) -> String {
 
 /// Pins `plugin.so` to its bytes, or to a hash that starts otherwise.
 pub fn pin(at: &Path, start: Option<&str>) {
-    let mut hash = host::plugins::lock::sha256(&at.join("plugin.so")).unwrap();
+    let mut hash = host_plugins::lock::sha256(&at.join("plugin.so")).unwrap();
     if let Some(start) = start {
         hash.replace_range(..start.len(), start);
     }
@@ -119,6 +119,6 @@ pub fn side_car_elsewhere(at: &Path) {
     let below = at.join("below");
     std::fs::create_dir(&below).unwrap();
     put_plugin(&below, "null");
-    let hash = host::plugins::lock::sha256(&below.join("plugin.so")).unwrap();
+    let hash = host_plugins::lock::sha256(&below.join("plugin.so")).unwrap();
     std::fs::write(at.join("null.plugin.toml"), side_car("below/plugin.so", Some(&hash))).unwrap();
 }

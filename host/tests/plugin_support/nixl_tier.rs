@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use host::executor::memory::SharedMemory;
-use host::plugins::{Catalog, open_tier};
+use host_memory::SharedMemory;
 use host_plugin_api::*;
+use host_plugins::{Catalog, open_tier};
 use host_tests::wait::poll_until;
 
 use crate::{fixture, nixl};

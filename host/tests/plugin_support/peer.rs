@@ -8,9 +8,9 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 
-use host::executor::memory::SharedMemory;
-use host::plugins::{Catalog, open_transfer};
+use host_memory::SharedMemory;
 use host_plugin_api::*;
+use host_plugins::{Catalog, open_transfer};
 use host_tests::lines::Lines;
 use host_tests::wait::poll_until;
 

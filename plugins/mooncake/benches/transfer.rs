@@ -21,7 +21,7 @@ use std::os::fd::BorrowedFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use host::executor::memory::SharedMemory;
+use host_memory::SharedMemory;
 use host_plugin_api::*;
 use host_plugin_mooncake::{MooncakeBackend, open};
 use rustix::event::{PollFd, PollFlags, poll};

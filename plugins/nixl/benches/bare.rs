@@ -32,7 +32,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use host::executor::memory::SharedMemory;
+use host_memory::SharedMemory;
 use host_plugin_api::*;
 use plugin::capi::{Agent, Library, Place, Prepared, Progress, Ranges, Segment};
 use rustix::event::{PollFd, PollFlags, poll};

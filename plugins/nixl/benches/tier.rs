@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use host::executor::memory::SharedMemory;
+use host_memory::SharedMemory;
 use host_plugin_api::*;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Advice, Mode, OFlags, fadvise, syncfs};

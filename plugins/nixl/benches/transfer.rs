@@ -17,7 +17,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use host::executor::memory::SharedMemory;
+use host_memory::SharedMemory;
 use host_plugin_api::*;
 
 /// Larger than any cache, on both sides.

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use host::executor::memory::SharedMemory;
+use host_memory::SharedMemory;
 use host_plugin_api::*;
 use host_plugin_shm::ShmBackend;
 

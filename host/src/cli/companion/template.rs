@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::plugins::ConfigKey;
+use host_plugins::ConfigKey;
 
 /// Where values come from.
 #[derive(Clone, Copy)]

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use host_core::Dtype;
+use host_executor::cpu;
+use host_executor::group::Seat;
+use host_executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
+use host_executor::{Executor, ExecutorError, ModelShape, Sliding};
+use host_front::text::TextModel;
+use host_front::text::gguf::is_gguf;
 
 use super::{Refused, refused};
 use crate::cli::settings::{ExecutorName, Settings};
-use crate::executor::cpu;
-use crate::executor::group::Seat;
-use crate::executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
-use crate::executor::{Executor, ExecutorError, ModelShape, Sliding};
-use crate::text::TextModel;
-use crate::text::gguf::is_gguf;
 
 /// Longest step that may be modelled: a worker that is to stop waits for it.
 const LONGEST_STEP: Duration = Duration::from_secs(60);

@@ -2,11 +2,11 @@
 
 use host_core::KvLayout;
 use host_core::hierarchy::HierarchyConfig;
+use host_worker::Staging;
 
 use super::super::memory;
 use super::super::settings::Settings;
 use super::{Refused, refused};
-use crate::worker::Staging;
 
 /// Bytes that all workers of this machine take.
 #[derive(Debug, Default)]

@@ -6,16 +6,16 @@ use std::time::Duration;
 use anyhow::Context;
 use host_core::heads::rank_heads;
 use host_core::{Config, Instance, Role};
+use host_executor::{Executor, KvMemory};
 use host_plugin_api::transfer::TransferBackend;
+use host_wire::identity;
+use host_wire::proto::KvIdentity;
+use host_wire::random::random_u64;
+use host_worker::{Below, Parts, RankParts};
 
 use super::{Plan, plan, radix_cache, ranks};
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{allocator, below, plugins, staging};
-use crate::executor::{Executor, KvMemory};
-use crate::net::identity;
-use crate::net::proto::KvIdentity;
-use crate::net::random::random_u64;
-use crate::worker::{Below, Parts, RankParts};
 
 /// Loads the model and takes the memory.
 ///

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::thread;
 
+use host_executor::Executor;
+use host_executor::cpu::{self, CpuExecutor, CpuOptions};
+use host_executor::group::{Seat, seats};
+
 use super::super::Refused;
 use super::super::settings::{ExecutorName, RoleName, Settings};
 use super::model::synthetic;
 use super::refused;
-use crate::executor::Executor;
-use crate::executor::cpu::{self, CpuExecutor, CpuOptions};
-use crate::executor::group::{Seat, seats};
 
 /// Most ranks of a worker.
 const MOST_RANKS: u32 = 64;

@@ -4,11 +4,11 @@ use host_core::heads::rank_heads;
 use host_core::layer_groups::{LayerGroups, Wish};
 use host_core::layout::KvOrder;
 use host_core::{KvLayout, KvShape};
+use host_executor::ModelShape;
 
 use super::{Plan, Refused, refused, share};
 use crate::cli::allocator;
 use crate::cli::settings::{Settings, parse_bytes};
-use crate::executor::ModelShape;
 
 /// Plans a worker of `ranks` ranks.
 ///

@@ -2,8 +2,8 @@
 
 use super::features;
 use crate::cli::settings::Settings;
-use crate::plugins::requirements::Feature;
-use crate::plugins::{Catalog, Manifest};
+use host_plugins::requirements::Feature;
+use host_plugins::{Catalog, Manifest};
 
 /// What the settings ask of plugins, beside what is installed.
 pub struct Asked {

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
+use host_conformance::measure::{self, Measured};
 use serde_json::json;
 
 use super::plugin_config;
 use crate::cli::Refused;
 use crate::cli::output::say;
-use crate::plugins::measure::{self, Measured};
 
 /// What to measure.
 #[derive(Args, Debug)]

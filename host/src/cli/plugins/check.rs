@@ -4,7 +4,7 @@ use super::asked::Asked;
 use super::config_of;
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{Refused, addresses, launch};
-use crate::plugins::{self, Entry, Manifest, requirements};
+use host_plugins::{Entry, Manifest, requirements};
 
 /// Checks that the plugins are there and can do what the configuration needs, without running any of their code.
 ///
@@ -54,7 +54,7 @@ pub fn ask(settings: &Settings) -> Result<(), Refused> {
         let config = config_of(settings, name)?;
         let plugin = asked.played(settings, &entry.manifest);
         let played = ["transfer", "tier", "allocator"].into_iter().filter(|role| plugin.role(role).is_some());
-        let refused = played.filter_map(|role| plugins::check_config(entry, role, &config).err());
+        let refused = played.filter_map(|role| host_plugins::check_config(entry, role, &config).err());
         // Its roles share one configuration, so that the first to refuse it says enough.
         wrong.extend(refused.map(|error| error.to_string()).next());
     }

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use host_plugins::Policy;
 
 use super::super::launch;
 use super::super::settings::{RoleName, Settings};
 use super::bench;
 use super::{ask, check_all, inspect, install, list, new, resolve, rules, test};
 use crate::cli::output::say;
-use crate::plugins::Policy;
 
 /// What to do with plugins.
 #[derive(Debug, Subcommand)]

@@ -2,7 +2,7 @@
 
 use crate::cli::launch;
 use crate::cli::settings::{RoleName, Settings};
-use crate::plugins::requirements::Feature;
+use host_plugins::requirements::Feature;
 
 type On = fn(&Settings) -> bool;
 type OnForModel = fn(&Settings, bool) -> bool;
@@ -63,7 +63,7 @@ pub fn of(settings: &Settings) -> Vec<Feature> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugins::requirements::RULES;
+    use host_plugins::requirements::RULES;
 
     #[test]
     fn some_setting_turns_each_feature_of_the_compatibility_table_on() {

@@ -4,11 +4,11 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use host_plugins::{Catalog, HostDefault};
 use toml::{Table, Value};
 
 use crate::cli::launch;
 use crate::cli::settings::Settings;
-use crate::plugins::{Catalog, HostDefault};
 
 /// Of the space that is free, a store that the operator did not bound takes one part in so many.
 const PARTS_OF_FREE_SPACE: u64 = 4;

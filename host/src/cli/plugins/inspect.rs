@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use host_plugins::lock::sha256;
+use host_plugins::{Policy, PreflightError, needed_libraries, preflight};
 use serde_json::json;
 
 use crate::cli::Refused;
 use crate::cli::output::say;
-use crate::plugins::lock::sha256;
-use crate::plugins::{Policy, PreflightError, needed_libraries, preflight};
 
 /// Prints what a file says of itself. Runs none of it.
 pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {

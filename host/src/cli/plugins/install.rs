@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use host_plugins::lock::{FILE, Lock, Locked, write_if};
+use host_plugins::preflight;
+use host_plugins::{Catalog, Policy};
 
 use crate::cli::Refused;
 use crate::cli::output::say;
-use crate::plugins::lock::{FILE, Lock, Locked, write_if};
-use crate::plugins::preflight;
-use crate::plugins::{Catalog, Policy};
 
 /// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file.
 pub fn run(policy: Policy, file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {

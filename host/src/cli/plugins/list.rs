@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use host_plugins::{Catalog, Entry, Policy};
 use serde_json::{Value, json};
 
 use crate::cli::output::say;
-use crate::plugins::{Catalog, Entry, Policy};
 
 /// Prints what the directories hold. Runs none of it.
 pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use host_core::Instance;
 use host_plugin_api::transfer::{Opening, TransferBackend};
 use host_plugin_api::{PoolAllocator, PoolOpening, StorageTier};
+use host_plugins::Catalog;
+use host_worker::link::rank_name;
 
 use super::{config_of, host_defaults};
 use crate::cli::Refused;
 use crate::cli::settings::Settings;
-use crate::plugins::{self, Catalog};
-use crate::worker::link::rank_name;
 
 /// Loads the transfer plugin and opens an instance for each rank of this worker.
 ///
@@ -33,7 +33,7 @@ pub fn open_transfer(
     let config = config_of(settings, &name)?;
     let open = |rank| {
         let opening = Opening { name: rank_name(instance, rank), config: config.clone() };
-        plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))
+        host_plugins::open_transfer(entry, &opening).map_err(|error| Refused(error.to_string()))
     };
     let backends: Result<Vec<_>, Refused> = (0..ranks).map(open).collect();
     Ok((name, backends?))
@@ -55,7 +55,7 @@ pub fn open_tier(
         made.map_err(|error| Refused(format!("no folder for {name}'s pages can be made: {error}")))?;
     }
     let opening = Opening { name: instance.to_string(), config: config_of(settings, name)? };
-    Ok(plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
+    Ok(host_plugins::open_tier(entry, &opening).map_err(|error| Refused(error.to_string()))?)
 }
 
 /// Loads the allocator and opens it for this worker's pool; `None` when the pool hands out its pages itself.
@@ -74,6 +74,6 @@ pub fn open_allocator(
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let entry = catalog.find(&name).map_err(|error| Refused(error.to_string()))?;
     let opening = PoolOpening { config: config_of(settings, &name)?, ..opening };
-    let opened = plugins::open_allocator(entry, &opening).map_err(|error| Refused(error.to_string()))?;
+    let opened = host_plugins::open_allocator(entry, &opening).map_err(|error| Refused(error.to_string()))?;
     Ok(Some((name, opened)))
 }

@@ -6,12 +6,12 @@
 mod caches;
 mod roles;
 
+use host_plugins::{Catalog, Manifest};
 use toml::{Table, Value};
 
 use super::host_defaults;
 use crate::cli::Refused;
 use crate::cli::settings::{RoleName, Settings, set_key};
-use crate::plugins::{Catalog, Manifest};
 
 /// Settings in which every named plugin has its use.
 #[derive(Debug)]

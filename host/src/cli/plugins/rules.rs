@@ -1,14 +1,14 @@
 //! `host plugins rules`.
 
+use host_plugins::requirements::{Need, RULES};
 use serde_json::{Value, json};
 
 use crate::cli::output::say;
-use crate::plugins::requirements::{Need, RULES};
 
 /// Prints the compatibility table.
 pub fn run(as_json: bool) -> anyhow::Result<()> {
     if as_json {
-        let row = |rule: &crate::plugins::requirements::Rule| -> Value {
+        let row = |rule: &host_plugins::requirements::Rule| -> Value {
             let feature = format!("{:?}", rule.feature);
             match rule.need {
                 Need::Capability { role, name } => {

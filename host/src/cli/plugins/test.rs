@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use host_conformance::{
+    Limits, Report, Status, UNCONFIGURED, cases, limit_this_process, run_case, test_file,
+};
 
 use super::plugin_config;
 use crate::cli::Refused;
 use crate::cli::output::{NobodyReads, line, say};
-use crate::plugins::conformance::{
-    Limits, Report, Status, UNCONFIGURED, cases, limit_this_process, run_case, test_file,
-};
 
 /// What to test, and how.
 #[derive(Args, Debug)]

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use host_front::text::gguf::is_gguf;
+use host_plugins::Policy;
+
 use super::{ExecutorName, RoleName, Settings};
-use crate::plugins::Policy;
-use crate::text::gguf::is_gguf;
 
 impl Settings {
     /// Who computes.

@@ -1,9 +1,9 @@
 //! One key of a plugin's configuration, from the command line.
 
+use host_plugins::Manifest;
 use toml::{Table, Value};
 
 use crate::cli::Refused;
-use crate::plugins::Manifest;
 
 /// Sets one key from KEY=VALUE, the end of what was `given` to `--set`; dots lead into tables. What the manifest calls a string is taken as it stands, anything else is read as
 /// TOML, and is a string if it is none.

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use host_plugin_api::{Opening, capability};
+use host_plugins::{Catalog, Entry, Manifest, open_tier};
 use toml::{Table, Value};
 
 use super::session::Session;
 use crate::cli::Refused;
 use crate::cli::plugins::{Directories, resolve};
 use crate::cli::settings::set_key;
-use crate::plugins::{Catalog, Entry, Manifest, open_tier};
 
 /// What a plugin calls the setting with which it changes nothing.
 const READ_ONLY: &str = "read_only";

@@ -13,8 +13,8 @@ use host_plugin_api::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 
-use crate::executor::Mapping;
-use crate::plugins::{Kind, Manifest, Services};
+use host_memory::Mapping;
+use host_plugins::{Kind, Manifest, Services};
 
 /// Keys of one step of a scan.
 const STEP: usize = 4096;

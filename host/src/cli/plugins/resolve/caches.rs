@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_table_asks_no_more_for_prefix_caches_than_for_the_transfer() {
-        use crate::plugins::requirements::{Feature, Need, RULES};
+        use host_plugins::requirements::{Feature, Need, RULES};
         let asked = |feature: Feature| {
             let of = RULES.iter().filter(move |rule| rule.feature == feature);
             of.filter_map(|rule| match rule.need {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use host_plugins::Manifest;
+
 use super::caches;
 use crate::cli::settings::{RoleName, Settings};
-use crate::plugins::Manifest;
 
 /// Writes down what each plugin does, where the operator did not say it, and leaves those that carry pages in `plugins`.
 pub fn put_to_work(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<String>) {

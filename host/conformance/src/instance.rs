@@ -1,0 +1,137 @@
+//! Instances of the plugin that is tested.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use host_memory::SharedMemory;
+use host_plugin_api::{
+    Component, ComponentPool, Memory, MemoryKind, Opening, PoolAllocator, PoolOpening, StorageTier,
+    TransferBackend,
+};
+use host_plugins::{PluginError, open_allocator, open_tier, open_transfer};
+
+use super::{Stop, Subject, UNCONFIGURED};
+
+/// Time that a shutdown gets, which is what the server gives.
+pub(super) const DEADLINE_MS: u64 = 3000;
+
+/// An instance of any role.
+pub(super) enum Instance {
+    Transfer(Arc<dyn TransferBackend>),
+    Tier(Arc<dyn StorageTier>),
+    /// Kept for its drop.
+    Allocator(#[allow(dead_code)] Arc<dyn PoolAllocator>),
+}
+
+impl Instance {
+    /// As manifests name it.
+    pub fn role(&self) -> &'static str {
+        match self {
+            Instance::Transfer(_) => "transfer",
+            Instance::Tier(_) => "tier",
+            Instance::Allocator(_) => "allocator",
+        }
+    }
+
+    /// Whether shareable host memory can be registered; `None` where nothing is.
+    pub fn registers_dram(&self) -> Option<Result<(), String>> {
+        let memory = match SharedMemory::new("manifest", 1 << 16) {
+            Ok(memory) => memory,
+            Err(error) => return Some(Err(error.to_string())),
+        };
+        let offered = Memory {
+            address: memory.address().as_ptr() as u64,
+            length: memory.bytes() as u64,
+            kind: MemoryKind::DRAM,
+            device: 0,
+            fd: memory.fd().as_raw_fd(),
+            generation: 1,
+            fd_offset: 0,
+        };
+        let taken = match self {
+            Instance::Transfer(backend) => backend.register(&offered).and_then(|id| backend.deregister(id)),
+            Instance::Tier(tier) => tier.register(&offered).and_then(|id| tier.deregister(id)),
+            Instance::Allocator(_) => return None,
+        };
+        Some(taken.map_err(|error| error.to_string()))
+    }
+
+    /// Shuts it down while nothing is under way.
+    pub fn end(self) -> Result<(), String> {
+        let ended = match &self {
+            Instance::Transfer(backend) => backend.shutdown(DEADLINE_MS),
+            Instance::Tier(tier) => tier.shutdown(DEADLINE_MS),
+            Instance::Allocator(_) => Ok(()),
+        };
+        ended.map_err(|error| format!("shutdown of an idle instance answered {error}"))
+    }
+}
+
+impl Subject {
+    fn opening(&self, name: &str) -> Opening {
+        Opening { name: name.to_owned(), config: self.config.clone() }
+    }
+
+    /// Opens the transfer role.
+    pub fn transfer(&self, name: &str) -> Result<Arc<dyn TransferBackend>, Stop> {
+        open_transfer(&self.entry, &self.opening(name)).map_err(|error| self.closed("transfer", &error))
+    }
+
+    /// Opens the tier role.
+    pub fn tier(&self, name: &str) -> Result<Arc<dyn StorageTier>, Stop> {
+        open_tier(&self.entry, &self.opening(name)).map_err(|error| self.closed("tier", &error))
+    }
+
+    /// Opens the allocator role for these pools.
+    pub fn allocator(&self, opening: &PoolOpening) -> Result<Arc<dyn PoolAllocator>, Stop> {
+        let opening = PoolOpening { config: self.config.clone(), ..opening.clone() };
+        open_allocator(&self.entry, &opening).map_err(|error| self.closed("allocator", &error))
+    }
+
+    /// A role that does not open: for want of a configuration that only whoever runs the test can give, or it should have.
+    fn closed(&self, role: &str, error: &PluginError) -> Stop {
+        match !self.configured && error.is_about_configuration() {
+            true => Stop::Skip(format!("{UNCONFIGURED}: role {role}: {error}")),
+            false => Stop::Fail(error.to_string()),
+        }
+    }
+
+    /// One instance of each role that this host knows, and why others need a configuration.
+    pub(super) fn opened(&self, name: &str) -> Result<(Vec<Instance>, Vec<String>), Stop> {
+        let (mut all, mut unconfigured) = (Vec::new(), Vec::new());
+        for role in &self.manifest().roles {
+            let opened = match role.kind.as_str() {
+                "transfer" => self.transfer(name).map(Instance::Transfer),
+                "tier" => self.tier(name).map(Instance::Tier),
+                "allocator" => self.allocator(&pools(64, 64)).map(Instance::Allocator),
+                _ => continue,
+            };
+            match opened {
+                Ok(instance) => all.push(instance),
+                Err(Stop::Skip(why)) => unconfigured.push(why),
+                Err(stop) => return Err(stop),
+            }
+        }
+        Ok((all, unconfigured))
+    }
+
+    /// One instance of each role that this host knows and that opens without a configuration, if none was given.
+    pub(super) fn instances(&self, name: &str) -> Result<Vec<Instance>, Stop> {
+        let (all, unconfigured) = self.opened(name)?;
+        match unconfigured.is_empty() || !all.is_empty() {
+            true => Ok(all),
+            false => Err(Stop::Skip(unconfigured.join("; "))),
+        }
+    }
+}
+
+/// A full pool and a pool with a window of 40 tokens, pages of 16 tokens.
+pub(super) fn pools(full: u32, window: u32) -> PoolOpening {
+    let pool = |component, pages, window| ComponentPool { component, pages, window, reserved: 0 };
+    PoolOpening {
+        name: "conformance".to_owned(),
+        config: String::new(),
+        page_tokens: 16,
+        components: vec![pool(Component::FULL, full, 0), pool(Component::WINDOW, window, 40)],
+    }
+}

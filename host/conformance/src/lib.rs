@@ -1,0 +1,148 @@
+//! The conformance kit: named cases that say whether a plugin keeps its contract.
+//!
+//! Each case runs in a process of its own with a time limit, so that a plugin that crashes or hangs ends that case and
+//! nothing else. [`test_file`] starts those processes; [`run_case`] is what each of them does.
+//!
+//! A case that cannot be checked on a plugin is skipped with the reason, never passed.
+
+mod allocations;
+mod allocator;
+mod allocator_shared;
+mod any_plugin;
+mod child;
+mod event_fd;
+mod hot;
+mod instance;
+pub mod measure;
+mod observe;
+mod opening;
+mod promises;
+mod random;
+mod tier;
+mod tier_hot;
+mod tier_world;
+mod transfer;
+mod transfer_hot;
+mod transfer_pair;
+mod transfer_words;
+
+use std::path::Path;
+
+use serde::Serialize;
+
+pub use child::{Limits, limit_this_process, run_case, test_file};
+
+use host_plugins::{Entry, Manifest};
+
+/// How a case ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should.
+    Pass,
+    /// The plugin breaks its contract.
+    Fail,
+    /// The process died.
+    Crash,
+    /// It did not end in time.
+    Timeout,
+    /// It could not be checked.
+    Skip,
+}
+
+/// A case's outcome.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The case.
+    pub case: &'static str,
+    /// How it ended.
+    pub status: Status,
+    /// What happened, in a sentence; what the case checks when it passed.
+    pub text: String,
+}
+
+/// What a plugin is tested with.
+struct Subject {
+    entry: Entry,
+    /// TOML for the plugin's instances.
+    config: String,
+    /// Whether whoever runs the test gave one.
+    configured: bool,
+}
+
+impl Subject {
+    fn manifest(&self) -> &Manifest {
+        &self.entry.manifest
+    }
+
+    /// Whether the role declares the capability.
+    fn declares(&self, role: &str, capability: &str) -> bool {
+        self.manifest().role(role).is_some_and(|role| role.capabilities.iter().any(|c| c == capability))
+    }
+}
+
+/// How the text of a case begins that was skipped because the plugin does not open without a configuration.
+pub const UNCONFIGURED: &str = "not tested without a configuration";
+
+/// Why a case did not pass.
+#[derive(Debug)]
+enum Stop {
+    /// The plugin breaks its contract.
+    Fail(String),
+    /// It could not be checked.
+    Skip(String),
+}
+
+impl From<String> for Stop {
+    fn from(text: String) -> Self {
+        Stop::Fail(text)
+    }
+}
+
+type Outcome = Result<(), Stop>;
+
+/// Fails the case with a sentence unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err($crate::Stop::Fail(format!($($text)+)));
+        }
+    };
+}
+use ensure;
+
+/// A case.
+pub struct Case {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// The role it is about; `None` for all plugins.
+    pub role: Option<&'static str>,
+    /// What the role must declare for the case to be about it; `None` for all.
+    pub capability: Option<&'static str>,
+    /// What must hold.
+    pub about: &'static str,
+    run: fn(&Subject) -> Outcome,
+}
+
+/// All cases, in the order in which they run.
+pub fn cases() -> impl Iterator<Item = &'static Case> {
+    let all = [
+        any_plugin::CASES,
+        opening::CASES,
+        transfer::CASES,
+        transfer_words::CASES,
+        transfer_hot::CASES,
+        tier::CASES,
+        tier_hot::CASES,
+        event_fd::CASES,
+        promises::CASES,
+        allocator::CASES,
+        allocator_shared::CASES,
+    ];
+    all.into_iter().flatten()
+}
+
+fn subject(file: &Path, config: &str) -> Result<Subject, Stop> {
+    let entry = Entry::of_file(file).map_err(|error| Stop::Fail(format!("the file {error}")))?;
+    Ok(Subject { entry, config: config.to_owned(), configured: !config.trim().is_empty() })
+}

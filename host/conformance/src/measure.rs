@@ -1,0 +1,195 @@
+//! What a plugin costs: reading it, loading it, calling it.
+//!
+//! The boundary itself is measured with a backend that is built into this program, once called directly and once through
+//! everything that crosses, in turns, so that the ratio holds on a busy machine. What a plugin does inside its calls is
+//! its own; the figures about it stand beside those of the boundary.
+
+#![allow(clippy::disallowed_methods, reason = "it measures, in real time")]
+
+mod boundary;
+mod calls;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use host_plugins::{Entry, load_root};
+
+/// How often the file is read.
+pub const INSPECTIONS: usize = 50;
+/// How often it is loaded, each time by a new process: a second load in one process is none.
+pub const LOADS: usize = 11;
+
+/// The most that reading a file may take, in milliseconds.
+const INSPECT_MS: f64 = 1.0;
+/// The most that loading one may take, in milliseconds.
+const LOAD_MS: f64 = 5.0;
+/// The most that a batched call may cost, as a ratio to a static one, and the writes from which on that counts.
+const RATIO: (usize, f64) = (64, 1.05);
+
+/// One size of batch.
+#[derive(Clone, Debug, Serialize)]
+pub struct Batch {
+    /// Writes in the call.
+    pub writes: usize,
+    /// A static call, in nanoseconds.
+    pub static_ns: f64,
+    /// The same through the ABI.
+    pub abi_ns: f64,
+}
+
+impl Batch {
+    /// Through the ABI, over static.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.abi_ns / self.static_ns
+    }
+}
+
+/// One call of the plugin.
+#[derive(Clone, Debug, Serialize)]
+pub struct Call {
+    /// The role that it is a call of.
+    pub role: &'static str,
+    /// Which.
+    pub name: String,
+    /// Nanoseconds.
+    pub ns: f64,
+}
+
+/// Everything about one file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// Reading what the file says: the best time.
+    pub inspect_ms: f64,
+    /// Loading it: the median.
+    pub load_ms: f64,
+    /// The boundary, by the size of the batch.
+    pub boundary: Vec<Batch>,
+    /// Calls of the plugin itself.
+    pub calls: Vec<Call>,
+    /// Roles whose calls were not measured, because they do not open with this configuration.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A role that was not measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Skipped {
+    /// Which.
+    pub role: &'static str,
+    /// What the plugin says.
+    pub reason: String,
+}
+
+impl Measured {
+    /// What takes longer than it may, in sentences.
+    #[must_use]
+    pub fn too_slow(&self) -> Vec<String> {
+        let mut slow = Vec::new();
+        if self.inspect_ms >= INSPECT_MS {
+            slow.push(format!("reading takes {:.3} ms, the limit is {INSPECT_MS} ms", self.inspect_ms));
+        }
+        if self.load_ms >= LOAD_MS {
+            slow.push(format!("loading takes {:.3} ms, the limit is {LOAD_MS} ms", self.load_ms));
+        }
+        let (from, most) = RATIO;
+        for batch in self.boundary.iter().filter(|batch| batch.writes >= from && batch.ratio() > most) {
+            let (writes, ratio) = (batch.writes, batch.ratio());
+            slow.push(format!(
+                "a call with {writes} writes costs {ratio:.3} of a static one, the limit is {most}"
+            ));
+        }
+        slow
+    }
+}
+
+/// Measures a plugin file. `program` is this program, which loads the file in processes of its own; `config` is the
+/// plugin's own table. Roles that the plugin does not open with it are skipped, unless a table was given and none opens.
+///
+/// # Errors
+/// A sentence, when the file is no usable plugin or cannot be loaded.
+pub fn file(program: &Path, file: &Path, config: &str) -> Result<Measured, String> {
+    let mut inspect_ms = f64::MAX;
+    let mut entry = read(file)?;
+    for _ in 0..INSPECTIONS {
+        let start = Instant::now();
+        entry = read(file)?;
+        inspect_ms = inspect_ms.min(start.elapsed().as_secs_f64() * 1e3);
+    }
+    let mut loads =
+        (0..LOADS).map(|_| load_elsewhere(program, file)).collect::<Result<Vec<f64>, String>>()?;
+    loads.sort_by(f64::total_cmp);
+    let boundary = boundary::measure()?;
+    let (calls, skipped) = calls::measure(&entry, config)?;
+    Ok(Measured { inspect_ms, load_ms: loads[LOADS / 2] / 1e6, boundary, calls, skipped })
+}
+
+fn read(file: &Path) -> Result<Entry, String> {
+    Entry::of_file(file).map_err(|error| format!("{} {error}", file.display()))
+}
+
+/// Nanoseconds that loading takes a new process.
+fn load_elsewhere(program: &Path, file: &Path) -> Result<f64, String> {
+    let mut child = Command::new(program);
+    child.args(["plugins", "time-load", "--"]).arg(file).stdin(Stdio::null());
+    let output =
+        child.output().map_err(|error| format!("a process to load it cannot be started: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failed = || format!("it does not load: {}", String::from_utf8_lossy(&output.stderr).trim());
+    said.lines().last().and_then(|line| line.trim().parse().ok()).ok_or_else(failed)
+}
+
+/// Nanoseconds that the first load takes this process, with everything that is checked before and after.
+///
+/// # Errors
+/// A sentence that says why it does not load.
+pub fn load_here(file: &Path) -> Result<u128, String> {
+    let entry = read(file)?;
+    let start = Instant::now();
+    load_root(&entry).map_err(|error| error.to_string())?;
+    Ok(start.elapsed().as_nanos())
+}
+
+/// The best of some repetitions, in nanoseconds per call.
+fn best(repetitions: usize, calls: usize, mut call: impl FnMut()) -> f64 {
+    let once = |_| {
+        let start = Instant::now();
+        for _ in 0..calls {
+            call();
+        }
+        start.elapsed().as_secs_f64() * 1e9 / calls as f64
+    };
+    (0..repetitions).map(once).fold(f64::MAX, f64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_slow_is_named() {
+        let batch = |writes, abi_ns| Batch { writes, static_ns: 100.0, abi_ns };
+        let fine = Measured {
+            inspect_ms: 0.1,
+            load_ms: 0.5,
+            // Small batches may cost what they cost.
+            boundary: vec![batch(1, 300.0), batch(64, 105.0), batch(512, 100.0)],
+            calls: Vec::new(),
+            skipped: Vec::new(),
+        };
+        assert_eq!(fine.too_slow(), [] as [String; 0]);
+        let slow = Measured {
+            inspect_ms: 1.0,
+            load_ms: 5.0,
+            boundary: vec![batch(64, 106.0)],
+            calls: Vec::new(),
+            skipped: Vec::new(),
+        };
+        let said = slow.too_slow().join("; ");
+        for part in ["reading takes 1.000 ms", "loading takes 5.000 ms", "64 writes costs 1.060"] {
+            assert!(said.contains(part), "{part:?} is not in {said}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A storage tier in this process, with registered memory, and batches that are watched to their end.
+
+#![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
+
+use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use host_memory::SharedMemory;
+use host_plugin_api::tier::STORED;
+use host_plugin_api::{
+    ErrorCode, Key, Memory, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierPage,
+};
+
+use super::observe::wait_for;
+use super::random::Random;
+use super::{Outcome, Stop, Subject, ensure};
+
+/// Bytes of the region.
+pub const BYTES: usize = 1 << 20;
+/// Where gets put what they find, behind what puts take.
+pub const BACK: u64 = BYTES as u64 / 2;
+
+pub struct World {
+    pub tier: Arc<dyn StorageTier>,
+    pub memory: SharedMemory,
+    pub region: RegionId,
+    /// Bytes of one page, as the tier's limits allow.
+    pub page: u32,
+    /// Pages in one batch.
+    pub batch: u32,
+    run: [u8; 8],
+}
+
+impl World {
+    pub fn open(subject: &Subject) -> Result<Self, Stop> {
+        let memory = SharedMemory::new("tier", BYTES).map_err(|e| Stop::Skip(format!("no memory: {e}")))?;
+        let tier = subject.tier("conformance")?;
+        let limits = tier.limits();
+        ensure!(
+            limits.max_pages > 0 && limits.max_batches > 0 && limits.max_value > 0 && limits.alignment > 0,
+            "limits says that nothing fits: {limits:?}"
+        );
+        let alignment = limits.alignment.min(BACK);
+        let page = (16_384 / alignment).max(1) * alignment;
+        let page = if page > limits.max_value { limits.max_value / alignment * alignment } else { page };
+        let page = u32::try_from(page).unwrap_or(16_384);
+        let batch = limits.max_pages.min(16);
+        ensure!(page > 0 && u64::from(page * batch) <= BACK, "no page fits the limits: {limits:?}");
+        let offered = Memory {
+            address: memory.address().as_ptr() as u64,
+            length: BYTES as u64,
+            kind: MemoryKind::DRAM,
+            device: 0,
+            fd: memory.fd().as_raw_fd(),
+            generation: 1,
+            fd_offset: 0,
+        };
+        let region =
+            tier.register(&offered).map_err(|e| format!("register of shared host memory answered {e}"))?;
+        // Keys of this run, since a persistent tier remembers the last one.
+        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let run = (clock.as_nanos() as u64 ^ (u64::from(std::process::id()) << 48)).to_le_bytes();
+        Ok(Self { tier, memory, region, page, batch, run })
+    }
+
+    pub fn key(&self, number: u32) -> Key {
+        let mut key = [0x5C; 32];
+        key[..8].copy_from_slice(&self.run);
+        key[8..12].copy_from_slice(&number.to_le_bytes());
+        Key(key)
+    }
+
+    /// Pages of the keys `0..count`, one after the other from `base` on.
+    pub fn pages(&self, count: u32, base: u64) -> Vec<TierPage> {
+        (0..count)
+            .map(|number| TierPage {
+                key: self.key(number),
+                region: self.region.0,
+                length: self.page,
+                offset: base + u64::from(number) * u64::from(self.page),
+            })
+            .collect()
+    }
+
+    pub fn keys(&self, count: u32) -> Vec<Key> {
+        (0..count).map(|number| self.key(number)).collect()
+    }
+
+    /// Starts a batch, as often as the tier asks to come again.
+    pub fn start(&self, what: &str, mut call: impl FnMut() -> i32) -> Result<(), Stop> {
+        let code = wait_for(|| Some(call()).filter(|code| *code != ErrorCode::WOULD_BLOCK.0));
+        match code {
+            Some(0) => Ok(()),
+            Some(code) => Err(Stop::Fail(format!("{what} answered {:?}", ErrorCode(code)))),
+            None => Err(Stop::Fail(format!("{what} answered WOULD_BLOCK for ever"))),
+        }
+    }
+
+    /// The statuses of a batch of `count` pages.
+    pub fn finish(&self, what: &str, tag: u64, count: u32) -> Result<Vec<i32>, Stop> {
+        let mut ended: BTreeMap<u32, i32> = BTreeMap::new();
+        while ended.len() < count as usize {
+            let mut one = [TierCompletion::default()];
+            let answer = wait_for(|| Some(self.tier.poll(&mut one)).filter(|n| *n != 0));
+            let Some(answer) = answer else {
+                let seen = ended.len();
+                return Err(Stop::Fail(format!("of {count} pages of a {what} only {seen} completed")));
+            };
+            ensure!(answer == 1, "poll with room for one answered {:?}", ErrorCode(answer));
+            let TierCompletion { tag: found, page, status, .. } = one[0];
+            ensure!(found == tag, "the {what} {tag} alone is in flight, but {found} completed");
+            ensure!(page < count, "page {page} of a {what} of {count} pages completed");
+            let before = ended.insert(page, status);
+            ensure!(before.is_none(), "page {page} of a {what} completed twice");
+        }
+        Ok(ended.into_values().collect())
+    }
+
+    pub fn all(&self, what: &str, tag: u64, count: u32, status: i32, call: impl FnMut() -> i32) -> Outcome {
+        self.start(what, call)?;
+        let ended = self.finish(what, tag, count)?;
+        let wrong = ended.iter().position(|found| *found != status);
+        if let Some(page) = wrong {
+            let found = ended[page];
+            ensure!(false, "page {page} of a {what} ended with {found}, it should be {status}");
+        }
+        Ok(())
+    }
+
+    pub fn put_all(&self, tag: u64) -> Outcome {
+        let pages = self.pages(self.batch, 0);
+        self.all("put", tag, self.batch, STORED, || self.tier.put(Tag(tag), &pages))
+    }
+
+    pub fn delete_all(&self, tag: u64) -> Outcome {
+        let keys = self.keys(self.batch);
+        self.start("delete", || self.tier.delete(Tag(tag), &keys))?;
+        self.finish("delete", tag, self.batch).map(drop)
+    }
+
+    pub fn filled(&self) -> Vec<u8> {
+        let mut bytes = vec![0; BACK as usize];
+        Random::new().fill(&mut bytes);
+        self.memory.write(0, &bytes);
+        bytes
+    }
+
+    pub fn back(&self) -> Vec<u8> {
+        let mut bytes = vec![0; BACK as usize];
+        self.memory.read(BACK as usize, &mut bytes);
+        bytes
+    }
+}

@@ -1,0 +1,170 @@
+//! Two instances in this process, one of which writes into the other's memory.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use host_memory::SharedMemory;
+use host_plugin_api::{
+    Completion, ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, PeerId,
+    RegionId, Submission, Tag, TransferBackend, Write, capability,
+};
+
+use super::observe::wait_for;
+use super::{Stop, Subject};
+
+/// Bytes of each side's region.
+pub const BYTES: usize = 1 << 20;
+/// Generation under which the target's region is registered.
+pub const GENERATION: u32 = 7;
+
+/// A side that sends and a side that receives.
+pub struct Pair {
+    pub sender: Arc<dyn TransferBackend>,
+    pub receiver: Arc<dyn TransferBackend>,
+    pub source: SharedMemory,
+    pub target: SharedMemory,
+    pub from: RegionId,
+    pub to: RegionId,
+    pub peer: PeerId,
+}
+
+pub const NO_COMPLETION: Completion = Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 };
+
+pub fn no_notification() -> Notification {
+    Notification {
+        kind: NotificationKind(0),
+        length: 0,
+        peer_name_length: 0,
+        reserved: 0,
+        payload: [0; NOTIFICATION_BYTES],
+        peer_name: [0; 64],
+    }
+}
+
+impl Pair {
+    /// Opens both and connects the one to the other.
+    pub fn open(subject: &Subject) -> Result<Self, Stop> {
+        let declares = |c| subject.declares("transfer", c);
+        if !declares(capability::PAGE_WRITES) {
+            return Err(Stop::Skip(
+                "the manifest declares no page_writes, so there is nothing to write with".into(),
+            ));
+        }
+        let memory = |name| SharedMemory::new(name, BYTES).map_err(|e| Stop::Skip(format!("no memory: {e}")));
+        let (source, target) = (memory("source")?, memory("target")?);
+        let (sender, receiver) = (subject.transfer("sender")?, subject.transfer("receiver")?);
+        let from = register(&*sender, &source, 1)?;
+        let to = register(&*receiver, &target, GENERATION)?;
+        let endpoint = receiver.endpoint().map_err(|e| format!("endpoint answered {e}"))?;
+        let peer = sender.connect("receiver", &endpoint);
+        let peer = peer.map_err(|e| format!("connect to another instance's endpoint answered {e}"))?;
+        Ok(Self { sender, receiver, source, target, from, to, peer })
+    }
+
+    /// A write from the one region to the other.
+    pub fn write(&self, source_offset: u64, target_offset: u64, length: u32) -> Write {
+        Write {
+            source_region: self.from.0,
+            target_region: self.to.0,
+            source_offset,
+            target_offset,
+            length,
+            target_generation: GENERATION,
+        }
+    }
+
+    /// A submission without a notification.
+    pub fn submission(&self, tag: u64) -> Submission {
+        Submission {
+            peer: self.peer,
+            notification_length: 0,
+            tag: Tag(tag),
+            notification: [0; NOTIFICATION_BYTES],
+        }
+    }
+
+    /// Submits, as often as the backend asks to come again.
+    pub fn submit(&self, submission: &Submission, writes: &[Write]) -> Result<(), String> {
+        let code = wait_for(|| {
+            let code = self.sender.submit(submission, writes);
+            (code != ErrorCode::WOULD_BLOCK.0).then_some(code)
+        });
+        match code {
+            Some(0) => Ok(()),
+            Some(code) => Err(format!("submit of {} writes answered {:?}", writes.len(), ErrorCode(code))),
+            None => Err("submit answered WOULD_BLOCK for ever, with nothing in flight".to_owned()),
+        }
+    }
+
+    /// The next completion within patience.
+    pub fn completion(&self) -> Result<Option<Completion>, String> {
+        let mut one = [NO_COMPLETION];
+        let answer = wait_for(|| match self.sender.poll(&mut one) {
+            0 => None,
+            code => Some(code),
+        });
+        match answer {
+            None => Ok(None),
+            Some(1) => Ok(Some(one[0])),
+            Some(code) => Err(format!("poll with room for one answered {:?}", ErrorCode(code))),
+        }
+    }
+
+    /// Submits, and waits for the completion.
+    pub fn transfer(&self, tag: u64, writes: &[Write]) -> Result<(), String> {
+        self.submit(&self.submission(tag), writes)?;
+        let done = self.completion()?.ok_or_else(|| format!("submission {tag} never completed"))?;
+        let bytes: u64 = writes.iter().map(|w| u64::from(w.length)).sum();
+        match done {
+            Completion { tag: Tag(found), .. } if found != tag => {
+                Err(format!("submission {tag} alone is in flight, but {found} completed"))
+            }
+            Completion { status: 0, bytes: found, .. } if found == bytes => Ok(()),
+            Completion { status: 0, bytes: found, .. } => {
+                Err(format!("submission {tag} of {bytes} bytes completed with {found} bytes"))
+            }
+            Completion { status, .. } => {
+                Err(format!("submission {tag} completed with {:?}", ErrorCode(status)))
+            }
+        }
+    }
+
+    /// The next notification within patience.
+    pub fn notification(&self) -> Result<Option<Notification>, String> {
+        let mut one = [no_notification()];
+        let answer = wait_for(|| match self.receiver.notifications(&mut one) {
+            0 => None,
+            code => Some(code),
+        });
+        match answer {
+            None => Ok(None),
+            Some(1) => Ok(Some(one[0])),
+            Some(code) => Err(format!("notifications with room for one answered {:?}", ErrorCode(code))),
+        }
+    }
+}
+
+/// Registers all of a piece of memory.
+pub fn register(
+    backend: &dyn TransferBackend,
+    memory: &SharedMemory,
+    generation: u32,
+) -> Result<RegionId, String> {
+    let offered = Memory {
+        address: memory.address().as_ptr() as u64,
+        length: memory.bytes() as u64,
+        kind: MemoryKind::DRAM,
+        device: 0,
+        fd: memory.fd().as_raw_fd(),
+        generation,
+        fd_offset: 0,
+    };
+    backend.register(&offered).map_err(|e| format!("register of shared host memory answered {e}"))
+}
+
+/// A copy of the memory's bytes.
+pub fn read(memory: &SharedMemory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.bytes()];
+    memory.read(0, &mut bytes);
+    bytes
+}

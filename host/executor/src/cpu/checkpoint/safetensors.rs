@@ -1,0 +1,216 @@
+//! Weights of a Hugging Face directory: one `model.safetensors`, or shards that an index names.
+//!
+//! A safetensors file is the length of a header (u64, little-endian), the header (JSON: per tensor its element type,
+//! shape and byte range) and the data. Headers are checked against the file before any data is read.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use host_kernels::math::Element;
+use serde::Deserialize;
+
+use crate::cpu::LoadError;
+
+/// Most bytes of a header, as in the reference implementation of the format.
+const MAX_HEADER: u64 = 100_000_000;
+/// Most bytes of a shard index.
+const MAX_INDEX: u64 = 100_000_000;
+
+/// The weight files of a directory.
+pub(in crate::cpu) struct Safetensors {
+    /// The single file, or the index: what a missing tensor is missing from.
+    source: PathBuf,
+    pub files: Vec<WeightFile>,
+    /// For shards: which file should hold a tensor.
+    placed: Option<BTreeMap<String, usize>>,
+}
+
+/// One safetensors file.
+pub(in crate::cpu) struct WeightFile {
+    pub path: PathBuf,
+    pub file: File,
+    pub bytes: u64,
+    /// The header as it stands in the file.
+    pub header: Vec<u8>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: (u64, u64),
+}
+
+/// A tensor whose shape and element type have been checked.
+pub(super) struct Rows<'a> {
+    file: &'a WeightFile,
+    start: u64,
+    pub element: Element,
+    /// Elements of one row: the last dimension.
+    pub width: usize,
+}
+
+impl Safetensors {
+    pub fn open(directory: &Path) -> Result<Self, LoadError> {
+        let single = directory.join("model.safetensors");
+        if single.exists() {
+            let file = WeightFile::open(single.clone())?;
+            return Ok(Self { source: single, files: vec![file], placed: None });
+        }
+        let index = directory.join("model.safetensors.index.json");
+        if !index.exists() {
+            return Err(LoadError::NoWeights { directory: directory.to_owned() });
+        }
+        let names = read_index(&index)?;
+        let mut numbers = BTreeMap::new();
+        for name in names.values() {
+            if !numbers.contains_key(name) {
+                numbers.insert(name.clone(), numbers.len());
+            }
+        }
+        let placed = names.into_iter().map(|(tensor, name)| (tensor, numbers[&name])).collect();
+        let mut order: Vec<_> = numbers.into_iter().collect();
+        order.sort_by_key(|(_, number)| *number);
+        let files = order.into_iter().map(|(name, _)| WeightFile::open(directory.join(name)));
+        Ok(Self { source: index, files: files.collect::<Result<_, _>>()?, placed: Some(placed) })
+    }
+
+    /// Finds a tensor and checks that it has this shape and an element type that we read.
+    pub(super) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Rows<'_>, LoadError> {
+        let missing =
+            |file: &Path| LoadError::MissingTensor { file: file.to_owned(), tensor: name.to_owned() };
+        let number = match &self.placed {
+            Some(placed) => *placed.get(name).ok_or_else(|| missing(&self.source))?,
+            None => 0,
+        };
+        let file = &self.files[number];
+        let entry = file.tensors.get(name).ok_or_else(|| missing(&file.path))?;
+        let element = match entry.dtype.as_str() {
+            "F32" => Element::F32,
+            "BF16" => Element::Bf16,
+            "F16" => Element::F16,
+            other => {
+                return Err(LoadError::ElementType {
+                    file: file.path.clone(),
+                    tensor: name.to_owned(),
+                    found: other.to_owned(),
+                    expected: "F32, BF16 or F16".to_owned(),
+                });
+            }
+        };
+        if entry.shape != shape {
+            return Err(LoadError::Shape {
+                file: file.path.clone(),
+                tensor: name.to_owned(),
+                found: entry.shape.clone(),
+                expected: shape.to_owned(),
+            });
+        }
+        let (start, end) = entry.data_offsets;
+        let bytes = shape.iter().product::<usize>() * element.bytes();
+        if end - start != bytes as u64 {
+            let reason = format!(
+                "tensor {name} of shape {shape:?} takes {bytes} bytes, its data_offsets span {}",
+                end - start
+            );
+            return Err(LoadError::Parse { file: file.path.clone(), reason });
+        }
+        let width = shape.last().copied().unwrap_or(1);
+        Ok(Rows { file, start: file.data_start() + start, element, width })
+    }
+}
+
+impl WeightFile {
+    fn open(path: PathBuf) -> Result<Self, LoadError> {
+        let read = |source| LoadError::Read { file: path.clone(), source };
+        let parse = |reason: String| LoadError::Parse { file: path.clone(), reason };
+        let file = File::open(&path).map_err(read)?;
+        let bytes = file.metadata().map_err(read)?.len();
+        let truncated = |expected| LoadError::Truncated { file: path.clone(), expected, found: bytes };
+        if bytes < 8 {
+            return Err(truncated(8));
+        }
+        let mut length = [0; 8];
+        file.read_exact_at(&mut length, 0).map_err(read)?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER {
+            return Err(parse(format!(
+                "a header of {length} bytes, at most {MAX_HEADER} are read: not safetensors"
+            )));
+        }
+        if bytes < 8 + length {
+            return Err(truncated(8 + length));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact_at(&mut header, 8).map_err(read)?;
+        let mut entries: BTreeMap<String, serde_json::Value> =
+            serde_json::from_slice(&header).map_err(|error| parse(format!("bad header: {error}")))?;
+        entries.remove("__metadata__");
+        let mut tensors = BTreeMap::new();
+        let mut described = 8 + length;
+        for (name, entry) in entries {
+            let entry: Entry = serde_json::from_value(entry)
+                .map_err(|error| parse(format!("bad header: tensor {name}: {error}")))?;
+            let (start, end) = entry.data_offsets;
+            let end = (8 + length).checked_add(end).filter(|_| start <= end);
+            let end =
+                end.ok_or_else(|| parse(format!("tensor {name} has data_offsets {:?}", entry.data_offsets)))?;
+            described = described.max(end);
+            tensors.insert(name, entry);
+        }
+        if described > bytes {
+            return Err(truncated(described));
+        }
+        Ok(Self { path, file, bytes, header, tensors })
+    }
+
+    /// Offset of the first byte of data.
+    pub fn data_start(&self) -> u64 {
+        8 + self.header.len() as u64
+    }
+
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), LoadError> {
+        let read = |source| LoadError::Read { file: self.path.clone(), source };
+        self.file.read_exact_at(bytes, offset).map_err(read)
+    }
+}
+
+impl Rows<'_> {
+    /// The file that holds them.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Reads rows from `first` on, as they are stored, until `bytes` is full.
+    pub fn read(&self, first: usize, bytes: &mut [u8]) -> Result<(), LoadError> {
+        self.file.read(self.start + (first * self.width * self.element.bytes()) as u64, bytes)
+    }
+}
+
+/// Tensor name to file name.
+fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let read = |source| LoadError::Read { file: path.to_owned(), source };
+    let parse = |reason: String| LoadError::Parse { file: path.to_owned(), reason };
+    let length = std::fs::metadata(path).map_err(read)?.len();
+    if length > MAX_INDEX {
+        return Err(parse(format!("{length} bytes, at most {MAX_INDEX} are read")));
+    }
+    let bytes = std::fs::read(path).map_err(read)?;
+    let index: Index = serde_json::from_slice(&bytes).map_err(|error| parse(error.to_string()))?;
+    for name in index.weight_map.values() {
+        if Path::new(name).file_name() != Some(name.as_ref()) {
+            return Err(parse(format!("shard {name:?} is not a plain file name")));
+        }
+    }
+    if index.weight_map.is_empty() {
+        return Err(parse("weight_map is empty".to_owned()));
+    }
+    Ok(index.weight_map)
+}

@@ -1,0 +1,126 @@
+//! Who computes: the seam between the scheduler's batches and a model.
+
+pub mod cpu;
+pub mod digest;
+pub mod group;
+pub mod memory;
+pub mod sampling;
+pub mod synthetic;
+pub mod window;
+
+use host_core::window::WindowShape;
+use host_core::{Batch, Dtype, SequenceOutput};
+
+pub use memory::KvMemory;
+
+/// What the host must know of a model before it can size pools and compare workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelShape {
+    /// Transformer layers.
+    pub layers: usize,
+    /// KV heads over all ranks.
+    pub kv_heads: usize,
+    /// Elements of one head.
+    pub head_dim: usize,
+    /// Token ids are below this.
+    pub vocabulary: usize,
+    /// Longest sequence that the model was made for.
+    pub max_positions: usize,
+    /// Element type the model would like for its KV.
+    pub kv_dtype: Dtype,
+    /// Digest of everything that makes this model's KV differ from another's, hex.
+    pub weights: String,
+    /// Name and version of the math ("cpu-1"): KV from other math is close but not equal.
+    pub math: String,
+    /// Layers that see the newest tokens only, if there are any.
+    pub sliding: Option<Sliding>,
+}
+
+/// Layers that attend to the newest tokens only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sliding {
+    /// How many of the model's layers; fewer than all.
+    pub layers: usize,
+    /// Tokens that they see, the newest included.
+    pub window: usize,
+}
+
+impl ModelShape {
+    /// Layers in a page of the pool: those that attend to all tokens. They lie there in the model's order.
+    #[must_use]
+    pub fn page_layers(&self) -> usize {
+        self.layers.saturating_sub(self.sliding.map_or(0, |sliding| sliding.layers))
+    }
+
+    /// Pages of the pool that hold the sliding layers of one token page: 0 without sliding layers. The j-th sliding layer,
+    /// in the model's order, lies in the (j / [`page_layers`](Self::page_layers))-th of them, at the layer that remains.
+    #[must_use]
+    pub fn window_parts(&self) -> usize {
+        self.sliding.map_or(0, |sliding| sliding.layers.div_ceil(self.page_layers().max(1)))
+    }
+
+    /// What the scheduler has to know of the sliding layers.
+    #[must_use]
+    pub fn window(&self) -> Option<WindowShape> {
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        self.sliding.map(|sliding| WindowShape {
+            tokens: count(sliding.window),
+            parts: count(self.window_parts()),
+            layers: count(sliding.layers),
+        })
+    }
+}
+
+/// A forward pass that could not be done. Fatal to the batch, not to the worker.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    /// This rank cannot compute it.
+    #[error("the executor failed: {0}")]
+    Failed(String),
+    /// Another rank could not.
+    #[error("the executor failed: {0}")]
+    Broken(#[from] group::Broken),
+}
+
+/// Computes batches. Lives on one rank thread, which also owns the rank's KV memory.
+///
+/// The result for a sequence depends on its tokens, its KV and its sampling alone: never on what else is in the
+/// batch, how the prompt was cut into chunks, which pages were used, or how many threads and ranks computed it.
+///
+/// The ranks of a worker have an executor each, made with the seats of one [`group`]. They are all given the same batches
+/// in the same order, and each a pool with its own KV heads ([`KvMemory::heads`]) and the layers that see all positions
+/// ([`ModelShape::page_layers`]). KV of sliding layers is written and read through [`Sequence::window`] alone.
+///
+/// [`Sequence::window`]: host_core::Sequence::window
+pub trait Executor: Send {
+    /// The model.
+    fn shape(&self) -> &ModelShape;
+
+    /// Computes one batch: writes the new positions' K and V into `kv`, reads all earlier ones from it, and samples
+    /// where asked. One output per sequence, in order, from rank 0; none from the others.
+    ///
+    /// Tells `layers_done` how many layers, counted from the first, have the KV of all new positions in the pool. From
+    /// then on the transfer thread may read these layers' rows, and the call writes them no more. Telling is optional, and
+    /// no use unless [`Batch::layer_group`] asks for it.
+    ///
+    /// # Errors
+    /// When the batch cannot be computed; the KV of its new positions is then undefined. The other ranks' calls fail too, unless
+    /// they have all that they need.
+    fn forward_by_layer(
+        &mut self,
+        kv: &mut KvMemory,
+        batch: &Batch,
+        layers_done: &mut LayersDone<'_>,
+    ) -> Result<Vec<SequenceOutput>, ExecutorError>;
+
+    /// Computes one batch and tells nobody of its layers.
+    ///
+    /// # Errors
+    /// As [`forward_by_layer`](Executor::forward_by_layer).
+    fn forward(&mut self, kv: &mut KvMemory, batch: &Batch) -> Result<Vec<SequenceOutput>, ExecutorError> {
+        self.forward_by_layer(kv, batch, &mut |_layers| {})
+    }
+}
+
+/// Who is told how many layers of a batch have their KV in the pool. Called on any thread that computes, does not wait.
+pub type LayersDone<'a> = dyn FnMut(usize) + Send + 'a;

@@ -1,0 +1,104 @@
+//! The KV pool of one rank, as an executor sees it.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use host_core::{KvLayout, PageId};
+use host_memory::SharedMemory;
+
+/// A rank's KV pool: memory and the layout that gives it meaning.
+#[derive(Clone)]
+pub struct KvMemory {
+    memory: Arc<SharedMemory>,
+    layout: KvLayout,
+    first_head: usize,
+}
+
+impl KvMemory {
+    /// A zeroed pool of this layout, for a rank that holds all of a model's KV heads, or the first ones.
+    ///
+    /// # Errors
+    /// When the system has no memory to give.
+    pub fn new(layout: KvLayout) -> std::io::Result<Self> {
+        Self::for_heads(layout, 0)
+    }
+
+    /// A zeroed pool whose head 0 is the model's KV head `first_head`, as of [`host_core::heads::rank_heads`].
+    ///
+    /// # Errors
+    /// When the system has no memory to give.
+    pub fn for_heads(layout: KvLayout, first_head: usize) -> std::io::Result<Self> {
+        let memory = Arc::new(SharedMemory::new("host-kv", layout.bytes())?);
+        Ok(Self { memory, layout, first_head })
+    }
+
+    /// The KV heads that the pool holds, counted over the whole model. In every other call, head 0 is the first of these.
+    #[must_use]
+    pub fn heads(&self) -> Range<usize> {
+        self.first_head..self.first_head + self.layout.shape.heads
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// The memory, to register with a transfer backend.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// Address of one row; `kv` is 0 for K and 1 for V. Always inside the pool.
+    #[must_use]
+    #[inline]
+    pub fn row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> NonNull<u8> {
+        let offset = self.layout.row(page.0 as usize, head, layer, kv, token);
+        // SAFETY: `KvLayout::row` panics on an index outside the shape, and the mapping covers the whole shape.
+        unsafe { self.memory.address().add(offset) }
+    }
+
+    /// The row's bytes, to read.
+    #[must_use]
+    #[inline]
+    pub fn read_row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> &[u8] {
+        let length = self.layout.shape.row_bytes(kv);
+        // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch or a transfer reads,
+        // except the batch's own new rows, which the executor writes before it reads them or says that they are done.
+        unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
+    }
+
+    /// K and V of one head in one layer of a page, to read, where they are one piece of memory in the order K/V, token.
+    #[must_use]
+    pub fn read_head(&self, page: PageId, head: usize, layer: usize) -> Option<&[u8]> {
+        let shape = self.layout.shape;
+        let [keys, values] = &self.layout.sides;
+        let apart = values.start != keys.start + keys.row * shape.page_tokens;
+        if apart || keys.token != keys.row || values.token != values.row {
+            return None;
+        }
+        let first = self.row(page, head, layer, 0, 0);
+        // SAFETY: 2 x page_tokens rows follow each other from the first, as the strides say, and all lie inside the mapping;
+        // the scheduler lets nobody write this layer of the page while somebody reads it.
+        Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), shape.block_bytes()) })
+    }
+
+    /// The row's bytes, to write.
+    #[must_use]
+    #[inline]
+    pub fn write_row(
+        &mut self,
+        page: PageId,
+        head: usize,
+        layer: usize,
+        kv: usize,
+        token: usize,
+    ) -> &mut [u8] {
+        let length = self.layout.shape.row_bytes(kv);
+        // SAFETY: the row lies inside the mapping, and the scheduler gave this page to the batch being computed; others
+        // read only rows of layers that the executor has said it writes no more.
+        unsafe { std::slice::from_raw_parts_mut(self.row(page, head, layer, kv, token).as_ptr(), length) }
+    }
+}

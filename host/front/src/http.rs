@@ -1,0 +1,145 @@
+//! The HTTP API: OpenAI's completions and chat completions, SGLang's `/generate`, health, models and metrics.
+
+mod answer;
+mod ask;
+mod chat;
+mod completions;
+mod error;
+mod fields;
+mod flush;
+mod generate;
+mod health;
+mod logprobs;
+mod respond;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use host_wire::clock;
+use host_wire::random::random_u64;
+use tokio::sync::Semaphore;
+use tracing::Instrument;
+
+use self::error::ApiError;
+use super::metrics::Metrics;
+use super::router::{Failure, Router};
+use crate::text::TextModel;
+
+/// What all handlers share.
+pub struct App {
+    /// Name that clients give as `model`.
+    pub model: String,
+    /// The model's text side.
+    pub text: TextModel,
+    /// Who carries requests to workers.
+    pub router: Router,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Largest request body, in bytes.
+    pub max_body: usize,
+    /// Longest wait for a whole request body.
+    pub body_timeout: Duration,
+    /// Most tokens of a chat answer when the request names no number.
+    pub default_max_tokens: u32,
+    /// Places for requests whose body is on its way.
+    pub uploads: Semaphore,
+}
+
+/// Most requests whose body is on its way.
+pub const MAX_UPLOADS: usize = 4096;
+
+impl App {
+    /// The service.
+    pub fn routes(self) -> axum::Router {
+        let app = Arc::new(self);
+        axum::Router::new()
+            .route("/v1/completions", post(completions::handle))
+            .route("/v1/chat/completions", post(chat::handle))
+            .route("/generate", post(generate::handle))
+            .route("/v1/models", get(health::models))
+            .route("/v1/models/{*model}", get(health::model))
+            .route("/flush_cache", post(flush::handle))
+            .route("/health", get(health::health))
+            .route("/metrics", get(health::metrics))
+            .fallback(|request: Request| async move {
+                ApiError::not_found(format!("there is nothing at {}", request.uri().path()))
+            })
+            .method_not_allowed_fallback(|request: Request| async move {
+                ApiError::method(request.method(), request.uri().path())
+            })
+            .layer(middleware::from_fn(identify))
+            .with_state(app)
+    }
+
+    /// The whole body, or why not.
+    async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
+        let _upload = self.uploads.try_acquire().map_err(|error| {
+            ApiError::from(Failure::Busy(format!(
+                "{MAX_UPLOADS} requests are being sent, the limit ({error})"
+            )))
+        })?;
+        let declared = request
+            .headers()
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if declared.is_some_and(|length| length > self.max_body as u64) {
+            return Err(ApiError::too_large(self.max_body));
+        }
+        let read = axum::body::to_bytes(request.into_body(), self.max_body);
+        match clock::timeout(self.body_timeout, read).await {
+            Ok(Ok(body)) => Ok(body),
+            Ok(Err(error)) => Err(ApiError::unreadable(&error, self.max_body)),
+            Err(elapsed) => Err(ApiError::slow_body(self.body_timeout, &elapsed)),
+        }
+    }
+}
+
+/// Shared state, as handlers take it.
+type Shared = State<Arc<App>>;
+
+/// The id of a request, in logs and in its answer.
+#[derive(Clone, Debug)]
+struct RequestId(String);
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const MAX_REQUEST_ID: usize = 128;
+
+/// Gives each request an id (the client's, if it sent a usable one), a span, and the header in the answer.
+async fn identify(mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(&REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| {
+        !id.is_empty() && id.len() <= MAX_REQUEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
+    });
+    let id = match given {
+        Some(id) => id.to_owned(),
+        None => match random_u64() {
+            Ok(random) => format!("{random:016x}"),
+            Err(error) => {
+                return ApiError::internal(format!("no randomness for a request id: {error}"))
+                    .into_response();
+            }
+        },
+    };
+    let span = tracing::info_span!("request", id, path = request.uri().path());
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut response = next.run(request).instrument(span).await;
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+/// An answer of this type.
+fn typed(kind: &'static str, body: impl Into<Body>) -> Response {
+    ([(header::CONTENT_TYPE, kind)], body.into()).into_response()
+}
+
+/// A JSON answer.
+fn json(value: &serde_json::Value) -> Response {
+    typed("application/json", value.to_string())
+}

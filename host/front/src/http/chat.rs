@@ -1,0 +1,215 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
+use host_wire::clock;
+use serde_json::{Map, Value, json};
+
+use super::answer::{End, Piece};
+use super::ask::{Ask, check_model, not_empty, with_text};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::respond::{Prepared, Shape, serve};
+use super::{App, RequestId, Shared, logprobs};
+use crate::text::Tokenizer;
+
+pub(super) async fn handle(
+    State(app): Shared,
+    Extension(id): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    serve(&app, "/v1/chat/completions", id.clone(), request, |body| prepare(&app, &id, body)).await
+}
+
+async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Chat>, ApiError> {
+    let mut fields = Fields::parse(&body)?;
+    check_model(app, &mut fields)?;
+    Ask::refuse_unsupported(&mut fields)?;
+    let mut ask = Ask::take(app, &mut fields, "seed")?;
+    ask.take_stream(&mut fields)?;
+    ask.take_caching(&mut fields)?;
+    let old = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?;
+    let new = fields.integer("max_completion_tokens", 1..=i64::from(u32::MAX))?;
+    if new.is_some() {
+        ask.answer_field = "max_completion_tokens";
+    }
+    ask.max_new_tokens = new.or(old).and_then(|max| u32::try_from(max).ok());
+    let logprobs = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0..=20)?.and_then(|count| u32::try_from(count).ok());
+    ask.sampling.logprobs = match (logprobs, top) {
+        (true, top) => Some(top.unwrap_or(0)),
+        (false, None | Some(0)) => None,
+        (false, Some(_)) => {
+            return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
+        }
+    };
+    let messages = messages(&mut fields)?;
+    let mut extra = fields.object("chat_template_kwargs", "chat_template_kwargs.")?.into_map();
+    if let Some(add) = fields.boolean("add_generation_prompt")? {
+        extra.insert("add_generation_prompt".into(), Value::Bool(add));
+    }
+    // The template writes the special tokens.
+    fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
+    fields.refuse_rest(|_| None)?;
+    let prompt = not_empty("messages", prompt(app, messages, extra, body.len()).await?)?;
+    let shape = Chat {
+        id: format!("chatcmpl-{}", id.0),
+        created: clock::unix_seconds(),
+        model: app.model.clone(),
+        logprobs,
+        include_usage: ask.include_usage,
+        begun: false,
+    };
+    Ok(Prepared { prompt, ask, shape })
+}
+
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// The messages as templates expect them: content as one string.
+fn messages(fields: &mut Fields) -> Result<Value, ApiError> {
+    let mut messages = match fields.take("messages") {
+        Some(Value::Array(messages)) if !messages.is_empty() => messages,
+        Some(other) => return Err(fields.wrong("messages", "a list of at least one message", &other)),
+        None => return Err(ApiError::field("messages", "messages is missing")),
+    };
+    for (index, message) in messages.iter_mut().enumerate() {
+        let at = |field: &str| format!("messages[{index}]{field}");
+        let Value::Object(message) = message else {
+            return Err(fields.wrong(&at(""), "an object", message));
+        };
+        match message.get("role") {
+            Some(Value::String(role)) if ROLES.contains(&role.as_str()) => {}
+            other => {
+                let expected = format!("one of {}", ROLES.join(", "));
+                return Err(fields.wrong(&at(".role"), expected, other.unwrap_or(&Value::Null)));
+            }
+        }
+        let content = match message.get("content") {
+            None | Some(Value::Null) if message.get("role") == Some(&json!("assistant")) => continue,
+            Some(Value::String(_)) => continue,
+            Some(Value::Array(parts)) => text_of(parts, &at(".content"), fields)?,
+            other => {
+                let got = other.unwrap_or(&Value::Null);
+                return Err(fields.wrong(&at(".content"), "a string or a list of text parts", got));
+            }
+        };
+        message.insert("content".into(), Value::String(content));
+    }
+    Ok(Value::Array(messages))
+}
+
+fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiError> {
+    let texts: Result<Vec<&str>, ApiError> = parts
+        .iter()
+        .map(|part| {
+            match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
+                (Some("text"), Some(text)) => Ok(text),
+                _ => {
+                    Err(fields.wrong(name, "parts of type text (this server takes no images or sound)", part))
+                }
+            }
+        })
+        .collect();
+    Ok(texts?.join("\n"))
+}
+
+async fn prompt(
+    app: &App,
+    messages: Value,
+    extra: Map<String, Value>,
+    bytes: usize,
+) -> Result<Vec<u32>, ApiError> {
+    let Some(template) = app.text.template.clone() else {
+        let message = format!(
+            "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
+            app.model
+        );
+        return Err(ApiError::invalid(message));
+    };
+    let tokenizer = Arc::clone(&app.text.tokenizer);
+    let now = clock::unix_seconds();
+    with_text(bytes, move || {
+        let text = template.render(&messages, &extra, now)?;
+        // The template has written the special tokens itself.
+        Ok(tokenizer.encode(&text, false)?)
+    })
+    .await
+}
+
+struct Chat {
+    id: String,
+    created: u64,
+    model: String,
+    logprobs: bool,
+    include_usage: bool,
+    /// The event with the role was sent.
+    begun: bool,
+}
+
+impl Chat {
+    fn object(&self, kind: &str, choices: Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    fn event(&self, delta: Value, logprobs: Option<Value>, reason: Option<&str>) -> Value {
+        let choices = json!([{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]);
+        let mut event = self.object("chat.completion.chunk", choices);
+        if self.include_usage {
+            event["usage"] = Value::Null;
+        }
+        event
+    }
+
+    fn begin(&mut self) -> Vec<Value> {
+        if std::mem::replace(&mut self.begun, true) {
+            return Vec::new();
+        }
+        vec![self.event(json!({"role": "assistant", "content": ""}), None, None)]
+    }
+}
+
+impl Shape for Chat {
+    fn piece(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
+        let mut events = self.begin();
+        if !piece.text.is_empty() || !piece.shown.is_empty() {
+            let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &piece.shown));
+            events.push(self.event(json!({"content": piece.text}), logprobs, None));
+        }
+        events
+    }
+
+    fn end(&mut self, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+        let mut events = self.begin();
+        events.push(self.event(json!({}), None, Some(end.reason)));
+        if self.include_usage {
+            let mut usage = self.object("chat.completion.chunk", json!([]));
+            usage["usage"] = end.usage();
+            events.push(usage);
+        }
+        events
+    }
+
+    fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Piece, end: &End) -> Value {
+        let logprobs = self.logprobs.then(|| logprobs::of_chat(tokenizer, &all.shown));
+        let mut answer = self.object(
+            "chat.completion",
+            json!([{
+                "index": 0,
+                "message": {"role": "assistant", "content": all.text, "refusal": null},
+                "logprobs": logprobs,
+                "finish_reason": end.reason,
+            }]),
+        );
+        answer["usage"] = end.usage();
+        answer
+    }
+}

@@ -1,0 +1,136 @@
+//! Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::router::Failure;
+use crate::text::TextError;
+
+/// An error, as a client sees it.
+#[derive(Clone, Debug)]
+pub(super) struct ApiError {
+    pub status: StatusCode,
+    message: String,
+    kind: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+    /// Seconds after which another try makes sense.
+    retry_after: Option<u32>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: String) -> Self {
+        Self { status, message, kind, param: None, code: None, retry_after: None }
+    }
+
+    /// The request is wrong as a whole.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message.into())
+    }
+
+    /// One field is wrong.
+    pub fn field(name: &str, message: impl Into<String>) -> Self {
+        Self { param: Some(name.to_owned()), ..Self::invalid(message) }
+    }
+
+    /// A field that this server does not have.
+    pub fn unsupported(name: &str, message: impl Into<String>) -> Self {
+        Self { code: Some("unsupported_parameter"), ..Self::field(name, message) }
+    }
+
+    pub fn not_found(message: String) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+    }
+
+    pub fn unknown_model(asked: &str, served: &str) -> Self {
+        let message = format!("the model {asked:?} is not served here; this server has {served:?}");
+        Self { param: Some("model".into()), code: Some("model_not_found"), ..Self::not_found(message) }
+    }
+
+    pub fn method(method: &Method, path: &str) -> Self {
+        let message = format!("{path} does not take {method}");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+    }
+
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("the request body is larger than {limit} bytes, which is the limit");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    pub fn unreadable(error: &axum::Error, limit: usize) -> Self {
+        let mut cause = error.source();
+        while let Some(inner) = cause {
+            if inner.to_string().contains("length limit exceeded") {
+                return Self::too_large(limit);
+            }
+            cause = inner.source();
+        }
+        Self::invalid(format!("the request body could not be read: {error}"))
+    }
+
+    pub fn slow_body(limit: Duration, elapsed: &tokio::time::error::Elapsed) -> Self {
+        let message = format!("the request body did not arrive within {} s: {elapsed}", limit.as_secs());
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    }
+
+    pub fn internal(message: String) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// As `host_requests_total` calls it.
+    pub fn outcome(&self) -> &'static str {
+        match (self.status, self.code) {
+            (StatusCode::SERVICE_UNAVAILABLE, Some("server_busy")) => "busy",
+            (StatusCode::SERVICE_UNAVAILABLE, _) => "unavailable",
+            (_, Some("answer_broken")) => "broken",
+            (status, _) if status.is_client_error() => "invalid",
+            _ => "failed",
+        }
+    }
+
+    /// The error as JSON, for a body or an event.
+    pub fn json(&self) -> Value {
+        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        let message = failure.to_string();
+        let busy = |code, retry_after| Self {
+            code: Some(code),
+            retry_after: Some(retry_after),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message.clone())
+        };
+        match failure {
+            Failure::TooLong { .. } => {
+                Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
+            }
+            Failure::Refused(_) => Self::invalid(message),
+            Failure::Busy(_) => busy("server_busy", 1),
+            Failure::Unavailable(_) => busy("unavailable", 5),
+            Failure::Broken(_) => Self { code: Some("answer_broken"), ..Self::internal(message) },
+            Failure::Internal(_) => Self::internal(message),
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, super::json(&self.json())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

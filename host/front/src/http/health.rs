@@ -1,0 +1,113 @@
+//! What operators ask: `/health`, `/metrics`, `/v1/models`.
+
+use std::collections::BTreeSet;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use host_wire::clock;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::{App, Shared, json as json_response, typed};
+use crate::registry::{Following, WorkerState};
+
+/// 200 while at least one set of workers can serve a request.
+pub(super) async fn health(State(app): Shared) -> Response {
+    let now = app.router.registry().snapshot();
+    let workers: Vec<Value> = now
+        .workers
+        .iter()
+        .map(|worker| {
+            let (state, why) = match &worker.state {
+                WorkerState::Live => ("live", None),
+                WorkerState::Suspected(why) => ("suspected", Some(why)),
+            };
+            // Each of a worker's ranks has its own way in.
+            let plugins: BTreeSet<&str> =
+                worker.info.transfer.iter().map(|way| way.plugin.as_str()).collect();
+            json!({
+                "name": worker.info.name,
+                "role": worker.role.name(),
+                "state": state,
+                "why": why,
+                "instance": format!("{:016x}", worker.info.instance),
+                "address": worker.info.address,
+                "max_tokens": worker.info.max_tokens,
+                "transfer_plugins": plugins,
+                "in_flight": worker.in_flight,
+                "queued": worker.load.queued,
+                "running": worker.load.running,
+                "pages": {
+                    "total": worker.info.pages,
+                    "free": worker.load.pages_free,
+                    "held": worker.load.pages_held,
+                    "cached": worker.load.pages_cached,
+                    "quarantined": worker.load.pages_quarantined,
+                },
+                "cache": {
+                    "followed": matches!(worker.following, Following::At(_)),
+                    "event": match worker.following { Following::At(event) => Some(event), _ => None },
+                    "why": match &worker.following { Following::Lost(why) => Some(why), _ => None },
+                    "known_pages": worker.known_pages,
+                },
+                "silent_seconds": worker.silent.as_secs_f64(),
+            })
+        })
+        .collect();
+    let (status, text) = match now.unusable {
+        None => (StatusCode::OK, "ok"),
+        Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+    };
+    let body = json!({
+        "status": text,
+        "model": app.model,
+        "why": now.unusable,
+        "max_tokens": now.max_tokens,
+        "requests_running": app.router.running(),
+        "workers": workers,
+        "refused_pairs": now.refused_pairs,
+        "routing": {
+            "policy": now.policy.name(),
+            "decisions": now.decisions.all,
+            "expected_cached": now.decisions.cached,
+            "index_pages": now.cache.pages,
+            "sessions": now.cache.sessions,
+        },
+    });
+    (status, json_response(&body)).into_response()
+}
+
+/// Prometheus text.
+pub(super) async fn metrics(State(app): Shared) -> Result<Response, ApiError> {
+    let workers = app.router.registry().snapshot();
+    let text = app
+        .metrics
+        .text(&workers, app.router.running())
+        .map_err(|error| ApiError::internal(format!("metrics could not be written: {error}")))?;
+    Ok(typed("application/openmetrics-text; version=1.0.0; charset=utf-8", text))
+}
+
+fn card(app: &App) -> Value {
+    json!({
+        "id": app.model,
+        "object": "model",
+        "created": clock::unix_seconds(),
+        "owned_by": "host",
+        "max_model_len": app.router.registry().snapshot().max_tokens,
+    })
+}
+
+/// The one model.
+pub(super) async fn models(State(app): Shared) -> Response {
+    json_response(&json!({"object": "list", "data": [card(&app)]}))
+}
+
+/// One model by name.
+pub(super) async fn model(State(app): Shared, Path(asked): Path<String>) -> Result<Response, ApiError> {
+    if asked == app.model {
+        Ok(json_response(&card(&app)))
+    } else {
+        Err(ApiError::unknown_model(&asked, &app.model))
+    }
+}

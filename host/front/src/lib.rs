@@ -1,0 +1,10 @@
+//! In front of the workers: registry, router and HTTP API, and what makes tokens of text.
+
+pub mod connections;
+pub mod front;
+pub mod http;
+pub mod metrics;
+pub mod registry;
+pub mod router;
+mod routing_metrics;
+pub mod text;

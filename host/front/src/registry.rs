@@ -1,0 +1,255 @@
+//! Who serves: the workers that announced themselves, and which of them may work together.
+//!
+//! [`table`] decides (no clock, no sockets), [`service`] answers the workers' calls, and [`Registry`] is what the router
+//! holds: it picks routes, counts what is under way, and says when a worker is gone.
+
+mod admission;
+mod follow;
+mod prefix;
+pub mod service;
+mod sessions;
+pub mod table;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use host_core::radix::NamespaceKey;
+use host_core::routing::BlockKey;
+use host_core::{Instance, Room};
+use tokio::sync::watch;
+use tonic::transport::Channel;
+
+pub use admission::MAX_TEXT;
+use host_wire::clock::{self, Instant};
+use host_wire::proto::{Load, WorkerInfo};
+pub use prefix::{CacheCounts, Chain, Following};
+pub use table::{Decisions, Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
+use table::{Denied, Picked, WorkerTable};
+
+/// A worker as the router calls it. The connection is opened on first use and shared by all requests.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// This life of the worker.
+    pub instance: Instance,
+    /// Its name, for people.
+    pub name: String,
+    /// Its control address.
+    pub address: String,
+    /// Longest prompt + answer that it holds.
+    pub max_tokens: u32,
+    /// Its connection.
+    pub channel: Channel,
+}
+
+/// Where one try of a request goes. Counts as load on its workers until dropped.
+#[derive(Debug)]
+pub struct Route {
+    /// Absent when `decode` does both.
+    pub prefill: Option<Chosen>,
+    /// The decode worker, or an aggregated one.
+    pub decode: Chosen,
+    /// Tokens of the prompt that somebody on the route is expected to hold.
+    pub expected: u64,
+    room: Room,
+    registry: Registry,
+}
+
+impl Route {
+    /// Longest prompt + answer that every worker of this route holds.
+    #[must_use]
+    pub fn max_tokens(&self) -> u32 {
+        self.prefill.as_ref().map_or(u32::MAX, |worker| worker.max_tokens).min(self.decode.max_tokens)
+    }
+
+    /// The try that this is the route of.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.room
+    }
+
+    /// The workers' instances.
+    pub fn instances(&self) -> impl Iterator<Item = Instance> {
+        self.prefill.iter().chain([&self.decode]).map(|worker| worker.instance)
+    }
+}
+
+impl Drop for Route {
+    fn drop(&mut self) {
+        let instances: Vec<Instance> = self.instances().collect();
+        self.registry.lock().done(self.room, &instances, clock::now());
+    }
+}
+
+/// The registry, shared by the router, the HTTP API and the gRPC service.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    table: Arc<Mutex<WorkerTable>>,
+    /// Counts changes of who is there; waiters look again when it moves.
+    changes: Arc<watch::Sender<u64>>,
+}
+
+impl Registry {
+    /// An empty registry.
+    #[must_use]
+    pub fn new(terms: Terms) -> Self {
+        Self {
+            table: Arc::new(Mutex::new(WorkerTable::new(terms))),
+            changes: Arc::new(watch::Sender::new(0)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WorkerTable> {
+        // The table's methods keep it whole even where they panic, which they do not.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds or replaces a worker. The text names pairs that were refused; empty when there are none. A worker whose name
+    /// another one has gets in when that one's address refuses connections.
+    ///
+    /// # Errors
+    /// Why the worker is not accepted.
+    pub async fn register(&self, worker: WorkerInfo) -> Result<String, String> {
+        let again = worker.clone();
+        let instance = Instance(worker.instance);
+        let known = self.lock().knows(instance);
+        let mut accepted = self.lock().register(worker, clock::now());
+        if let Err(Denied::NameTaken { holder, holder_address, .. }) = &accepted
+            && nobody_listens(holder_address).await
+        {
+            self.suspect(*holder, "its address refuses connections");
+            accepted = self.lock().register(again, clock::now());
+        }
+        if accepted.is_ok()
+            && !known
+            && let Some(channel) = self.lock().channel_to_follow(instance)
+        {
+            tokio::spawn(follow::follow(self.clone(), instance, channel));
+        }
+        self.changed();
+        accepted.map_err(|denied| denied.to_string())
+    }
+
+    /// Notes that a worker lives. False when it is not known and must register again.
+    pub fn heartbeat(&self, instance: Instance, load: Load) -> bool {
+        let heard = self.lock().heartbeat(instance, load, clock::now());
+        if heard.revived {
+            self.changed();
+        }
+        heard.known
+    }
+
+    /// A call to this worker broke; it is not chosen until it is heard of again.
+    pub fn suspect(&self, instance: Instance, why: &str) {
+        if self.lock().suspect(instance, why) {
+            tracing::warn!(%instance, why, "worker suspected");
+        }
+        self.changed();
+    }
+
+    /// Picks a route, counting it as load at once; `avoid` are instances to take only if there is nobody else.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn pick(&self, need: Need<'_>, avoid: &[Instance]) -> Result<Route, NoRoute> {
+        let Picked { prefill, decode, expected } = self.lock().pick(need, avoid, clock::now())?;
+        Ok(Route { prefill, decode, expected, room: need.room, registry: self.clone() })
+    }
+
+    /// The names of a prompt's pages, for each kind of worker whose cache may hold them. Hashes the whole prompt.
+    #[must_use]
+    pub fn chains(&self, namespace: &NamespaceKey, prompt: &[u32]) -> Vec<Chain> {
+        let identities = self.lock().identities(clock::now());
+        let chain = |(identity, page_tokens): (host_core::radix::PageHash, u32)| Chain {
+            identity,
+            keys: BlockKey::chain(&identity.namespace(namespace), prompt, page_tokens as usize),
+        };
+        identities.into_iter().map(chain).collect()
+    }
+
+    /// A request's prompt was computed.
+    pub fn computed(&self, room: Room) {
+        self.lock().computed(room);
+    }
+
+    /// A request's answer is complete; its prefill worker may still have to let go of it.
+    pub fn answered(&self, room: Room) {
+        self.lock().answered(room);
+    }
+
+    /// Resolves when who is there may have changed since the returned future was made.
+    pub fn change(&self) -> impl Future<Output = ()> + use<> {
+        let mut changes = self.changes.subscribe();
+        async move {
+            if changes.changed().await.is_err() {
+                // The registry is gone with the server; whoever waits has a deadline.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Resolves when this worker has been silent for longer than [`Terms::lost_after`] or was replaced; says which.
+    pub fn gone(&self, instance: Instance) -> impl Future<Output = String> + use<> {
+        let registry = self.clone();
+        async move {
+            loop {
+                let change = registry.change();
+                let until: Instant = match registry.lock().lost(instance, clock::now()) {
+                    Ok(until) => until,
+                    Err(why) => return why,
+                };
+                tokio::select! {
+                    () = change => {}
+                    () = clock::sleep_until(until) => {}
+                }
+            }
+        }
+    }
+
+    /// Every worker, those not heard of lately too.
+    #[must_use]
+    pub fn everyone(&self) -> Vec<(Chosen, Role)> {
+        self.lock().everyone()
+    }
+
+    /// Everything, for `/health` and metrics.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.lock().snapshot(clock::now())
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+/// How long to try for a connection to a worker, and how long a connection may stay silent.
+const CONNECT: Duration = Duration::from_secs(2);
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_WAIT: Duration = Duration::from_secs(10);
+
+/// How long to ask whether somebody listens at an address.
+const PROBE: Duration = Duration::from_millis(500);
+
+/// True when the machine says so itself; silence may be the network's.
+async fn nobody_listens(address: &str) -> bool {
+    let Ok(uri) = address.parse::<tonic::transport::Uri>() else { return false };
+    let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else { return false };
+    let connection = tokio::net::TcpStream::connect((host.trim_matches(['[', ']']), port));
+    match clock::timeout(PROBE, connection).await {
+        Ok(Err(error)) => error.kind() == std::io::ErrorKind::ConnectionRefused,
+        _ => false,
+    }
+}
+
+/// A connection that opens when it is first used.
+fn channel(address: &str) -> Result<Channel, String> {
+    let endpoint = tonic::transport::Endpoint::from_shared(address.to_owned())
+        .map_err(|error| format!("worker address {address:?}: {error}; give it as http://host:port"))?;
+    Ok(endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_WAIT)
+        .keep_alive_while_idle(true)
+        .connect_lazy())
+}

@@ -1,0 +1,90 @@
+//! What a registration must say to be believed.
+
+use std::collections::BTreeSet;
+
+use host_core::notice::MAX_RANKS;
+use host_wire::proto::WorkerInfo;
+
+use super::table::Role;
+
+const MAX_NAME: usize = 256;
+/// Longest name of a model and the like, in bytes.
+pub const MAX_TEXT: usize = 1024;
+/// For each rank.
+const MAX_TRANSFERS: usize = 16;
+const MAX_ENDPOINT: usize = 64 << 10;
+
+/// The worker's role, when what it says of itself makes sense.
+///
+/// # Errors
+/// What does not.
+pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<Role, String> {
+    let role = Role::parse(&info.role)
+        .ok_or_else(|| format!("unknown role {:?}: use prefill, decode or aggregated", info.role))?;
+    let bounded = |what: &str, text: &str, limit: usize| {
+        if text.is_empty() {
+            Err(format!("the worker's {what} is empty"))
+        } else if text.len() > limit {
+            Err(format!("the worker's {what} has {} bytes; at most {limit} are allowed", text.len()))
+        } else {
+            Ok(())
+        }
+    };
+    bounded("name", &info.name, MAX_NAME)?;
+    bounded("address", &info.address, MAX_TEXT)?;
+    if info.instance == 0 {
+        return Err("the worker's instance is 0, which stands for none".into());
+    }
+    let identity = info.identity.as_ref().ok_or("the worker gives no KV identity")?;
+    for (what, text) in [
+        ("model", &identity.model),
+        ("weights digest", &identity.weights),
+        ("executor", &identity.executor),
+        ("KV element type", &identity.dtype),
+        ("KV layout", &identity.layout),
+    ] {
+        bounded(what, text, MAX_TEXT)?;
+    }
+    for (what, number) in [
+        ("max_tokens", info.max_tokens),
+        ("page_tokens", identity.page_tokens),
+        ("layers", identity.layers),
+        ("kv_heads", identity.kv_heads),
+        ("head_dim", identity.head_dim),
+        ("ranks", identity.ranks),
+    ] {
+        if number == 0 {
+            return Err(format!("the worker's {what} is 0"));
+        }
+    }
+    if identity.model != model {
+        return Err(format!("the worker serves model {:?} and this router {:?}", identity.model, model));
+    }
+    let ranks = identity.ranks as usize;
+    if ranks > MAX_RANKS {
+        return Err(format!("the worker's ranks is {ranks}; at most {MAX_RANKS} are allowed"));
+    }
+    let (count, most) = (info.transfer.len(), MAX_TRANSFERS * ranks);
+    if count > most {
+        return Err(format!("the worker offers {count} transfer endpoints; at most {most} are allowed"));
+    }
+    let mut offered = BTreeSet::new();
+    for way in &info.transfer {
+        let (plugin, rank) = (&way.plugin, way.rank);
+        if rank >= identity.ranks {
+            return Err(format!("the worker offers plugin {plugin:?} on rank {rank}, but has {ranks}"));
+        }
+        if !offered.insert((plugin, rank)) {
+            return Err(format!("the worker offers plugin {plugin:?} on rank {rank} twice"));
+        }
+        bounded("transfer plugin name", &way.plugin, MAX_NAME)?;
+        if way.endpoint.len() > MAX_ENDPOINT {
+            return Err(format!(
+                "the endpoint of transfer plugin {:?} has {} bytes; at most {MAX_ENDPOINT} are allowed",
+                way.plugin,
+                way.endpoint.len()
+            ));
+        }
+    }
+    Ok(role)
+}

@@ -1,0 +1,236 @@
+//! What the router knows of its workers' caches, and the work that it has given out because of it.
+//!
+//! One index holds the pages of all workers, prefill and decode alike, because the names of pages are the same on both.
+//! Two accounts hold the work, one for computing prompts and one for answers, because what a request costs differs.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use host_core::radix::PageHash;
+use host_core::routing::{Applied, BlockKey, Cost, Placement, PrefixIndex, Prompt, Weights, WorkerSlot};
+use host_core::{Instance, Room};
+use host_wire::cache_news::News;
+use host_wire::clock::Instant;
+
+use super::sessions::Sessions;
+use super::table::Role;
+
+/// After a request has ended, its pages count as on their way for this long: the worker's events need a moment.
+const SETTLE: Duration = Duration::from_secs(1);
+/// What each request that waits in a decode worker's queue counts for beside its place on the account: it waits because
+/// the worker has no pages for it, and so would the next.
+const QUEUED: f64 = 1024.0;
+
+/// The names of a prompt's whole pages on workers of one identity.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    /// Digest of the workers' KV identity.
+    pub identity: PageHash,
+    /// The names, in order.
+    pub keys: Vec<BlockKey>,
+}
+
+/// How far a worker's cache is followed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Following {
+    /// It has none, or tells nothing.
+    #[default]
+    Nothing,
+    /// Not at the moment, and why.
+    Lost(String),
+    /// Up to this event.
+    At(u64),
+}
+
+/// Counters since start, and what is there now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounts {
+    /// Different pages that some worker has.
+    pub pages: usize,
+    /// Sessions whose workers are remembered.
+    pub sessions: usize,
+    /// Events applied.
+    pub events: u64,
+    /// Times that events were missing.
+    pub gaps: u64,
+    /// Snapshots taken whole.
+    pub snapshots: u64,
+}
+
+/// A worker, as far as its place in the accounts goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub slot: WorkerSlot,
+    pub role: Role,
+    /// The identity of its cache; absent when it has none that can be followed.
+    pub cache: Option<PageHash>,
+    /// Requests that others have on it.
+    pub elsewhere: u32,
+    /// Requests in its queue.
+    pub queued: u32,
+    /// Tokens in its pages.
+    pub page_tokens: u32,
+    /// The session of the request was here last.
+    pub stays: bool,
+}
+
+/// How much of a request's prompt is where.
+#[derive(Debug, Default)]
+pub(super) struct Sight<'a> {
+    tokens: u64,
+    chains: Vec<(&'a Chain, Vec<u32>)>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Prefixes {
+    index: PrefixIndex,
+    prompts: Placement,
+    answers: Placement,
+    pub sessions: Sessions,
+    /// Ended requests that still count as bringing pages, oldest first.
+    settling: VecDeque<(Instant, Room)>,
+    counts: CacheCounts,
+}
+
+impl Prefixes {
+    pub fn new() -> Self {
+        Self {
+            index: PrefixIndex::default(),
+            prompts: Placement::new(Weights::PROMPTS),
+            answers: Placement::new(Weights::ANSWERS),
+            sessions: Sessions::default(),
+            settling: VecDeque::new(),
+            counts: CacheCounts::default(),
+        }
+    }
+
+    /// A place for a worker with so many pages.
+    pub fn add_worker(&mut self, pages: u32) -> WorkerSlot {
+        self.index.add_worker(u64::from(pages))
+    }
+
+    pub fn remove_worker(&mut self, slot: WorkerSlot) {
+        self.index.remove_worker(slot);
+        self.prompts.remove_worker(slot);
+        self.answers.remove_worker(slot);
+    }
+
+    /// The event after which to follow a worker, and how many pages it is known to have.
+    pub fn resume(&mut self, slot: WorkerSlot) -> u64 {
+        self.index.resume(slot).unwrap_or(0)
+    }
+
+    /// A worker cannot be reached: what it had counts no more.
+    pub fn forget(&mut self, slot: WorkerSlot) {
+        self.index.forget(slot);
+    }
+
+    pub fn pages(&self, slot: WorkerSlot) -> u64 {
+        self.index.blocks(slot)
+    }
+
+    pub fn counts(&self) -> CacheCounts {
+        CacheCounts { pages: self.index.len(), sessions: self.sessions.len(), ..self.counts }
+    }
+
+    /// Takes in what a worker says.
+    pub fn hear(&mut self, slot: WorkerSlot, news: &News) -> Applied {
+        let mut heard = Applied::Yes;
+        match news {
+            News::Part(part) => {
+                heard = self.index.take(slot, part);
+                self.counts.snapshots += u64::from(heard == Applied::Yes && part.last);
+            }
+            News::Events(first, events) => {
+                for (number, event) in (*first..).zip(events) {
+                    heard = self.index.apply(slot, number, event);
+                    self.counts.events += u64::from(heard == Applied::Yes);
+                    if !matches!(heard, Applied::Yes | Applied::Repeat) {
+                        break;
+                    }
+                }
+            }
+        }
+        self.counts.gaps += u64::from(heard == Applied::Gap);
+        heard
+    }
+
+    /// Looks a prompt up in all caches.
+    pub fn look<'a>(&mut self, tokens: u64, chains: &'a [Chain], now: Instant) -> Sight<'a> {
+        self.settle(now);
+        let chains = chains.iter().map(|chain| (chain, self.index.matches(&chain.keys))).collect();
+        Sight { tokens, chains }
+    }
+
+    /// What a request would cost at a worker.
+    pub fn cost(&self, place: &Place, sight: &Sight<'_>) -> Cost {
+        let (prompt, held) = seen(place, sight);
+        let (account, queued) = match place.role {
+            Role::Decode => (&self.answers, f64::from(place.queued) * QUEUED),
+            Role::Prefill | Role::Aggregated => (&self.prompts, 0.0),
+        };
+        let elsewhere = f64::from(place.elsewhere) * account.typical() + queued;
+        account.cost(place.slot, &prompt, held, elsewhere, place.stays)
+    }
+
+    /// Writes a request to a worker's account; returns the tokens of its prompt that the worker is expected to have.
+    pub fn give(&mut self, room: Room, place: &Place, sight: &Sight<'_>) -> u64 {
+        let cost = self.cost(place, sight);
+        let (prompt, _) = seen(place, sight);
+        match place.role {
+            Role::Decode => self.answers.give(room, place.slot, &prompt, &cost),
+            Role::Prefill | Role::Aggregated => self.prompts.give(room, place.slot, &prompt, &cost),
+        }
+        u64::from(cost.blocks) * u64::from(place.page_tokens)
+    }
+
+    /// The prompt was computed.
+    pub fn computed(&mut self, room: Room) {
+        self.prompts.done(room);
+    }
+
+    /// The answer is complete.
+    pub fn answered(&mut self, room: Room) {
+        self.prompts.done(room);
+        self.answers.done(room);
+    }
+
+    /// The request has left its workers, one way or the other.
+    pub fn ended(&mut self, room: Room, now: Instant) {
+        self.answered(room);
+        // Here too: where routes are chosen without the caches, nobody looks.
+        self.settle(now);
+        self.settling.push_back((now + SETTLE, room));
+    }
+
+    /// Takes requests off the accounts whose pages have had time to be told of.
+    fn settle(&mut self, now: Instant) {
+        while let Some((at, room)) = self.settling.front().copied()
+            && at <= now
+        {
+            self.settling.pop_front();
+            self.prompts.end(room);
+            self.answers.end(room);
+        }
+    }
+
+    /// Ended requests that are still on the accounts.
+    #[cfg(test)]
+    pub fn settling(&self) -> usize {
+        self.settling.len()
+    }
+
+    /// Notes which workers serve a session.
+    pub fn remember(&mut self, session: u64, prefill: Option<Instance>, decode: Instance) {
+        self.sessions.remember(session, prefill, decode);
+    }
+}
+
+fn seen<'a>(place: &Place, sight: &Sight<'a>) -> (Prompt<'a>, u32) {
+    let chain = sight.chains.iter().find(|(chain, _)| Some(chain.identity) == place.cache);
+    let held = chain.and_then(|(_, held)| held.get(usize::from(place.slot.0)).copied());
+    let blocks = chain.map_or(&[][..], |(chain, _)| &chain.keys);
+    let prompt = Prompt { blocks, tokens: sight.tokens, block_tokens: u64::from(place.page_tokens) };
+    (prompt, held.unwrap_or(0))
+}

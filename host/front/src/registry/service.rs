@@ -1,0 +1,43 @@
+//! The gRPC side: what workers call.
+
+use host_core::Instance;
+use host_wire::proto;
+use tonic::{Request, Response, Status};
+
+use super::Registry;
+
+#[tonic::async_trait]
+impl proto::registry_server::Registry for Registry {
+    async fn register(
+        &self,
+        request: Request<proto::RegisterRequest>,
+    ) -> Result<Response<proto::RegisterReply>, Status> {
+        let Some(worker) = request.into_inner().worker else {
+            return Err(Status::invalid_argument("the registration names no worker"));
+        };
+        let (name, role, instance) = (worker.name.clone(), worker.role.clone(), Instance(worker.instance));
+        let reply = match Registry::register(self, worker).await {
+            Ok(message) => {
+                tracing::info!(name, role, %instance, "worker registered");
+                if !message.is_empty() {
+                    tracing::warn!(name, message, "pairs refused");
+                }
+                proto::RegisterReply { accepted: true, message }
+            }
+            Err(message) => {
+                tracing::warn!(name, role, %instance, message, "worker refused");
+                proto::RegisterReply { accepted: false, message }
+            }
+        };
+        Ok(Response::new(reply))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<proto::HeartbeatRequest>,
+    ) -> Result<Response<proto::HeartbeatReply>, Status> {
+        let beat = request.into_inner();
+        let known = Registry::heartbeat(self, Instance(beat.instance), beat.load.unwrap_or_default());
+        Ok(Response::new(proto::HeartbeatReply { known }))
+    }
+}

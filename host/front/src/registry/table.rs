@@ -1,0 +1,400 @@
+//! The table of workers and every decision about it. Time comes in; nothing here waits.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use host_core::radix::PageHash;
+use host_core::routing::WorkerSlot;
+use host_core::{Instance, Room};
+use host_wire::clock::Instant;
+use host_wire::identity;
+use host_wire::proto::{Load, WorkerInfo};
+
+use super::prefix::{CacheCounts, Chain, Following, Prefixes};
+use super::{Chosen, admission, channel};
+
+mod caching;
+mod choice;
+mod policy;
+
+pub use policy::Policy;
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Computes prompts and sends their KV.
+    Prefill,
+    /// Receives KV and generates.
+    Decode,
+    /// Both, without a transfer.
+    Aggregated,
+}
+
+impl Role {
+    /// As the control plane writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Aggregated => "aggregated",
+        }
+    }
+
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        [Role::Prefill, Role::Decode, Role::Aggregated].into_iter().find(|role| role.name() == name)
+    }
+}
+
+/// What the registry holds workers to.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// The served model's name; a worker with another is refused.
+    pub model: String,
+    /// A worker not heard of for this long is suspected: no new requests.
+    pub worker_timeout: Duration,
+    /// A worker not heard of for this long is lost: requests under way on it are given up.
+    pub lost_after: Duration,
+    /// Most workers, silent ones included.
+    pub max_workers: usize,
+    /// How routes are chosen.
+    pub policy: Policy,
+    /// Any number, for [`Policy::Random`].
+    pub seed: u64,
+}
+
+/// What a request asks of a route.
+#[derive(Clone, Copy, Debug)]
+pub struct Need<'a> {
+    /// Names the try.
+    pub room: Room,
+    /// Prompt + answer, in tokens.
+    pub tokens: u64,
+    /// The prompt alone.
+    pub prompt_tokens: u64,
+    /// The names of the prompt's pages, see [`Registry::chains`](super::Registry::chains); none for a request that must
+    /// not use cached ones.
+    pub chains: &'a [Chain],
+    /// A hash of the session's name.
+    pub session: Option<u64>,
+}
+
+/// Why no route was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoRoute {
+    /// Nobody to serve it now; the sentence says what is missing. Waiting may help.
+    Nobody(String),
+    /// Every usable route is too small; the largest holds this many tokens.
+    TooLong(u32),
+}
+
+/// Whether a worker gets requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WorkerState {
+    /// Yes.
+    Live,
+    /// No, and why.
+    Suspected(String),
+}
+
+/// Everything the table knows.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Every worker, by name.
+    pub workers: Vec<WorkerSnapshot>,
+    /// Pairs that may not work together, as sentences; at most [`MAX_REFUSALS`].
+    pub refused_pairs: Vec<String>,
+    /// Longest prompt + answer over all usable routes; absent when there is none.
+    pub max_tokens: Option<u32>,
+    /// Why there is no route, when there is none.
+    pub unusable: Option<String>,
+    /// How routes are chosen.
+    pub policy: Policy,
+    /// What is known of the workers' caches.
+    pub cache: CacheCounts,
+    /// Routes given by this policy, and of these to workers that are expected to hold some of the prompt.
+    pub decisions: Decisions,
+}
+
+/// Routes given since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Decisions {
+    /// All of them.
+    pub all: u64,
+    /// To a worker that is expected to hold some of the prompt.
+    pub cached: u64,
+    /// To a decode worker that had served the session before.
+    pub stayed: u64,
+}
+
+/// One worker in a [`Snapshot`].
+#[derive(Clone, Debug)]
+pub struct WorkerSnapshot {
+    /// What it said of itself.
+    pub info: WorkerInfo,
+    /// Its role.
+    pub role: Role,
+    /// Whether it gets requests.
+    pub state: WorkerState,
+    /// Its last heartbeat's load.
+    pub load: Load,
+    /// Requests that this router has on it.
+    pub in_flight: u32,
+    /// Time since it was last heard of.
+    pub silent: Duration,
+    /// How far its cache is followed.
+    pub following: Following,
+    /// Pages that it is known to have cached.
+    pub known_pages: u64,
+}
+
+/// Most refused pairs spelled out in one message.
+pub const MAX_REFUSALS: usize = 8;
+/// A silent worker is forgotten after this many times `lost_after`.
+const FORGET: u32 = 30;
+
+#[derive(Debug)]
+struct Entry {
+    chosen: Chosen,
+    info: WorkerInfo,
+    role: Role,
+    heard: Instant,
+    broken: Option<String>,
+    load: Load,
+    in_flight: u32,
+    /// Requests that it had from others at its last heartbeat, and at the one before. One heartbeat alone may count
+    /// requests of ours that ended while it was on its way.
+    elsewhere: [u32; 2],
+    /// Requests in its queue at its last heartbeat, and at the one before: many wait for a moment only.
+    queued: [u32; 2],
+    /// When it was last chosen, counted in picks.
+    last_pick: u64,
+    /// Its place in the index and the accounts.
+    slot: WorkerSlot,
+    identity: PageHash,
+    following: Following,
+}
+
+impl Entry {
+    fn page_tokens(&self) -> u32 {
+        self.info.identity.as_ref().map_or(1, |identity| identity.page_tokens)
+    }
+
+    fn state(&self, timeout: Duration, now: Instant) -> WorkerState {
+        let silent = now.saturating_duration_since(self.heard);
+        if silent > timeout {
+            WorkerState::Suspected(format!("not heard of for {:.1} s", silent.as_secs_f64()))
+        } else if let Some(why) = &self.broken {
+            WorkerState::Suspected(why.clone())
+        } else {
+            WorkerState::Live
+        }
+    }
+}
+
+/// A route's workers.
+#[derive(Debug)]
+pub(super) struct Picked {
+    pub prefill: Option<Chosen>,
+    pub decode: Chosen,
+    /// Tokens of the prompt that somebody on the route is expected to hold.
+    pub expected: u64,
+}
+
+/// Why a worker is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Denied {
+    /// What it says of itself cannot be.
+    #[error("{0}")]
+    Wrong(String),
+    /// Another worker of its name lives.
+    #[error(
+        "the name {name:?} belongs to the worker at {holder_address} (instance {holder}), which is alive; the worker at \
+         {address} (instance {instance}) needs another: set --name"
+    )]
+    NameTaken { name: String, holder: Instance, holder_address: String, instance: Instance, address: String },
+}
+
+impl From<String> for Denied {
+    fn from(why: String) -> Self {
+        Denied::Wrong(why)
+    }
+}
+
+/// What a heartbeat came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Heard {
+    pub known: bool,
+    /// It was suspected until now.
+    pub revived: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct WorkerTable {
+    terms: Terms,
+    workers: BTreeMap<Instance, Entry>,
+    picks: u64,
+    prefixes: Prefixes,
+    decisions: Decisions,
+}
+
+impl WorkerTable {
+    pub fn new(terms: Terms) -> Self {
+        Self {
+            terms,
+            workers: BTreeMap::new(),
+            picks: 0,
+            prefixes: Prefixes::new(),
+            decisions: Decisions::default(),
+        }
+    }
+
+    /// Adds a worker, or replaces what was known under its instance or, when nobody of it is alive, under its name.
+    pub fn register(&mut self, info: WorkerInfo, now: Instant) -> Result<String, Denied> {
+        let role = admission::check(&info, &self.terms.model)?;
+        let forget = self.terms.lost_after.saturating_mul(FORGET);
+        let instance = Instance(info.instance);
+        let holder = self.workers.iter().find(|(other, entry)| {
+            **other != instance
+                && entry.info.name == info.name
+                // Two processes cannot listen at one address, so the earlier is gone.
+                && entry.info.address != info.address
+                && entry.state(self.terms.worker_timeout, now) == WorkerState::Live
+        });
+        if let Some((holder, entry)) = holder {
+            return Err(Denied::NameTaken {
+                name: info.name,
+                holder: *holder,
+                holder_address: entry.info.address.clone(),
+                instance,
+                address: info.address,
+            });
+        }
+        for (_, gone) in self.workers.extract_if(.., |other, entry| {
+            let replaced = *other != instance && entry.info.name == info.name;
+            replaced || now.saturating_duration_since(entry.heard) > forget
+        }) {
+            self.prefixes.remove_worker(gone.slot);
+        }
+        if self.workers.len() >= self.terms.max_workers && !self.workers.contains_key(&instance) {
+            let limit = self.terms.max_workers;
+            return Err(Denied::Wrong(format!("{limit} workers are registered, which is the limit")));
+        }
+        let chosen = Chosen {
+            instance,
+            name: info.name.clone(),
+            address: info.address.clone(),
+            max_tokens: info.max_tokens,
+            channel: channel(&info.address)?,
+        };
+        let refused = self.refusals(Some((&info, role)));
+        let known = self.workers.get(&instance);
+        let slot = known.map(|known| known.slot);
+        let slot = slot.unwrap_or_else(|| self.prefixes.add_worker(info.pages));
+        let entry = Entry {
+            chosen,
+            role,
+            heard: now,
+            broken: None,
+            load: Load::default(),
+            in_flight: known.map_or(0, |known| known.in_flight),
+            elsewhere: [0; 2],
+            queued: [0; 2],
+            last_pick: known.map_or(0, |known| known.last_pick),
+            slot,
+            identity: info.identity.as_ref().map_or(PageHash([0; 32]), identity::digest),
+            following: known.map(|known| known.following.clone()).unwrap_or_default(),
+            info,
+        };
+        self.workers.insert(instance, entry);
+        Ok(refused.join("; "))
+    }
+
+    pub fn heartbeat(&mut self, instance: Instance, load: Load, now: Instant) -> Heard {
+        let Some(entry) = self.workers.get_mut(&instance) else {
+            return Heard { known: false, revived: false };
+        };
+        let revived = entry.state(self.terms.worker_timeout, now) != WorkerState::Live;
+        entry.heard = now;
+        entry.broken = None;
+        entry.load = load;
+        let reported = load.queued.saturating_add(load.running);
+        entry.elsewhere = [reported.saturating_sub(entry.in_flight), entry.elsewhere[0]];
+        entry.queued = [load.queued, entry.queued[0]];
+        Heard { known: true, revived }
+    }
+
+    /// True when this is news.
+    pub fn suspect(&mut self, instance: Instance, why: &str) -> bool {
+        let Some(entry) = self.workers.get_mut(&instance) else { return false };
+        entry.broken.replace(why.to_owned()).is_none()
+    }
+
+    /// A request has left its workers.
+    pub fn done(&mut self, room: Room, instances: &[Instance], now: Instant) {
+        self.prefixes.ended(room, now);
+        for instance in instances {
+            if let Some(entry) = self.workers.get_mut(instance) {
+                entry.in_flight = entry.in_flight.saturating_sub(1);
+            }
+        }
+    }
+
+    /// When to ask again.
+    pub fn lost(&self, instance: Instance, now: Instant) -> Result<Instant, String> {
+        let Some(entry) = self.workers.get(&instance) else {
+            return Err("the worker was replaced by a new instance".into());
+        };
+        let silent = now.saturating_duration_since(entry.heard);
+        if silent > self.terms.lost_after {
+            return Err(format!(
+                "worker {:?} was not heard of for {:.1} s",
+                entry.info.name,
+                silent.as_secs_f64()
+            ));
+        }
+        // A little later than the limit, so that it has passed when the timer fires.
+        Ok(entry.heard + self.terms.lost_after + Duration::from_millis(1))
+    }
+
+    /// Every worker, by name.
+    pub fn everyone(&self) -> Vec<(Chosen, Role)> {
+        let mut everyone: Vec<_> =
+            self.workers.values().map(|entry| (entry.chosen.clone(), entry.role)).collect();
+        everyone.sort_by(|left, right| left.0.name.cmp(&right.0.name));
+        everyone
+    }
+
+    pub fn snapshot(&self, now: Instant) -> Snapshot {
+        let mut workers: Vec<WorkerSnapshot> = self
+            .workers
+            .values()
+            .map(|entry| WorkerSnapshot {
+                info: entry.info.clone(),
+                role: entry.role,
+                state: entry.state(self.terms.worker_timeout, now),
+                load: entry.load,
+                in_flight: entry.in_flight,
+                following: entry.following.clone(),
+                known_pages: self.prefixes.pages(entry.slot),
+                silent: now.saturating_duration_since(entry.heard),
+            })
+            .collect();
+        workers.sort_by(|left, right| left.info.name.cmp(&right.info.name));
+        let max_tokens = self.largest(now);
+        let unusable = max_tokens.is_none().then(|| self.missing(now));
+        Snapshot {
+            workers,
+            refused_pairs: self.refusals(None),
+            max_tokens,
+            unusable,
+            policy: self.terms.policy,
+            cache: self.prefixes.counts(),
+            decisions: self.decisions,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! What the table hears of the workers' caches.
+
+use host_core::radix::PageHash;
+use host_core::routing::Applied;
+use host_core::{Instance, Room};
+use host_wire::cache_news::News;
+use host_wire::clock::Instant;
+use tonic::transport::Channel;
+
+use super::{Following, Policy, WorkerTable};
+
+/// Kinds of workers that one prompt is looked up for at most; each costs hashing the prompt once more.
+const MAX_IDENTITIES: usize = 4;
+
+impl WorkerTable {
+    /// A request's prompt was computed.
+    pub fn computed(&mut self, room: Room) {
+        self.prefixes.computed(room);
+    }
+
+    /// A request's answer is complete.
+    pub fn answered(&mut self, room: Room) {
+        self.prefixes.answered(room);
+    }
+
+    /// Whether a worker is known.
+    pub fn knows(&self, instance: Instance) -> bool {
+        self.workers.contains_key(&instance)
+    }
+
+    /// The event after which a worker's cache is to be followed; `None` when the worker is not known any more.
+    pub fn resume(&mut self, instance: Instance) -> Option<u64> {
+        let entry = self.workers.get(&instance)?;
+        Some(self.prefixes.resume(entry.slot))
+    }
+
+    /// The way to a worker whose cache can be followed.
+    pub fn channel_to_follow(&self, instance: Instance) -> Option<Channel> {
+        let entry = self.workers.get(&instance).filter(|entry| entry.info.cache_events)?;
+        Some(entry.chosen.channel.clone())
+    }
+
+    /// What a worker says of its cache.
+    pub fn hear(&mut self, instance: Instance, news: &News) -> Applied {
+        let Some(entry) = self.workers.get_mut(&instance) else { return Applied::Unknown };
+        let heard = self.prefixes.hear(entry.slot, news);
+        entry.following = Following::At(match news {
+            News::Events(first, events) => first + events.len() as u64 - 1,
+            News::Part(part) => part.number,
+        });
+        heard
+    }
+
+    /// A worker's cache is followed, from this event on.
+    pub fn in_sight(&mut self, instance: Instance, after: u64) {
+        if let Some(entry) = self.workers.get_mut(&instance) {
+            entry.following = Following::At(after);
+        }
+    }
+
+    /// A worker's cache cannot be followed.
+    pub fn lost_sight(&mut self, instance: Instance, why: &str) {
+        let Some(entry) = self.workers.get_mut(&instance) else { return };
+        entry.following = Following::Lost(why.to_owned());
+        self.prefixes.forget(entry.slot);
+    }
+
+    /// The identities of caches that are worth looking a prompt up in, with the tokens of their pages.
+    pub fn identities(&self, now: Instant) -> Vec<(PageHash, u32)> {
+        let mut found: Vec<(PageHash, u32)> = Vec::new();
+        if self.terms.policy != Policy::Prefix {
+            return found;
+        }
+        for entry in self.live(now).filter(|entry| entry.info.cache_events) {
+            let page_tokens = entry.page_tokens();
+            if !found.contains(&(entry.identity, page_tokens)) {
+                found.push((entry.identity, page_tokens));
+            }
+        }
+        found.truncate(MAX_IDENTITIES);
+        found
+    }
+}

@@ -1,0 +1,343 @@
+//! Carries one request to its workers: picks a route, calls every leg, retries what can be retried.
+//!
+//! Both legs of a try hear of everything: a leg that fails drops the other's stream, which cancels it, and the next try has
+//! a new room. Nothing is retried once the client has seen a token.
+
+mod attempt;
+mod failure;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use host_core::radix::NamespaceKey;
+use host_core::{Instance, Room};
+use host_wire::clock::{self, Instant};
+use host_wire::convert::write_namespace;
+use host_wire::proto;
+use host_wire::random::random_u64;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use self::attempt::{Attempt, Step};
+pub use self::failure::Failure;
+use super::metrics::Metrics;
+use super::registry::{Chain, Need, NoRoute, Registry, Route};
+
+/// How hard to try.
+#[derive(Clone, Copy, Debug)]
+pub struct Retry {
+    /// Most tries for one request.
+    pub tries: u32,
+    /// No try begins later than this after the request came, and nobody waits longer for a worker to appear.
+    pub total: Duration,
+    /// Wait before the second try; doubles with each.
+    pub backoff: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { tries: 4, total: Duration::from_secs(30), backoff: Duration::from_millis(20) }
+    }
+}
+
+/// A request in tokens.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// For logs, the same over all tries.
+    pub request_id: String,
+    /// At least one token.
+    pub prompt: Arc<Vec<u32>>,
+    /// Absent: [`Job::default_max_tokens`], or what the model's context leaves if that is less.
+    pub max_new_tokens: Option<u32>,
+    /// What the client calls that number.
+    pub answer_field: &'static str,
+    /// Long answers take pages from others, so that nobody should get the whole context unasked.
+    pub default_max_tokens: u32,
+    /// Tokens that end the answer.
+    pub stop_tokens: Vec<u32>,
+    /// Generate `max_new_tokens` whatever comes.
+    pub ignore_stop: bool,
+    /// How tokens are drawn; its seed is what the client asked for.
+    pub sampling: proto::Sampling,
+    /// The client sees nothing before the end, so that even an answer that broke off can be tried again.
+    pub restartable: bool,
+    /// Whose requests it may share cached pages with.
+    pub namespace: NamespaceKey,
+    /// Use no cached pages and leave none.
+    pub no_cache: bool,
+    /// A hash of the session's name: its requests stay together unless load says otherwise.
+    pub session: Option<u64>,
+}
+
+/// Longer prompts are hashed where it keeps nobody waiting; this many tokens take about a millisecond.
+const SHORT_PROMPT: usize = 1 << 16;
+
+/// Who served a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedBy {
+    /// Name of the prefill worker; absent when `decode` did both.
+    pub prefill: Option<String>,
+    /// Name of the decode or aggregated worker.
+    pub decode: String,
+}
+
+/// What comes out of a [`Generation`].
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The prompt's KV is complete; tokens follow.
+    Began(proto::Began),
+    /// The next token.
+    Token(proto::Token),
+    /// All tokens so far are void; the answer begins again. Only for restartable jobs.
+    Restarted,
+    /// The end. Nothing follows.
+    Finished(proto::Finished),
+}
+
+/// Sends requests to workers.
+#[derive(Clone, Debug)]
+pub struct Router {
+    registry: Registry,
+    retry: Retry,
+    places: Arc<Semaphore>,
+    max_requests: usize,
+    metrics: Arc<Metrics>,
+    closing: watch::Receiver<bool>,
+}
+
+impl Router {
+    /// At most `max_requests` at once; when `closing` turns true, whatever still runs ends with an error.
+    #[must_use]
+    pub fn new(
+        registry: Registry,
+        retry: Retry,
+        max_requests: usize,
+        metrics: Arc<Metrics>,
+        closing: watch::Receiver<bool>,
+    ) -> Self {
+        let max_requests = max_requests.min(Semaphore::MAX_PERMITS);
+        Self {
+            registry,
+            retry,
+            places: Arc::new(Semaphore::new(max_requests)),
+            max_requests,
+            metrics,
+            closing,
+        }
+    }
+
+    /// The workers.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Requests under way.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.max_requests.saturating_sub(self.places.available_permits())
+    }
+
+    /// Takes a place for one request, before any work is done for it.
+    ///
+    /// # Errors
+    /// [`Failure::Busy`] when all places are taken.
+    pub fn admit(&self) -> Result<Place, Failure> {
+        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|error| {
+            Failure::Busy(format!(
+                "{} requests are under way, which is the limit ({error})",
+                self.max_requests
+            ))
+        })?;
+        Ok(Place(permit))
+    }
+
+    /// Begins a request. Dropping the generation cancels it on every worker.
+    #[must_use]
+    pub fn generate(&self, place: Place, job: Job) -> Generation {
+        let deadline = clock::now() + self.retry.total;
+        Generation {
+            router: self.clone(),
+            _place: place,
+            job,
+            deadline,
+            tries: 0,
+            failed: Vec::new(),
+            attempt: None,
+            served_by: None,
+            emitted: false,
+            chains: None,
+        }
+    }
+}
+
+/// One of the places for concurrent requests; free again when dropped.
+#[derive(Debug)]
+pub struct Place(#[allow(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+
+/// A request under way.
+pub struct Generation {
+    router: Router,
+    _place: Place,
+    job: Job,
+    deadline: Instant,
+    tries: u32,
+    /// Workers that failed a try, in the order of failing.
+    failed: Vec<Instance>,
+    attempt: Option<Attempt>,
+    served_by: Option<ServedBy>,
+    emitted: bool,
+    /// The names of the prompt's pages, once they are known.
+    chains: Option<Vec<Chain>>,
+}
+
+impl Generation {
+    /// The workers of the last try.
+    #[must_use]
+    pub fn served_by(&self) -> Option<&ServedBy> {
+        self.served_by.as_ref()
+    }
+
+    /// The next event. After [`Event::Finished`] or an error the generation is over.
+    ///
+    /// # Errors
+    /// What ended it, after all tries.
+    pub async fn next(&mut self) -> Result<Event, Failure> {
+        let mut closing = self.router.closing.clone();
+        tokio::select! {
+            event = self.step() => event,
+            _ = closing.wait_for(|&closing| closing) => {
+                Err(Failure::Unavailable("the server is shutting down".into()))
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Result<Event, Failure> {
+        loop {
+            let mut attempt = match self.attempt.take() {
+                Some(attempt) => attempt,
+                None => self.begin().await?,
+            };
+            match attempt.next().await {
+                Step::Began(began) => {
+                    self.router.metrics.expected_tokens.inc_by(attempt.expected());
+                    self.router.registry.computed(attempt.room());
+                    self.attempt = Some(attempt);
+                    return Ok(Event::Began(began));
+                }
+                Step::Token(token) => {
+                    self.emitted = true;
+                    self.attempt = Some(attempt);
+                    return Ok(Event::Token(token));
+                }
+                Step::Finished(finished) => {
+                    attempt.settle();
+                    return Ok(Event::Finished(finished));
+                }
+                Step::Failed { leg, failure, suspect } => {
+                    // A worker that answers may report what its partner did; one whose connection broke is the culprit.
+                    self.failed.extend(if suspect { vec![leg] } else { attempt.instances() });
+                    drop(attempt);
+                    self.after_failure(leg, failure, suspect).await?;
+                    if std::mem::take(&mut self.emitted) {
+                        return Ok(Event::Restarted);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns when another try is due.
+    async fn after_failure(&mut self, leg: Instance, failure: Failure, suspect: bool) -> Result<(), Failure> {
+        if suspect {
+            self.router.registry.suspect(leg, &failure.to_string());
+        }
+        if !failure.retryable() {
+            return Err(failure);
+        }
+        if self.emitted && !self.job.restartable {
+            return Err(Failure::Broken(failure.to_string()));
+        }
+        let wait = self.router.retry.backoff.saturating_mul(1_u32 << self.tries.saturating_sub(1).min(10));
+        if self.tries >= self.router.retry.tries || clock::now() + wait >= self.deadline {
+            return Err(Failure::Unavailable(format!("{failure} (after {} tries)", self.tries)));
+        }
+        tracing::info!(request = self.job.request_id, tries = self.tries, %failure, "trying again");
+        self.router.metrics.retries.inc();
+        clock::sleep(wait).await;
+        Ok(())
+    }
+
+    /// A new room on a new route; waits for workers if there are none.
+    async fn begin(&mut self) -> Result<Attempt, Failure> {
+        // 63 bits, as other systems' rooms have.
+        let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;
+        let room = Room(random >> 1);
+        let route = self.route(room).await?;
+        self.tries += 1;
+        let prompt = u32::try_from(self.job.prompt.len()).unwrap_or(u32::MAX);
+        let left = route.max_tokens().saturating_sub(prompt);
+        let request = proto::GenerateRequest {
+            room: room.0,
+            request_id: self.job.request_id.clone(),
+            prompt: self.job.prompt.to_vec(),
+            max_new_tokens: self.job.max_new_tokens.unwrap_or(left.min(self.job.default_max_tokens)),
+            stop_tokens: self.job.stop_tokens.clone(),
+            ignore_stop: self.job.ignore_stop,
+            sampling: Some(self.job.sampling),
+            prefill: None,
+            namespace: Some(write_namespace(&self.job.namespace)),
+            no_cache: self.job.no_cache,
+        };
+        tracing::debug!(
+            request = self.job.request_id,
+            %room,
+            tries = self.tries,
+            prefill = route.prefill.as_ref().map(|worker| worker.name.as_str()),
+            decode = route.decode.name,
+            "dispatched"
+        );
+        let attempt = Attempt::start(&self.router.registry, route, request);
+        self.served_by = Some(attempt.served_by());
+        Ok(attempt)
+    }
+
+    async fn route(&mut self, room: Room) -> Result<Route, Failure> {
+        let prompt = self.job.prompt.len() as u64;
+        let answer = self.job.max_new_tokens.map_or(1, u64::from);
+        let chains = match self.chains.take() {
+            Some(chains) => chains,
+            None => name_pages(self.router.registry.clone(), self.job.clone()).await?,
+        };
+        let chains = self.chains.insert(chains);
+        let session = self.job.session;
+        let need = Need { room, tokens: prompt + answer, prompt_tokens: prompt, chains, session };
+        loop {
+            let change = self.router.registry.change();
+            match self.router.registry.pick(need, &self.failed) {
+                Ok(route) => return Ok(route),
+                Err(NoRoute::TooLong(limit)) => {
+                    let (answer, field) = (self.job.max_new_tokens, self.job.answer_field);
+                    return Err(Failure::TooLong { limit, prompt, answer, field });
+                }
+                Err(NoRoute::Nobody(why)) => {
+                    tokio::select! {
+                        () = change => {}
+                        () = clock::sleep_until(self.deadline) => return Err(Failure::Unavailable(why)),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The names of the prompt's pages on workers whose caches are followed.
+async fn name_pages(registry: Registry, job: Job) -> Result<Vec<Chain>, Failure> {
+    if job.no_cache {
+        return Ok(Vec::new());
+    }
+    if job.prompt.len() <= SHORT_PROMPT {
+        return Ok(registry.chains(&job.namespace, &job.prompt));
+    }
+    let named = tokio::task::spawn_blocking(move || registry.chains(&job.namespace, &job.prompt));
+    named.await.map_err(|error| Failure::Internal(format!("the prompt could not be hashed: {error}")))
+}

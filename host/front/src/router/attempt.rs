@@ -1,0 +1,180 @@
+//! One try: the legs of one room, watched together.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
+use host_core::{Instance, Room};
+use host_wire::clock;
+use host_wire::proto::generate_event::Event as WireEvent;
+use host_wire::proto::worker_client::WorkerClient;
+use host_wire::proto::{Began, Finished, GenerateEvent, GenerateRequest, Peer, Token};
+use tonic::Status;
+
+use super::{Failure, ServedBy};
+use crate::registry::{Chosen, Registry, Route};
+
+type Events = Pin<Box<dyn Stream<Item = Result<GenerateEvent, Status>> + Send>>;
+type Gone = Pin<Box<dyn Future<Output = String> + Send>>;
+
+/// One worker's share of a try. Dropping it cancels the work there.
+struct Leg {
+    instance: Instance,
+    name: String,
+    events: Events,
+    gone: Gone,
+}
+
+/// Largest event that a worker may send.
+const MAX_EVENT: usize = 1 << 20;
+/// After the answer is complete, prefill may take this long to end its leg by itself.
+const SETTLE: Duration = Duration::from_secs(5);
+
+impl Leg {
+    fn start(registry: &Registry, worker: &Chosen, request: GenerateRequest) -> Self {
+        let mut client = WorkerClient::new(worker.channel.clone()).max_decoding_message_size(MAX_EVENT);
+        // The call is part of the stream, so that nobody waits for one leg's head before listening to the other.
+        let call = async move { client.generate(request).await.map(tonic::Response::into_inner) };
+        Self {
+            instance: worker.instance,
+            name: worker.name.clone(),
+            events: stream::once(call).try_flatten().boxed(),
+            gone: Box::pin(registry.gone(worker.instance)),
+        }
+    }
+
+    async fn next(&mut self) -> Step {
+        let failed = |failure, suspect| Step::Failed { leg: self.instance, failure, suspect };
+        tokio::select! {
+            biased;
+            event = self.events.next() => match event {
+                Some(Ok(GenerateEvent { event: Some(event) })) => match event {
+                    WireEvent::Began(began) => Step::Began(began),
+                    WireEvent::Token(token) => Step::Token(token),
+                    WireEvent::Finished(finished) => Step::Finished(finished),
+                    WireEvent::Failed(event) => failed(Failure::of_worker(&self.name, &event), false),
+                },
+                Some(Ok(GenerateEvent { event: None })) => {
+                    failed(Failure::Internal(format!("worker {:?} sent an event of an unknown kind", self.name)), false)
+                }
+                Some(Err(status)) => {
+                    let (failure, suspect) = Failure::of_call(&self.name, &status);
+                    failed(failure, suspect)
+                }
+                None => {
+                    let text = format!("worker {:?} ended its stream without a result", self.name);
+                    failed(Failure::Unavailable(text), true)
+                }
+            },
+            // It is known to be silent or replaced; there is nothing to suspect it of.
+            why = &mut self.gone => failed(Failure::Unavailable(why), false),
+        }
+    }
+}
+
+/// What a try came to next.
+pub(super) enum Step {
+    Began(Began),
+    Token(Token),
+    Finished(Finished),
+    Failed {
+        leg: Instance,
+        failure: Failure,
+        /// The connection to the worker broke.
+        suspect: bool,
+    },
+}
+
+/// Both legs of one room, or the only one.
+pub(super) struct Attempt {
+    // Legs before the route: they end before their workers' load is taken off.
+    decode: Leg,
+    /// Absent when there is none, or once it has done its part.
+    prefill: Option<Leg>,
+    first_token: bool,
+    registry: Registry,
+    route: Route,
+}
+
+impl Attempt {
+    /// Calls all legs at once.
+    pub fn start(registry: &Registry, route: Route, request: GenerateRequest) -> Self {
+        let prefill = route.prefill.as_ref().map(|worker| Leg::start(registry, worker, request.clone()));
+        let peer = route
+            .prefill
+            .as_ref()
+            .map(|worker| Peer { instance: worker.instance.0, address: worker.address.clone() });
+        let decode = Leg::start(registry, &route.decode, GenerateRequest { prefill: peer, ..request });
+        Self { decode, prefill, first_token: false, registry: registry.clone(), route }
+    }
+
+    pub fn served_by(&self) -> ServedBy {
+        ServedBy {
+            prefill: self.route.prefill.as_ref().map(|worker| worker.name.clone()),
+            decode: self.route.decode.name.clone(),
+        }
+    }
+
+    /// Tokens of the prompt that its workers were expected to hold.
+    pub fn expected(&self) -> u64 {
+        self.route.expected
+    }
+
+    pub fn room(&self) -> Room {
+        self.route.room()
+    }
+
+    pub fn instances(&self) -> Vec<Instance> {
+        self.route.instances().collect()
+    }
+
+    pub async fn next(&mut self) -> Step {
+        loop {
+            let step = match &mut self.prefill {
+                None => self.decode.next().await,
+                Some(prefill) => tokio::select! {
+                    // Decode first: what it already sent counts, even if prefill is gone by now.
+                    biased;
+                    step = self.decode.next() => step,
+                    step = prefill.next() => {
+                        match step {
+                            Step::Token(_) | Step::Began(_) => {}
+                            Step::Finished(_) => self.prefill = None,
+                            // Decode has the whole prompt once it answers; prefill is not needed any more.
+                            Step::Failed { leg, failure, suspect } if self.first_token => {
+                                tracing::info!(%leg, %failure, "prefill failed after it had done its part");
+                                if suspect {
+                                    self.registry.suspect(leg, &failure.to_string());
+                                }
+                                self.prefill = None;
+                            }
+                            failed @ Step::Failed { .. } => return failed,
+                        }
+                        continue;
+                    }
+                },
+            };
+            self.first_token |= matches!(step, Step::Token(_));
+            return step;
+        }
+    }
+
+    /// Lets prefill end its leg in peace: dropping its stream now would count as a cancelled request there.
+    pub fn settle(self) {
+        let Self { decode, prefill, route, registry, .. } = self;
+        drop(decode);
+        registry.answered(route.room());
+        let Some(mut prefill) = prefill else { return };
+        tokio::spawn(async move {
+            let end = async { while let Step::Token(_) = prefill.next().await {} };
+            if clock::timeout(SETTLE, end).await.is_err() {
+                tracing::warn!(
+                    worker = prefill.name,
+                    "prefill did not end its leg after the answer was complete"
+                );
+            }
+            drop(prefill);
+            drop(route);
+        });
+    }
+}

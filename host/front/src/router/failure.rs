@@ -1,0 +1,85 @@
+//! How a request can fail.
+
+use host_wire::proto;
+
+/// What ended a request or a try, as a sentence for the client.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Failure {
+    /// The prompt and the answer do not fit any worker.
+    #[error("{}", too_long(*limit, *prompt, *answer, field))]
+    TooLong {
+        /// Tokens that the largest route holds.
+        limit: u32,
+        /// Tokens of the prompt.
+        prompt: u64,
+        /// Tokens that were asked for, if a number was given.
+        answer: Option<u32>,
+        /// Where the client gives that number.
+        field: &'static str,
+    },
+    /// A worker found the request wrong.
+    #[error("{0}")]
+    Refused(String),
+    /// This router takes no more requests now.
+    #[error("{0}")]
+    Busy(String),
+    /// Nobody could serve it in time. Another time may do.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A worker failed after the first token.
+    #[error("the answer broke off: {0}")]
+    Broken(String),
+    /// A worker failed, and another try would too.
+    #[error("{0}")]
+    Internal(String),
+}
+
+fn too_long(limit: u32, prompt: u64, answer: Option<u32>, field: &str) -> String {
+    match answer {
+        Some(answer) => format!(
+            "the model's context, as far as --max-model-len and the KV pools allow, holds {limit} tokens, but the prompt has {prompt} and {field} is {answer}, {} in all; shorten the prompt or lower {field}",
+            prompt + u64::from(answer)
+        ),
+        None => format!(
+            "the model's context, as far as --max-model-len and the KV pools allow, holds {limit} tokens, but the prompt alone has {prompt}, which leaves no room for an answer; shorten the prompt"
+        ),
+    }
+}
+
+impl Failure {
+    /// Whether a new try may succeed.
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        matches!(self, Failure::Unavailable(_))
+    }
+
+    /// From what a worker said of its leg.
+    pub(super) fn of_worker(worker: &str, failed: &proto::Failed) -> Self {
+        let text = format!("worker {worker:?} failed: {} ({})", failed.message, failed.code);
+        if failed.retryable {
+            Failure::Unavailable(text)
+        } else if failed.code.starts_with("invalid") {
+            Failure::Refused(text)
+        } else {
+            Failure::Internal(text)
+        }
+    }
+
+    /// From a call that did not work, and whether the worker should be suspected for it.
+    pub(super) fn of_call(worker: &str, status: &tonic::Status) -> (Self, bool) {
+        use tonic::Code;
+        let text = format!("call to worker {worker:?} failed: {} ({})", status.message(), status.code());
+        match status.code() {
+            Code::InvalidArgument | Code::OutOfRange => (Failure::Refused(text), false),
+            Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated | Code::DataLoss => {
+                (Failure::Internal(text), false)
+            }
+            // The worker answers, so it lives; it only does not want this now.
+            Code::ResourceExhausted | Code::Aborted | Code::FailedPrecondition => {
+                (Failure::Unavailable(text), false)
+            }
+            // The transport reports what breaks as one of the remaining codes.
+            _ => (Failure::Unavailable(text), true),
+        }
+    }
+}

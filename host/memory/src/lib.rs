@@ -1,0 +1,7 @@
+//! Memory that plugins and other processes are given.
+
+mod mapping;
+mod shared;
+
+pub use mapping::Mapping;
+pub use shared::SharedMemory;

@@ -1,0 +1,39 @@
+//! Find, read, check and load plugins.
+//!
+//! [`Catalog::scan`] reads the manifests of all shared libraries in some directories without running any of their code.
+//! [`requirements::check`] compares what a configuration needs with what the chosen plugins declare.
+//! [`open_transfer`], [`open_tier`] and [`open_allocator`] then load one and hand it out as the role's plain trait, so that nothing behind it knows
+//! whether a backend was loaded or linked.
+//!
+//! A loaded library is never unloaded: threads and thread-local destructors of Rust code make that unsafe.
+
+mod catalog;
+mod error;
+mod file;
+mod library;
+mod load;
+mod loaded_allocator;
+mod loaded_tier;
+mod loaded_transfer;
+pub mod lock;
+mod manifest;
+mod permissions;
+mod policy;
+mod preflight;
+pub mod requirements;
+mod services;
+mod sidecar;
+mod stop;
+
+pub use catalog::{Catalog, Entry, Unusable};
+pub use error::{NoneFound, PluginError, PreflightError};
+pub use library::load_root;
+pub use load::{check_config, open_allocator, open_tier, open_transfer};
+pub use loaded_allocator::LoadedAllocator;
+pub use loaded_tier::LoadedTier;
+pub use loaded_transfer::LoadedTransfer;
+pub use manifest::{Build, CompanionManifest, ConfigKey, HostDefault, Manifest, Role};
+pub use policy::Policy;
+pub use preflight::{needed_libraries, preflight};
+pub use services::{Kind, Services, Waker, Word};
+pub use stop::Running;

@@ -1,0 +1,21 @@
+//! Messages between the processes of a cluster: the schema, what core's types become in it, and the control plane's only ways to
+//! time and randomness.
+//!
+//! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate; [`pairs`] says which workers can work
+//! together, and [`identity`] makes a number of what makes their KV differ.
+
+mod answer;
+pub mod cache_news;
+pub mod clock;
+pub mod convert;
+pub mod identity;
+pub mod pairs;
+pub mod random;
+
+pub use answer::Answer;
+
+/// Generated from `proto/control.proto`.
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod proto {
+    tonic::include_proto!("host.v1");
+}

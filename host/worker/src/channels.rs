@@ -1,0 +1,50 @@
+//! What goes through the scheduler thread's channels: in, to the control plane, and to whoever asked.
+
+use host_core::request::Request;
+use host_core::scheduler::Flushed;
+use host_core::{Event, Instance};
+use host_wire::Answer;
+use tokio::sync::{mpsc, oneshot};
+
+use super::agreement;
+
+/// What the scheduler thread is told.
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// Something happened.
+    Event(Event),
+    /// Something happened on one rank.
+    Transfer(agreement::Report),
+    /// A request, and where its answer goes.
+    Submit(Request, mpsc::UnboundedSender<Answer>),
+    /// The radix cache is to be emptied.
+    FlushCache(oneshot::Sender<Option<Flushed>>),
+}
+
+/// What the scheduler asks of the control plane.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// [`host_core::Action::Send`].
+    Message {
+        /// To whom.
+        to: Instance,
+        /// The lowest id still repeated.
+        floor: u64,
+        /// What.
+        message: host_core::message::Message,
+    },
+    /// [`host_core::Action::Connect`].
+    Connect {
+        /// With whom.
+        peer: host_core::request::PeerRef,
+        /// For the peer.
+        floor: u64,
+    },
+    /// [`host_core::Action::Fence`].
+    Fence {
+        /// Whom.
+        peer: Instance,
+        /// Which connection.
+        session: u64,
+    },
+}

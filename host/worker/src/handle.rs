@@ -1,0 +1,185 @@
+//! The way in to a running worker.
+
+use std::sync::{Arc, Mutex};
+
+use host_core::hierarchy::TierStats;
+use host_core::radix::PageHash;
+use host_core::request::Request;
+use host_core::scheduler::{Flushed, Stats};
+use host_core::{Event, Instance, Room};
+use host_wire::Answer;
+use host_wire::proto::WorkerInfo;
+use tokio::sync::{mpsc, oneshot};
+
+use super::cache_thread::CacheLog;
+use super::channels::Input;
+use super::link::Links;
+use super::tier_thread::Traffic;
+
+/// The storage tiers' names, and their counters as of the scheduler's last turn.
+#[derive(Debug, Default)]
+pub(crate) struct Tiers {
+    pub(super) names: Vec<String>,
+    pub(super) stats: Mutex<Vec<TierStats>>,
+    /// Between the pools and host memory, and between that and each tier.
+    pub(super) copied: Arc<Traffic>,
+    pub(super) stored: Vec<Arc<Traffic>>,
+}
+
+/// What one storage tier has not been given, or has not said of that it has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Its plugin's name.
+    pub tier: String,
+    /// How many.
+    pub pages: usize,
+}
+
+/// The way in to a running worker, for any thread or task.
+#[derive(Clone)]
+pub struct Handle {
+    pub(super) inputs: mpsc::Sender<Input>,
+    pub(super) stats: Arc<Mutex<Stats>>,
+    pub(super) tiers: Arc<Tiers>,
+    pub(super) links: Arc<Links>,
+    pub(super) cache: Option<Arc<CacheLog>>,
+    pub(super) info: Arc<WorkerInfo>,
+    pub(super) instance: Instance,
+    pub(super) page_bytes: u64,
+    /// Names prompts' pages for what lies below the pool, if anything does.
+    pub(super) naming: Option<Naming>,
+}
+
+/// What pages' names follow from, beside the prompt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Naming {
+    pub identity: PageHash,
+    pub page_tokens: u32,
+}
+
+/// Prompts up to so many tokens are named where they come in, which takes less than going elsewhere for it.
+const NAMED_AT_ONCE: usize = 2048;
+
+impl Handle {
+    /// What this worker tells others about itself; its address is added by who listens.
+    #[must_use]
+    pub fn info(&self) -> &WorkerInfo {
+        &self.info
+    }
+
+    /// This process's life.
+    #[must_use]
+    pub fn instance(&self) -> Instance {
+        self.instance
+    }
+
+    /// Bytes of a KV page.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// Connections to other workers' memory.
+    #[must_use]
+    pub fn links(&self) -> &Arc<Links> {
+        &self.links
+    }
+
+    /// What happens to the radix cache, if the worker tells.
+    #[must_use]
+    pub fn cache(&self) -> Option<&Arc<CacheLog>> {
+        self.cache.as_ref()
+    }
+
+    /// The scheduler's counters, as of its last turn.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        *self.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The storage tiers' names and counters, as of the scheduler's last turn.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<(String, TierStats)> {
+        let stats = self.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.tiers.names.iter().cloned().zip(stats.iter().copied()).collect()
+    }
+
+    /// Bytes that were copied from host memory to the pools, and the other way.
+    #[must_use]
+    pub fn copied_bytes(&self) -> (u64, u64) {
+        self.tiers.copied.up_and_down()
+    }
+
+    /// Bytes that were read from each storage tier, and that were written to it, by its name.
+    #[must_use]
+    pub fn stored_bytes(&self) -> Vec<(&str, (u64, u64))> {
+        let stored = self.tiers.stored.iter().map(|traffic| traffic.up_and_down());
+        self.tiers.names.iter().map(String::as_str).zip(stored).collect()
+    }
+
+    /// What is on its way to each storage tier, as of the scheduler's last turn.
+    #[must_use]
+    pub fn unwritten(&self) -> Vec<Unwritten> {
+        // On their way to host memory, and to all tiers from there.
+        let saved = self.stats().hierarchy.host.filling;
+        let of =
+            |(tier, stats): (String, TierStats)| Unwritten { tier, pages: saved + stats.writes_under_way };
+        self.tiers().into_iter().map(of).collect()
+    }
+
+    /// Hands a request in. The answer ends with [`Answer::Finished`] or [`Answer::Failed`]; a channel that just closes
+    /// means that the worker stopped.
+    pub async fn submit(&self, request: Request) -> mpsc::UnboundedReceiver<Answer> {
+        let (answers, receive) = mpsc::unbounded_channel();
+        let Some(request) = self.named(request).await else {
+            tracing::debug!("a request came while the process was ending");
+            return receive;
+        };
+        if self.inputs.send(Input::Submit(request, answers)).await.is_err() {
+            tracing::debug!("a request came after the scheduler had stopped");
+        }
+        receive
+    }
+
+    /// The request with the names of its pages, if the scheduler will ask for them: the scheduler's thread, for which everybody
+    /// waits, has better things to do. `None` when the runtime is being shut down.
+    async fn named(&self, mut request: Request) -> Option<Request> {
+        // One that is too long is refused.
+        let named = |_: &Naming| !request.no_cache && request.prompt.len() <= self.info.max_tokens as usize;
+        let Some(Naming { identity, page_tokens }) = self.naming.filter(named) else { return Some(request) };
+        if request.prompt.len() <= NAMED_AT_ONCE {
+            request.name(&identity, page_tokens);
+            return Some(request);
+        }
+        let named = tokio::task::spawn_blocking(move || {
+            request.name(&identity, page_tokens);
+            request
+        });
+        named.await.ok()
+    }
+
+    /// Empties the radix cache, if the worker keeps one; `None` when it has stopped.
+    pub async fn flush_cache(&self) -> Option<Option<Flushed>> {
+        let (flushed, receive) = oneshot::channel();
+        self.inputs.send(Input::FlushCache(flushed)).await.ok()?;
+        receive.await.ok()
+    }
+
+    /// Gives a request up; harmless if it has ended.
+    pub async fn cancel(&self, room: Room) {
+        self.event(Event::Cancel(room)).await;
+    }
+
+    /// Passes an event on, waiting while the scheduler's inbox is full.
+    pub async fn event(&self, event: Event) {
+        if self.inputs.send(Input::Event(event)).await.is_err() {
+            tracing::debug!("an event came after the scheduler had stopped");
+        }
+    }
+
+    /// Passes an event on if there is room; false when it was dropped.
+    #[must_use]
+    pub fn try_event(&self, event: Event) -> bool {
+        self.inputs.try_send(Input::Event(event)).is_ok()
+    }
+}

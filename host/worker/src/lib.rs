@@ -1,0 +1,243 @@
+//! One prefill, decode or aggregated worker, live: threads that carry out what the core decides.
+//!
+//! ```text
+//!  control plane (tokio) ──events──► scheduler thread ──batches──► rank threads (executor, KV pool)
+//!        ▲                            │   ▲                          │
+//!        └──messages, answers─────────┘   └──────────events──────────┤
+//!                                     └──writes──► transfer threads ─┘ (plugin, one instance per rank)
+//! ```
+//!
+//! All of them meet in channels, and nothing waits on the scheduler thread.
+
+mod agreement;
+mod alive;
+mod allocator;
+pub mod cache_news;
+mod cache_thread;
+mod channels;
+pub mod clock;
+mod handle;
+pub mod lane_counters;
+mod lane_sums;
+pub mod link;
+pub mod metrics;
+mod parts;
+pub mod peers;
+mod rank_thread;
+pub mod registration;
+mod scheduler_thread;
+pub mod service;
+mod staging;
+mod tier_thread;
+mod transfer_thread;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use host_core::scheduler::Stats;
+use host_kernels::copy::Copier;
+use tokio::sync::{mpsc, watch};
+
+use alive::Alive;
+pub use allocator::{AllocatorPages, Pages, components};
+pub use cache_thread::CacheLog;
+use channels::Input;
+pub use channels::Outgoing;
+use clock::Clock;
+pub use handle::{Handle, Unwritten};
+use handle::{Naming, Tiers};
+use host_executor::KvMemory;
+use host_plugins::Running;
+use host_wire::proto::WorkerInfo;
+use link::Links;
+pub use parts::{Parts, RankParts};
+pub use staging::Staging;
+pub use tier_thread::{Below, slot_bytes};
+
+/// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
+/// repeat).
+const INPUTS: usize = 4096;
+
+/// Threads that copy a large piece into or out of staging memory: two keep up with a link of 100 Gb/s.
+const COPY_THREADS: usize = 2;
+
+/// A running worker. Dropping it does not stop it; [`Worker::stop`] does.
+pub struct Worker {
+    handle: Handle,
+    threads: Vec<JoinHandle<()>>,
+    tiers: Vec<tier_thread::RunningTier>,
+    stop: scheduler_thread::Stop,
+    stopping: Arc<AtomicBool>,
+    died: watch::Receiver<Option<&'static str>>,
+}
+
+impl Worker {
+    /// Starts the threads. `outgoing` is what the scheduler asks of the control plane; it must be drained.
+    ///
+    /// # Errors
+    /// When memory cannot be registered with the transfer plugin, or a thread cannot be started.
+    pub fn start(
+        parts: Parts,
+        runtime: &tokio::runtime::Handle,
+    ) -> anyhow::Result<(Worker, mpsc::Receiver<Outgoing>)> {
+        anyhow::ensure!(!parts.ranks.is_empty(), "a worker has at least one rank");
+        let links = Arc::new(open_links(&parts)?);
+        let info = Arc::new(info_of(&parts, &links)?);
+        let kv_heads = parts.identity.kv_heads as usize;
+        let Parts { config, pages, ranks, instance, below, page_integrity, staging, .. } = parts;
+        let pools: Vec<KvMemory> = ranks.iter().map(|rank| rank.kv.clone()).collect();
+        // A page lies on all ranks, with the heads of each.
+        let page_bytes = pools.iter().map(|pool| pool.layout().shape.page_bytes() as u64).sum();
+        let clock = Clock::start();
+        let (inputs, receive_inputs) = mpsc::channel(INPUTS);
+        let (outgoing, receive_outgoing) = mpsc::channel(INPUTS);
+        let stats = Arc::new(Mutex::new(Stats::default()));
+        let mut threads = Vec::new();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (died, receive_died) = watch::channel(None);
+        let alive = |thread| Alive { thread, stopping: stopping.clone(), died: died.clone() };
+        let ranks = ranks.into_iter().map(|rank| (rank.executor, rank.kv)).collect();
+        let (to_ranks, rank_threads) = rank_thread::start(ranks, &inputs, || alive("rank"))?;
+        threads.extend(rank_threads);
+        let transfer = TransferThreads { links: &links, inputs: &inputs, page_integrity, staging };
+        let (to_transfer, transfer_threads) = transfer.start(&alive)?;
+        threads.extend(transfer_threads);
+        let mut to_tiers = None;
+        let mut running_tiers = Vec::new();
+        let mut tiers = Tiers::default();
+        if let (Some(below), Some(hierarchy)) = (below, &config.hierarchy) {
+            tiers.names = below.tiers.iter().map(|(name, _)| name.clone()).collect();
+            anyhow::ensure!(below.tiers.len() == hierarchy.tiers.len(), "a tier was planned and not opened");
+            let started = tier_thread::start(tier_thread::Start {
+                below,
+                slots: hierarchy.host_slots,
+                pools,
+                kv_heads,
+                inputs: inputs.clone(),
+                alive: &alive,
+            })?;
+            to_tiers = Some(started.inbox);
+            threads.push(started.copies);
+            running_tiers = started.tiers;
+            (tiers.copied, tiers.stored) = (started.copied, started.stored);
+        }
+        let below = config.hierarchy.is_some();
+        let naming = below.then_some(Naming { identity: config.identity, page_tokens: config.page_tokens });
+        let mut cache = None;
+        let mut cache_feed = None;
+        if config.cache_events {
+            let (feed, log, thread) = cache_thread::start(config.pages, config.page_tokens, alive("cache"))?;
+            (cache, cache_feed) = (Some(log), Some(feed));
+            threads.push(thread);
+        }
+        let tiers = Arc::new(tiers);
+        let (stop, scheduler) = scheduler_thread::start(scheduler_thread::Start {
+            config,
+            pages,
+            page_bytes,
+            clock,
+            runtime: runtime.clone(),
+            inputs: receive_inputs,
+            outgoing,
+            to_ranks,
+            to_transfer,
+            to_tiers,
+            tiers: tiers.clone(),
+            links: links.clone(),
+            cache_feed,
+            stats: stats.clone(),
+            alive: alive("scheduler"),
+        })?;
+        threads.push(scheduler);
+        let handle = Handle { inputs, stats, tiers, links, cache, info, instance, page_bytes, naming };
+        let worker = Worker { handle, threads, tiers: running_tiers, stop, stopping, died: receive_died };
+        Ok((worker, receive_outgoing))
+    }
+
+    /// The way in.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Resolves with a thread's name when one ended although nobody asked it to. The worker is of no use then.
+    pub async fn died(&self) -> &'static str {
+        let mut died = self.died.clone();
+        let thread = died.wait_for(Option::is_some).await.ok().and_then(|thread| *thread);
+        thread.unwrap_or("last")
+    }
+
+    /// Ends all threads and all plugins. Requests that still run are given up.
+    ///
+    /// # Errors
+    /// When a plugin did not stop in time.
+    pub fn stop(self) -> anyhow::Result<()> {
+        self.stopping.store(true, Ordering::Release);
+        self.stop.now();
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("a worker thread had panicked");
+            }
+        }
+        let mut running = Running::default();
+        self.tiers.into_iter().for_each(|tier| tier.stops_with(&mut running));
+        self.handle.links.shutdown(running)
+    }
+}
+
+/// Registers the ranks' pools, and opens the way to other workers' memory.
+fn open_links(parts: &Parts) -> anyhow::Result<Links> {
+    let Parts { transfer, ranks, identity, config, staging, .. } = parts;
+    let memories = ranks.iter().filter_map(|rank| Some((rank.kv.clone(), rank.transfer.clone()?))).collect();
+    let (kv_heads, staging_bytes) = (identity.kv_heads as usize, staging.bytes_of_rank(ranks.len()));
+    Links::open(transfer.clone(), memories, kv_heads, config.max_running, staging_bytes)
+}
+
+/// What the worker tells others about itself; who listens adds the address.
+fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
+    let Parts { name, config, identity, instance, .. } = parts;
+    Ok(WorkerInfo {
+        instance: instance.0,
+        name: name.clone(),
+        role: config.role.as_str().to_owned(),
+        address: String::new(),
+        identity: Some(identity.clone()),
+        max_tokens: config.max_tokens,
+        pages: config.pages,
+        transfer: links.endpoints()?,
+        cache_events: config.cache_events,
+    })
+}
+
+/// The threads that move pages, one for each rank with an instance of the transfer plugin.
+struct TransferThreads<'a> {
+    links: &'a Arc<Links>,
+    inputs: &'a mpsc::Sender<Input>,
+    page_integrity: bool,
+    staging: Staging,
+}
+
+impl TransferThreads<'_> {
+    /// Starts them. The ways to them are in order of the ranks.
+    fn start(
+        &self,
+        alive: &dyn Fn(&'static str) -> Alive,
+    ) -> anyhow::Result<(Vec<transfer_thread::Inbox>, Vec<JoinHandle<()>>)> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let copier = Arc::new(Copier::new(COPY_THREADS.min(cores))?);
+        let started = self.links.ranks().iter().enumerate().map(|(rank, own)| {
+            transfer_thread::start(transfer_thread::Start {
+                rank,
+                links: self.links.clone(),
+                inputs: self.inputs.clone(),
+                page_integrity: self.page_integrity,
+                policy: self.staging.policy(&own.backend.limits()),
+                copier: copier.clone(),
+                alive: alive("transfer"),
+            })
+        });
+        let started: anyhow::Result<Vec<_>> = started.collect();
+        Ok(started?.into_iter().unzip())
+    }
+}

@@ -1,0 +1,363 @@
+//! What a worker knows of other workers' memory, and the fences around it.
+//!
+//! Every rank has its own instance of the transfer plugin. A link to a peer is a connection for each pair of ranks that
+//! share KV heads: it is made, fenced and lost as one.
+
+mod peer;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use host_core::Instance;
+use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::staging::{RingStats, SenderStats};
+use host_core::transfer::Share;
+use host_executor::KvMemory;
+use host_memory::SharedMemory;
+use host_plugin_api::ErrorCode;
+use host_plugin_api::transfer::{Memory, MemoryKind, PeerId, RegionId, TransferBackend};
+use host_plugins::Running;
+use host_wire::proto::{TransferEndpoint, WorkerInfo};
+use rustix::fd::AsRawFd;
+
+use super::lane_counters::LaneCounters;
+pub use peer::{Link, PeerRank};
+
+/// How long a plugin may take to stop.
+const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// Peers whose turn is remembered before those of nobody's concern are forgotten.
+const TURNS: usize = 1024;
+
+/// The name under which a rank opens its instance of the transfer plugin.
+#[must_use]
+pub fn rank_name(instance: Instance, rank: usize) -> String {
+    format!("{instance}.{rank}")
+}
+
+/// Whose instance of the transfer plugin has this name.
+#[must_use]
+pub fn rank_of(name: &str) -> Option<(Instance, usize)> {
+    let (instance, rank) = name.split_once('.')?;
+    Some((Instance(u64::from_str_radix(instance, 16).ok()?), rank.parse().ok()?))
+}
+
+/// A rank's instance of the transfer plugin, and the memory that is registered with it.
+pub(super) struct Rank {
+    pub backend: Arc<dyn TransferBackend>,
+    pub kv: KvMemory,
+    pub kv_region: RegionId,
+    /// On rank 0.
+    pub aux_region: Option<RegionId>,
+    /// Where pieces of KV are gathered before they are sent, or lie when they have arrived; unless there is none.
+    pub staging: Option<Staging>,
+    /// What the transfer thread last said of staging.
+    stats: Mutex<(SenderStats, RingStats)>,
+}
+
+/// A rank's staging memory.
+pub(super) struct Staging {
+    pub memory: Arc<SharedMemory>,
+    pub region: RegionId,
+}
+
+impl Rank {
+    /// What the pool holds of the model's KV.
+    pub(super) fn share(&self) -> Share {
+        Share::pool(*self.kv.layout(), self.kv.heads().start)
+    }
+
+    pub(super) fn set_staging_stats(&self, stats: (SenderStats, RingStats)) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    /// Bytes of the staging memory.
+    pub(super) fn staging_bytes(&self) -> u64 {
+        self.staging.as_ref().map_or(0, |staging| staging.memory.bytes() as u64)
+    }
+}
+
+/// The transfer plugin of a worker, its own registered memory, and its links to peers. Shared by all threads.
+pub struct Links {
+    plugin: String,
+    /// None on aggregated workers.
+    ranks: Vec<Rank>,
+    kv_heads: usize,
+    aux: Arc<SharedMemory>,
+    peers: Mutex<HashMap<Instance, Arc<Link>>>,
+    /// One lock per peer: connecting and fencing take their turns, so that neither undoes the other unseen.
+    turns: Mutex<HashMap<Instance, Arc<Mutex<()>>>>,
+    sessions: AtomicU64,
+    counters: LaneCounters,
+}
+
+fn panicked() -> host_plugin_api::Error {
+    host_plugin_api::Error::new(ErrorCode::PANICKED, "its disconnect panicked")
+}
+
+/// Our memory's generation: it is registered once in a worker's life.
+const GENERATION: u32 = 1;
+
+impl Links {
+    /// Registers each rank's pool and `staging_bytes` of staging memory (none if 0) with its instance of the plugin, and
+    /// `aux_rows` aux rows with that of rank 0. Without a plugin's name there are no links. A model has `kv_heads` heads over
+    /// all ranks.
+    ///
+    /// # Errors
+    /// When memory cannot be had, or the plugin does not take it.
+    pub(super) fn open(
+        plugin: Option<String>,
+        ranks: Vec<(KvMemory, Arc<dyn TransferBackend>)>,
+        kv_heads: usize,
+        aux_rows: u32,
+        staging_bytes: usize,
+    ) -> anyhow::Result<Self> {
+        let aux = Arc::new(SharedMemory::new("host-aux", aux_rows as usize * AUX_ROW_BYTES)?);
+        let plugin = plugin.unwrap_or_default();
+        let register = |backend: &Arc<dyn TransferBackend>, memory: &SharedMemory, what| {
+            let registered = backend.register(&Memory {
+                address: memory.address().as_ptr() as u64,
+                length: memory.bytes() as u64,
+                kind: MemoryKind::DRAM,
+                device: 0,
+                fd: memory.fd().as_raw_fd(),
+                generation: GENERATION,
+                fd_offset: 0,
+            });
+            registered
+                .map_err(|error| anyhow::anyhow!("plugin {plugin:?} did not register the {what}: {error}"))
+        };
+        let ranks = ranks.into_iter().enumerate().map(|(rank, (kv, backend))| {
+            let kv_region = register(&backend, kv.memory(), "KV pool")?;
+            let aux_region = (rank == 0).then(|| register(&backend, &aux, "aux rows")).transpose()?;
+            let staging = match staging_bytes {
+                0 => None,
+                bytes => {
+                    let memory = Arc::new(SharedMemory::new("host-staging", bytes)?);
+                    let region = register(&backend, &memory, "staging memory")?;
+                    Some(Staging { memory, region })
+                }
+            };
+            Ok(Rank { backend, kv, kv_region, aux_region, staging, stats: Mutex::default() })
+        });
+        Ok(Self {
+            ranks: ranks.collect::<anyhow::Result<_>>()?,
+            plugin,
+            kv_heads,
+            aux,
+            peers: Mutex::new(HashMap::new()),
+            turns: Mutex::default(),
+            sessions: AtomicU64::new(0),
+            counters: LaneCounters::default(),
+        })
+    }
+
+    /// The plugin's name, or nothing.
+    #[must_use]
+    pub fn plugin_name(&self) -> &str {
+        &self.plugin
+    }
+
+    /// The ranks that can exchange pages.
+    pub(super) fn ranks(&self) -> &[Rank] {
+        &self.ranks
+    }
+
+    /// What the ranks send and receive through staging memory.
+    #[must_use]
+    pub fn staging_stats(&self) -> Vec<(SenderStats, RingStats)> {
+        let stats = |rank: &Rank| *rank.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ranks.iter().map(stats).collect()
+    }
+
+    /// What went over the lanes.
+    #[must_use]
+    pub fn counters(&self) -> &LaneCounters {
+        &self.counters
+    }
+
+    pub(super) fn aux(&self) -> &SharedMemory {
+        &self.aux
+    }
+
+    /// What a peer needs to connect to each rank.
+    pub(super) fn endpoints(&self) -> anyhow::Result<Vec<TransferEndpoint>> {
+        let endpoint = |(rank, own): (usize, &Rank)| {
+            let endpoint = own
+                .backend
+                .endpoint()
+                .map_err(|error| anyhow::anyhow!("plugin {:?} offers no endpoint: {error}", self.plugin))?;
+            let aux_bytes = if own.aux_region.is_some() { self.aux.bytes() as u64 } else { 0 };
+            Ok(TransferEndpoint {
+                plugin: self.plugin.clone(),
+                endpoint,
+                kv_region: own.kv_region.0,
+                aux_region: own.aux_region.map_or(0, |region| region.0),
+                kv_generation: GENERATION,
+                aux_generation: GENERATION,
+                kv_bytes: own.kv.layout().bytes() as u64,
+                aux_bytes,
+                rank: u32::try_from(rank)?,
+                staging_region: own.staging.as_ref().map_or(0, |staging| staging.region.0),
+                staging_generation: GENERATION,
+                staging_bytes: own.staging_bytes(),
+            })
+        };
+        self.ranks.iter().enumerate().map(endpoint).collect()
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<Instance, Arc<Link>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The link to a peer.
+    #[must_use]
+    pub fn get(&self, peer: Instance) -> Option<Arc<Link>> {
+        self.peers().get(&peer).cloned()
+    }
+
+    fn turn(&self, peer: Instance) -> Arc<Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if turns.len() >= TURNS {
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        }
+        turns.entry(peer).or_default().clone()
+    }
+
+    /// Fences what is left of an earlier link to a peer and makes a new one; returns the new session. Blocks: not for the
+    /// scheduler thread.
+    ///
+    /// # Errors
+    /// A sentence for the peer's refusal: no plugin in common, nobody there, an earlier connection not fenced.
+    pub fn connect(&self, peer: &WorkerInfo) -> Result<u64, String> {
+        let instance = Instance(peer.instance);
+        let Some(own) = self.ranks.first() else {
+            return Err("this worker has no transfer plugin".into());
+        };
+        let (ranks, endpoints) = peer::read(peer, &self.plugin, own.kv.layout(), self.kv_heads)?;
+        let (lanes, pairs) = peer::lanes(peer, self.kv_heads, self.ranks.len(), ranks.len())?;
+        let turn = self.turn(instance);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cut(instance, |_| true)
+            .map_err(|error| format!("an earlier connection could not be fenced: {error}"))?;
+        let session = self.sessions.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut link = Link { session, lanes, ranks, connections: HashMap::new() };
+        for (own, theirs) in pairs {
+            let name = rank_name(instance, theirs);
+            match self.ranks[own].backend.connect(&name, &endpoints[theirs]) {
+                Ok(handle) => {
+                    link.connections.insert((own, theirs), handle);
+                }
+                Err(error) => {
+                    // Nothing was promised over those that were made; what is left of them is fenced by the next try.
+                    self.peers().insert(instance, Arc::new(link));
+                    if let Err(error) = self.cut(instance, |_| true) {
+                        tracing::warn!(peer = %instance, %error, "half of a link could not be cut off yet");
+                    }
+                    return Err(format!(
+                        "plugin {:?} could not connect rank {own} to rank {theirs} of {}: {error}",
+                        self.plugin, peer.name
+                    ));
+                }
+            }
+        }
+        self.peers().insert(instance, Arc::new(link));
+        Ok(session)
+    }
+
+    /// Cuts off one link to a peer in both directions, if it is still the one in use: an earlier one was cut off when the
+    /// next was made. Blocks: not for the scheduler thread.
+    ///
+    /// # Errors
+    /// When the plugin could not prove of every pair of ranks that nothing of the peer lands any more.
+    pub fn fence(&self, peer: Instance, session: u64) -> Result<(), host_plugin_api::Error> {
+        let turn = self.turn(peer);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cut(peer, |link| link.session == session)
+    }
+
+    /// Cuts off whatever link to a peer there is. Blocks: not for the scheduler thread.
+    ///
+    /// # Errors
+    /// As [`fence`](Self::fence).
+    pub fn fence_all(&self, peer: Instance) -> Result<(), host_plugin_api::Error> {
+        let turn = self.turn(peer);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cut(peer, |_| true)
+    }
+
+    /// Whoever calls has the peer's turn. What could not be fenced is left for another try.
+    fn cut(&self, peer: Instance, meant: impl Fn(&Link) -> bool) -> Result<(), host_plugin_api::Error> {
+        let Some(link) = self.get(peer).filter(|link| meant(link)) else { return Ok(()) };
+        let mut left = Link::clone(&link);
+        let mut failed = None;
+        for (pair, ended) in self.disconnect(&link.connections) {
+            match ended {
+                Ok(()) => {
+                    left.connections.remove(&pair);
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            None => {
+                self.peers().remove(&peer);
+                Ok(())
+            }
+            Some(error) => {
+                self.peers().insert(peer, Arc::new(left));
+                Err(error)
+            }
+        }
+    }
+
+    /// Disconnects all pairs of ranks at the same time: each may take as long as a plugin waits for a peer that hangs.
+    fn disconnect(
+        &self,
+        connections: &HashMap<(usize, usize), PeerId>,
+    ) -> Vec<((usize, usize), host_plugin_api::Result<()>)> {
+        let disconnect = |pair: (usize, usize), handle| self.ranks[pair.0].backend.disconnect(handle);
+        std::thread::scope(|scope| {
+            let begin = |(pair, handle): (&(usize, usize), &PeerId)| {
+                let (pair, handle) = (*pair, *handle);
+                let thread = std::thread::Builder::new().name("fence".into());
+                (pair, handle, thread.spawn_scoped(scope, move || disconnect(pair, handle)))
+            };
+            let begun: Vec<_> = connections.iter().map(begin).collect();
+            let ended = begun.into_iter().map(|(pair, handle, thread)| match thread {
+                Ok(thread) => (pair, thread.join().unwrap_or_else(|_panic| Err(panicked()))),
+                Err(_no_thread) => (pair, disconnect(pair, handle)),
+            });
+            ended.collect()
+        })
+    }
+
+    /// Ends the plugin on all ranks, together with what else runs.
+    ///
+    /// # Errors
+    /// When something did not stop in time.
+    pub(super) fn shutdown(&self, mut running: Running) -> anyhow::Result<()> {
+        for (rank, own) in self.ranks.iter().enumerate() {
+            let backend = own.backend.clone();
+            let name =
+                if self.ranks.len() == 1 { self.plugin.clone() } else { format!("{}.{rank}", self.plugin) };
+            // What a plugin may still touch stays mapped as long as the process.
+            let staging = own.staging.as_ref().map(|staging| staging.memory.clone());
+            let kept = (own.kv.memory().clone(), self.aux.clone(), staging);
+            running.opened(&name, move |deadline| {
+                let stopped = backend.shutdown(deadline);
+                if stopped.is_err() {
+                    std::mem::forget(kept);
+                }
+                stopped
+            });
+        }
+        running.stop_together(SHUTDOWN).map_err(|failed| {
+            let said: Vec<_> =
+                failed.iter().map(|(name, error)| format!("plugin {name:?}: {error}")).collect();
+            anyhow::anyhow!("not everything stopped: {}", said.join("; "))
+        })
+    }
+}

@@ -1,0 +1,155 @@
+//! A worker's own `/metrics` and `/health`, on its control port.
+
+mod below;
+mod cache;
+mod pace;
+mod plugins;
+mod series;
+mod staging;
+
+use std::fmt::Error;
+use std::sync::Arc;
+
+use axum::http::header;
+use axum::routing::get;
+use host_core::scheduler::Stats;
+use host_wire::proto::WorkerInfo;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Registry;
+
+use crate::Handle;
+use series::Series;
+
+/// Reads the scheduler's counters when somebody asks.
+struct WorkerCollector(Handle);
+
+impl std::fmt::Debug for WorkerCollector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WorkerCollector")
+    }
+}
+
+impl Collector for WorkerCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let (worker, stats) = (&self.0, self.0.stats());
+        let series = &mut Series::new(encoder);
+        scheduler(&stats, series)?;
+        let ranks = worker.info().identity.as_ref().map_or(1, |identity| identity.ranks);
+        series.gauges([("host_ranks", "Tensor-parallel ranks of the worker", ranks)])?;
+        pace::encode(&stats, series)?;
+        below::encode(worker, &stats.hierarchy, series)?;
+        lanes(worker, series)?;
+        cache::encode(&stats, worker.page_bytes(), series)?;
+        staging::encode(&worker.links().staging_stats(), series)?;
+        plugins::encode(series)
+    }
+}
+
+/// Pages, requests, messages, and what was computed for them.
+fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
+    let pool = stats.pool;
+    let places = [
+        ("free", pool.free),
+        ("held", pool.held),
+        ("cached", pool.cached),
+        ("quarantined", pool.quarantined),
+    ];
+    series.gauge_by(
+        "host_kv_pages",
+        "Pages of the KV pool, by where they are",
+        places.map(|(state, pages)| ([("state", state)], pages)),
+    )?;
+    series.gauges([
+        ("host_requests_queued", "Requests that wait for pages or for their other leg", stats.queued),
+        ("host_requests_active", "Requests that compute or have a transfer under way", stats.active),
+        (
+            "host_rooms_quarantined",
+            "Ended requests whose pages may still be written",
+            stats.quarantined_rooms,
+        ),
+        (
+            "host_peers_unfenced",
+            "Peers cut off without proof that none of their writes lands",
+            stats.unfenced_peers,
+        ),
+        ("host_messages_unanswered", "Control messages repeated until answered", stats.unanswered),
+    ])?;
+    series.counters([
+        ("host_batches", "Batches computed", stats.batches),
+        ("host_prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
+        ("host_decode_tokens", "Decode steps computed", stats.decode_tokens),
+        (
+            "host_retractions",
+            "Times that a request gave its KV pages up for others and went back to the queue",
+            stats.retractions,
+        ),
+        (
+            "host_restored_tokens",
+            "Tokens whose KV a retracted request found cached when it went on",
+            stats.restored_tokens,
+        ),
+        (
+            "host_restored_below_tokens",
+            "Tokens whose KV a retracted request got from below the pool when it went on",
+            stats.restored_below_tokens,
+        ),
+        (
+            "host_recomputed_tokens",
+            "Tokens whose KV was computed again after a retraction",
+            stats.recomputed_tokens,
+        ),
+        (
+            "host_window_recomputed_tokens",
+            "Tokens computed again for the window at the end of a cached prefix alone",
+            stats.window_recomputed_tokens,
+        ),
+        (
+            "host_allocator_faults",
+            "Page allocators put out of service because of what they answered",
+            stats.page_source_faults,
+        ),
+        ("host_pages_received", "KV pages that arrived and were verified", stats.pages_received),
+        ("host_pages_sent", "KV pages written to peers", stats.pages_sent),
+        (
+            "host_layer_parts_sent",
+            "Parts of transfers sent while later layers were computed",
+            stats.layer_parts_sent,
+        ),
+        ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),
+        (
+            "host_messages_repeated",
+            "Control messages repeated for want of an answer",
+            stats.messages_repeated,
+        ),
+        ("host_messages_stale", "Control messages dropped as given up by their sender", stats.messages_stale),
+        ("host_requests_finished", "Requests that ended with a complete answer", stats.finished),
+        ("host_requests_failed", "Requests that ended without a complete answer", stats.failed),
+    ])
+}
+
+/// What went over the lanes between ranks, by the way it went.
+fn lanes(worker: &Handle, series: &mut Series<'_>) -> Result<(), Error> {
+    let ways = worker.links().counters().ways().map(|(kind, way)| ([("kind", kind)], way.read()));
+    let bytes = ways.map(|(kind, (bytes, _))| (kind, bytes));
+    series.counter_by("host_lane_bytes", "Bytes written to peers' ranks", bytes)?;
+    let writes = ways.map(|(kind, (_, writes))| (kind, writes));
+    series.counter_by("host_lane_descriptors", "Writes that bytes to peers' ranks took", writes)
+}
+
+/// `/metrics` (Prometheus text) and `/health` (this worker's own liveness, nobody else's).
+pub fn routes(worker: Handle, info: &WorkerInfo) -> axum::Router {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(WorkerCollector(worker)));
+    let registry = Arc::new(registry);
+    let health = serde_json::json!({ "status": "ok", "name": info.name, "role": info.role }).to_string();
+    let metrics = move || async move {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _written = prometheus_client::encoding::text::encode(&mut text, &registry);
+        ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+    };
+    axum::Router::new()
+        .route("/metrics", get(metrics))
+        .route("/health", get(move || async move { ([(header::CONTENT_TYPE, "application/json")], health) }))
+}

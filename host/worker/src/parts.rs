@@ -1,0 +1,44 @@
+//! What a worker is made of.
+
+use std::sync::Arc;
+
+use host_core::{Config, Instance};
+use host_executor::{Executor, KvMemory};
+use host_plugin_api::transfer::TransferBackend;
+use host_wire::proto::KvIdentity;
+
+use super::{Below, Pages, Staging};
+
+/// Everything a worker is made of.
+pub struct Parts {
+    /// Its name for people: "prefill-0".
+    pub name: String,
+    /// Limits and policies.
+    pub config: Config,
+    /// The identity of its KV.
+    pub identity: KvIdentity,
+    /// Who hands out the pages of its pool.
+    pub pages: Pages,
+    /// The transfer plugin's name; `None` for aggregated workers.
+    pub transfer: Option<String>,
+    /// The tensor-parallel ranks, at least one.
+    pub ranks: Vec<RankParts>,
+    /// Random, new at every start.
+    pub instance: Instance,
+    /// What lies below the pool; there when [`Config::hierarchy`] is.
+    pub below: Option<Below>,
+    /// Whether pages are digested on both ends of a transfer.
+    pub page_integrity: bool,
+    /// When pages go through staging memory, and how much there is.
+    pub staging: Staging,
+}
+
+/// What one tensor-parallel rank is made of.
+pub struct RankParts {
+    /// Who computes.
+    pub executor: Box<dyn Executor>,
+    /// Its pool: all pages, and of each the heads that this rank holds ([`host_core::heads::rank_heads`]).
+    pub kv: KvMemory,
+    /// The rank's own instance of the transfer plugin; `None` for aggregated workers.
+    pub transfer: Option<Arc<dyn TransferBackend>>,
+}

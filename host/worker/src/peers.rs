@@ -1,0 +1,232 @@
+//! A worker's messages to other workers: one task per peer, which also notices when the peer is gone.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use host_core::{Event, Instance};
+use host_wire::convert;
+use host_wire::proto::worker_client::WorkerClient;
+use host_wire::proto::{ControlMessage, DeliverRequest, HandshakeRequest, WorkerInfo};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tonic::transport::{Channel, Endpoint};
+
+use super::service::{connect, refusal};
+use crate::{Handle, Outgoing};
+
+/// Messages that may wait for one peer; more are dropped and repeated by the core.
+const WAITING: usize = 1024;
+/// Messages in one call.
+const PER_CALL: usize = 64;
+/// How long one call may take.
+const CALL: Duration = Duration::from_secs(2);
+/// An idle peer is asked for a sign of life this often.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+/// Calls that fail in a row before the peer counts as lost.
+const FAILURES: u32 = 3;
+/// Wait after a failed call.
+const AFTER_FAILURE: Duration = Duration::from_millis(200);
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+struct Queued {
+    floor: u64,
+    message: ControlMessage,
+}
+
+/// The way to one peer, for as long as one connection lasts.
+struct Line {
+    queue: mpsc::Sender<Queued>,
+    /// The connection that it belongs to.
+    session: u64,
+}
+
+/// The peers that we send to.
+#[derive(Clone)]
+pub struct Peers {
+    worker: Handle,
+    lines: Arc<Mutex<HashMap<Instance, Line>>>,
+}
+
+impl Peers {
+    /// Nobody yet.
+    #[must_use]
+    pub fn new(worker: Handle) -> Self {
+        Self { worker, lines: Arc::default() }
+    }
+
+    /// Starts sending to a peer at an address, in place of what was sent to it before.
+    pub fn add(&self, peer: Instance, session: u64, address: &str) {
+        let (queue, receive) = mpsc::channel(WAITING);
+        self.lines().insert(peer, Line { queue, session });
+        match Endpoint::from_shared(address.to_owned()) {
+            Ok(endpoint) => {
+                let channel = endpoint.connect_timeout(CALL).connect_lazy();
+                tokio::spawn(speak(self.clone(), (peer, session), WorkerClient::new(channel), receive));
+            }
+            Err(error) => tracing::error!(%peer, address, %error, "a peer's address is not one"),
+        }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, HashMap<Instance, Line>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this line is the one in use.
+    fn is_current(&self, peer: Instance, session: u64) -> bool {
+        self.lines().get(&peer).is_some_and(|line| line.session == session)
+    }
+
+    /// Carries out what the scheduler asks until it stops.
+    pub async fn run(self, info: WorkerInfo, mut outgoing: mpsc::Receiver<Outgoing>) {
+        while let Some(next) = outgoing.recv().await {
+            match next {
+                Outgoing::Message { to, floor, message } => {
+                    let message = convert::write_message(&message);
+                    let queued = Queued { floor, message };
+                    let sent = self.lines().get(&to).map(|line| line.queue.try_send(queued).is_ok());
+                    if sent != Some(true) {
+                        tracing::debug!(%to, "a control message was dropped; it will be repeated");
+                    }
+                }
+                Outgoing::Connect { peer, floor } => {
+                    let (peers, info) = (self.clone(), info.clone());
+                    tokio::spawn(async move {
+                        let instance = peer.instance;
+                        let event = match peers.shake_hands(&info, &peer.address, instance, floor).await {
+                            Ok(session) => Event::PeerReady { peer: instance, floor: 0, session },
+                            Err(message) => {
+                                tracing::warn!(peer = %instance, %message, "handshake failed");
+                                Event::PeerRefused { peer: instance, message }
+                            }
+                        };
+                        peers.worker.event(event).await;
+                    });
+                }
+                Outgoing::Fence { peer, session } => {
+                    if self.is_current(peer, session) {
+                        self.lines().remove(&peer);
+                    }
+                    let peers = self.clone();
+                    tokio::spawn(async move { peers.fence(peer, session).await });
+                }
+            }
+        }
+    }
+
+    async fn shake_hands(
+        &self,
+        info: &WorkerInfo,
+        address: &str,
+        instance: Instance,
+        floor: u64,
+    ) -> Result<u64, String> {
+        // Before the peer connects anew: a fence later would cut that connection too.
+        let links = self.worker.links().clone();
+        match tokio::task::spawn_blocking(move || links.fence_all(instance)).await {
+            Ok(fenced) => {
+                fenced.map_err(|error| format!("an earlier connection could not be fenced: {error}"))?;
+            }
+            Err(panic) => return Err(format!("the transfer plugin failed: {panic}")),
+        }
+        let endpoint = Endpoint::from_shared(address.to_owned())
+            .map_err(|error| format!("{address:?} is not an address: {error}"))?;
+        let unreachable = |error: &dyn std::fmt::Display| {
+            format!("the prefill worker at {address} cannot be reached: {error}")
+        };
+        let attempt = async {
+            let channel = endpoint.connect().await.map_err(|error| unreachable(&error))?;
+            let request = HandshakeRequest { from: Some(info.clone()), floor };
+            let reply = WorkerClient::new(channel).handshake(request).await;
+            reply.map(tonic::Response::into_inner).map_err(|status| unreachable(&status.message()))
+        };
+        let reply = timeout(HANDSHAKE, attempt)
+            .await
+            .unwrap_or_else(|_elapsed| Err(format!("the prefill worker at {address} does not answer")))?;
+        if !reply.accepted {
+            return Err(reply.message);
+        }
+        let peer = reply.worker.ok_or("the prefill worker does not say who it is")?;
+        if peer.instance != instance.0 {
+            return Err(format!("the prefill worker at {address} was restarted"));
+        }
+        if let Some(refusal) = refusal(info, &peer) {
+            return Err(refusal);
+        }
+        let session = connect(&self.worker, &peer).await?;
+        tracing::info!(name = %peer.name, %instance, "peer connected");
+        self.add(instance, session, address);
+        Ok(session)
+    }
+
+    async fn fence(&self, peer: Instance, session: u64) {
+        let links = self.worker.links().clone();
+        let event = match tokio::task::spawn_blocking(move || links.fence(peer, session)).await {
+            Ok(Ok(())) => Event::PeerLost { peer, session, fenced: true },
+            Ok(Err(error)) => {
+                tracing::warn!(%peer, %error, "a peer is not fenced; its pages stay in quarantine");
+                Event::FenceFailed { peer, session }
+            }
+            Err(panic) => {
+                tracing::error!(%peer, %panic, "the transfer plugin failed to fence a peer");
+                Event::FenceFailed { peer, session }
+            }
+        };
+        self.worker.event(event).await;
+    }
+}
+
+/// Sends to one peer until it is lost, replaced, or nobody sends any more.
+async fn speak(
+    peers: Peers,
+    (peer, session): (Instance, u64),
+    mut client: WorkerClient<Channel>,
+    mut queue: mpsc::Receiver<Queued>,
+) {
+    let from = peers.worker.instance().0;
+    let mut failures = 0;
+    let mut floor = 0;
+    loop {
+        let mut messages = Vec::new();
+        match timeout(SIGN_OF_LIFE, queue.recv()).await {
+            Ok(Some(first)) => {
+                floor = floor.max(first.floor);
+                messages.push(first.message);
+                while messages.len() < PER_CALL
+                    && let Ok(next) = queue.try_recv()
+                {
+                    floor = floor.max(next.floor);
+                    messages.push(next.message);
+                }
+            }
+            Ok(None) => return,
+            Err(_idle) => {}
+        }
+        let request = DeliverRequest { from, to: peer.0, floor, messages };
+        let trouble = match timeout(CALL, client.deliver(request)).await {
+            Ok(Ok(reply)) if reply.get_ref().wrong_instance => {
+                failures = FAILURES;
+                "another worker answers at its address".to_owned()
+            }
+            Ok(Ok(_)) => {
+                failures = 0;
+                continue;
+            }
+            // Busy is alive.
+            Ok(Err(status)) if status.code() == tonic::Code::ResourceExhausted => continue,
+            Ok(Err(status)) => status.message().to_owned(),
+            Err(_elapsed) => format!("no answer in {CALL:?}"),
+        };
+        failures += 1;
+        if failures >= FAILURES {
+            // What an earlier line came to says nothing about the one in use.
+            if peers.is_current(peer, session) {
+                tracing::warn!(%peer, trouble, "a peer is lost");
+                peers.worker.event(Event::PeerLost { peer, session, fenced: false }).await;
+            }
+            return;
+        }
+        tokio::time::sleep(AFTER_FAILURE).await;
+    }
+}

@@ -1,0 +1,53 @@
+//! Digests of the pages that hold a prompt, for the log: what the ranks find in their pools, added up.
+
+use std::sync::{Mutex, PoisonError};
+
+use host_core::heads::counted_heads;
+use host_core::{PageId, Room};
+
+use host_executor::KvMemory;
+use host_executor::digest::{self, PagePart};
+
+/// One prompt's pages.
+#[derive(Debug)]
+pub(super) struct PageDigests {
+    room: Room,
+    tokens: usize,
+    pages: Vec<PageId>,
+    found: Mutex<Found>,
+}
+
+#[derive(Debug)]
+struct Found {
+    /// Ranks that have not added theirs.
+    missing: usize,
+    digests: Vec<u64>,
+}
+
+impl PageDigests {
+    pub(super) fn new(ranks: usize, room: Room, tokens: usize, pages: Vec<PageId>) -> Self {
+        let digests = vec![0; pages.len()];
+        Self { room, tokens, pages, found: Mutex::new(Found { missing: ranks, digests }) }
+    }
+
+    /// Adds what a rank holds of the pages, of heads that several hold only once; the last rank logs.
+    pub(super) fn add(&self, kv: &KvMemory, kv_heads: usize, ranks: usize, rank: usize) {
+        let shape = kv.layout().shape;
+        let part = |(index, page): (usize, &PageId)| {
+            let tokens = self.tokens.saturating_sub(index * shape.page_tokens);
+            let (layers, heads) = (0..shape.layers, counted_heads(kv_heads, ranks, rank));
+            digest::part(kv, &PagePart { page: *page, index, layers, heads, tokens })
+        };
+        let own: Vec<u64> = self.pages.iter().enumerate().map(part).collect();
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        for (digest, own) in found.digests.iter_mut().zip(own) {
+            *digest = digest::sum([*digest, own]);
+        }
+        found.missing = found.missing.saturating_sub(1);
+        if found.missing == 0 {
+            let digests: Vec<String> = found.digests.iter().map(|digest| format!("{digest:016x}")).collect();
+            let (room, tokens) = (self.room, self.tokens);
+            tracing::debug!(target: "host::pages", %room, tokens, digests = digests.join(","), "prompt ready");
+        }
+    }
+}

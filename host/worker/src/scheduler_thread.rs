@@ -1,0 +1,289 @@
+//! The thread that owns the core: events in, actions out, nothing that waits.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use host_core::scheduler::Stats;
+use host_core::{Action, Config, Event, Role, Room, Scheduler};
+use host_wire::Answer;
+use tokio::sync::{mpsc, watch};
+
+use super::agreement::Agreement;
+use super::alive::Alive;
+use super::cache_thread::CacheFeed;
+use super::channels::{Input, Outgoing};
+use super::clock::Clock;
+use super::handle::Tiers;
+use super::link::Links;
+use super::rank_thread::Ranks;
+use super::transfer_thread::{Command as TransferCommand, Inbox, Verification};
+use super::{Pages, tier_thread};
+
+/// Longest sleep without an event: keeps the published counters fresh.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Events taken in one turn before decisions are made.
+const EVENTS_PER_TURN: usize = 256;
+
+pub(super) struct Start {
+    /// First, so that this thread's end is told before those that follow from it.
+    #[expect(dead_code, reason = "held for its drop")]
+    pub alive: Alive,
+    pub config: Config,
+    pub pages: Pages,
+    pub page_bytes: u64,
+    pub clock: Clock,
+    pub runtime: tokio::runtime::Handle,
+    pub inputs: mpsc::Receiver<Input>,
+    pub outgoing: mpsc::Sender<Outgoing>,
+    pub to_ranks: Ranks,
+    /// One per rank; none on aggregated workers.
+    pub to_transfer: Vec<Inbox>,
+    /// With a hierarchy.
+    pub to_tiers: Option<tier_thread::Inbox>,
+    pub tiers: Arc<Tiers>,
+    pub links: Arc<Links>,
+    pub cache_feed: Option<CacheFeed>,
+    pub stats: Arc<Mutex<Stats>>,
+}
+
+/// Ends the thread.
+pub(super) struct Stop(watch::Sender<bool>);
+
+impl Stop {
+    pub(super) fn now(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+struct Turn {
+    start: Start,
+    scheduler: Scheduler,
+    agreement: Agreement,
+    clients: HashMap<Room, mpsc::UnboundedSender<Answer>>,
+    /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
+    unsent: VecDeque<Outgoing>,
+    warned_of_pace: bool,
+    warned_of_pages: bool,
+}
+
+pub(super) fn start(mut start: Start) -> std::io::Result<(Stop, JoinHandle<()>)> {
+    let (stop, stopped) = watch::channel(false);
+    let thread = std::thread::Builder::new().name("scheduler".into());
+    let thread = thread.spawn(move || {
+        let Pages { limits, source } = &mut start.pages;
+        let scheduler = Scheduler::with_pages(start.config.clone(), *limits, source.take());
+        let agreement = Agreement::new(start.to_transfer.len());
+        Turn {
+            start,
+            scheduler,
+            agreement,
+            clients: HashMap::new(),
+            unsent: VecDeque::new(),
+            warned_of_pace: false,
+            warned_of_pages: false,
+        }
+        .run(stopped);
+    })?;
+    Ok((Stop(stop), thread))
+}
+
+impl Turn {
+    fn run(mut self, mut stopped: watch::Receiver<bool>) {
+        let runtime = self.start.runtime.clone();
+        let mut actions = Vec::new();
+        loop {
+            let wait = self.wait();
+            let input = runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = stopped.wait_for(|stop| *stop) => Err(()),
+                    input = tokio::time::timeout(wait, self.start.inputs.recv()) => Ok(input.ok().flatten()),
+                }
+            });
+            let Ok(input) = input else { return };
+            let mut next = input;
+            for _ in 0..EVENTS_PER_TURN {
+                let Some(input) = next.take() else { break };
+                self.take(input, &mut actions);
+                next = self.start.inputs.try_recv().ok();
+            }
+            if let Some(input) = next {
+                self.take(input, &mut actions);
+            }
+            self.scheduler.tick(self.start.clock.now(), &mut actions);
+            for action in actions.drain(..) {
+                self.act(action);
+            }
+            self.flush();
+            if let Some(feed) = &mut self.start.cache_feed {
+                feed.catch_up(|| self.scheduler.cache_contents());
+            }
+            let stats = self.scheduler.stats();
+            self.warn_of_pace(&stats);
+            self.warn_of_pages();
+            let tiers = self.scheduler.tier_stats();
+            *self.start.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tiers;
+            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stats;
+        }
+    }
+
+    /// Says once that whoever hands out pages does so no more.
+    fn warn_of_pages(&mut self) {
+        if let Some(fault) = self.scheduler.page_source_fault().filter(|_| !self.warned_of_pages) {
+            self.warned_of_pages = true;
+            tracing::error!(
+                "{fault}: it is out of service, and this worker hands out its pages itself; no page was lost or used \
+                 twice"
+            );
+        }
+    }
+
+    /// Says once that the target for the time between tokens cannot be met.
+    fn warn_of_pace(&mut self, stats: &Stats) {
+        if stats.pace.out_of_reach && !self.warned_of_pace {
+            self.warned_of_pace = true;
+            tracing::warn!(
+                target_itl = ?self.start.config.target_itl,
+                step = ?stats.pace.predicted,
+                "not even one request at a time stays under --target-itl-ms; requests decode one by one until it does"
+            );
+        }
+    }
+
+    fn wait(&self) -> Duration {
+        if !self.unsent.is_empty() {
+            return Duration::from_millis(10);
+        }
+        let deadline = self.scheduler.next_deadline();
+        deadline.map_or(LONGEST_WAIT, |at| at.since(self.start.clock.now()).min(LONGEST_WAIT))
+    }
+
+    fn take(&mut self, input: Input, actions: &mut Vec<Action>) {
+        let event = match input {
+            Input::Submit(request, answers) => {
+                if self.clients.contains_key(&request.room) {
+                    let message = format!("room {} is in use", request.room);
+                    let failure =
+                        host_core::request::Failure::new(host_core::request::FailureCode::Invalid, message);
+                    // The client may be gone already; then nobody needs the answer.
+                    let _gone = answers.send(Answer::Failed(failure)).is_err();
+                    return;
+                }
+                self.clients.insert(request.room, answers);
+                Event::Submit(request)
+            }
+            Input::Event(event) => event,
+            Input::Transfer(report) => match self.agreement.take(report) {
+                Some(event) => event,
+                None => return,
+            },
+            Input::FlushCache(flushed) => {
+                // Whoever asked may have hung up.
+                let _gone = flushed.send(self.scheduler.flush_cache()).is_err();
+                return;
+            }
+        };
+        self.scheduler.handle(self.start.clock.now(), event, actions);
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Tier(action) => match &self.start.to_tiers {
+                Some(tiers) => tiers.push(action),
+                None => tracing::error!(?action, "nothing lies below the pool"),
+            },
+            Action::Run(batch) => self.start.to_ranks.run(batch),
+            Action::Cache(events) => {
+                if let Some(feed) = &mut self.start.cache_feed {
+                    feed.tell(events);
+                }
+            }
+            Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages } => {
+                if self.start.config.role != Role::Prefill {
+                    let transferred_bytes = u64::from(transferred_pages) * self.start.page_bytes;
+                    self.answer(room, Answer::Began { cached_tokens, transferred_bytes }, false);
+                }
+                if tracing::enabled!(target: "host::pages", tracing::Level::DEBUG) {
+                    self.start.to_ranks.log_digests(room, tokens as usize, pages);
+                }
+            }
+            Action::Send { to, floor, message } => {
+                // Lost when the inbox is full: the core repeats it.
+                let lost = self.start.outgoing.try_send(Outgoing::Message { to, floor, message }).is_err();
+                if lost {
+                    tracing::debug!(%to, "a control message was dropped: the control plane is busy");
+                }
+            }
+            Action::Connect { peer, floor } => self.unsent.push_back(Outgoing::Connect { peer, floor }),
+            Action::Fence { peer, session } => self.unsent.push_back(Outgoing::Fence { peer, session }),
+            Action::Write(write) => {
+                self.agreement.write(write.tag);
+                self.transfer(&TransferCommand::Write(Arc::new(write)));
+            }
+            Action::CancelWrite(tag) => self.transfer(&TransferCommand::Cancel(tag)),
+            Action::OpenRoom(opening) => {
+                let link = self.start.links.get(opening.peer);
+                let lanes = link.filter(|link| link.session == opening.session);
+                self.agreement.open(&opening, lanes.map_or_else(Vec::new, |link| link.lanes.clone()));
+                self.transfer(&TransferCommand::OpenRoom(Arc::new(opening)));
+            }
+            Action::CloseRoom { room } => {
+                self.agreement.close(room);
+                self.transfer(&TransferCommand::CloseRoom(room));
+            }
+            Action::ForgetRoom { room } => {
+                self.agreement.forget(room);
+                self.transfer(&TransferCommand::ForgetRoom(room));
+            }
+            Action::Verify { room, attempt, pages, aux_slot } => {
+                let lanes = self.agreement.verify(room);
+                let asked = Verification { room, attempt, pages, aux_slot, lanes };
+                self.transfer(&TransferCommand::Verify(Arc::new(asked)));
+            }
+            Action::Emit { room, token } => self.answer(room, Answer::Token(token), false),
+            Action::Finish { room, reason, usage } => {
+                let transferred_bytes = u64::from(usage.transferred_pages) * self.start.page_bytes;
+                tracing::debug!(%room, reason = reason.as_str(), "finished");
+                self.answer(room, Answer::Finished { reason, usage, transferred_bytes }, true);
+            }
+            Action::Fail { room, failure } => {
+                tracing::info!(%room, code = failure.code.as_str(), message = %failure.message, "request failed");
+                self.answer(room, Answer::Failed(failure), true);
+            }
+        }
+    }
+
+    fn answer(&mut self, room: Room, answer: Answer, last: bool) {
+        let client = if last { self.clients.remove(&room) } else { self.clients.get(&room).cloned() };
+        // A client that is gone has its request cancelled by whoever noticed.
+        let gone = client.is_none_or(|client| client.send(answer).is_err());
+        if gone {
+            tracing::trace!(%room, "an answer had no taker");
+        }
+    }
+
+    /// Asks every rank's transfer thread.
+    fn transfer(&self, command: &TransferCommand) {
+        if self.start.to_transfer.is_empty() {
+            tracing::error!("a transfer was asked of a worker without a transfer plugin");
+        }
+        for inbox in &self.start.to_transfer {
+            inbox.push(command.clone());
+        }
+    }
+
+    fn flush(&mut self) {
+        while let Some(next) = self.unsent.pop_front() {
+            match self.start.outgoing.try_send(next) {
+                Ok(()) => {}
+                Err(mpsc::error::TrySendError::Full(next)) => {
+                    self.unsent.push_front(next);
+                    return;
+                }
+                Err(mpsc::error::TrySendError::Closed(_)) => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! A worker's side of the control plane, as others call it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use host_core::{Event, Instance, Room};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use host_wire::pairs::compatible;
+use host_wire::proto::worker_server::Worker;
+use host_wire::proto::{
+    DeliverReply, DeliverRequest, FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent,
+    GenerateRequest, HandshakeReply, HandshakeRequest, WorkerInfo,
+};
+use host_wire::{Answer, convert};
+
+use super::Handle;
+use super::cache_news;
+use super::peers::Peers;
+
+/// Serves one worker.
+#[derive(Clone)]
+pub struct WorkerService {
+    worker: Handle,
+    /// As others reach us.
+    info: WorkerInfo,
+    peers: Peers,
+    /// Places for those who follow the cache.
+    followers: Arc<Semaphore>,
+}
+
+/// Routers that may follow one worker's cache: each may take a snapshot.
+const MAX_FOLLOWERS: usize = 16;
+
+impl WorkerService {
+    /// A service for a worker that is reached at `info.address`.
+    #[must_use]
+    pub fn new(worker: Handle, info: WorkerInfo, peers: Peers) -> Self {
+        Self { worker, info, peers, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) }
+    }
+}
+
+/// The answer to one request. Dropped before its end, it cancels the request.
+pub struct AnswerStream {
+    room: Room,
+    worker: Handle,
+    answers: mpsc::UnboundedReceiver<Answer>,
+    ended: bool,
+}
+
+impl Stream for AnswerStream {
+    type Item = Result<GenerateEvent, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        self.answers.poll_recv(context).map(|answer| match answer {
+            Some(answer) => {
+                self.ended = matches!(answer, Answer::Finished { .. } | Answer::Failed(_));
+                Some(Ok(convert::write_answer(&answer, self.worker.links().plugin_name())))
+            }
+            None => {
+                self.ended = true;
+                Some(Err(Status::unavailable("the worker stopped before the answer was complete")))
+            }
+        })
+    }
+}
+
+impl Drop for AnswerStream {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let (worker, room) = (self.worker.clone(), self.room);
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { worker.cancel(room).await });
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for WorkerService {
+    type GenerateStream = AnswerStream;
+
+    async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<AnswerStream>, Status> {
+        let request = request.into_inner();
+        tracing::debug!(
+            room = %Room(request.room),
+            request = %request.request_id,
+            prompt_tokens = request.prompt.len(),
+            "request"
+        );
+        let request = convert::read_request(request).map_err(|malformed| {
+            Status::invalid_argument(format!("the request cannot be read: {malformed}"))
+        })?;
+        let room = request.room;
+        let answers = self.worker.submit(request).await;
+        Ok(Response::new(AnswerStream { room, worker: self.worker.clone(), answers, ended: false }))
+    }
+
+    async fn handshake(
+        &self,
+        request: Request<HandshakeRequest>,
+    ) -> Result<Response<HandshakeReply>, Status> {
+        let HandshakeRequest { from, floor } = request.into_inner();
+        let from = from.ok_or_else(|| Status::invalid_argument("a handshake needs a worker"))?;
+        let peer = Instance(from.instance);
+        let connected = match refusal(&self.info, &from) {
+            Some(refusal) => Err(refusal),
+            None => connect(&self.worker, &from).await,
+        };
+        match &connected {
+            Ok(session) => {
+                tracing::info!(name = %from.name, instance = %peer, "peer connected");
+                self.peers.add(peer, *session, &from.address);
+                self.worker.event(Event::PeerReady { peer, floor, session: *session }).await;
+            }
+            Err(refusal) => tracing::warn!(name = %from.name, refusal, "handshake refused"),
+        }
+        Ok(Response::new(HandshakeReply {
+            accepted: connected.is_ok(),
+            message: connected.err().unwrap_or_default(),
+            worker: Some(self.info.clone()),
+        }))
+    }
+
+    async fn deliver(&self, request: Request<DeliverRequest>) -> Result<Response<DeliverReply>, Status> {
+        let DeliverRequest { from, to, floor, messages } = request.into_inner();
+        if to != self.info.instance {
+            return Ok(Response::new(DeliverReply { wrong_instance: true }));
+        }
+        for message in messages {
+            match convert::read_message(message) {
+                Ok(message) => {
+                    let event = Event::Message { from: Instance(from), floor, message };
+                    if !self.worker.try_event(event) {
+                        return Err(Status::resource_exhausted("the scheduler's inbox is full"));
+                    }
+                }
+                Err(malformed) => {
+                    tracing::warn!(from = %Instance(from), %malformed, "a control message was dropped");
+                }
+            }
+        }
+        Ok(Response::new(DeliverReply { wrong_instance: false }))
+    }
+
+    async fn flush_cache(&self, _: Request<FlushCacheRequest>) -> Result<Response<FlushCacheReply>, Status> {
+        let flushed = self.worker.flush_cache().await;
+        let flushed = flushed.ok_or_else(|| Status::unavailable("the worker is stopping"))?;
+        let count = |pages: usize| u32::try_from(pages).unwrap_or(u32::MAX);
+        Ok(Response::new(FlushCacheReply {
+            cache: flushed.is_some(),
+            pages_freed: flushed.map_or(0, |flushed| count(flushed.freed)),
+            pages_in_use: flushed.map_or(0, |flushed| count(flushed.in_use)),
+        }))
+    }
+
+    type FollowCacheStream = cache_news::NewsStream;
+
+    async fn follow_cache(
+        &self,
+        request: Request<FollowCacheRequest>,
+    ) -> Result<Response<cache_news::NewsStream>, Status> {
+        let FollowCacheRequest { instance, after } = request.into_inner();
+        if instance != self.info.instance {
+            let message =
+                format!("this is instance {} and not {}", self.worker.instance(), Instance(instance));
+            return Err(Status::failed_precondition(message));
+        }
+        let log = self.worker.cache().ok_or_else(|| {
+            Status::failed_precondition("this worker keeps no radix cache, so there is nothing to follow")
+        })?;
+        let place = Arc::clone(&self.followers).try_acquire_owned().map_err(|taken| {
+            let message = format!("{MAX_FOLLOWERS} routers follow this worker, which is the limit ({taken})");
+            Status::resource_exhausted(message)
+        })?;
+        Ok(Response::new(cache_news::follow(log.clone(), after, place)))
+    }
+}
+
+/// Why two workers cannot exchange KV, if they cannot.
+pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> {
+    let pair = (ours.role.as_str(), theirs.role.as_str());
+    if !matches!(pair, ("prefill", "decode") | ("decode", "prefill")) {
+        return Some(format!(
+            "{} is a {} worker and {} a {} worker: KV goes from prefill to decode",
+            ours.name, ours.role, theirs.name, theirs.role
+        ));
+    }
+    let (prefill, decode) = if ours.role == "prefill" { (ours, theirs) } else { (theirs, ours) };
+    compatible(prefill, decode).err()
+}
+
+/// Cuts off what is left of an earlier connection of the transfer plugin to a peer and makes a new one, off the async
+/// threads; returns the session.
+pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, String> {
+    let (links, peer) = (worker.links().clone(), peer.clone());
+    tokio::task::spawn_blocking(move || links.connect(&peer))
+        .await
+        .unwrap_or_else(|panic| Err(format!("the transfer plugin failed: {panic}")))
+}

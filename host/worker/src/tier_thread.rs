@@ -1,0 +1,248 @@
+//! The threads below the pool: copies between the ranks' pools and host memory, and the plugins that store pages.
+//!
+//! They carry [`TierAction`]s out for all ranks of the worker, so that a page has ended when it has on every rank and
+//! nothing has to be agreed upon. Host memory lies page by page in the order head, layer, K/V, token, dimension,
+//! whatever the pool's layout is. A storage tier holds one object per page and KV head of the model, so workers of any
+//! number of ranks share objects; a head that several ranks hold is written by the first of them and read by all.
+//!
+//! One thread makes copies, one after the other. Each storage tier has a thread of its own, which alone calls the plugin: one that
+//! blocks in a call that must not block holds up its own pages and nothing else.
+
+mod host_memory;
+mod mailbox;
+mod objects;
+mod seal;
+mod store;
+mod traffic;
+
+use std::sync::{Arc, mpsc as queue};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use host_core::Event;
+use host_core::PageId;
+use host_core::hierarchy::{Direction, HostSlot, PageEnd, TierAction, TierEvent, TierTag};
+use host_core::layout::KvShape;
+use host_executor::KvMemory;
+use host_memory::HostMemory;
+use host_plugin_api::StorageTier;
+use host_plugins::Running;
+use tokio::sync::mpsc;
+
+use super::alive::Alive;
+use super::channels::Input;
+use mailbox::Mailbox;
+use store::{Next, Store};
+pub(super) use traffic::Traffic;
+
+/// Sleep while a plugin that is to be looked at again has no descriptor to wait on.
+const SHORT_WAIT: Duration = Duration::from_millis(1);
+/// Sleep otherwise; a lost wake-up costs this much.
+const LONG_WAIT: Duration = Duration::from_millis(500);
+
+/// What lies below a worker's pool.
+pub struct Below {
+    /// The storage plugins' names and instances, in the order in which the core numbers them.
+    pub tiers: Vec<(String, Arc<dyn StorageTier>)>,
+}
+
+impl Below {
+    /// What objects' addresses and lengths must be multiples of for all tiers; `None` without storage.
+    #[must_use]
+    pub fn alignment(&self) -> Option<u64> {
+        self.tiers.iter().map(|(_, tier)| tier.limits().alignment).max()
+    }
+}
+
+/// Bytes that one page takes in the host memory of a rank with this shape; `alignment` is that of the storage below it, if
+/// there is any.
+#[must_use]
+pub fn slot_bytes(shape: &KvShape, alignment: Option<usize>) -> usize {
+    shape.heads * host_memory::head_bytes(shape, alignment)
+}
+
+/// The way to all of them.
+pub(super) struct Inbox {
+    copies: queue::Sender<Copy>,
+    stores: Vec<Arc<Mailbox>>,
+}
+
+impl Inbox {
+    pub(super) fn push(&self, action: TierAction) {
+        match action {
+            TierAction::Copy { tag, direction, pages } => {
+                // A thread that is gone has told so, and the worker with it.
+                let _gone = self.copies.send(Copy { tag, direction, pages }).is_err();
+            }
+            TierAction::Query { tier, .. }
+            | TierAction::Read { tier, .. }
+            | TierAction::Write { tier, .. }
+            | TierAction::Cancel { tier, .. } => self.stores[tier].push(action),
+        }
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.stores.iter().for_each(|store| store.close());
+    }
+}
+
+/// [`TierAction::Copy`].
+struct Copy {
+    tag: TierTag,
+    direction: Direction,
+    pages: Vec<(PageId, HostSlot)>,
+}
+
+pub(super) struct Start<'a> {
+    pub below: Below,
+    /// Slots of host memory.
+    pub slots: u32,
+    /// The ranks' pools.
+    pub pools: Vec<KvMemory>,
+    /// KV heads of the model.
+    pub kv_heads: usize,
+    pub inputs: mpsc::Sender<Input>,
+    /// Makes what each thread holds.
+    pub alive: &'a dyn Fn(&'static str) -> Alive,
+}
+
+/// What was started.
+pub(super) struct Started {
+    pub inbox: Inbox,
+    pub copies: JoinHandle<()>,
+    pub tiers: Vec<RunningTier>,
+    /// Between the pools and host memory.
+    pub copied: Arc<Traffic>,
+    /// Between host memory and each tier.
+    pub stored: Vec<Arc<Traffic>>,
+}
+
+/// A storage tier with the thread that calls it.
+pub(super) struct RunningTier {
+    name: String,
+    tier: Arc<dyn StorageTier>,
+    memory: Arc<HostMemory>,
+    thread: JoinHandle<()>,
+}
+
+impl RunningTier {
+    /// Notes how it is stopped. Its thread ends when the inbox is gone; one that is inside the plugin does not, and is
+    /// left behind with it.
+    pub(super) fn stops_with(self, running: &mut Running) {
+        let Self { name, tier, memory, thread } = self;
+        running.opened(&name, move |milliseconds| {
+            if thread.join().is_err() {
+                tracing::error!("the thread of a storage tier had panicked");
+            }
+            let stopped = tier.shutdown(milliseconds);
+            if stopped.is_err() {
+                // It may still touch the memory, and would be asked to stop once more if it were dropped.
+                std::mem::forget((tier, memory));
+            }
+            stopped
+        });
+    }
+}
+
+pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
+    let Start { below, slots, pools, kv_heads, inputs, alive } = start;
+    let alignment = below.alignment().map(usize::try_from).transpose()?;
+    let memory = Arc::new(HostMemory::new(&pools, slots as usize, kv_heads, alignment)?);
+    let stores: anyhow::Result<Vec<Store>> =
+        below.tiers.iter().map(|(name, tier)| Store::open(name, tier.clone(), &memory)).collect();
+    let stores = stores?;
+    let stored = stores.iter().map(Store::traffic).collect();
+    let copied = Arc::new(Traffic::default());
+    let (send, copies) = queue::channel();
+    let mut inbox = Inbox { copies: send, stores: Vec::new() };
+    let copier = Copies {
+        alive: alive("copies"),
+        memory: memory.clone(),
+        traffic: copied.clone(),
+        inputs: inputs.clone(),
+    };
+    let copies = std::thread::Builder::new().name("copies".into()).spawn(move || copier.run(&copies))?;
+    let mut tiers = Vec::new();
+    for ((name, tier), store) in below.tiers.into_iter().zip(stores) {
+        let mailbox = Arc::new(Mailbox::new()?);
+        inbox.stores.push(mailbox.clone());
+        let caller =
+            Caller { alive: alive("storage"), store, memory: memory.clone(), inputs: inputs.clone() };
+        let thread = std::thread::Builder::new().name("storage".into());
+        let thread = thread.spawn(move || caller.run(&mailbox))?;
+        tiers.push(RunningTier { name, tier, memory: memory.clone(), thread });
+    }
+    Ok(Started { inbox, copies, tiers, copied, stored })
+}
+
+fn tell(inputs: &mpsc::Sender<Input>, event: TierEvent) -> Result<(), ()> {
+    inputs.blocking_send(Input::Event(Event::Tier(event))).map_err(|_stopped| ())
+}
+
+/// The thread that copies.
+struct Copies {
+    /// First, so that this thread's end is told before those that follow from it.
+    #[expect(dead_code, reason = "held for its drop")]
+    alive: Alive,
+    memory: Arc<HostMemory>,
+    traffic: Arc<Traffic>,
+    inputs: mpsc::Sender<Input>,
+}
+
+impl Copies {
+    fn run(self, copies: &queue::Receiver<Copy>) {
+        for Copy { tag, direction, pages } in copies {
+            let loads = direction == Direction::Load;
+            let end = match self.memory.copy(loads, &pages) {
+                Ok(()) => {
+                    let bytes = self.memory.page_bytes() * pages.len();
+                    match loads {
+                        true => self.traffic.came_up(bytes),
+                        false => self.traffic.went_down(bytes),
+                    }
+                    PageEnd::Done
+                }
+                Err(error) => {
+                    tracing::error!(%error, "pages could not be copied between the pool and host memory");
+                    PageEnd::Failed
+                }
+            };
+            let pages = (0..).zip(&pages).map(|(place, _)| (place, end)).collect();
+            if tell(&self.inputs, TierEvent::Ended { tag, pages }).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The thread that calls one plugin.
+struct Caller {
+    /// First, as above.
+    #[expect(dead_code, reason = "held for its drop")]
+    alive: Alive,
+    store: Store,
+    memory: Arc<HostMemory>,
+    inputs: mpsc::Sender<Input>,
+}
+
+impl Caller {
+    fn run(mut self, mailbox: &Mailbox) {
+        let mut events = Vec::new();
+        while let Some(actions) = mailbox.take() {
+            for action in actions {
+                self.store.begin(action, &self.memory, &mut events);
+            }
+            let next = self.store.turn(&self.memory, &mut events);
+            if events.drain(..).try_for_each(|event| tell(&self.inputs, event)).is_err() {
+                return;
+            }
+            match next {
+                Next::Turn => {}
+                Next::Look => mailbox.sleep(self.store.event_fd(), SHORT_WAIT),
+                Next::Sleep => mailbox.sleep(self.store.event_fd(), LONG_WAIT),
+            }
+        }
+    }
+}

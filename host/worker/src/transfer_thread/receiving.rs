@@ -1,0 +1,104 @@
+//! What peers' ranks have put into ours.
+
+use host_core::Event;
+use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::notice::{KIND, KIND_LANE, LaneNotice};
+use host_plugin_api::ErrorCode;
+use host_plugin_api::transfer::{NOTIFICATION_BYTES, Notification, NotificationKind};
+
+use super::{BATCH, Report, Thread, Verification, counted};
+use crate::channels::Input;
+use crate::lane_sums;
+use crate::link::rank_of;
+
+/// A notification, and the link that was in use when it was taken: when it is looked at, that may have been replaced.
+pub(super) struct Taken {
+    notification: Notification,
+    /// Of news that a peer is gone.
+    session: Option<u64>,
+}
+
+impl Thread {
+    pub(super) fn take_notifications(&self) -> Result<Vec<Taken>, ErrorCode> {
+        let blank = Notification {
+            kind: NotificationKind(0),
+            length: 0,
+            peer_name_length: 0,
+            reserved: 0,
+            payload: [0; NOTIFICATION_BYTES],
+            peer_name: [0; 64],
+        };
+        let mut notifications = [blank; BATCH];
+        let count = counted(self.backend.notifications(&mut notifications))?;
+        let taken = |notification: &Notification| {
+            let lost = notification.kind == NotificationKind::PEER_LOST;
+            let peer = rank_of(name(notification)).filter(|_| lost);
+            let link = peer.and_then(|(peer, _)| self.start.links.get(peer));
+            Taken { notification: *notification, session: link.map(|link| link.session) }
+        };
+        Ok(notifications[..count].iter().map(taken).collect())
+    }
+
+    pub(super) fn notified(&mut self, Taken { notification, session }: &Taken) {
+        match notification.kind {
+            NotificationKind::ARRIVED => self.arrived(notification),
+            NotificationKind::PEER_LOST => self.peer_lost(notification, *session),
+            _ => {}
+        }
+    }
+
+    fn arrived(&mut self, notification: &Notification) {
+        let length = (notification.length as usize).min(NOTIFICATION_BYTES);
+        let (payload, name) = (&notification.payload[..length], name(notification));
+        let message = payload.get(KIND).filter(|kind| **kind == KIND_LANE);
+        let lane = message.and_then(|_| LaneNotice::decode(payload));
+        let (rank, sender) = (self.start.rank, rank_of(name));
+        match (lane, sender) {
+            (Some(lane), Some((peer, source)))
+                if usize::from(lane.source) == source && usize::from(lane.target) == rank =>
+            {
+                self.report(Report::Landed { rank, peer, notice: lane });
+            }
+            (None, Some(sender)) if self.heard(sender, payload) => {}
+            _ => tracing::warn!(name, length, rank, "a peer sent a notification that is not for this rank"),
+        }
+    }
+
+    /// One of a peer's ranks is gone, and with it the whole link. It is fenced off this thread, because the peer's other
+    /// ranks may still write.
+    fn peer_lost(&mut self, notification: &Notification, session: Option<u64>) {
+        let Some((peer, rank)) = rank_of(name(notification)) else { return };
+        tracing::warn!(%peer, rank, "the transfer plugin says that a peer is gone");
+        // Without a link, whoever took it away has told the scheduler.
+        let Some(session) = session else { return };
+        self.staging_lost(peer, session);
+        self.tell(Input::Event(Event::PeerLost { peer, session, fenced: false }));
+    }
+
+    pub(super) fn verify(&self, asked: &Verification) {
+        let rank = self.start.rank;
+        let aux_row = (rank == 0).then(|| {
+            let mut row = Box::new([0; AUX_ROW_BYTES]);
+            self.start.links.aux().read(asked.aux_slot as usize * AUX_ROW_BYTES, &mut row[..]);
+            row
+        });
+        let found = self.start.page_integrity.then(|| {
+            let kv = &self.own().kv;
+            let layers = 0..kv.layout().shape.layers;
+            let lanes = asked.lanes.iter().filter(|lane| lane.target == rank);
+            lanes
+                .map(|lane| {
+                    let pages = (0..).zip(asked.pages.iter().copied());
+                    (lane.source, lane_sums::of(kv, pages, layers.clone(), lane.heads.clone()))
+                })
+                .collect()
+        });
+        let (room, attempt) = (asked.room, asked.attempt);
+        self.report(Report::Checked { rank, room, attempt, aux_row, found });
+    }
+}
+
+fn name(notification: &Notification) -> &str {
+    let length = (notification.peer_name_length as usize).min(notification.peer_name.len());
+    std::str::from_utf8(&notification.peer_name[..length]).unwrap_or_default()
+}

@@ -1,0 +1,375 @@
+//! A rank's shares of page writes on their way through its instance of the plugin.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::heads::HeadLane;
+use host_core::notice::{LaneNotice, MESSAGE_BYTES};
+use host_core::scheduler::PageWrite;
+use host_core::staging::{Span, piece_limit};
+use host_core::transfer::{Lane, Path, Piece, StagingPolicy, Tag, choose, copy_lane};
+use host_plugin_api::ErrorCode;
+use host_plugin_api::transfer::{
+    self as api, Completion, NOTIFICATION_BYTES, PeerId, Submission, TransferBackend, Write,
+};
+
+use super::{BATCH, counted, staging};
+use crate::lane_sums;
+use crate::link::{Link, Links};
+
+/// What one of our ranks sends of a write to one of the peer's.
+pub(super) struct Share {
+    pub peer: PeerId,
+    pub target: usize,
+    /// What is written to its place.
+    pub writes: Vec<Write>,
+    /// What goes through staging memory, and is numbered before what does not.
+    pub staged: Vec<Span>,
+    /// Digest of the pages in it.
+    pub sum: u64,
+}
+
+/// Plans and digests what a rank sends of a write. Its last part is complete on rank 0 only when the aux row, which
+/// travels from rank 0 to rank 0, is behind it.
+///
+/// # Errors
+/// What is wrong with the link or the write.
+pub(super) fn shares(
+    links: &Links,
+    link: &Link,
+    rank: usize,
+    write: &PageWrite,
+    policy: &StagingPolicy,
+    page_integrity: bool,
+) -> Result<Vec<Share>, String> {
+    let plan = Plan { links, link, rank, write, policy, page_integrity };
+    let own = link.lanes.iter().filter(|lane| lane.source == rank);
+    // Without pages there is the aux row alone.
+    let wanted = own.filter(|lane| !write.source.is_empty() || (lane.source, lane.target) == (0, 0));
+    wanted.map(|lane| plan.share(lane)).collect()
+}
+
+/// What a rank's shares of a write are planned from.
+struct Plan<'a> {
+    links: &'a Links,
+    link: &'a Link,
+    rank: usize,
+    write: &'a PageWrite,
+    policy: &'a StagingPolicy,
+    page_integrity: bool,
+}
+
+impl Plan<'_> {
+    /// What goes over one lane: staged or to its place, and the aux row to its place.
+    fn share(&self, lane: &HeadLane) -> Result<Share, String> {
+        let (own, write) = (&self.links.ranks()[self.rank], self.write);
+        let peer = self.link.connection(self.rank, lane.target);
+        let peer = peer.ok_or_else(|| format!("the connection to worker {} is being cut off", write.to))?;
+        let theirs = &self.link.ranks[lane.target];
+        let layers = write.layers.start as usize..write.layers.end as usize;
+        let planned = Lane { source: own.share(), target: theirs.share, heads: lane.heads.clone() };
+        let copy = copy_lane(&planned, &write.source, &write.target, layers.clone())
+            .map_err(|error| error.to_string())?;
+        let limit = piece_limit(own.staging_bytes(), theirs.staging_bytes);
+        let staged = match choose(&copy.size(), self.policy) {
+            Path::Staged => staging::pieces(&planned.source, &lane.heads, write, limit),
+            Path::Direct => None,
+        };
+        let pieces = if staged.is_some() { Vec::new() } else { copy.pieces() };
+        let to_its_place = |piece: &Piece| Write {
+            source_region: own.kv_region.0,
+            target_region: theirs.kv_region,
+            source_offset: piece.source as u64,
+            target_offset: piece.target as u64,
+            length: piece.length as u32,
+            target_generation: theirs.kv_generation,
+        };
+        let mut writes: Vec<Write> = pieces.iter().map(to_its_place).collect();
+        writes.extend(self.aux_row(lane.target)?);
+        let pages = (write.first_page as usize..).zip(write.source.iter().copied());
+        let sum = match self.page_integrity {
+            true => lane_sums::of(&own.kv, pages, layers, lane.heads.clone()),
+            false => 0,
+        };
+        Ok(Share { peer, target: lane.target, writes, staged: staged.unwrap_or_default(), sum })
+    }
+
+    /// Puts the aux row into its place here; the write that takes it to rank 0 of the peer. Only rank 0 has aux rows.
+    fn aux_row(&self, target: usize) -> Result<Option<Write>, String> {
+        let region = self.links.ranks()[self.rank].aux_region;
+        let (Some((row, own_slot, peer_slot)), Some(region), 0) = (&self.write.aux, region, target) else {
+            return Ok(None);
+        };
+        let theirs = &self.link.ranks[target];
+        if *peer_slot >= theirs.aux_rows {
+            return Err(format!("decode named aux row {peer_slot}, but has {}", theirs.aux_rows));
+        }
+        self.links.aux().write(*own_slot as usize * AUX_ROW_BYTES, &row.encode());
+        Ok(Some(Write {
+            source_region: region.0,
+            target_region: theirs.aux_region,
+            source_offset: u64::from(*own_slot) * AUX_ROW_BYTES as u64,
+            target_offset: u64::from(*peer_slot) * AUX_ROW_BYTES as u64,
+            length: AUX_ROW_BYTES as u32,
+            target_generation: theirs.aux_generation,
+        }))
+    }
+}
+
+/// One page write's way through the plugin, as one or more submissions.
+struct Part {
+    left: usize,
+    error: Option<String>,
+}
+
+/// Page writes that have settled, and how.
+pub(super) type Settled = Vec<(Tag, Option<String>)>;
+
+/// What a submission is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// A fragment of a page write.
+    Part(Tag),
+    /// A staged piece, by the name that the staging sender gave it.
+    Piece(u64),
+    /// A message without data. Nobody waits for its end: who misses it asks again.
+    Message,
+}
+
+/// Messages that may wait for a plugin that is full. More are dropped: their senders repeat them.
+const MESSAGES: usize = 4096;
+
+/// See the module.
+pub(super) struct Sending {
+    links: Arc<Links>,
+    backend: Arc<dyn TransferBackend>,
+    max_writes: usize,
+    /// Submissions that the plugin has no room for yet.
+    waiting: VecDeque<(Purpose, Submission, Vec<Write>)>,
+    parts: HashMap<Tag, Part>,
+    last_submission: u64,
+    /// What a submission is for.
+    by_submission: HashMap<api::Tag, Purpose>,
+    /// Staged pieces whose writes have settled.
+    pieces: Vec<(u64, Option<String>)>,
+    /// Submissions that ended in an error and may still be in flight.
+    unsettled: Vec<(api::Tag, &'static str)>,
+}
+
+impl Sending {
+    pub(super) fn new(links: Arc<Links>, rank: usize) -> Self {
+        let backend = links.ranks()[rank].backend.clone();
+        let max_writes = backend.limits().max_writes.max(1) as usize;
+        Self {
+            links,
+            backend,
+            max_writes,
+            waiting: VecDeque::new(),
+            parts: HashMap::new(),
+            last_submission: 0,
+            by_submission: HashMap::new(),
+            pieces: Vec::new(),
+            unsettled: Vec::new(),
+        }
+    }
+
+    /// Most writes of one submission.
+    pub(super) fn max_writes(&self) -> usize {
+        self.max_writes
+    }
+
+    /// Whether the plugin is full, or has something unsettled.
+    pub(super) fn hurries(&self) -> bool {
+        !self.waiting.is_empty() || !self.unsettled.is_empty()
+    }
+
+    /// Queues what shares of a write, at least one, write to its place. For each of those that are staged,
+    /// [`lane_ended`](Self::lane_ended) is to follow.
+    pub(super) fn begin(&mut self, write: &PageWrite, rank: usize, shares: &[Share]) {
+        let mut left = 0;
+        for share in shares {
+            let notice = share.notice(write, rank, share.fragments(self.max_writes));
+            let first = share.staged.len();
+            for (index, writes) in share.direct(self.max_writes).enumerate() {
+                let fragment = u32::try_from(first + index).unwrap_or(u32::MAX);
+                let notice = LaneNotice { fragment, ..notice };
+                self.queue(Purpose::Part(write.tag), share.peer, notice.encode(), writes.to_vec());
+                left += 1;
+            }
+            left += usize::from(!share.staged.is_empty());
+        }
+        self.parts.insert(write.tag, Part { left, error: None });
+    }
+
+    fn queue(
+        &mut self,
+        purpose: Purpose,
+        peer: PeerId,
+        notification: [u8; MESSAGE_BYTES],
+        writes: Vec<Write>,
+    ) {
+        self.last_submission += 1;
+        let tag = api::Tag(self.last_submission);
+        let submission =
+            Submission { peer, notification_length: NOTIFICATION_BYTES as u32, tag, notification };
+        self.by_submission.insert(tag, purpose);
+        match purpose {
+            // Somebody waits for it, and it is small.
+            Purpose::Message => self.waiting.push_front((purpose, submission, writes)),
+            Purpose::Part(_) | Purpose::Piece(_) => self.waiting.push_back((purpose, submission, writes)),
+        }
+    }
+
+    /// Sends a message without data, unless too many wait already.
+    pub(super) fn say(&mut self, peer: PeerId, message: [u8; MESSAGE_BYTES]) {
+        if self.waiting.len() < MESSAGES {
+            self.queue(Purpose::Message, peer, message, Vec::new());
+        }
+    }
+
+    /// Queues the write of a staged piece; [`settled_pieces`](Self::settled_pieces) says when it has settled.
+    pub(super) fn piece(&mut self, id: u64, peer: PeerId, notice: [u8; MESSAGE_BYTES], write: Write) {
+        self.queue(Purpose::Piece(id), peer, notice, vec![write]);
+    }
+
+    /// A piece that could not be queued.
+    pub(super) fn piece_failed(&mut self, id: u64, error: String) {
+        self.pieces.push((id, Some(error)));
+    }
+
+    /// Does not start the write of a piece that has not begun.
+    pub(super) fn cancel_piece(&mut self, id: u64) {
+        let settled = self.drop_all(Purpose::Piece(id));
+        debug_assert!(settled.is_empty());
+    }
+
+    /// Staged pieces whose writes have settled, and how.
+    pub(super) fn settled_pieces(&mut self) -> Vec<(u64, Option<String>)> {
+        std::mem::take(&mut self.pieces)
+    }
+
+    /// Nothing of a staged share is in flight any more.
+    pub(super) fn lane_ended(&mut self, tag: Tag, error: Option<String>) -> Option<(Tag, Option<String>)> {
+        let part = self.parts.get_mut(&tag)?;
+        part.left -= 1;
+        part.error = part.error.take().or(error);
+        if part.left > 0 {
+            return None;
+        }
+        self.parts.remove(&tag).map(|part| (tag, part.error))
+    }
+
+    /// Hands to the plugin what it has room for; whether that was anything.
+    pub(super) fn submit(&mut self) -> (bool, Settled) {
+        let (mut busy, mut settled) = (false, Vec::new());
+        while let Some((purpose, submission, writes)) = self.waiting.front() {
+            let status = self.backend.submit(submission, writes);
+            if status == ErrorCode::WOULD_BLOCK.0 {
+                break;
+            }
+            busy = true;
+            if status == 0 {
+                let counters = self.links.counters();
+                let way = match purpose {
+                    Purpose::Piece(_) => &counters.staged,
+                    Purpose::Part(_) | Purpose::Message => &counters.direct,
+                };
+                way.count(writes);
+                self.waiting.pop_front();
+            } else if let Some((_, submission, _)) = self.waiting.pop_front() {
+                let error = format!("the plugin refused the writes: {}", ErrorCode(status).name());
+                settled.extend(self.ended(submission.tag, Some(error)));
+            }
+        }
+        (busy, settled)
+    }
+
+    /// Starts nothing more of what is written of a page write to its place.
+    pub(super) fn cancel(&mut self, tag: Tag) -> Settled {
+        self.drop_all(Purpose::Part(tag))
+    }
+
+    fn drop_all(&mut self, purpose: Purpose) -> Settled {
+        // What was sent of the room so far is of no use to a later attempt.
+        let (dropped, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|(other, _, _)| *other == purpose);
+        self.waiting = kept;
+        let mut settled = Vec::new();
+        for (_, submission, _) in dropped {
+            settled.extend(self.ended(submission.tag, Some("cancelled".into())));
+        }
+        for (submission, other) in &self.by_submission {
+            if *other == purpose {
+                // A submission that has just completed cannot be cancelled any more, which is as good.
+                let _late = self.backend.cancel(*submission);
+            }
+        }
+        settled
+    }
+
+    /// Takes completions; whether there were any.
+    ///
+    /// # Errors
+    /// The plugin's code when it has failed.
+    pub(super) fn poll(&mut self) -> Result<(bool, Settled), ErrorCode> {
+        let blank = Completion { tag: api::Tag(0), bytes: 0, status: 0, reserved: 0 };
+        let mut completions = [blank; BATCH];
+        let count = counted(self.backend.poll(&mut completions))?;
+        let mut settled = Vec::new();
+        for completion in &completions[..count] {
+            if completion.status == 0 {
+                settled.extend(self.ended(completion.tag, None));
+            } else if self.by_submission.contains_key(&completion.tag) {
+                self.unsettled.push((completion.tag, ErrorCode(completion.status).name()));
+            }
+        }
+        // A failed submission counts as ended only when the plugin says that nothing of it is in flight.
+        for (submission, error) in std::mem::take(&mut self.unsettled) {
+            match self.backend.settled(submission) {
+                1 => settled.extend(self.ended(submission, Some(error.to_owned()))),
+                _ => self.unsettled.push((submission, error)),
+            }
+        }
+        Ok((count > 0, settled))
+    }
+
+    fn ended(&mut self, submission: api::Tag, error: Option<String>) -> Option<(Tag, Option<String>)> {
+        match self.by_submission.remove(&submission)? {
+            Purpose::Part(tag) => self.lane_ended(tag, error),
+            Purpose::Piece(id) => {
+                self.pieces.push((id, error));
+                None
+            }
+            Purpose::Message => None,
+        }
+    }
+}
+
+impl Share {
+    /// The notice of fragment 0 of `fragments`.
+    pub(super) fn notice(&self, write: &PageWrite, rank: usize, fragments: usize) -> LaneNotice {
+        let byte = |rank: usize| u8::try_from(rank).unwrap_or(u8::MAX);
+        LaneNotice {
+            notice: write.notice,
+            fragment: 0,
+            fragments: u32::try_from(fragments).unwrap_or(u32::MAX),
+            sum: self.sum,
+            alone: write.source.is_empty(),
+            source: byte(rank),
+            target: byte(self.target),
+        }
+    }
+
+    /// What is written to its place, in fragments of at most `max_writes` writes. Where nothing is to be written at all, one
+    /// fragment without writes says so.
+    fn direct(&self, max_writes: usize) -> impl Iterator<Item = &[Write]> {
+        let nothing = self.writes.is_empty() && self.staged.is_empty();
+        self.writes.chunks(max_writes).chain(nothing.then_some(&[][..]))
+    }
+
+    /// How many fragments there are: the staged pieces, which are numbered first, and what is written to its place.
+    pub(super) fn fragments(&self, max_writes: usize) -> usize {
+        self.staged.len() + self.direct(max_writes).count()
+    }
+}
