@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use host_tests::caches::RESTORES;
 use host_tests::cluster::{Cluster, Start};
+use host_tests::fetched::Artifact;
+use serde_json::{Value, json};
 
 use plugin_support::{fixture, nixl};
 
@@ -97,6 +99,43 @@ fn shm_and_hicache_file_serve_store_and_restore_without_a_configuration() {
 fn the_missions_command_serves_stores_and_restores_without_a_configuration() {
     let Some(library) = nixl::library() else { return };
     serves_stores_and_restores("nixl,hicache-file", "nixl", &[("NIXL_LIBRARY", &library)]);
+}
+
+/// `host --model FILE --plugins NAMES` and nothing else, as typed where program and plugins were built, with a real model.
+fn answers_as_typed(named: &str, environment: &[(&str, &Path)]) {
+    let built = Path::new(env!("CARGO_BIN_EXE_host"));
+    let folder = tempfile::tempdir_in(built.parent().unwrap()).unwrap();
+    let program = folder.path().join("host");
+    std::fs::hard_link(built, &program).unwrap();
+    for name in ["shm", "nixl", "hicache-file"] {
+        std::fs::copy(fixture::plugin(name), folder.path().join(format!("{name}.so"))).unwrap();
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let environment = [&[("XDG_CACHE_HOME", cache.path())], environment].concat();
+    let model = Artifact::SmolLm2.path().display().to_string();
+    let flags = ["--model", &model, "--plugins", named].map(str::to_owned).to_vec();
+    let start = Start { program: &program, flags, config: String::new(), workers: 2 };
+    let mut cluster = Cluster::start_as_given(&start, &environment);
+    let messages = json!([{ "role": "user", "content": "What is the capital of France?" }]);
+    let body = json!({ "messages": messages, "temperature": 0, "max_tokens": 24 });
+    let (status, text) = cluster.post("/v1/chat/completions", &body.to_string()).unwrap();
+    assert_eq!(status, 200, "{text}");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer["choices"][0]["message"]["content"], "The capital of France is Paris.", "{text}");
+    assert_eq!(cluster.interrupt(), Some(0), "{}", cluster.log());
+    let folder = stores(cache.path());
+    assert_eq!(folder.len(), 1, "one model: {folder:?}");
+}
+
+#[test]
+fn the_command_with_shm_answers_in_english_as_typed() {
+    answers_as_typed("shm,hicache-file", &[]);
+}
+
+#[test]
+fn the_missions_command_answers_in_english_as_typed() {
+    let Some(library) = nixl::library() else { return };
+    answers_as_typed("nixl,hicache-file", &[("NIXL_LIBRARY", &library)]);
 }
 
 #[test]

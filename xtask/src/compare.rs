@@ -25,7 +25,7 @@ Builds `host` as a release, fetches SmolLM2-135M (93 MB) and llama.cpp (20 MB, a
 processors), and writes the model once more with F32 and with BF16 weights. Then the two take turns: prompts of made-up tokens,
 prefill alone, then greedy decode, with 1 and with 8 of them at a time. `host` is asked over HTTP as one aggregated worker
 without a prefix cache; llama.cpp is called in its own process. Both have a thread for each core and their defaults: llama.cpp
-keeps KV in f16, `host` in f32 or bf16 as the weights are. Prints a table of medians. Wants a machine that does nothing else.
+keeps KV in f16, `host` in f32 for F32 weights and in bf16 otherwise. Prints a table of medians. Wants a machine that does nothing else.
 
 Usage: cargo xtask compare [OPTIONS]
 

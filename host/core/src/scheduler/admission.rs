@@ -1,9 +1,10 @@
 //! The way in.
 
 use super::growth::{Need, Pages};
-use super::job::{Incoming, Job, Outgoing, Stage};
+use super::job::{Incoming, Job, Outgoing};
 use super::peers::PeerState;
 use super::prefix::Prefix;
+use super::stage::Stage;
 use super::{Action, Role, RoomOpening, Scheduler};
 use crate::ids::{Room, Time};
 use crate::message::{Body, Reserve};
@@ -142,7 +143,7 @@ impl Scheduler {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
                 // It goes straight into the steps.
-                _ if job.stage == Stage::Retracted => self.may_join(resumed),
+                _ if *job.stage == Stage::Retracted => self.may_join(resumed),
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
@@ -184,7 +185,7 @@ impl Scheduler {
                 self.unlock(prefix.map(|prefix| prefix.lock));
                 continue;
             }
-            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage == Stage::Retracted));
+            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| *job.stage == Stage::Retracted));
             promised += need.now;
             headroom += need.headroom;
             self.queue.remove(at);
@@ -238,7 +239,7 @@ impl Scheduler {
             tree.count_use(lock);
             tree.pages(lock, &mut job.table);
         }
-        let resumed = job.stage == Stage::Retracted;
+        let resumed = *job.stage == Stage::Retracted;
         let prefix = job.table.len();
         let page_tokens = self.config.page_tokens as usize;
         if from < page {
@@ -277,9 +278,9 @@ impl Scheduler {
                 let (whom, window) = ((peer, self.peers.session(peer)), job.window.len());
                 self.reserve(now, room, Incoming::new(whom, 1, pages, window, now), actions);
             }
-            _ if restored.is_some() => job.stage = Stage::Loading(prefix..covered),
+            _ if restored.is_some() => job.stage.enter(Stage::Loading(prefix..covered)),
             _ => {
-                job.stage = Stage::Running;
+                job.stage.enter(Stage::Running);
                 self.running.push(room);
                 if self.config.role == Role::Prefill {
                     // What is cached can be on its way while the rest is computed.
@@ -318,7 +319,7 @@ impl Scheduler {
             namespace: job.request.namespace.fingerprint(),
         };
         if let Some(job) = self.jobs.get_mut(&room) {
-            job.stage = Stage::Transfer(incoming);
+            job.stage.enter(Stage::Transfer(incoming));
         }
         let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
         self.send(peer, message, actions);

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::job::{Job, Stage};
+use super::job::Job;
 use super::pace::Load;
+use super::stage::Stage;
 use super::{Action, Role, Scheduler};
 use crate::batch::{Batch, Sampled, Sequence, SequenceOutput};
 use crate::ids::{Room, Time};
@@ -230,7 +231,7 @@ impl Scheduler {
         job.output.push(sampled.token);
         if self.config.role == Role::Prefill {
             job.first = Some(sampled.clone());
-            job.stage = Stage::Inflight;
+            job.stage.enter(Stage::Inflight);
             self.running.retain(|other| *other != room);
             return;
         }

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::growth::Pages;
-use super::job::{Job, Stage};
+use super::job::Job;
+use super::stage::Stage;
 use super::{Config, Role, Scheduler};
 use crate::hierarchy::Hierarchy;
 use crate::ids::Room;
@@ -250,7 +251,7 @@ impl Scheduler {
 impl Job {
     /// Whether a job that waits computes on this worker what it does not find; otherwise it is sent that.
     pub(super) fn computes(&self, role: Role) -> bool {
-        role != Role::Decode || self.stage == Stage::Retracted
+        role != Role::Decode || *self.stage == Stage::Retracted
     }
 
     /// Tokens whose KV a job that waits may find in a cache. One that computes needs at least one token to compute; one that is
@@ -258,7 +259,7 @@ impl Job {
     /// which was drawn and never computed, or must be computed for the first draw.
     pub(super) fn usable_tokens(&self, role: Role) -> Cow<'_, [u32]> {
         let prompt = &self.request.prompt;
-        match self.stage {
+        match *self.stage {
             Stage::Retracted => (0..self.known() - 1).map(|position| self.token(position)).collect(),
             _ if self.computes(role) => Cow::Borrowed(&prompt[..prompt.len() - 1]),
             _ => Cow::Borrowed(prompt),

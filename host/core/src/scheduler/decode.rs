@@ -1,6 +1,7 @@
 //! The decode side of a room: what arrives, checking it, going on with it.
 
-use super::job::{Incoming, Reclaiming, Stage};
+use super::job::{Incoming, Reclaiming};
+use super::stage::Stage;
 use super::{Action, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::integrity::{Expected, Found, verify};
@@ -10,7 +11,7 @@ use crate::request::{Failure, FailureCode};
 impl Scheduler {
     pub(super) fn arrived(&mut self, now: Time, notice: Notice, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&notice.room) else { return };
-        let Stage::Transfer(incoming) = &mut job.stage else { return };
+        let Some(incoming) = job.stage.transfer() else { return };
         if incoming.attempt != notice.attempt {
             return;
         }
@@ -40,7 +41,7 @@ impl Scheduler {
             let (room, attempt) = (notice.room, notice.attempt);
             actions.push(Action::Verify { room, attempt, pages, aux_slot });
             if let Some(job) = self.jobs.get_mut(&room) {
-                job.stage = Stage::Verifying(incoming);
+                job.stage.enter(Stage::Verifying(incoming));
             }
         }
     }
@@ -58,11 +59,11 @@ impl Scheduler {
         });
         self.finish_clearing(cleared, actions);
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let Stage::Verifying(incoming) = &job.stage else { return };
+        let Stage::Verifying(incoming) = &*job.stage else { return };
         let incoming = incoming.clone();
         let (peer, session) = (incoming.peer, incoming.session);
         // Nobody reads the pages any more; whatever ends the job from here on must not wait for a verification.
-        job.stage = Stage::Transfer(incoming.clone());
+        job.stage.enter(Stage::Transfer(incoming.clone()));
         let prompt = job.request.prompt.len();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let pages = count(incoming.len());
@@ -80,7 +81,7 @@ impl Scheduler {
         }
         match verified {
             Ok(verified) => {
-                job.stage = Stage::Restoring(incoming);
+                job.stage.enter(Stage::Restoring(incoming));
                 job.cached_tokens = job.cached_tokens.max(verified.cached_tokens());
                 job.transferred_pages += pages;
                 job.first = Some(verified.first().clone());
@@ -131,12 +132,11 @@ impl Scheduler {
         actions: &mut Vec<Action>,
     ) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let waits = match &mut job.stage {
+        if let Some(incoming) = job.stage.received() {
+            incoming.leg_ended |= incoming.peer == from;
+        }
+        let waits = match &*job.stage {
             Stage::Transfer(incoming) => incoming.peer == from,
-            Stage::Verifying(incoming) | Stage::Restoring(incoming) => {
-                incoming.leg_ended |= incoming.peer == from;
-                false
-            }
             Stage::Queued => job.request.prefill.as_ref().is_some_and(|peer| peer.instance == from),
             _ => false,
         };

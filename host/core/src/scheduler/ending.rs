@@ -1,7 +1,8 @@
 //! The one way out, and when a request has to take it.
 
-use super::job::{Job, Stage};
+use super::job::Job;
 use super::peers::PeerState;
+use super::stage::Stage;
 use super::{Action, Role, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
@@ -11,7 +12,7 @@ use crate::request::{Failure, FailureCode};
 impl Scheduler {
     pub(super) fn job_deadline(&self, job: &Job) -> Time {
         let whole = job.submitted.after(self.config.request_timeout);
-        let waits_for_leg = job.stage == Stage::Queued
+        let waits_for_leg = *job.stage == Stage::Queued
             && match self.config.role {
                 // Decode asks when it has pages and a place among those that decode, which may take as long as a request
                 // may. Until then the leg holds nothing here, and the router ends it when the other one is gone.
@@ -57,7 +58,7 @@ impl Scheduler {
 
     fn tell_other_leg(&mut self, now: Time, job: &Job, failure: &Failure, actions: &mut Vec<Action>) {
         let room = job.request.room;
-        let (peer, attempt, body) = match (&job.stage, &job.outgoing) {
+        let (peer, attempt, body) = match (&*job.stage, &job.outgoing) {
             (Stage::Transfer(incoming) | Stage::Verifying(incoming) | Stage::Restoring(incoming), _)
                 if self.peers.may_write(incoming.peer, incoming.session) =>
             {
@@ -95,7 +96,7 @@ impl Scheduler {
         self.patience.remove(room);
         let loads = self.hierarchy.as_mut().map(|hierarchy| hierarchy.forget(room)).unwrap_or_default();
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
-        let (opened, writer, receiver) = match &job.stage {
+        let (opened, writer, receiver) = match &*job.stage {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
                 actions.push(Action::CloseRoom { room });
                 let writes = self.peers.may_write(incoming.peer, incoming.session);
@@ -108,7 +109,7 @@ impl Scheduler {
         let touchers = Touchers {
             writer,
             batch: job.in_batch.is_some(),
-            verification: matches!(job.stage, Stage::Verifying(_)),
+            verification: matches!(*job.stage, Stage::Verifying(_)),
             receiver,
             tags,
             loads,

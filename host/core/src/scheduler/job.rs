@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::sharing::Follows;
+use super::stage::CurrentStage;
 use super::window::Window;
 use crate::batch::Sampled;
 use crate::ids::{Instance, PageId, Time};
@@ -12,40 +13,6 @@ use crate::pool::HeldPages;
 use crate::radix::{PageHash, PrefixLock};
 use crate::request::Request;
 use crate::transfer::Tag;
-
-/// Where a job is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// Waits for pages, an aux row, and (prefill, decode) for the other leg.
-    Queued,
-    /// Decode: prefill was told where to write.
-    Transfer(Incoming),
-    /// Decode: everything arrived; digests are being computed.
-    Verifying(Incoming),
-    /// Decode: what was sent is verified; waits for what it restores itself.
-    Restoring(Incoming),
-    /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as nobody else can
-    /// write them.
-    Reclaiming(Reclaiming),
-    /// Decode: verified; waits until the pace lets it into the steps.
-    Ready,
-    /// These pages are being copied from host memory: of the prompt, on workers that compute it, or of what a retracted request
-    /// had.
-    Loading(Range<usize>),
-    /// Takes part in batches.
-    Running,
-    /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
-    Retracted,
-    /// Prefill: computed; pages are on their way, or wait for decode's commit.
-    Inflight,
-}
-
-impl Stage {
-    /// Whether a span of pages is under way that is all that decode lacks, and that it could compute.
-    pub(super) fn waits_for_supplement(&self) -> bool {
-        matches!(self, Stage::Transfer(incoming) if incoming.supplement)
-    }
-}
 
 /// What decode knows of a transfer towards it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,7 +157,7 @@ pub(super) struct Job {
     pub submitted: Time,
     /// Its place among all requests, in order of arrival.
     pub place: u64,
-    pub stage: Stage,
+    pub stage: CurrentStage,
     /// Later requests that were admitted while this one lacked pages.
     pub overtaken: u32,
     /// The page table: pages for the prompt and for as much of the answer as there is, in order; empty while queued.
@@ -247,7 +214,7 @@ impl Job {
             request,
             submitted,
             place,
-            stage: Stage::Queued,
+            stage: CurrentStage::queued(),
             overtaken: 0,
             table: Vec::new(),
             restore: None,

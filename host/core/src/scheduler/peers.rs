@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::job::Stage;
+use super::stage::Stage;
 use super::{Action, Scheduler};
 use crate::ids::{Instance, Room, Time};
 use crate::message::{Body, Message};
@@ -300,7 +300,7 @@ impl Scheduler {
             touchers.writer = touchers.writer.filter(|writer| *writer != peer);
         });
         self.finish_clearing(cleared, actions);
-        let reclaims = |job: &super::job::Job| matches!(&job.stage, Stage::Reclaiming(reclaiming) if reclaiming.writer == Some(peer));
+        let reclaims = |job: &super::job::Job| matches!(&*job.stage, Stage::Reclaiming(reclaiming) if reclaiming.writer == Some(peer));
         let rooms: Vec<Room> =
             self.jobs.iter().filter(|(_, job)| reclaims(job)).map(|(room, _)| *room).collect();
         for room in rooms {
@@ -310,7 +310,7 @@ impl Scheduler {
 
     /// Rooms that depend on a peer and are in one of the stages asked for.
     fn rooms_with(&self, peer: Instance, wanted: impl Fn(&Stage) -> bool) -> Vec<Room> {
-        let depends = |job: &super::job::Job| match &job.stage {
+        let depends = |job: &super::job::Job| match &*job.stage {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => incoming.peer == peer,
             Stage::Queued if job.request.prefill.as_ref().is_some_and(|prefill| prefill.instance == peer) => {
                 true

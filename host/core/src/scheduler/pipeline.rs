@@ -17,7 +17,8 @@
 
 use std::ops::Range;
 
-use super::job::{Begun, Job, Stage};
+use super::job::{Begun, Job};
+use super::stage::Stage;
 use super::{Action, PageWrite, Role, Scheduler};
 use crate::aux_row::AuxRow;
 use crate::batch::Sequence;
@@ -88,10 +89,10 @@ impl Scheduler {
         let all = self.config.layer_groups.layers();
         let Some(job) = self.jobs.get_mut(&room) else { return };
         // One that lacks a part of its window gives its pages up: nobody may be reading them.
-        if self.config.window.is_some() && matches!(job.stage, Stage::Loading(_)) {
+        if self.config.window.is_some() && matches!(*job.stage, Stage::Loading(_)) {
             return;
         }
-        let last = job.stage == Stage::Inflight;
+        let last = *job.stage == Stage::Inflight;
         // What is computed again for the window alone is there already.
         let end = job.whole_pages(job.computed.max(job.again.end), page_tokens);
         let computing = job.in_batch.is_some();
@@ -120,7 +121,7 @@ impl Scheduler {
         let page_tokens = self.config.page_tokens as usize;
         let completes = layers.end == self.config.layer_groups.layers();
         let Some(job) = self.jobs.get(&room) else { return };
-        let last = completes && job.stage == Stage::Inflight;
+        let last = completes && *job.stage == Stage::Inflight;
         // Decode gets the window once, and behind everything else.
         let window = if last { self.window_tail(job) } else { Vec::new() };
         let Some(job) = self.jobs.get_mut(&room) else { return };

@@ -4,7 +4,7 @@
 //! kept back, so that waiting counts before the answer and not within it. Room is what the [pace](super::pace) allows
 //! under a target for the time between tokens, and without one what a batch holds.
 
-use super::job::Stage;
+use super::stage::Stage;
 use super::{Action, Role, Scheduler};
 use crate::ids::{Room, Time};
 
@@ -38,7 +38,7 @@ impl Scheduler {
     fn join(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Some(first) = job.first.take() else { return };
-        job.stage = Stage::Running;
+        job.stage.enter(Stage::Running);
         self.running.push(room);
         self.prompt_ready(room, actions);
         self.drawn(now, room, &first, actions);

@@ -26,8 +26,9 @@
 
 use std::ops::Range;
 
-use super::job::{Incoming, Job, Reclaiming, Restore, Stage};
+use super::job::{Incoming, Job, Reclaiming, Restore};
 use super::peers::PeerState;
+use super::stage::Stage;
 use super::{Action, Role, Scheduler};
 use crate::hierarchy::{End, Hierarchy, Progress, TierAction, TierEvent, Wanted};
 use crate::ids::{Instance, Room, Time};
@@ -187,7 +188,7 @@ impl Scheduler {
     /// A restore has ended, or what came beside it.
     pub(super) fn go_on(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let (stage, restore) = (job.stage.clone(), job.restore.clone());
+        let (stage, restore) = ((*job.stage).clone(), job.restore.clone());
         match (stage, restore) {
             (_, Some(Restore::Pending(_))) => {}
             // Nobody computes behind a part of a window; what is there of the pages is little without it.
@@ -235,7 +236,7 @@ impl Scheduler {
             job.cached_tokens = u32::try_from(end).unwrap_or(u32::MAX);
             job.promised_tokens = job.cached_tokens;
         }
-        job.stage = Stage::Running;
+        job.stage.enter(Stage::Running);
         self.running.push(room);
         if self.config.role == Role::Prefill {
             self.push_pages(room, actions);
@@ -266,7 +267,7 @@ impl Scheduler {
         let page_tokens = self.config.page_tokens;
         let mut supplement = false;
         if let Some(job) = self.jobs.get_mut(&room) {
-            supplement = matches!(job.stage, Stage::Restoring(_));
+            supplement = matches!(*job.stage, Stage::Restoring(_));
             let first = u32::try_from(pages.start).unwrap_or(u32::MAX).saturating_mul(page_tokens);
             job.restore = None;
             job.promised_tokens = job.promised_tokens.min(first);
@@ -282,11 +283,11 @@ impl Scheduler {
     /// Prefill will not send the last pages that are missing, or not all of them: takes them back, to compute them here.
     pub(super) fn reclaim(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let Stage::Transfer(incoming) = &job.stage else { return };
+        let Stage::Transfer(incoming) = &*job.stage else { return };
         let (peer, attempt, page) = (incoming.peer, incoming.attempt, incoming.pages.start);
         let may_write = self.peers.may_write(peer, incoming.session);
         let writer = Some(peer).filter(|_| may_write);
-        job.stage = Stage::Reclaiming(Reclaiming { page, writer, receiver: true });
+        job.stage.enter(Stage::Reclaiming(Reclaiming { page, writer, receiver: true }));
         actions.push(Action::CloseRoom { room });
         self.outbox.forget_room(room);
         if may_write && self.peers.state(peer) == Some(&PeerState::Ready) {
@@ -303,7 +304,7 @@ impl Scheduler {
         actions: &mut Vec<Action>,
     ) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let Stage::Reclaiming(reclaiming) = &mut job.stage else { return };
+        let Some(reclaiming) = job.stage.reclaiming() else { return };
         change(reclaiming);
         if reclaiming.writer.is_none() && !reclaiming.receiver {
             let page = reclaiming.page;
@@ -328,14 +329,14 @@ impl Scheduler {
         job.first = None;
         job.cached_tokens = u32::try_from(job.computed).unwrap_or(u32::MAX);
         job.promised_tokens = job.cached_tokens;
-        job.stage = Stage::Running;
+        job.stage.enter(Stage::Running);
         self.running.push(room);
     }
 
     /// Decode: everything is there, received or restored.
     fn received(&mut self, now: Time, room: Room, incoming: &Incoming, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        job.stage = Stage::Ready;
+        job.stage.enter(Stage::Ready);
         job.computed = job.request.prompt.len();
         self.ready.push_back(room);
         self.commit(now, room, incoming, actions);

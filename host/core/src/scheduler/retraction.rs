@@ -19,7 +19,8 @@
 use std::cmp::Reverse;
 
 use super::Scheduler;
-use super::job::{Job, Stage};
+use super::job::Job;
+use super::stage::Stage;
 use crate::ids::{Room, Time};
 
 impl Scheduler {
@@ -48,7 +49,7 @@ impl Scheduler {
     /// Whether a job takes part in batches, and nobody but the batches touches its pages.
     fn may_be_retracted(&self, room: Room) -> bool {
         self.jobs.get(&room).is_some_and(|job| {
-            matches!(job.stage, Stage::Running | Stage::Ready)
+            matches!(*job.stage, Stage::Running | Stage::Ready)
                 && job.in_batch.is_none()
                 && job.outgoing.as_ref().is_none_or(|outgoing| outgoing.tags.is_empty())
         })
@@ -68,7 +69,7 @@ impl Scheduler {
         if self.hierarchy.is_none() {
             return 0;
         }
-        let loads = |job: &&Job| job.was_retracted() && matches!(job.stage, Stage::Loading(_));
+        let loads = |job: &&Job| job.was_retracted() && matches!(*job.stage, Stage::Loading(_));
         self.jobs.values().filter(loads).count()
     }
 
@@ -76,7 +77,7 @@ impl Scheduler {
     /// whether it did, so that what the request finds, and whether it waits, is to be seen anew.
     pub(super) fn fetch_again(&mut self, now: Time, room: Room) -> bool {
         let Some(job) = self.jobs.get_mut(&room) else { return false };
-        if self.hierarchy.is_none() || job.stage != Stage::Retracted || job.looked_below {
+        if self.hierarchy.is_none() || *job.stage != Stage::Retracted || job.looked_below {
             return false;
         }
         job.looked_below = true;
@@ -98,7 +99,7 @@ impl Scheduler {
         self.running.retain(|other| *other != room);
         self.ready.retain(|other| *other != room);
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        job.stage = Stage::Retracted;
+        job.stage.enter(Stage::Retracted);
         job.overtaken = 0;
         job.follows = None;
         // Drawn again, when its last prompt token is computed again.
@@ -119,7 +120,7 @@ impl Scheduler {
         // Before all that have not begun: its client is reading already.
         let at = self.queue.iter().position(|other| {
             let other = &self.jobs[other];
-            other.stage != Stage::Retracted || other.submitted > submitted
+            *other.stage != Stage::Retracted || other.submitted > submitted
         });
         self.queue.insert(at.unwrap_or(self.queue.len()), room);
     }

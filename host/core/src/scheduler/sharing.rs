@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::Scheduler;
-use super::job::{Job, Stage};
+use super::job::Job;
+use super::stage::Stage;
 use crate::ids::{Room, Time};
 use crate::radix::PrefixLock;
 use crate::request::Request;
@@ -128,7 +129,7 @@ impl Scheduler {
 
     /// Whether a request of which so much is cached is to wait for another; takes note of whom.
     pub(super) fn follow(&mut self, now: Time, room: Room, lock: &PrefixLock) -> bool {
-        let Some(job) = self.jobs.get(&room).filter(|job| job.stage == Stage::Queued) else { return false };
+        let Some(job) = self.jobs.get(&room).filter(|job| *job.stage == Stage::Queued) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, lock) } else { None };
         if leader.is_some() {
             self.patience.set(room, self.follows_until(job));
@@ -171,7 +172,7 @@ impl Scheduler {
     pub(super) fn lead(&mut self, room: Room, lock: Option<&PrefixLock>) {
         self.patience.remove(room);
         let (Some(job), Some(lock)) = (self.jobs.get(&room), lock) else { return };
-        if job.stage == Stage::Retracted {
+        if *job.stage == Stage::Retracted {
             return;
         }
         if let Some(follows) = job.follows
@@ -190,7 +191,7 @@ impl Scheduler {
     pub(super) fn audit_leaders(&self) {
         for room in self.leaders.rooms() {
             let brings = self.jobs.get(&room).is_some_and(|job| {
-                job.stage != Stage::Queued && job.lock.is_some() && job.computed < job.request.prompt.len()
+                *job.stage != Stage::Queued && job.lock.is_some() && job.computed < job.request.prompt.len()
             });
             assert!(brings, "{room:?} leads and brings nothing");
         }

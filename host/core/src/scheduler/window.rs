@@ -20,8 +20,9 @@
 
 use std::ops::Range;
 
-use super::job::{Job, Stage};
+use super::job::Job;
 use super::prefix::Prefix;
+use super::stage::Stage;
 use super::{Role, Scheduler};
 use crate::ids::{PageId, Room};
 use crate::pool::HeldPages;
@@ -86,7 +87,7 @@ impl Job {
 impl Scheduler {
     /// Whether the KV of a job that waits comes from elsewhere, so that only its last window comes with it.
     fn arrives(&self, job: &Job) -> bool {
-        self.config.role == Role::Decode && job.stage != Stage::Retracted
+        self.config.role == Role::Decode && *job.stage != Stage::Retracted
     }
 
     /// Token pages of a prompt whose parts are sent: what decode asks for, which depends on its cache.
@@ -145,7 +146,7 @@ impl Scheduler {
     /// Pages that a job past the queue may ask for, until it is as long as `end` token pages.
     pub(super) fn window_headroom(&self, job: &Job, end: usize) -> usize {
         let Some(shape) = self.config.window else { return 0 };
-        let piece = match job.stage {
+        let piece = match *job.stage {
             Stage::Running | Stage::Loading(_) => job.known() - job.computed,
             _ => 1,
         };
@@ -246,7 +247,7 @@ impl Scheduler {
             assert!(job.window.len().is_multiple_of(parts), "{room:?} has a part in part");
             if job.held.is_none() {
                 assert_eq!(job.window.len(), 0, "{room:?} waits and has window parts");
-            } else if matches!(job.stage, Stage::Running | Stage::Ready | Stage::Inflight) {
+            } else if matches!(*job.stage, Stage::Running | Stage::Ready | Stage::Inflight) {
                 let page_tokens = self.config.page_tokens as usize;
                 let end = self.pages_for(job.in_batch.unwrap_or(job.computed));
                 let first = shape.first_live(job.computed, page_tokens).max(job.again.start / page_tokens);

@@ -182,6 +182,7 @@ fn names_of_models_that_have_no_package_cut_text_as_llama_cpp_does() {
     let files: Vec<&Path> = files.iter().map(|path| path.as_path()).collect();
     let texts = varied();
     let theirs = llama_cpp::tokens(&files, &texts);
+    assert_eq!(theirs.len(), files.len());
     for ((name, file), theirs) in names.iter().zip(files).zip(theirs) {
         let model = TextModel::load(file).unwrap();
         assert_same(name, &texts, |text| ids(&model, text), |index| theirs[index].clone());
