@@ -1,9 +1,9 @@
 //! How long a prompt's hand-over takes, with pages sent whole and layer by layer: `cargo bench -p host --bench layer_groups`.
 //!
-//! For each case three servers run at once, asked in turn: an undivided one, which hands nothing over, and two split ones
+//! For each case three servers run at once, asked in turn: an aggregated one, which hands nothing over, and two split ones
 //! over `shm`, with `--layer-groups off` and `auto`. The synthetic executor computes for as long as its cost model says.
 //! A server's figure is the median over rounds of the time to the first token, as the client sees it; the hand-over is
-//! what a split server takes beyond the undivided one: from the end of the computation to the first token that decode
+//! what a split server takes beyond the aggregated one: from the end of the computation to the first token that decode
 //! gives, transfer and verification included.
 //!
 //! Needs `cargo build --release -p host-plugin-shm` before.
@@ -103,7 +103,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
 fn main() -> Result<(), String> {
     let only: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
     println!(
-        "| case | undivided, ms | off, ms | auto, ms | hand-over off | hand-over auto | auto / off | parts ahead |"
+        "| case | aggregated, ms | off, ms | auto, ms | hand-over off | hand-over auto | auto / off | parts ahead |"
     );
     println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
     for case in

@@ -1,5 +1,5 @@
 //! Different numbers of ranks, both ways to send, radix caches on both sides, host memory and storage below them, over the
-//! real NIXL (and over shm): the tokens of one undivided worker that keeps nothing.
+//! real NIXL (and over shm): the tokens of one aggregated worker that keeps nothing.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 

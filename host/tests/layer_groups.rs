@@ -56,7 +56,7 @@ fn metric(cluster: &Cluster, role: &str, name: &str) -> f64 {
 }
 
 #[test]
-fn tokens_equal_the_undivided_workers_for_every_layout_chunk_size_and_number_of_groups() {
+fn tokens_equal_the_aggregated_workers_for_every_layout_chunk_size_and_number_of_groups() {
     let directory = tempfile::tempdir().unwrap();
     let model = directory.path().join("tiny").display().to_string();
     host_tests::model::tiny_qwen3(Path::new(&model), 1).unwrap();

@@ -1,4 +1,4 @@
-//! Prefill and decode over the real Mooncake: the same tokens as one undivided worker, also when a worker dies on the way.
+//! Prefill and decode over the real Mooncake: the same tokens as one aggregated worker, also when a worker dies on the way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -47,7 +47,7 @@ fn tokens(cluster: &Cluster) -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn a_split_server_over_mooncake_answers_as_an_undivided_one_with_and_without_caches() {
+fn a_split_server_over_mooncake_answers_as_an_aggregated_one_with_and_without_caches() {
     let Some((whole, _plugins)) = start(&["--role", "aggregated"], "") else { return };
     let right = tokens(&whole);
     for caches in [&[][..], &["--decode-radix-cache", "--prefill-radix-cache"]] {

@@ -113,13 +113,13 @@ fn a_model_with_windows_needs_an_allocator_for_them_and_the_refusal_says_which_f
 #[test]
 fn a_feature_that_is_excluded_is_said_to_be_and_asks_nothing_of_plugins() {
     let violations =
-        check(&[Feature::Undivided, Feature::DecodeRadixCache], &[], &Catalog::default()).unwrap_err();
+        check(&[Feature::Aggregated, Feature::DecodeRadixCache], &[], &Catalog::default()).unwrap_err();
     let said: Vec<_> = violations.iter().map(ToString::to_string).collect();
     assert_eq!(
         said,
         [
-            "Undivided needs the absence of DecodeRadixCache, because there is no decode worker; --prefill-radix-cache is \
-          the cache of an undivided one: give --no-decode-radix-cache, or leave --role aggregated out"
+            "Aggregated needs the absence of DecodeRadixCache, because there is no decode worker; --prefill-radix-cache is \
+          the cache of an aggregated one: give --no-decode-radix-cache, or leave --role aggregated out"
         ]
     );
 }
@@ -185,7 +185,7 @@ fn names_of_plugins_are_looked_for_also_where_none_is_opened() {
     for role in ["router", "aggregated"] {
         refused(role, &["--plugins", "shn"], "no plugin is named \"shn\"");
     }
-    refused("aggregated", &["--decode-radix-cache"], "Undivided needs the absence of DecodeRadixCache");
+    refused("aggregated", &["--decode-radix-cache"], "Aggregated needs the absence of DecodeRadixCache");
 }
 
 /// Rules that are kept of another system's list are in the table under the name that the page gives, and every row of

@@ -1,5 +1,5 @@
 //! Prefix-aware routing, live: a router, two prefill and two decode workers, each its own process, KV over shared memory.
-//! Whatever the policy, answers are those of one undivided worker.
+//! Whatever the policy, answers are those of one aggregated worker.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -53,7 +53,7 @@ fn router(control: &str, policy: &str) -> Cluster {
     Cluster::start(&Start { program: Path::new(HOST), flags, config: String::new(), workers: 0 })
 }
 
-fn undivided() -> Cluster {
+fn aggregated() -> Cluster {
     let flags = ["--role", "aggregated", "--executor", "synthetic"].map(str::to_owned).to_vec();
     Cluster::start(&Start { program: Path::new(HOST), flags, config: String::new(), workers: 1 })
 }
@@ -171,7 +171,7 @@ fn conversation(number: u32) -> Vec<u32> {
 
 #[test]
 fn each_turn_goes_to_the_workers_that_have_the_conversation() {
-    let (fleet, whole) = (Fleet::start("prefix"), undivided());
+    let (fleet, whole) = (Fleet::start("prefix"), aggregated());
     let mut conversations: Vec<Vec<u32>> = (0..6).map(conversation).collect();
     let mut homes: Vec<Option<(String, String)>> = vec![None; conversations.len()];
     for turn in 1..=3 {
@@ -216,7 +216,7 @@ fn each_turn_goes_to_the_workers_that_have_the_conversation() {
 
 #[test]
 fn a_dead_workers_pages_leave_the_index_and_its_conversations_move_on() {
-    let (mut fleet, whole) = (Fleet::start("prefix"), undivided());
+    let (mut fleet, whole) = (Fleet::start("prefix"), aggregated());
     let prompt = conversation(1);
     let first = ask(&fleet.router, &prompt, 20);
     fleet.settle();
@@ -322,7 +322,7 @@ fn a_burst_that_begins_alike_meets_and_a_session_stays() {
 
 #[test]
 fn every_policy_serves_and_gives_the_same_answers() {
-    let (mut fleet, whole) = (Fleet::start("random"), undivided());
+    let (mut fleet, whole) = (Fleet::start("random"), aggregated());
     for policy in ["random", "round-robin", "least-loaded", "prefix"] {
         if policy != "random" {
             fleet.restart_router(policy);

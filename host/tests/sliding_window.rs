@@ -1,5 +1,5 @@
 //! Models with sliding layers between workers of different numbers of ranks, and over the real NIXL: the tokens of one
-//! undivided worker, with and without caches on either side.
+//! aggregated worker, with and without caches on either side.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -76,7 +76,7 @@ impl Setting {
         Cluster::start(&Start { program, flags, config: format!("{}{below}", self.config), workers })
     }
 
-    /// What an undivided worker answers that has room for everything and computes each prompt at once.
+    /// What an aggregated worker answers that has room for everything and computes each prompt at once.
     fn right(&self) -> Vec<Vec<u64>> {
         tokens(&self.start(&["--role", "aggregated", "--pool-pages", "8000", "--chunk-tokens", "2000"]))
     }
@@ -106,7 +106,7 @@ const CACHES: [&[&str]; 4] = [
 ];
 
 /// Split servers with and without caches, for these numbers of ranks: cold and again.
-fn split_answers_as_undivided(setting: &Setting, plugin: &str, ranks: &[(u32, u32)]) {
+fn split_answers_as_aggregated(setting: &Setting, plugin: &str, ranks: &[(u32, u32)]) {
     let right = setting.right();
     for (caches, (prefill, decode)) in
         CACHES.iter().flat_map(|caches| ranks.iter().map(move |pair| (caches, *pair)))
@@ -127,17 +127,17 @@ fn split_answers_as_undivided(setting: &Setting, plugin: &str, ranks: &[(u32, u3
 }
 
 #[test]
-fn workers_of_different_numbers_of_ranks_answer_as_an_undivided_one() {
-    split_answers_as_undivided(&Setting::shm(Model::Synthetic), "shm", &[(1, 1), (4, 2), (1, 3)]);
-    split_answers_as_undivided(&Setting::shm(Model::Gemma3), "shm", &[(4, 2)]);
+fn workers_of_different_numbers_of_ranks_answer_as_an_aggregated_one() {
+    split_answers_as_aggregated(&Setting::shm(Model::Synthetic), "shm", &[(1, 1), (4, 2), (1, 3)]);
+    split_answers_as_aggregated(&Setting::shm(Model::Gemma3), "shm", &[(4, 2)]);
 }
 
 #[test]
-fn a_split_server_over_nixl_answers_as_an_undivided_one() {
+fn a_split_server_over_nixl_answers_as_an_aggregated_one() {
     let Some(config) = nixl::config() else { return };
     for (model, ranks) in [(Model::Synthetic, (1, 1)), (Model::Gemma3, (4, 2))] {
         let setting = Setting::new(model, &["nixl"], &format!("[plugin.nixl]\n{config}"));
-        split_answers_as_undivided(&setting, "nixl", &[ranks]);
+        split_answers_as_aggregated(&setting, "nixl", &[ranks]);
     }
 }
 

@@ -1,4 +1,4 @@
-//! KV that travels through staging memory gives the answers of an undivided worker, whoever dies or leaves on the way.
+//! KV that travels through staging memory gives the answers of an aggregated worker, whoever dies or leaves on the way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -87,7 +87,7 @@ fn long_prompt() -> Vec<u32> {
 }
 
 #[test]
-fn staged_answers_are_those_of_an_undivided_worker_for_every_layout() {
+fn staged_answers_are_those_of_an_aggregated_worker_for_every_layout() {
     let whole = Server::shm("", &["--role", "aggregated"]);
     let right = whole.tokens();
     for layout in host_core::layout::KvOrder::ALL {
@@ -109,7 +109,7 @@ fn staged_answers_are_those_of_an_undivided_worker_for_every_layout() {
 }
 
 #[test]
-fn pools_of_different_ranks_are_staged_where_it_pays_and_answer_as_an_undivided_worker() {
+fn pools_of_different_ranks_are_staged_where_it_pays_and_answer_as_an_aggregated_worker() {
     let whole = Server::shm("", &["--role", "aggregated"]);
     let right = whole.tokens();
     for (prefill, decode) in [("4", "2"), ("2", "4"), ("3", "2")] {
@@ -199,7 +199,7 @@ fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answere
 }
 
 #[test]
-fn staged_answers_over_mooncake_are_those_of_an_undivided_worker() {
+fn staged_answers_over_mooncake_are_those_of_an_aggregated_worker() {
     let Some(config) = mooncake::config() else { return };
     let right = Server::shm("", &["--role", "aggregated"]).tokens();
     let config = format!("[plugin.mooncake]\n{config}\n");
@@ -211,7 +211,7 @@ fn staged_answers_over_mooncake_are_those_of_an_undivided_worker() {
 }
 
 #[test]
-fn staged_answers_over_nixl_are_those_of_an_undivided_worker() {
+fn staged_answers_over_nixl_are_those_of_an_aggregated_worker() {
     let Some(config) = nixl::config() else { return };
     let right = Server::shm("", &["--role", "aggregated"]).tokens();
     let config = format!("[plugin.nixl]\n{config}\n");

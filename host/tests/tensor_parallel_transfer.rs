@@ -1,5 +1,5 @@
 //! KV between workers of different numbers of tensor-parallel ranks and different layouts: the same tokens as one
-//! undivided worker, whatever is lost, damaged or given up on the way.
+//! aggregated worker, whatever is lost, damaged or given up on the way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -78,7 +78,7 @@ impl Setting {
         self.start(&[&["--prefill-tp", &prefill, "--decode-tp", &decode], more].concat(), 2)
     }
 
-    /// What an undivided worker of one rank answers.
+    /// What an aggregated worker of one rank answers.
     fn right(&self, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
         tokens(&self.start(&["--role", "aggregated"], 1), prompts)
     }
@@ -177,17 +177,17 @@ fn every_pair(setting: &Setting, layouts: (&str, &str), ranks: &[(u32, u32)]) {
 }
 
 #[test]
-fn workers_of_any_numbers_of_ranks_answer_as_an_undivided_one() {
+fn workers_of_any_numbers_of_ranks_answer_as_an_aggregated_one() {
     every_pair(&Setting::synthetic(""), (PAGE_FIRST, PAGE_FIRST), &RANKS);
 }
 
 #[test]
-fn layer_first_pools_of_any_numbers_of_ranks_answer_as_an_undivided_worker() {
+fn layer_first_pools_of_any_numbers_of_ranks_answer_as_an_aggregated_worker() {
     every_pair(&Setting::synthetic(""), (LAYER_FIRST, LAYER_FIRST), &RANKS);
 }
 
 #[test]
-fn pools_of_different_layouts_and_ranks_answer_as_an_undivided_worker() {
+fn pools_of_different_layouts_and_ranks_answer_as_an_aggregated_worker() {
     every_pair(&Setting::synthetic(""), (PAGE_FIRST, LAYER_FIRST), &RANKS);
     every_pair(&Setting::synthetic(""), (LAYER_FIRST, PAGE_FIRST), &[(4, 2), (1, 4)]);
 }

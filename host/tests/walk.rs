@@ -1,4 +1,4 @@
-//! The walk: a model split over two processes answers as one undivided worker does, token for token.
+//! The walk: a model split over two processes answers as one aggregated worker does, token for token.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -19,7 +19,7 @@ fn text(flags: &[&str]) -> Vec<String> {
     flags.iter().map(|flag| (*flag).to_owned()).collect()
 }
 
-/// A split or undivided server of a model with these chunk and batch sizes.
+/// A split or aggregated server of a model with these chunk and batch sizes.
 fn start(
     role: Option<&str>,
     model: &[String],
@@ -113,7 +113,7 @@ fn page_digests(cluster: &Cluster, tokens: usize) -> Vec<String> {
 }
 
 #[test]
-fn kv_bytes_are_equal_on_prefill_after_transfer_and_undivided() {
+fn kv_bytes_are_equal_on_prefill_after_transfer_and_aggregated() {
     let directory = tempfile::tempdir().unwrap();
     let model = directory.path().join("tiny");
     host_tests::model::tiny_qwen3(&model, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Servers of models with sliding layers: every arrangement answers as one undivided worker that keeps nothing, and pays
+//! Servers of models with sliding layers: every arrangement answers as one aggregated worker that keeps nothing, and pays
 //! for the window and not for the prompt.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
@@ -76,8 +76,8 @@ fn prompts_around_the_window_and_sixty_times_as_long_are_answered_alike_by_every
         LENGTHS.into_iter().zip(1..).map(|(length, seed)| prompt(seed, length)).collect();
     // The synthetic model draws from pages, so that their size counts.
     let right = |page: &str| {
-        let (undivided, _plugins) = start(&["--role", "aggregated", "--page-size", page]);
-        answers(&undivided, &prompts, 60)
+        let (aggregated, _plugins) = start(&["--role", "aggregated", "--page-size", page]);
+        answers(&aggregated, &prompts, 60)
     };
     let (of_16, of_64) = (right("16"), right("64"));
     let arrangements: [(&[&str], &[Value]); 6] = [
@@ -114,8 +114,8 @@ fn a_prompt_brings_its_pages_and_one_window_whatever_its_length() {
 fn a_prompt_with_no_room_for_its_windows_at_once_is_served_on_every_worker() {
     // 150 pages of tokens; window parts for all of them were 450 more.
     let long = prompt(5, 60 * WINDOW);
-    let (undivided, _plugins) = start(&["--role", "aggregated"]);
-    let right = answer(&undivided, &long, 20);
+    let (aggregated, _plugins) = start(&["--role", "aggregated"]);
+    let right = answer(&aggregated, &long, 20);
     for flags in [&["--role", "aggregated"][..], &[]] {
         let (cluster, _plugins) = start(&[flags, &["--pool-pages", "166"]].concat());
         assert_eq!(answer(&cluster, &long, 20), right, "{flags:?}");
@@ -146,7 +146,7 @@ fn requests_that_lose_their_windows_answer_as_if_they_had_not() {
 
 #[test]
 fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one_left() {
-    let (undivided, _plugins) = start(&["--role", "aggregated"]);
+    let (aggregated, _plugins) = start(&["--role", "aggregated"]);
     for flags in [&["--role", "aggregated", "--prefill-radix-cache"][..], &CACHES] {
         let (cluster, _plugins) = start(&[flags, &["--pool-pages", "300"]].concat());
         let computes = if flags.contains(&"aggregated") { "aggregated" } else { "prefill" };
@@ -154,7 +154,7 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
         for turn in 1..=4 {
             let before = counts(&cluster, computes)("prefill_tokens");
             let answered = answer(&cluster, &conversation, 24);
-            assert_eq!(answered, answer(&undivided, &conversation, 24), "{flags:?}, turn {turn}");
+            assert_eq!(answered, answer(&aggregated, &conversation, 24), "{flags:?}, turn {turn}");
             let computed = counts(&cluster, computes)("prefill_tokens") - before;
             // What the last turn's prompt or answer left is there to a page; prefill computes the answer anew.
             assert!(
@@ -198,8 +198,8 @@ fn a_gemma3_is_answered_alike_by_every_arrangement() {
     let path = directory.path().display().to_string();
     let model = ["--model", &path, "--threads", "2"];
     let prompts: Vec<Vec<u32>> = [5, 19, 64, 130].into_iter().map(|length| prompt(length, length)).collect();
-    let (undivided, _plugins) = start_model(&model, &["--role", "aggregated"]);
-    let right = answers(&undivided, &prompts, 30);
+    let (aggregated, _plugins) = start_model(&model, &["--role", "aggregated"]);
+    let right = answers(&aggregated, &prompts, 30);
     let arrangements: [&[&str]; 3] = [
         &CACHES,
         &["--prefill-tp", "4", "--decode-tp", "2"],
@@ -216,16 +216,16 @@ fn a_gemma3_is_answered_alike_by_every_arrangement() {
 
 /// Parts of a long prompt's window are given up for another prompt; then somebody goes on from its middle.
 fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64) {
-    let (undivided, _plugins) = start_model(model, &["--role", "aggregated"]);
+    let (aggregated, _plugins) = start_model(model, &["--role", "aggregated"]);
     let (cluster, _plugins) = start_model(model, &[flags, &["--pool-pages", pool]].concat());
     let first = prompt(5, long);
     let fork = [&first[..long as usize / 2], &prompt(6, 100)].concat();
     for prompt in [&first, &prompt(7, long * 2 / 3)] {
-        assert_eq!(answer(&cluster, prompt, 20), answer(&undivided, prompt, 20), "{flags:?}");
+        assert_eq!(answer(&cluster, prompt, 20), answer(&aggregated, prompt, 20), "{flags:?}");
     }
     let computes = if flags.contains(&"aggregated") { "aggregated" } else { "prefill" };
     let before = counts(&cluster, computes)("prefill_tokens");
-    assert_eq!(answer(&cluster, &fork, 20), answer(&undivided, &fork, 20), "{flags:?}");
+    assert_eq!(answer(&cluster, &fork, 20), answer(&aggregated, &fork, 20), "{flags:?}");
     cluster.wait("all requests to end", || cluster.all_free());
     let computed = counts(&cluster, computes)("prefill_tokens") - before;
     assert!(computed < 100.0 + f64::from(PAGE), "{flags:?}: {computed} computed");

@@ -1,6 +1,6 @@
 //! Models with windows in every arrangement at once: transfer over shared memory and over the real NIXL, equal and different
 //! numbers of ranks, radix caches and storage below them or not, pages that suffice and pages that run short. Prompts are
-//! shorter than the window, as long, one token longer, and sixty times as long. All answers are those of one undivided
+//! shorter than the window, as long, one token longer, and sixty times as long. All answers are those of one aggregated
 //! worker that keeps nothing.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]

@@ -53,7 +53,7 @@ pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
                     times[times.len() / 2].as_secs_f64() * 1e3
                 })
                 .collect();
-            println!("| undivided, 4 ranks | {:.2} | | |", medians[0]);
+            println!("| aggregated, 4 ranks | {:.2} | | |", medians[0]);
             for (arm, time) in arms.iter().zip(&medians[1..]) {
                 let (over, equal) = (time - medians[0], medians[1] - medians[0]);
                 println!("| {} | {time:.2} | {over:.2} | {:.2} |", arm.name(), over / equal);

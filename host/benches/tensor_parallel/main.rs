@@ -2,8 +2,8 @@
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench tensor_parallel -- MODE [PLUGIN [WORD...]]`
 //!
-//! - `hand-over`: one prompt at a time. An undivided server, which hands nothing over, and split ones of several sizes run at
-//!   once and are asked in turn; a hand-over is what a split server takes beyond the undivided one, to the first token.
+//! - `hand-over`: one prompt at a time. An aggregated server, which hands nothing over, and split ones of several sizes run at
+//!   once and are asked in turn; a hand-over is what a split server takes beyond the aggregated one, to the first token.
 //! - `at-once`: 1 to 256 prompts sent at the same moment; the best of four mean times to the first token, as in the table of
 //!   SGLang's pull request 22536.
 //!
@@ -103,7 +103,7 @@ pub fn arms(words: &[String]) -> Vec<Arm> {
     all.into_iter().filter(wanted).collect()
 }
 
-/// Starts a server: one arm, or without one an undivided worker.
+/// Starts a server: one arm, or without one an aggregated worker.
 pub fn start(arm: Option<&Arm>, plugin: &str, synthetic: &str, flags: &[&str]) -> Cluster {
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
     let directory = program.parent().unwrap_or(program).display().to_string();

@@ -19,12 +19,12 @@ pub enum Feature {
     /// Prefill and decode on separate workers.
     PdTransfer,
     /// Prefill and decode in one worker, without a transfer.
-    Undivided,
+    Aggregated,
     /// Pages stay in a cache after their request.
     PagesOutliveRequests,
     /// Decode workers keep prefixes and receive only what they lack.
     DecodeRadixCache,
-    /// Prefill or undivided workers keep prefixes and compute only what they lack.
+    /// Prefill or aggregated workers keep prefixes and compute only what they lack.
     PrefillRadixCache,
     /// A policy was named by which a radix cache evicts.
     EvictionPolicy,

@@ -53,7 +53,7 @@ pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
     if settings.role == Some(RoleName::Aggregated) {
         of_no_use(
             &["--staging-knee", "--staging-bytes", "--staging"],
-            "for an undivided worker, which sends no pages",
+            "for an aggregated worker, which sends no pages",
         )?;
     }
     match mode {

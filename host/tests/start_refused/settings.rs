@@ -90,10 +90,10 @@ fn settings_that_say_nothing_are_refused() {
             &["--staging-bytes", "0", "--staging-knee", "1KiB"],
             "--staging-knee says nothing with --staging-bytes 0",
         ),
-        (&["--role", "aggregated", "--staging", "auto"], "--staging says nothing for an undivided worker"),
+        (&["--role", "aggregated", "--staging", "auto"], "--staging says nothing for an aggregated worker"),
         (
             &["--role", "aggregated", "--staging-bytes", "1MiB"],
-            "--staging-bytes says nothing for an undivided worker",
+            "--staging-bytes says nothing for an aggregated worker",
         ),
         (
             &["--role", "decode", "--hierarchical-cache", "--prefill-radix-cache", "--no-decode-radix-cache"],

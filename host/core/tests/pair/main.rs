@@ -22,7 +22,7 @@ fn run(name: &str, faults: Faults) -> Outcome {
     run_worlds(name, faults, World::new)
 }
 
-/// The same with one undivided worker.
+/// The same with one aggregated worker.
 fn run_aggregated(name: &str, faults: Faults) -> Outcome {
     run_worlds(name, faults, World::aggregated)
 }

@@ -11,7 +11,7 @@ struct Settings {
 const fn settings(feature: Feature) -> Settings {
     use Feature as F;
     let (on, off) = match feature {
-        F::Undivided => (Some("give --role aggregated"), Some("leave --role aggregated out")),
+        F::Aggregated => (Some("give --role aggregated"), Some("leave --role aggregated out")),
         F::DecodeRadixCache => (Some("give --decode-radix-cache"), Some("give --no-decode-radix-cache")),
         F::PrefillRadixCache => (Some("give --prefill-radix-cache"), Some("give --no-prefill-radix-cache")),
         F::EvictionPolicy => (Some("give --radix-eviction"), Some("leave --radix-eviction out")),

@@ -149,10 +149,10 @@ pub const RULES: &[Rule] = &[
         "a worker has one way to its peers, and two workers must use the same",
     ),
     without(
-        "undivided-no-decode-radix",
-        Feature::Undivided,
+        "aggregated-no-decode-radix",
+        Feature::Aggregated,
         Feature::DecodeRadixCache,
-        "there is no decode worker; --prefill-radix-cache is the cache of an undivided one",
+        "there is no decode worker; --prefill-radix-cache is the cache of an aggregated one",
     ),
     with_one(
         "eviction-needs-cache",

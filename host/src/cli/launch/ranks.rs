@@ -41,7 +41,7 @@ pub(super) fn of_workers(settings: &Settings) -> Result<Vec<usize>, Refused> {
         && let Some((flag, _)) = [prefill, decode].iter().find(|(_, ranks)| ranks.is_some())
     {
         return Err(refused(format!(
-            "{flag} is for prefill or decode workers: use --tp for an undivided one"
+            "{flag} is for prefill or decode workers: use --tp for an aggregated one"
         )));
     }
     let heads = match (settings.executor(), settings.model.as_deref()) {

@@ -11,7 +11,7 @@ type OnForModel = fn(&Settings, bool) -> bool;
 /// asks a row in the compatibility table.
 const TURNED_ON: &[(Feature, On)] = &[
     (Feature::PdTransfer, divided),
-    (Feature::Undivided, |settings| settings.role == Some(RoleName::Aggregated)),
+    (Feature::Aggregated, |settings| settings.role == Some(RoleName::Aggregated)),
     (Feature::DecodeRadixCache, |settings| computes(settings) && settings.decode_radix_cache()),
     (Feature::PrefillRadixCache, |settings| computes(settings) && settings.prefill_radix_cache()),
     (Feature::PagesOutliveRequests, |settings| {

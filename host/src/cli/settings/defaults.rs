@@ -32,7 +32,7 @@ impl Settings {
     pub fn movers(&self) -> Vec<String> {
         let named = self.plugins.clone();
         match self.role {
-            // An undivided worker moves no pages.
+            // An aggregated worker moves no pages.
             Some(RoleName::Aggregated) => named.unwrap_or_default(),
             _ => named.unwrap_or_else(|| vec!["shm".to_owned()]),
         }

@@ -257,7 +257,7 @@ async fn registrations_that_make_no_sense_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_pair_and_an_undivided_worker_take_turns() {
+async fn a_pair_and_an_aggregated_worker_take_turns() {
     for policy in [Policy::RoundRobin, Policy::LeastLoaded] {
         let (mut table, now) = (WorkerTable::new(Terms { policy, ..terms() }), Instant::now());
         for (instance, name, role) in [(1, "p", "prefill"), (2, "d", "decode"), (3, "a", "aggregated")] {
