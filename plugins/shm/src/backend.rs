@@ -22,7 +22,7 @@ use crate::service::{Core, HANDSHAKE, MAX_PEERS};
 use crate::wire::{Endpoint, Hello, NAME_BYTES, decode_welcome};
 use crate::{copier, link, service};
 
-/// Copies of 256 bytes and more are as fast as collecting them first; see docs/benchmarks.md.
+/// Copies of 256 bytes and more are as fast as collecting them first; see "Pages between workers" in docs/benchmarks.md.
 const SHORT_WRITES: u64 = 256;
 
 /// An instance of the backend. See the crate.
