@@ -8,6 +8,8 @@
 
 pub mod aux_row;
 pub mod batch;
+mod cache;
+mod hand_over;
 pub mod heads;
 pub mod hierarchy;
 pub mod histogram;
@@ -21,6 +23,7 @@ mod outbox;
 pub mod pool;
 mod quarantine;
 pub mod radix;
+pub mod rank_barrier;
 pub mod request;
 pub mod routing;
 pub mod scheduler;

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::cache::Leftovers;
 use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room};
 use crate::pool::{PagePool, QuarantinedPages, Settled};
@@ -44,24 +45,17 @@ impl Touchers {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub pages: QuarantinedPages,
-    pub aux: Option<u32>,
     /// Keeps the cached pages that the room used.
     pub lock: Option<PrefixLock>,
     pub touchers: Touchers,
-    /// Whether our transfer threads were told of the room and have to forget it.
-    pub opened: bool,
-    /// Peer and message id of aborts to answer once cleared, with their attempt.
-    pub answer: Vec<(Instance, u64, u32)>,
+    pub leftovers: Leftovers,
 }
 
-/// What a cleared entry leaves to do.
+/// What a cleared entry leaves behind.
 #[derive(Debug)]
-pub(crate) struct Cleared {
-    pub room: Room,
-    pub aux: Option<u32>,
+pub(crate) struct Unlocked {
     pub lock: Option<PrefixLock>,
-    pub opened: bool,
-    pub answer: Vec<(Instance, u64, u32)>,
+    pub leftovers: Leftovers,
 }
 
 /// Frees pages that were evicted while they were copied, once nothing reads them any more.
@@ -109,15 +103,15 @@ impl Quarantine {
         &mut self,
         pool: &mut PagePool,
         mut change: impl FnMut(Room, &mut Touchers),
-    ) -> Vec<Cleared> {
+    ) -> Vec<(Room, Unlocked)> {
         let mut cleared = Vec::new();
         for (room, entry) in &mut self.entries {
             change(*room, &mut entry.touchers);
         }
         for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touchers.nobody()) {
-            let Entry { pages, aux, lock, opened, answer, .. } = entry;
+            let Entry { pages, lock, leftovers, .. } = entry;
             pool.clear(pages, &Settled(()));
-            cleared.push(Cleared { room, aux, lock, opened, answer });
+            cleared.push((room, Unlocked { lock, leftovers }));
         }
         cleared
     }

@@ -1,55 +1,53 @@
 //! The one scheduler, live and in simulation.
 //!
-//! It takes [`Event`]s and the time, and returns [`Action`]s. A request is a [`job`] that moves through stages:
+//! It takes [`Event`]s and the time, and returns [`Action`]s. This file routes events and says the order of a
+//! [tick](Scheduler::tick); the parts decide:
 //!
-//! ```text
-//! aggregated   Queued ──────────────────────────────────────────► Running ─► finished
-//! prefill      Queued ─(reserve came, pages there)──────────────► Running ─► Inflight ─(commit)─► finished
-//! decode       Queued ─(pages there)─► Transfer ─► Verifying ─► Ready ─► Running ─► finished
+//! | Part | Holds | Files |
+//! | --- | --- | --- |
+//! | [cache](crate::cache) | where every page is: pool, radix tree, offload tiers, windows, quarantine | `cache/` |
+//! | request | a [`job`] and its [`stage`]: one table says which stage follows which | `job.rs`, `stage.rs`, `ending.rs` |
+//! | hand-over | prefill's side and decode's side of a transfer, peers, messages | [`hand_over`](crate::hand_over), `sending.rs`, `receiving.rs`, `restoring.rs`, `peers.rs` |
+//! | policy | which request is next: admission, batching, pace, preemption, sharing | `admission.rs`, `batching.rs`, `pace.rs`, `preemption.rs`, `sharing.rs`, `headroom.rs`, `ready.rs` |
 //!
-//! when pages run short, or a window is not restored   Running, Loading ─► Retracted ─(pages there)─► Running
-//! ```
-//!
-//! Whatever ends early goes through one door ([`Scheduler::retire`]): its pages are freed if nobody can touch them,
-//! and go into quarantine, with the list of who can, if somebody might.
+//! A request's way through the stages, per role, is drawn in `docs/internals/request.md`; the table that holds it is in
+//! `stage.rs`. A request leaves through one function (`retire`): its pages are free if nothing can touch them, and go into
+//! quarantine, with the list of what can, if something might.
 
 mod admission;
 mod batching;
-mod cache;
 mod config;
 mod deadlines;
-mod decode;
 mod ending;
 mod exchange;
-mod growth;
+mod headroom;
 mod job;
+mod keeping;
 mod pace;
 mod peers;
-mod pipeline;
-mod prefill;
-mod prefix;
+mod preemption;
 mod ready;
+mod receiving;
 mod restoring;
-mod retraction;
-mod saving;
+mod sending;
 mod sharing;
 mod stage;
 mod stats;
-mod window;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use crate::hierarchy::{Hierarchy, TierStats};
+pub use crate::cache::Flushed;
+use crate::cache::{Cache, Cleared};
+use crate::hand_over::Orphans;
+use crate::hierarchy::TierStats;
 use crate::ids::{Instance, PageId, Room, Time};
 use crate::message::Message;
 use crate::outbox::Outbox;
-use crate::pool::{HeldPages, PagePool, PageSource, PoolLimits};
-use crate::quarantine::{Cleared, Quarantine};
-use crate::radix::{CacheChanges, CacheEvent, RadixTree};
+use crate::pool::{PageSource, PoolLimits};
+use crate::radix::CacheEvent;
 use crate::request::{Failure, FailureCode};
 
-pub use cache::Flushed;
 pub use config::{Config, Role};
 use deadlines::Deadlines;
 pub use exchange::{Action, Event, PageWrite, RoomOpening};
@@ -57,7 +55,6 @@ use job::Job;
 use pace::Pace;
 pub use pace::PaceStats;
 use peers::Peers;
-use prefill::Orphan;
 use sharing::Leaders;
 use stage::Stage;
 pub use stats::Stats;
@@ -66,23 +63,17 @@ pub use stats::Stats;
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
-    pool: PagePool,
-    /// Cached prefixes, if the worker keeps any.
-    cache: Option<RadixTree>,
-    /// What lies below the pool, if anything.
-    hierarchy: Option<Hierarchy>,
+    cache: Cache,
     /// Since when the batch is computed, and how many tokens it has.
     step: Option<(Time, usize)>,
-    /// What has changed in the cache since the last tick.
-    cache_changes: CacheChanges,
     /// Requests that others wait for, because they bring pages of the same prompt.
     leaders: Leaders,
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
-    /// Jobs that wait for pages: retracted ones first, then those not yet admitted, each oldest first.
+    /// Jobs that wait for pages: preempted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
-    /// Jobs whose pages are verified and that the pace has not let in yet, oldest first.
+    /// Jobs whose pages are verified and that the pace has not activated yet, oldest first.
     ready: VecDeque<Room>,
     /// Jobs that take part in batches, oldest first.
     running: Vec<Room>,
@@ -97,9 +88,8 @@ pub struct Scheduler {
     arrivals: u64,
     last_batch: u64,
     last_tag: u64,
-    quarantine: Quarantine,
     /// Reserves whose request has not come from the router yet.
-    orphans: BTreeMap<Room, Orphan>,
+    orphans: Orphans,
     peers: Peers,
     outbox: Outbox,
     draining: bool,
@@ -117,7 +107,7 @@ impl Scheduler {
         Self::with_pages(config, limits, None)
     }
 
-    /// An idle scheduler whose pages somebody else chooses, within these limits.
+    /// An idle scheduler whose pages an allocator chooses, within these limits.
     ///
     /// # Panics
     /// When a limit that must be positive is zero, or the pool's is not [`Config::pages`].
@@ -137,27 +127,21 @@ impl Scheduler {
         );
         assert!(
             config.hierarchy.is_none() || config.radix_cache.is_some(),
-            "what lies below the pool needs a radix cache above"
+            "offload tiers need a radix cache"
         );
         assert!(
             config.window.is_none_or(|window| window.tokens > 0 && window.parts > 0),
             "a window has tokens and takes pages: {config:?}"
         );
         Self {
-            pool: PagePool::open(limits, source),
-            cache: config.radix_cache.map(|policy| cache::open(&config, policy)),
-            hierarchy: config.hierarchy.clone().map(|below| Hierarchy::new(below, config.page_tokens)),
+            cache: Cache::new(&config, limits, source),
             step: None,
-            cache_changes: CacheChanges::new(config.cache_events),
             leaders: Leaders::new(config.seed),
             aux_free: (0..config.max_running).rev().collect(),
             deadlines: Deadlines::default(),
             patience: Deadlines::default(),
-            // Nobody waits between two tokens of a prefill worker.
-            pace: Pace::new(
-                config.target_itl.filter(|_| config.role != Role::Prefill),
-                config.max_batch as usize,
-            ),
+            // A prefill worker has no time between two tokens.
+            pace: Pace::new(config.target_itl.filter(|_| !config.role.sends_kv()), config.max_batch as usize),
             config,
             jobs: BTreeMap::new(),
             queue: VecDeque::new(),
@@ -167,8 +151,7 @@ impl Scheduler {
             arrivals: 0,
             last_batch: 0,
             last_tag: 0,
-            quarantine: Quarantine::default(),
-            orphans: BTreeMap::new(),
+            orphans: Orphans::default(),
             peers: Peers::default(),
             outbox: Outbox::default(),
             draining: false,
@@ -203,58 +186,55 @@ impl Scheduler {
         }
     }
 
-    /// Decides what follows from all events so far: whom to admit, what to compute, what to repeat.
+    /// Decides what follows from all events so far: what to admit, to compute, to repeat.
     pub fn tick(&mut self, now: Time, actions: &mut Vec<Action>) {
         self.expire(now, actions);
         self.repeat(now, actions);
         self.expire_tiers(now, actions);
         self.admit(now, actions);
         self.let_in(now, actions);
-        self.write_back();
+        self.cache.write_back();
         self.start_tiers(now, actions);
         self.build_batch(now, actions);
         self.start_tiers(now, actions);
         self.tell_backlog();
-        actions.extend(self.cache_changes.take().map(Action::Cache));
+        actions.extend(self.cache.take_changes().map(Action::Cache));
     }
 
     /// The whole cache as events, for a listener that has missed some: what came before them is void.
     #[must_use]
     pub fn cache_contents(&self) -> Vec<CacheEvent> {
-        let mut changes = CacheChanges::new(true);
-        if let Some(tree) = &self.cache {
-            tree.contents(&mut changes);
-        }
-        changes.take().unwrap_or_default()
+        self.cache.contents()
     }
 
     /// When the next [`tick`](Self::tick) is needed if nothing happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        let orphans = self.orphans.values().map(|orphan| orphan.since.after(self.config.bootstrap_timeout));
+        let orphans = self.orphans.arrivals().map(|at| at.after(self.config.bootstrap_timeout));
         let jobs = self.deadlines.next().into_iter().chain(self.patience.next());
         jobs.chain(orphans)
             .chain(self.outbox.next_due())
             .chain(self.peers.next_fence())
-            .chain(self.hierarchy.as_ref().and_then(Hierarchy::next_deadline))
+            .chain(self.cache.next_deadline())
             .min()
     }
 
     /// Counters and what is there now.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        let tree = self.cache.tree_counts();
         Stats {
-            pool: self.pool.counts(),
+            pool: self.cache.counts(),
             queued: self.queue.len(),
             active: self.jobs.len() - self.queue.len(),
-            quarantined_rooms: self.quarantine.len(),
-            locked_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().locked),
-            prefix_locks: self.cache.as_ref().map_or(0, |tree| tree.counts().locks),
-            namespaces: self.cache.as_ref().map_or(0, |tree| tree.counts().namespaces),
-            evicted_pages: self.cache.as_ref().map_or(0, |tree| tree.counts().evicted),
-            hierarchy: self.hierarchy.as_ref().map(Hierarchy::stats).unwrap_or_default(),
+            quarantined_rooms: self.cache.quarantined(),
+            locked_pages: tree.locked,
+            prefix_locks: tree.locks,
+            namespaces: tree.namespaces,
+            evicted_pages: tree.evicted,
+            hierarchy: self.cache.hierarchy_stats(),
             pace: self.pace.stats(),
-            page_source_faults: u64::from(self.pool.fault().is_some()),
+            page_source_faults: u64::from(self.cache.page_source_fault().is_some()),
             unanswered: self.outbox.len(),
             unfenced_peers: self.peers.unfenced(),
             ..self.stats
@@ -264,19 +244,19 @@ impl Scheduler {
     /// Counters of each storage tier, in their order.
     #[must_use]
     pub fn tier_stats(&self) -> Vec<TierStats> {
-        self.hierarchy.as_ref().map(Hierarchy::tier_stats).unwrap_or_default()
+        self.cache.tier_stats()
     }
 
     /// Whether nothing is on its way to host memory or storage either.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.is_idle() && self.hierarchy.as_ref().is_none_or(Hierarchy::is_idle)
+        self.is_idle() && self.cache.is_idle()
     }
 
     /// Whether nothing is queued, computed, transferred or waited for.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.jobs.is_empty() && self.quarantine.len() == 0 && self.outbox.len() == 0 && !self.computing
+        self.jobs.is_empty() && self.cache.quarantined() == 0 && self.outbox.len() == 0 && !self.computing
     }
 
     /// Recounts everything that is counted along the way.
@@ -284,49 +264,28 @@ impl Scheduler {
     /// # Panics
     /// When an invariant does not hold.
     pub fn audit(&self) {
-        self.pool.audit();
-        let count = |pages: &Option<HeldPages>| pages.as_ref().map_or(0, |pages| pages.ids().len());
-        let of = |job: &Job| count(&job.held) + count(&job.spare) + job.window.own.ids().len();
-        let held: usize = self.jobs.values().map(of).sum();
-        assert_eq!(held, self.pool.counts().held, "every held page has a job");
-        if let Some(tree) = &self.cache {
-            tree.audit();
-            let cached = tree.counts().pages + tree.counts().window_pages;
-            assert_eq!(cached, self.pool.counts().cached, "every cached page is in the tree");
-            let saves = self.hierarchy.as_ref().map_or(0, Hierarchy::locks);
-            let locks =
-                self.jobs.values().filter(|job| job.lock.is_some()).count() + self.quarantine.locks() + saves;
-            assert_eq!(tree.counts().locks, locks, "every lock has a job, pages in quarantine, or a copy");
-        }
-        let evicted = self.hierarchy.as_ref().map_or(0, Hierarchy::evicted_pages);
-        let quarantined = self.quarantine.pages() + evicted;
-        assert_eq!(
-            quarantined,
-            self.pool.counts().quarantined,
-            "every page in quarantine has an entry or a copy"
-        );
-        if let Some(hierarchy) = &self.hierarchy {
-            hierarchy.audit();
-        }
+        self.cache.audit(self.jobs.values().map(|job| &job.kv));
         self.audit_leaders();
-        self.audit_windows();
         for (room, job) in &self.jobs {
+            let in_steps = matches!(*job.stage, Stage::Running | Stage::Ready | Stage::Inflight);
+            let computes_to = in_steps.then(|| job.in_batch.unwrap_or(job.kv.computed()));
+            self.cache.audit_window(&job.kv, computes_to);
             let noted = self.deadlines.of(*room);
             assert!(noted.is_some_and(|at| at <= self.job_deadline(job)), "{room:?} would end too late");
         }
         assert_eq!(self.deadlines.len(), self.jobs.len(), "only jobs have deadlines");
-        assert!(self.patience.len() <= self.queue.len(), "somebody is patient who does not wait");
+        assert!(self.patience.len() <= self.queue.len(), "a request is patient that does not wait");
         let in_batch = self.jobs.values().filter(|job| job.in_batch.is_some());
         assert!(
             in_batch.clone().all(|job| self.computing && *job.stage == Stage::Running),
-            "who is in a batch runs"
+            "a request in a batch runs"
         );
         let rows = self.jobs.values().filter(|job| job.aux.is_some()).count();
         assert!(
             rows + self.aux_free.len() <= self.config.max_running as usize,
             "an aux row is in two places"
         );
-        let waits = |job: &&Job| matches!(*job.stage, Stage::Queued | Stage::Retracted);
+        let waits = |job: &&Job| matches!(*job.stage, Stage::Queued | Stage::Preempted);
         let queued = self.jobs.values().filter(waits).count();
         assert_eq!(queued, self.queue.len(), "the queue holds the queued jobs");
         let running = self.jobs.values().filter(|job| *job.stage == Stage::Running).count();
@@ -335,19 +294,18 @@ impl Scheduler {
         assert_eq!(ready, self.ready.len(), "the ready list holds the ready jobs");
     }
 
-    /// What whoever chooses the pages did for which it is out of service; the pool chooses them itself since.
+    /// The fault for which the allocator is disabled. The pool chooses pages itself since.
     #[must_use]
     pub fn page_source_fault(&self) -> Option<&str> {
-        self.pool.fault()
+        self.cache.page_source_fault()
     }
 
     /// Which pages each request holds, first those of all layers or the full-attention ones, then those of its window;
     /// for tests and for finding faults.
     pub fn holdings(&self) -> impl Iterator<Item = (Room, &[PageId])> {
-        self.jobs.iter().flat_map(|(room, job)| {
-            let held = job.held.as_ref().map(HeldPages::ids);
-            held.into_iter().flat_map(|pages| [pages, job.window.own.ids()]).map(|pages| (*room, pages))
-        })
+        self.jobs
+            .iter()
+            .flat_map(|(room, job)| job.kv.own_pages().into_iter().flatten().map(|pages| (*room, pages)))
     }
 
     fn send(&self, to: Instance, message: Message, actions: &mut Vec<Action>) {
@@ -368,14 +326,14 @@ impl Scheduler {
         }
     }
 
-    fn finish_clearing(&mut self, cleared: Vec<Cleared>, actions: &mut Vec<Action>) {
-        for entry in cleared {
-            self.aux_free.extend(entry.aux);
-            self.unlock(entry.lock);
-            if entry.opened {
-                actions.push(Action::ForgetRoom { room: entry.room });
+    /// Nothing touches the pages of these ended requests any more.
+    fn finish_clearing(&mut self, cleared: impl IntoIterator<Item = Cleared>, actions: &mut Vec<Action>) {
+        for Cleared { room, leftovers } in cleared {
+            self.aux_free.extend(leftovers.aux);
+            if leftovers.opened {
+                actions.push(Action::ForgetRoom { room });
             }
-            self.answer_aborts(entry.room, entry.answer, actions);
+            self.answer_aborts(room, leftovers.answer, actions);
         }
     }
 }

@@ -1,12 +1,11 @@
 //! What goes through the scheduler thread's channels: in, to the control plane, and to whoever asked.
 
+use host_core::rank_barrier::Report;
 use host_core::request::Request;
 use host_core::scheduler::Flushed;
 use host_core::{Event, Instance};
 use host_wire::Answer;
 use tokio::sync::{mpsc, oneshot};
-
-use super::agreement;
 
 /// What the scheduler thread is told.
 #[derive(Debug)]
@@ -14,7 +13,7 @@ pub(crate) enum Input {
     /// Something happened.
     Event(Event),
     /// Something happened on one rank.
-    Transfer(agreement::Report),
+    Transfer(Report),
     /// A request, and where its answer goes.
     Submit(Request, mpsc::UnboundedSender<Answer>),
     /// The radix cache is to be emptied.

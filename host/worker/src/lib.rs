@@ -9,7 +9,6 @@
 //!
 //! All of them meet in channels, and nothing waits on the scheduler thread.
 
-mod agreement;
 mod alive;
 mod allocator;
 pub mod cache_news;

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use host_core::rank_barrier::RankBarrier;
 use host_core::scheduler::Stats;
 use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use host_wire::Answer;
 use tokio::sync::{mpsc, watch};
 
-use super::agreement::Agreement;
 use super::alive::Alive;
 use super::cache_thread::CacheFeed;
 use super::channels::{Input, Outgoing};
@@ -60,7 +60,7 @@ impl Stop {
 struct Turn {
     start: Start,
     scheduler: Scheduler,
-    agreement: Agreement,
+    barrier: RankBarrier,
     clients: HashMap<Room, mpsc::UnboundedSender<Answer>>,
     /// Connects and fences that found the control plane's inbox full; messages are repeated by the core instead.
     unsent: VecDeque<Outgoing>,
@@ -74,11 +74,11 @@ pub(super) fn start(mut start: Start) -> std::io::Result<(Stop, JoinHandle<()>)>
     let thread = thread.spawn(move || {
         let Pages { limits, source } = &mut start.pages;
         let scheduler = Scheduler::with_pages(start.config.clone(), *limits, source.take());
-        let agreement = Agreement::new(start.to_transfer.len());
+        let barrier = RankBarrier::new(start.to_transfer.len());
         Turn {
             start,
             scheduler,
-            agreement,
+            barrier,
             clients: HashMap::new(),
             unsent: VecDeque::new(),
             warned_of_pace: false,
@@ -175,9 +175,13 @@ impl Turn {
                 Event::Submit(request)
             }
             Input::Event(event) => event,
-            Input::Transfer(report) => match self.agreement.take(report) {
-                Some(event) => event,
-                None => return,
+            Input::Transfer(report) => match self.barrier.take(report) {
+                Ok(Some(event)) => event,
+                Ok(None) => return,
+                Err(contradiction) => {
+                    tracing::warn!("{contradiction}");
+                    contradiction.event()
+                }
             },
             Input::FlushCache(flushed) => {
                 // Whoever asked may have hung up.
@@ -219,26 +223,26 @@ impl Turn {
             Action::Connect { peer, floor } => self.unsent.push_back(Outgoing::Connect { peer, floor }),
             Action::Fence { peer, session } => self.unsent.push_back(Outgoing::Fence { peer, session }),
             Action::Write(write) => {
-                self.agreement.write(write.tag);
+                self.barrier.write(write.tag);
                 self.transfer(&TransferCommand::Write(Arc::new(write)));
             }
             Action::CancelWrite(tag) => self.transfer(&TransferCommand::Cancel(tag)),
             Action::OpenRoom(opening) => {
                 let link = self.start.links.get(opening.peer);
                 let lanes = link.filter(|link| link.session == opening.session);
-                self.agreement.open(&opening, lanes.map_or_else(Vec::new, |link| link.lanes.clone()));
+                self.barrier.open(&opening, lanes.map_or_else(Vec::new, |link| link.lanes.clone()));
                 self.transfer(&TransferCommand::OpenRoom(Arc::new(opening)));
             }
             Action::CloseRoom { room } => {
-                self.agreement.close(room);
+                self.barrier.close(room);
                 self.transfer(&TransferCommand::CloseRoom(room));
             }
             Action::ForgetRoom { room } => {
-                self.agreement.forget(room);
+                self.barrier.forget(room);
                 self.transfer(&TransferCommand::ForgetRoom(room));
             }
             Action::Verify { room, attempt, pages, aux_slot } => {
-                let lanes = self.agreement.verify(room);
+                let lanes = self.barrier.verify(room);
                 let asked = Verification { room, attempt, pages, aux_slot, lanes };
                 self.transfer(&TransferCommand::Verify(Arc::new(asked)));
             }

@@ -1,7 +1,7 @@
 //! The threads between the scheduler and the transfer plugin, one per rank with an instance of the plugin of its own.
 //!
 //! Each turns its rank's share of page writes into batches of plugin writes, digests what it sends and what arrived, and
-//! reports what has settled; [`super::agreement`] makes one report out of those of all ranks. It waits on two
+//! reports what has settled; [`host_core::rank_barrier`] makes one report out of those of all ranks. It waits on two
 //! descriptors: its own inbox and the plugin's events.
 
 mod copying;
@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use host_core::heads::HeadLane;
+use host_core::rank_barrier::Report;
 use host_core::scheduler::{PageWrite, RoomOpening};
 use host_core::transfer::{StagingPolicy, Tag};
 use host_core::{Event, PageId, Room};
@@ -25,7 +26,6 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
 
-use super::agreement::Report;
 use super::alive::Alive;
 use super::channels::Input;
 use super::clock::Clock;

@@ -1,13 +1,13 @@
 //! The way in.
 
-use super::growth::{Need, Pages};
-use super::job::{Incoming, Job, Outgoing};
+use super::job::Job;
 use super::peers::PeerState;
-use super::prefix::Prefix;
 use super::stage::Stage;
-use super::{Action, Role, RoomOpening, Scheduler};
+use super::{Action, Role, Scheduler};
+use crate::cache::{Need, Pages, Prefix};
+use crate::hand_over::{Incoming, Outgoing};
 use crate::ids::{Room, Time};
-use crate::message::{Body, Reserve};
+use crate::message::Body;
 use crate::radix::NamespaceKey;
 use crate::request::{Failure, FailureCode, Request};
 
@@ -32,8 +32,8 @@ impl Scheduler {
         }
         self.arrivals += 1;
         let mut job = Job::new(request, now, self.arrivals);
-        if let Some(orphan) = self.orphans.remove(&room) {
-            if let Some(refusal) = self.misfit(&job, orphan.attempt, &orphan.reserve) {
+        if let Some(orphan) = self.orphans.take(room) {
+            if let Some(refusal) = self.wanted(&job).misfit(orphan.attempt, &orphan.reserve) {
                 let refused = Body::Refused { message: refusal.clone(), retryable: false };
                 let answer = self.outbox.answer(orphan.question, room, orphan.attempt, refused);
                 self.send(orphan.peer, answer, actions);
@@ -52,7 +52,7 @@ impl Scheduler {
         self.deadlines.set(room, self.job_deadline(&job));
         self.jobs.insert(room, job);
         self.queue.push_back(room);
-        self.begin_fetch(now, room);
+        self.fetch(now, room);
     }
 
     fn acceptable(&self, request: &Request) -> Result<(), Failure> {
@@ -61,7 +61,7 @@ impl Scheduler {
         if self.draining {
             return fail(FailureCode::ShuttingDown, "the worker is shutting down".into());
         }
-        if self.jobs.contains_key(&request.room) || self.quarantine.contains(request.room) {
+        if self.jobs.contains_key(&request.room) || self.cache.is_quarantined(request.room) {
             return fail(FailureCode::Invalid, format!("room {} is in use", request.room));
         }
         if request.prompt.is_empty() {
@@ -87,7 +87,7 @@ impl Scheduler {
         if request.max_new_tokens == 0 {
             return fail(FailureCode::Invalid, "max_new_tokens is 0: ask for at least one token".into());
         }
-        if config.role == Role::Decode && request.prefill.is_none() {
+        if config.role.receives_kv() && request.prefill.is_none() {
             return fail(FailureCode::Invalid, "a decode worker needs to be told the prefill worker".into());
         }
         let (prompt, answer) = (request.prompt.len(), self.answer_tokens(request));
@@ -100,9 +100,9 @@ impl Scheduler {
                 ),
             );
         }
-        let most = self.pages_for(self.most_positions(request));
-        let window = self.least_window(most);
-        let limits = self.pool.limits();
+        let most = self.cache.pages_for(self.most_positions(request));
+        let window = self.cache.least_window(most);
+        let limits = self.cache.limits();
         for (pages, part, limit) in [
             (most, " for the layers without a window", limits.full),
             (window, " for the layers with one", limits.window),
@@ -143,23 +143,23 @@ impl Scheduler {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
                 // It goes straight into the steps.
-                _ if *job.stage == Stage::Retracted => self.may_join(resumed),
+                _ if *job.stage == Stage::Preempted => self.may_join(resumed),
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            let worn = job.overtaken >= OVERTAKEN;
+            let worn = job.waiting.overtaken >= OVERTAKEN;
             let active = self.jobs.len() - self.queue.len();
             if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
             }
-            if !ready || self.follows(now, job) || self.waits_for_storage(room) {
+            if !ready || self.follows(now, job) || self.cache.waits_for_storage(room) {
                 at += 1;
                 continue;
             }
-            let prefix = self.find_prefix(now, room, promised);
-            if prefix.as_ref().is_some_and(|prefix| self.follow(now, room, &prefix.lock)) {
-                self.unlock(prefix.map(|prefix| prefix.lock));
+            let prefix = self.cache.probe(now, &job.tokens(), promised);
+            if prefix.as_ref().is_some_and(|prefix| self.follow(now, room, prefix)) {
+                self.cache.forgo(prefix);
                 at += 1;
                 continue;
             }
@@ -167,12 +167,12 @@ impl Scheduler {
             let need = self.need(job, prefix.as_ref());
             let first = admitted.is_empty() && self.jobs.len() == self.queue.len();
             let kept = if first { Pages::default() } else { headroom + need.headroom };
-            if !self.can_have(promised + need.now + kept) {
-                self.unlock(prefix.map(|prefix| prefix.lock));
+            if !self.cache.can_have(promised + need.now + kept) {
+                self.cache.forgo(prefix);
                 if worn {
                     break;
                 }
-                self.step_aside(room);
+                self.cache.yields(room);
                 lacking.push(room);
                 at += 1;
                 if lacking.len() >= LACKING {
@@ -180,38 +180,42 @@ impl Scheduler {
                 }
                 continue;
             }
-            // What was cached of it may be below by now.
+            // What was cached of it may be in an offload tier by now.
             if self.fetch_again(now, room) {
-                self.unlock(prefix.map(|prefix| prefix.lock));
+                self.cache.forgo(prefix);
                 continue;
             }
-            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| *job.stage == Stage::Retracted));
+            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| *job.stage == Stage::Preempted));
             promised += need.now;
             headroom += need.headroom;
             self.queue.remove(at);
-            self.lead(room, prefix.as_ref().map(|prefix| &prefix.lock));
+            self.lead(room, prefix.as_ref());
             admitted.push((room, need, prefix));
             for waits in &lacking {
                 if let Some(job) = self.jobs.get_mut(waits) {
-                    job.overtaken += 1;
+                    job.waiting.overtaken += 1;
                 }
             }
-            if lacking.iter().any(|waits| self.jobs.get(waits).is_some_and(|job| job.overtaken >= OVERTAKEN))
-            {
+            let worn =
+                |waits: &Room| self.jobs.get(waits).is_some_and(|job| job.waiting.overtaken >= OVERTAKEN);
+            if lacking.iter().any(worn) {
                 break;
             }
         }
         // Once for all that were admitted.
-        self.make_free(promised);
+        self.cache.make_free(promised);
         let mut went_on = Vec::new();
         for (room, need, prefix) in admitted {
-            let computes = self.config.role != Role::Decode;
+            let computes = !self.config.role.receives_kv();
             went_on.extend(prefix.as_ref().filter(|_| computes).map(|prefix| (room, prefix.page())));
             self.admit_one(now, room, need, prefix, actions);
         }
-        // Only now: until then everybody found in host memory what was seen there above.
+        // Only now: until then each request found in host memory what was seen there above.
         for (room, page) in went_on {
-            self.save_windows(room, [page]);
+            if let Some(job) = self.jobs.get_mut(&room) {
+                let (tokens, kv) = job.holding();
+                self.cache.save_windows(&tokens, kv, [page]);
+            }
         }
     }
 
@@ -228,100 +232,42 @@ impl Scheduler {
         found: Option<Prefix>,
         actions: &mut Vec<Action>,
     ) {
-        let pages = (self.pool.allocate(need.now.full), self.pool.allocate_window(need.now.window));
-        let ((Some(pages), Some(window)), Some(aux)) = (pages, self.aux_free.pop()) else {
-            unreachable!("admission checked pages and aux rows")
-        };
-        let Some(job) = self.jobs.get_mut(&room) else { unreachable!("{room:?} is queued without a job") };
-        let (page, from) = found.as_ref().map_or((0, 0), |found| (found.page(), found.from()));
-        let (lock, end) = found.map_or((None, None), |found| (Some(found.lock), found.end));
-        if let (Some(tree), Some(lock)) = (&mut self.cache, &lock) {
-            tree.count_use(lock);
-            tree.pages(lock, &mut job.table);
-        }
-        let resumed = *job.stage == Stage::Retracted;
-        let prefix = job.table.len();
         let page_tokens = self.config.page_tokens as usize;
-        if from < page {
-            job.again = from * page_tokens..page * page_tokens;
-        }
-        let from = from.min(prefix);
-        if resumed {
-            job.go_on_with(from, page_tokens);
-            self.stats.restored_tokens += job.computed as u64;
-        } else {
-            job.begin_with(from, page_tokens, self.config.role);
-            self.stats.cached_tokens += u64::from(job.cached_tokens);
-        }
-        job.table.extend_from_slice(pages.ids());
-        job.held = Some(pages);
-        job.lock = lock;
-        job.aux = Some(aux);
-        self.begin_window(room, page, window);
-        let Some(job) = self.jobs.get(&room) else { return };
-        let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
-        let restored = match end {
-            Some(end) => self.restore_to(now, room, prefix, &end),
-            None => self.begin_restore(now, room, prefix),
+        let (Some(job), Some(aux)) = (self.jobs.get_mut(&room), self.aux_free.pop()) else {
+            unreachable!("{room:?} is queued without a job, or admission did not count aux rows")
         };
-        let covered = restored.unwrap_or(prefix);
-        if !resumed {
-            self.stats.below_tokens += ((covered - prefix) * page_tokens) as u64;
-        }
-        let Some(job) = self.jobs.get_mut(&room) else { return };
-        match (self.config.role, peer) {
-            (Role::Decode, Some(peer)) if !resumed => {
-                let page_tokens = self.config.page_tokens as usize;
-                job.promised_tokens = u32::try_from(covered * page_tokens).unwrap_or(u32::MAX);
-                job.cached_tokens = job.promised_tokens;
-                let pages = covered..job.request.prompt.len().div_ceil(page_tokens);
-                let (whom, window) = ((peer, self.peers.session(peer)), job.window.len());
-                self.reserve(now, room, Incoming::new(whom, 1, pages, window, now), actions);
+        job.aux = Some(aux);
+        let (tokens, kv) = job.holding();
+        let resumes = tokens.resumes;
+        let admitted = self.cache.admit(now, &tokens, kv, need, found);
+        let cached = admitted.from * page_tokens;
+        let covered = admitted.covered();
+        if resumes {
+            // What it was promised failed before it had anything, and this is what it has.
+            if !job.was_preempted() {
+                job.has_cached(cached);
             }
-            _ if restored.is_some() => job.stage.enter(Stage::Loading(prefix..covered)),
+            self.stats.restored_tokens += cached as u64;
+        } else {
+            job.begin_with(cached);
+            self.stats.cached_tokens += cached as u64;
+            self.stats.below_tokens += ((covered - admitted.prefix) * page_tokens) as u64;
+        }
+        let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
+        match peer.filter(|_| self.config.role.receives_kv() && !resumes) {
+            Some(peer) => {
+                job.has_cached(covered * page_tokens);
+                let pages = covered..job.request.prompt.len().div_ceil(page_tokens);
+                let (from, window) = ((peer, self.peers.session(peer)), job.kv.window_len());
+                self.reserve(now, room, Incoming::new(from, pages, window, now), actions);
+            }
+            _ if admitted.restored.is_some() => job.stage.enter(Stage::Loading(admitted.prefix..covered)),
             _ => {
                 job.stage.enter(Stage::Running);
                 self.running.push(room);
-                if self.config.role == Role::Prefill {
-                    // What is cached can be on its way while the rest is computed.
-                    self.push_pages(room, actions);
-                }
+                // What is cached can be on its way while the rest is computed.
+                self.push_pages(room, actions);
             }
         }
-    }
-
-    /// Tells prefill where to write, for the first time or again.
-    pub(super) fn reserve(&mut self, now: Time, room: Room, incoming: Incoming, actions: &mut Vec<Action>) {
-        let page_tokens = self.config.page_tokens as usize;
-        let Some(job) = self.jobs.get(&room) else { return };
-        let Some(aux_slot) = job.aux else { return };
-        let window = if incoming.window > 0 { self.window_tail(job) } else { Vec::new() };
-        let (peer, attempt) = (incoming.peer, incoming.attempt);
-        let prompt = job.request.prompt.len();
-        let covered = prompt.div_ceil(page_tokens);
-        let pages = job.table[incoming.pages.clone()].to_vec();
-        let parts = u32::try_from(self.config.layer_groups.most_parts(covered)).unwrap_or(u32::MAX);
-        let session = incoming.session;
-        actions.push(Action::OpenRoom(RoomOpening {
-            room,
-            attempt,
-            peer,
-            session,
-            pages: [&pages[..], &window].concat(),
-            parts,
-        }));
-        let reserve = Reserve {
-            pages,
-            window,
-            decode_prefix_len: u32::try_from(incoming.pages.start * page_tokens).unwrap_or(u32::MAX),
-            prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
-            aux_slot,
-            namespace: job.request.namespace.fingerprint(),
-        };
-        if let Some(job) = self.jobs.get_mut(&room) {
-            job.stage.enter(Stage::Transfer(incoming));
-        }
-        let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
-        self.send(peer, message, actions);
     }
 }

@@ -6,7 +6,7 @@ use super::job::Job;
 use super::pace::Load;
 use super::stage::Stage;
 use super::{Action, Role, Scheduler};
-use crate::batch::{Batch, Sampled, Sequence, SequenceOutput};
+use crate::batch::{Batch, Sampled, SequenceOutput};
 use crate::ids::{Room, Time};
 use crate::request::{Failure, FailureCode, FinishReason, Usage};
 
@@ -38,7 +38,7 @@ impl Scheduler {
                 give_up = true;
                 continue;
             }
-            if !self.retract_one() {
+            if !self.preempt_one() {
                 // Transfers under way, or pages in quarantine, have what is missing: both come to an end.
                 self.pace.interrupted();
                 return;
@@ -48,28 +48,17 @@ impl Scheduler {
         let mut sequences = Vec::with_capacity(plan.len());
         let mut load = Load::default();
         for (room, end) in plan {
-            let covered = self.pages_for(end);
-            let Some(job) = self.jobs.get(&room) else { continue };
-            sequences.push(Sequence {
-                room,
-                tokens: (job.computed..end).map(|position| job.token(position)).collect(),
-                start: u32::try_from(job.computed).unwrap_or(u32::MAX),
-                pages: job.table[..covered].to_vec(),
-                window: self.window_of(job, end),
-                again: job.again_in_batch(),
-                sample: (end == job.known()).then_some(job.request.sampling),
-            });
-            match end - job.computed {
+            let Some(job) = self.jobs.get_mut(&room) else { continue };
+            sequences.push(self.cache.sequence(&job.tokens(), &job.kv, end));
+            match end - job.kv.computed() {
                 1 => load.sequences += 1,
                 more => load.tokens += more,
             }
             load.context += end;
-            if let Some(job) = self.jobs.get_mut(&room) {
-                job.in_batch = Some(end);
-            }
+            job.in_batch = Some(end);
         }
         if sequences.is_empty() {
-            // Whoever waited for this step has ended meanwhile.
+            // The requests that waited for this step have ended meanwhile.
             self.pace.interrupted();
             return;
         }
@@ -83,7 +72,7 @@ impl Scheduler {
 
     /// Who is computed next, each with the position up to which: of prompts at most so many tokens.
     fn plan_batch(&self, most: usize) -> Vec<(Room, usize)> {
-        let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.known() - job.computed == 1);
+        let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.uncomputed() == 1);
         let order =
             self.running.iter().filter(decodes).chain(self.running.iter().filter(|room| !decodes(room)));
         let mut plan = Vec::new();
@@ -91,7 +80,7 @@ impl Scheduler {
         let mut beside = Load::default();
         for room in order.take(self.config.max_batch as usize) {
             let Some(job) = self.jobs.get(room) else { continue };
-            let missing = job.known() - job.computed;
+            let missing = job.uncomputed();
             if missing == 1 {
                 beside.sequences += 1;
                 beside.context += job.known();
@@ -106,15 +95,15 @@ impl Scheduler {
                 chunk_left -= count;
                 beside.tokens += count;
             }
-            plan.push((*room, job.computed + count));
+            plan.push((*room, job.kv.computed() + count));
         }
         plan
     }
 
     pub(super) fn batch_done(&mut self, now: Time, outputs: &[SequenceOutput], actions: &mut Vec<Action>) {
         self.stats.batches += 1;
-        if let (Some((since, tokens)), Some(hierarchy)) = (self.step.take(), &mut self.hierarchy) {
-            hierarchy.computed(tokens, now.since(since));
+        if let Some((since, tokens)) = self.step.take() {
+            self.cache.learn_computing(tokens, now.since(since));
         }
         let mut ends = self.batch_left(actions);
         for output in outputs {
@@ -134,9 +123,8 @@ impl Scheduler {
     /// Learns from the step that has ended.
     fn keep_pace(&mut self, now: Time) {
         let running = || self.running.iter().filter_map(|room| self.jobs.get(room));
-        let decodes = running().any(|job| !job.output.is_empty());
-        let pieces =
-            self.config.role == Role::Aggregated || running().any(|job| job.known() - job.computed > 1);
+        let decodes = running().any(|job| !job.answer.tokens.is_empty());
+        let pieces = self.config.role == Role::Aggregated || running().any(|job| job.uncomputed() > 1);
         let context: usize = running().map(Job::known).sum();
         let each = context.div_ceil(self.running.len().max(1));
         self.pace.ended(now, decodes);
@@ -156,10 +144,10 @@ impl Scheduler {
     fn batch_left(&mut self, actions: &mut Vec<Action>) -> BTreeMap<Room, usize> {
         assert!(self.computing, "a batch was answered that nobody asked for");
         self.computing = false;
-        let cleared = self.quarantine.update(&mut self.pool, |_, touchers| touchers.batch = false);
+        let cleared = self.cache.batch_ended();
         self.finish_clearing(cleared, actions);
         let mut ends = BTreeMap::new();
-        // Whoever is in the batch and still there has not left the running ones.
+        // A request of the batch that is still there has not left the running ones.
         for room in &self.running {
             if let Some(end) = self.jobs.get_mut(room).and_then(|job| job.in_batch.take()) {
                 ends.insert(*room, end);
@@ -171,10 +159,11 @@ impl Scheduler {
     fn sequence_done(&mut self, now: Time, output: &SequenceOutput, end: usize, actions: &mut Vec<Action>) {
         let room = output.room;
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let (prompt, known, begun) = (job.request.prompt.len(), job.known(), !job.output.is_empty());
-        let before = std::mem::replace(&mut job.computed, end);
-        // First what is computed for the window alone, then what was computed before a retraction.
-        let known_from = before.max(end.min(job.again.end));
+        let (prompt, known, begun) = (job.request.prompt.len(), job.known(), !job.answer.tokens.is_empty());
+        let before = job.kv.computed();
+        job.kv.has_computed(end);
+        // First what is computed for the window alone, then what was computed before a preemption.
+        let known_from = before.max(end.min(job.kv.recompute().end));
         let again = end.min(job.computed_before).saturating_sub(known_from);
         let new = end - known_from - again;
         self.stats.window_recomputed_tokens += (known_from - before) as u64;
@@ -184,19 +173,21 @@ impl Scheduler {
         } else {
             self.stats.prefill_tokens += new as u64;
         }
-        // A retracted request that had begun its answer has told so before.
+        // A preempted request that had begun its answer has told so before.
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }
-        let whole = self.end_again(room);
+        let whole = self.jobs.get_mut(&room).and_then(|job| self.cache.end_recompute(&mut job.kv));
         // Others that part from this prompt somewhere need the window that is there now, and gone later.
         if before < prompt && (end >= prompt || self.config.window.is_some()) {
-            self.cache_computed(room);
+            self.keep(room);
         }
-        self.mark_window(room, whole);
-        self.save_windows(room, whole);
-        // Only now: what the tree takes of a prompt's windows is found again while there is room for it.
-        self.release_unseen(room);
+        if let Some(job) = self.jobs.get_mut(&room) {
+            let (tokens, kv) = job.holding();
+            self.cache.keep_window(&tokens, kv, whole);
+            // Only now: what the tree takes of a prompt's windows is found again while there is room for it.
+            self.cache.release_unseen(kv);
+        }
         match &output.sampled {
             Some(sampled) => self.drawn(now, room, sampled, actions),
             None if end == known => {
@@ -205,9 +196,7 @@ impl Scheduler {
             }
             None => {}
         }
-        if self.config.role == Role::Prefill {
-            self.push_pages(room, actions);
-        }
+        self.push_pages(room, actions);
     }
 
     /// Once for each request, before its first token.
@@ -215,29 +204,29 @@ impl Scheduler {
         let Some(job) = self.jobs.get(&room) else { return };
         let prompt = job.request.prompt.len();
         let covered = prompt.div_ceil(self.config.page_tokens as usize);
-        let pages = job.table[..covered].to_vec();
+        let pages = job.kv.pages(0..covered).to_vec();
         let tokens = u32::try_from(prompt).unwrap_or(u32::MAX);
-        let (cached_tokens, transferred_pages) = (job.cached_tokens, job.transferred_pages);
+        let (cached_tokens, transferred_pages) = (job.origin.cached, job.origin.transferred_pages);
         actions.push(Action::PromptReady { room, tokens, pages, cached_tokens, transferred_pages });
-        self.count_prefix(room);
+        self.count_origin(room);
     }
 
     /// Takes over a drawn token: answers the client, and ends the request if it was the last.
     pub(super) fn drawn(&mut self, now: Time, room: Room, sampled: &Sampled, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        if let Some(last) = job.last_drawn.replace(now) {
+        if let Some(last) = job.answer.last_drawn.replace(now) {
             self.stats.between_tokens.add(now.since(last));
         }
-        job.output.push(sampled.token);
-        if self.config.role == Role::Prefill {
-            job.first = Some(sampled.clone());
+        job.answer.tokens.push(sampled.token);
+        if self.config.role.sends_kv() {
+            job.answer.first = Some(sampled.clone());
             job.stage.enter(Stage::Inflight);
             self.running.retain(|other| *other != room);
             return;
         }
         let request = &job.request;
         let stop = !request.ignore_stop && request.stop_tokens.contains(&sampled.token);
-        let full = job.output.len() >= request.max_new_tokens as usize;
+        let full = job.answer.tokens.len() >= request.max_new_tokens as usize;
         if !stop {
             actions.push(Action::Emit { room, token: sampled.clone() });
         }
@@ -248,13 +237,13 @@ impl Scheduler {
     }
 
     pub(super) fn finish(&mut self, room: Room, reason: FinishReason, actions: &mut Vec<Action>) {
-        self.cache_computed(room);
+        self.keep(room);
         let Some(job) = self.jobs.remove(&room) else { return };
         let usage = Usage {
             prompt_tokens: u32::try_from(job.request.prompt.len()).unwrap_or(u32::MAX),
-            output_tokens: u32::try_from(job.output.len()).unwrap_or(u32::MAX),
-            cached_tokens: job.cached_tokens,
-            transferred_pages: job.transferred_pages,
+            output_tokens: u32::try_from(job.answer.tokens.len()).unwrap_or(u32::MAX),
+            cached_tokens: job.origin.cached,
+            transferred_pages: job.origin.transferred_pages,
         };
         self.stats.finished += 1;
         actions.push(Action::Finish { room, reason, usage });

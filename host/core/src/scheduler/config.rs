@@ -19,6 +19,18 @@ pub enum Role {
 }
 
 impl Role {
+    /// Whether the worker sends the KV of prompts that it computes to others, and draws one token of each answer.
+    #[must_use]
+    pub fn sends_kv(self) -> bool {
+        self == Role::Prefill
+    }
+
+    /// Whether others send the worker the KV of its prompts.
+    #[must_use]
+    pub fn receives_kv(self) -> bool {
+        self == Role::Decode
+    }
+
     /// As flags and the control plane write it.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -3,22 +3,21 @@
 use super::job::Job;
 use super::peers::PeerState;
 use super::stage::Stage;
-use super::{Action, Role, Scheduler};
+use super::{Action, Scheduler};
+use crate::cache::Leftovers;
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
-use crate::quarantine::{Entry, Touchers};
+use crate::quarantine::Touchers;
 use crate::request::{Failure, FailureCode};
 
 impl Scheduler {
     pub(super) fn job_deadline(&self, job: &Job) -> Time {
         let whole = job.submitted.after(self.config.request_timeout);
         let waits_for_leg = *job.stage == Stage::Queued
-            && match self.config.role {
-                // Decode asks when it has pages and a place among those that decode, which may take as long as a request
-                // may. Until then the leg holds nothing here, and the router ends it when the other one is gone.
-                Role::Prefill | Role::Aggregated => false,
-                Role::Decode => !self.prefill_is_ready(job),
-            };
+            // Decode asks when it has pages and a place among those that decode, which may take as long as a request may. Until
+            // then prefill's leg holds nothing here, and the router ends it when the other one is gone.
+            && self.config.role.receives_kv()
+            && !self.prefill_is_ready(job);
         match waits_for_leg {
             true => whole.min(job.submitted.after(self.config.bootstrap_timeout)),
             false => whole,
@@ -34,7 +33,7 @@ impl Scheduler {
                 self.deadlines.set(room, deadline);
                 continue;
             }
-            let unasked = self.config.role == Role::Prefill && job.outgoing.is_none();
+            let unasked = self.config.role.sends_kv() && job.outgoing.is_none();
             let message = match now.since(job.submitted) < self.config.request_timeout {
                 true => "the prefill worker could not be reached in time",
                 false if unasked => "the decode worker did not ask for this request's KV in time",
@@ -94,7 +93,7 @@ impl Scheduler {
         self.leaders.remove(room);
         self.deadlines.remove(room);
         self.patience.remove(room);
-        let loads = self.hierarchy.as_mut().map(|hierarchy| hierarchy.forget(room)).unwrap_or_default();
+        let loads = self.cache.forget(room);
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
         let (opened, writer, receiver) = match &*job.stage {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
@@ -106,34 +105,14 @@ impl Scheduler {
             Stage::Reclaiming(reclaiming) => (true, reclaiming.writer, reclaiming.receiver),
             _ => (false, None, false),
         };
-        let touchers = Touchers {
-            writer,
-            batch: job.in_batch.is_some(),
-            verification: matches!(*job.stage, Stage::Verifying(_)),
-            receiver,
-            tags,
-            loads,
-        };
+        let batch = job.in_batch.is_some();
+        let verification = matches!(*job.stage, Stage::Verifying(_));
+        let touchers = Touchers { writer, batch, verification, receiver, tags, loads };
         for tag in &touchers.tags {
             actions.push(Action::CancelWrite(*tag));
         }
-        let Some(mut pages) = job.held else {
-            self.answer_aborts(room, answer, actions);
-            return;
-        };
-        if let Some(spare) = job.spare {
-            pages.append(spare);
-        }
-        pages.append(job.window.own);
-        if touchers.nobody() {
-            self.pool.release(pages);
-            self.aux_free.extend(job.aux);
-            self.unlock(job.lock);
-            self.answer_aborts(room, answer, actions);
-        } else {
-            let pages = self.pool.quarantine(pages);
-            let entry = Entry { pages, aux: job.aux, lock: job.lock, touchers, opened, answer };
-            self.quarantine.insert(room, entry);
-        }
+        let leftovers = Leftovers { aux: job.aux, opened, answer };
+        let cleared = self.cache.release(room, job.kv, touchers, leftovers);
+        self.finish_clearing(cleared, actions);
     }
 }

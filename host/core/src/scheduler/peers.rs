@@ -282,7 +282,7 @@ impl Scheduler {
             // Not ready: nothing is said to the peer about the rooms that end now.
             known.state = PeerState::Unfenced;
         }
-        self.orphans.retain(|_, orphan| orphan.peer != peer);
+        self.orphans.forget_peer(peer);
         // What it alone has not sent can be computed.
         for room in self.rooms_with(peer, Stage::waits_for_supplement) {
             self.reclaim(now, room, actions);
@@ -296,9 +296,7 @@ impl Scheduler {
     }
 
     fn writer_gone(&mut self, peer: Instance, actions: &mut Vec<Action>) {
-        let cleared = self.quarantine.update(&mut self.pool, |_, touchers| {
-            touchers.writer = touchers.writer.filter(|writer| *writer != peer);
-        });
+        let cleared = self.cache.writer_gone(peer, None);
         self.finish_clearing(cleared, actions);
         let reclaims = |job: &super::job::Job| matches!(&*job.stage, Stage::Reclaiming(reclaiming) if reclaiming.writer == Some(peer));
         let rooms: Vec<Room> =

@@ -12,7 +12,7 @@ impl Scheduler {
     /// Requests that may be past the queue at once under the target, if there is one: those that decode, and on a
     /// decode worker a few whose transfers run ahead.
     pub(super) fn most_active(&self) -> usize {
-        let ahead = |limit: usize| if self.config.role == Role::Decode { limit / 4 + 2 } else { 0 };
+        let ahead = |limit: usize| if self.config.role.receives_kv() { limit / 4 + 2 } else { 0 };
         self.pace.limit().map_or(usize::MAX, |limit| limit + ahead(limit))
     }
 
@@ -37,7 +37,7 @@ impl Scheduler {
 
     fn join(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        let Some(first) = job.first.take() else { return };
+        let Some(first) = job.answer.first.take() else { return };
         job.stage.enter(Stage::Running);
         self.running.push(room);
         self.prompt_ready(room, actions);

@@ -13,8 +13,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::Scheduler;
 use super::job::Job;
 use super::stage::Stage;
+use crate::cache::Prefix;
 use crate::ids::{Room, Time};
-use crate::radix::PrefixLock;
 use crate::request::Request;
 
 /// A leader must bring one in so many of the pages that a follower lacks. Waiting for less would trade the time of a
@@ -110,7 +110,7 @@ impl Scheduler {
     /// Whether the leader that a request follows is still to bring what it waits for. Says so without a look at the prompt.
     pub(super) fn follows(&self, now: Time, job: &Job) -> bool {
         now < self.follows_until(job)
-            && job.follows.is_some_and(|follows| {
+            && job.waiting.follows.is_some_and(|follows| {
                 self.leaders.contains(follows.leader) && self.is_ahead(follows.leader, follows.page)
             })
     }
@@ -119,7 +119,8 @@ impl Scheduler {
     /// piece, and the window behind a page may be gone again before the prompt is complete.
     fn is_ahead(&self, leader: Room, page: usize) -> bool {
         let end = (page + 1) * self.config.page_tokens as usize;
-        self.config.window.is_none() || self.jobs.get(&leader).is_some_and(|leader| leader.computed < end)
+        self.config.window.is_none()
+            || self.jobs.get(&leader).is_some_and(|leader| leader.kv.computed() < end)
     }
 
     /// When a request stops following whomever.
@@ -128,34 +129,34 @@ impl Scheduler {
     }
 
     /// Whether a request of which so much is cached is to wait for another; takes note of whom.
-    pub(super) fn follow(&mut self, now: Time, room: Room, lock: &PrefixLock) -> bool {
+    pub(super) fn follow(&mut self, now: Time, room: Room, prefix: &Prefix) -> bool {
         let Some(job) = self.jobs.get(&room).filter(|job| *job.stage == Stage::Queued) else { return false };
-        let leader = if now < self.follows_until(job) { self.leader_of(job, lock) } else { None };
+        let leader = if now < self.follows_until(job) { self.leader_of(job, prefix) } else { None };
         if leader.is_some() {
             self.patience.set(room, self.follows_until(job));
-            self.step_aside(room);
+            self.cache.yields(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return false };
-        let cached = job.follows.map_or(lock.from(), |follows| follows.cached);
+        let cached = job.waiting.follows.map_or(prefix.complete(), |follows| follows.cached);
         if let Some((leader, page)) = leader {
-            job.follows = Some(Follows { leader, page, cached });
+            job.waiting.follows = Some(Follows { leader, page, cached });
         }
         leader.is_some()
     }
 
     /// Whom to wait for, and until it has brought which page.
-    fn leader_of(&self, job: &Job, lock: &PrefixLock) -> Option<(Room, usize)> {
+    fn leader_of(&self, job: &Job, prefix: &Prefix) -> Option<(Room, usize)> {
         let request = &job.request;
         let page = self.config.page_tokens as usize;
-        let whole = job.usable_tokens(self.config.role).len() / page;
-        let (cached, lacking) = (lock.pages(), whole.saturating_sub(lock.pages()));
+        let whole = self.cache.usable_pages(&job.tokens());
+        let (cached, lacking) = (prefix.cached(), whole.saturating_sub(prefix.cached()));
         // Whoever brings this page brings those before it.
         let last = (lacking > 0).then(|| cached + lacking.div_ceil(WORTH_WAITING) - 1);
         let sparse = last.and_then(|last| {
             Some(last.next_multiple_of(SPARSE)).filter(|place| *place > last && *place < whole)
         });
         // Whoever computes the window at the end of what is cached brings the last page of it, too.
-        let window = (lock.from() < cached).then(|| cached - 1);
+        let window = (prefix.complete() < cached).then(|| cached - 1);
         // Where a leader has passed the first of these, it may still bring a window at the end.
         let end = last.filter(|_| self.config.window.is_some()).map(|_| whole - 1);
         [last, sparse, window, end].into_iter().flatten().find_map(|last| {
@@ -169,20 +170,21 @@ impl Scheduler {
     }
 
     /// A request is admitted: from now on others may follow it.
-    pub(super) fn lead(&mut self, room: Room, lock: Option<&PrefixLock>) {
+    pub(super) fn lead(&mut self, room: Room, prefix: Option<&Prefix>) {
         self.patience.remove(room);
-        let (Some(job), Some(lock)) = (self.jobs.get(&room), lock) else { return };
-        if *job.stage == Stage::Retracted {
+        let (Some(job), Some(prefix)) = (self.jobs.get(&room), prefix) else { return };
+        if *job.stage == Stage::Preempted {
             return;
         }
-        if let Some(follows) = job.follows
-            && lock.from() > follows.cached
+        if let Some(follows) = job.waiting.follows
+            && prefix.complete() > follows.cached
         {
             self.stats.shared_transfers += 1;
-            self.stats.shared_pages += (lock.from() - follows.cached) as u64;
+            self.stats.shared_pages += (prefix.complete() - follows.cached) as u64;
         }
         // With a window that it computes again it brings the last page before.
-        let known = if lock.from() < lock.pages() { lock.pages() - 1 } else { lock.pages() };
+        let cached = prefix.cached();
+        let known = if prefix.complete() < cached { cached - 1 } else { cached };
         self.leaders.add(room, &job.request.prompt, known, self.config.page_tokens as usize);
     }
 
@@ -191,7 +193,9 @@ impl Scheduler {
     pub(super) fn audit_leaders(&self) {
         for room in self.leaders.rooms() {
             let brings = self.jobs.get(&room).is_some_and(|job| {
-                *job.stage != Stage::Queued && job.lock.is_some() && job.computed < job.request.prompt.len()
+                *job.stage != Stage::Queued
+                    && job.kv.is_cached()
+                    && job.kv.computed() < job.request.prompt.len()
             });
             assert!(brings, "{room:?} leads and brings nothing");
         }

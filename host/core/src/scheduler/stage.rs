@@ -5,7 +5,7 @@
 
 use std::ops::{Deref, Range};
 
-use super::job::{Incoming, Reclaiming};
+use crate::hand_over::{Incoming, Reclaiming};
 
 /// Where a job is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,13 +23,13 @@ pub(super) enum Stage {
     Reclaiming(Reclaiming),
     /// Decode: verified; waits until the pace lets it into the steps.
     Ready,
-    /// These pages are being copied from host memory: of the prompt, on workers that compute it, or of what a retracted request
+    /// These pages are being copied from host memory: of the prompt, on workers that compute it, or of what a preempted request
     /// had.
     Loading(Range<usize>),
     /// Takes part in batches.
     Running,
     /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
-    Retracted,
+    Preempted,
     /// Prefill: computed; pages are on their way, or wait for decode's commit.
     Inflight,
 }
@@ -44,27 +44,27 @@ impl Stage {
 /// Whether a job may go from one stage to the other.
 fn follows(from: &Stage, to: &Stage) -> bool {
     use Stage::{
-        Inflight, Loading, Queued, Ready, Reclaiming, Restoring, Retracted, Running, Transfer, Verifying,
+        Inflight, Loading, Preempted, Queued, Ready, Reclaiming, Restoring, Running, Transfer, Verifying,
     };
     match from {
         // Its pages are there, or come from host memory, or (decode) from prefill.
         Queued => matches!(to, Running | Loading(_) | Transfer(_)),
         // Copied; of a model with a window not all of it, so that pages for more are needed.
-        Loading(_) => matches!(to, Running | Retracted),
+        Loading(_) => matches!(to, Running | Preempted),
         // Decode asks again, checks what came, or stops waiting for prefill and computes the rest itself: of a model with a
         // window behind the last whole one, for which it needs pages.
         Transfer(_) => {
-            matches!(to, Transfer(_) | Verifying(_) | Restoring(_) | Reclaiming(_) | Running | Retracted)
+            matches!(to, Transfer(_) | Verifying(_) | Restoring(_) | Reclaiming(_) | Running | Preempted)
         }
         // What was checked may be missing still, or damaged.
         Verifying(_) => matches!(to, Transfer(_)),
         // A restore failed: prefill sends what is missing, or it is computed here.
-        Restoring(_) => matches!(to, Transfer(_) | Ready | Running | Retracted),
-        Reclaiming(_) => matches!(to, Running | Retracted),
-        Ready => matches!(to, Running | Retracted),
+        Restoring(_) => matches!(to, Transfer(_) | Ready | Running | Preempted),
+        Reclaiming(_) => matches!(to, Running | Preempted),
+        Ready => matches!(to, Running | Preempted),
         // Prefill is done; pages ran short.
-        Running => matches!(to, Inflight | Retracted),
-        Retracted => matches!(to, Running | Loading(_)),
+        Running => matches!(to, Inflight | Preempted),
+        Preempted => matches!(to, Running | Loading(_)),
         Inflight => false,
     }
 }

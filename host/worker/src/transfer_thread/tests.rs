@@ -8,6 +8,7 @@ use host_core::heads::rank_heads;
 use host_core::integrity::Found;
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
 use host_core::notice::Notice;
+use host_core::rank_barrier::RankBarrier;
 use host_core::transfer::StagingMode;
 use host_core::{Instance, Sampled};
 use host_executor::KvMemory;
@@ -15,7 +16,6 @@ use host_wire::proto::{KvIdentity, WorkerInfo};
 use tokio::sync::watch;
 
 use super::*;
-use crate::agreement::Agreement;
 use crate::link::rank_name;
 use wire::{Node, Wire};
 
@@ -37,7 +37,7 @@ struct Side {
     nodes: Vec<Arc<Node>>,
     pools: Vec<KvMemory>,
     inboxes: Vec<Inbox>,
-    agreement: Agreement,
+    barrier: RankBarrier,
     inputs: mpsc::Receiver<Input>,
 }
 
@@ -85,8 +85,8 @@ impl Side {
             start(Start { alive, rank, links, inputs, page_integrity: true, policy, copier }).unwrap().0
         };
         let inboxes = (0..ranks).map(inbox).collect();
-        let agreement = Agreement::new(ranks);
-        Self { instance, role, order, pages, links, nodes, pools, inboxes, agreement, inputs }
+        let barrier = RankBarrier::new(ranks);
+        Self { instance, role, order, pages, links, nodes, pools, inboxes, barrier, inputs }
     }
 
     fn info(&self) -> WorkerInfo {
@@ -117,7 +117,7 @@ impl Side {
             match self.inputs.blocking_recv().unwrap() {
                 Input::Event(event) => return event,
                 Input::Transfer(report) => {
-                    if let Some(event) = self.agreement.take(report) {
+                    if let Some(event) = self.barrier.take(report).unwrap() {
                         return event;
                     }
                 }
@@ -147,12 +147,12 @@ impl Side {
         let pages = pages.iter().map(|page| PageId(*page)).collect();
         let opening =
             RoomOpening { room: ROOM, attempt, peer: PREFILL, session: link.session, pages, parts: 50 };
-        self.agreement.open(&opening, link.lanes.clone());
+        self.barrier.open(&opening, link.lanes.clone());
         self.ask(&Command::OpenRoom(Arc::new(opening)));
     }
 
     fn verify(&mut self, attempt: u32, pages: &[u32]) -> Found {
-        let lanes = self.agreement.verify(ROOM);
+        let lanes = self.barrier.verify(ROOM);
         let pages = pages.iter().map(|page| PageId(*page)).collect();
         self.ask(&Command::Verify(Arc::new(Verification { room: ROOM, attempt, pages, aux_slot: 1, lanes })));
         match self.event() {
@@ -162,7 +162,7 @@ impl Side {
     }
 
     fn write(&mut self, write: PageWrite) {
-        self.agreement.write(write.tag);
+        self.barrier.write(write.tag);
         self.ask(&Command::Write(Arc::new(write)));
     }
 }
@@ -331,7 +331,7 @@ fn a_write_over_a_connection_that_was_replaced_goes_nowhere() {
 fn a_room_is_closed_when_every_rank_says_so() {
     let (_prefill, mut decode, _wire) = pair((1, ORDERS[0]), (4, ORDERS[0]));
     decode.open(1, &EXPECTED);
-    decode.agreement.close(ROOM);
+    decode.barrier.close(ROOM);
     decode.ask(&Command::CloseRoom(ROOM));
     assert_eq!(decode.event(), Event::RoomClosed { room: ROOM });
 }

@@ -93,7 +93,7 @@ fn a_staged_write_that_is_cancelled_settles_and_the_rings_are_free_when_the_room
     wire.hold(false);
     let Event::Written { error, .. } = prefill.event() else { panic!("not written") };
     assert_eq!(error.as_deref(), Some("cancelled"));
-    decode.agreement.close(ROOM);
+    decode.barrier.close(ROOM);
     decode.ask(&Command::CloseRoom(ROOM));
     loop {
         match decode.event() {
@@ -103,7 +103,7 @@ fn a_staged_write_that_is_cancelled_settles_and_the_rings_are_free_when_the_room
     }
     decode.ask(&Command::ForgetRoom(ROOM));
     // Another attempt gets everything that there is.
-    decode.agreement.forget(ROOM);
+    decode.barrier.forget(ROOM);
     decode.open(2, &EXPECTED);
     for mut part in parts(session) {
         (part.notice.attempt, part.tag) = (2, Tag(part.tag.0 + 10));

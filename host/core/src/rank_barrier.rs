@@ -1,41 +1,101 @@
-//! Where the reports of a worker's transfer threads, one per rank, become events of the core, which knows no ranks.
+//! Makes one answer of those of all ranks: what the transfer threads of a worker report, one thread per rank, becomes events of
+//! the scheduler, which knows no ranks.
 //!
-//! A write has settled when it has settled on every rank. A part of a room has arrived when every lane (one rank of
-//! prefill's to one of ours) has brought every fragment of its share; each is known by its name, so that one that is told
-//! of twice counts once, whatever comes in between. Pages are verified, and a room is closed, when every rank has said so.
+//! | Event | when |
+//! | --- | --- |
+//! | a write has settled | on every rank |
+//! | a part of a room has arrived | every lane (one rank of prefill's to one of ours) has brought every fragment of its share |
+//! | a room's pages are verified | every rank has looked |
+//! | a room is closed | every rank has closed it |
+//!
+//! Each fragment has a name, so one that is reported twice counts once, whatever comes in between.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use host_core::aux_row::AUX_ROW_BYTES;
-use host_core::heads::HeadLane;
-use host_core::integrity::{Found, LaneSum};
-use host_core::notice::{LaneNotice, Notice};
-use host_core::scheduler::RoomOpening;
-use host_core::transfer::Tag;
-use host_core::{Event, Instance, Room};
+use crate::aux_row::AUX_ROW_BYTES;
+use crate::heads::HeadLane;
+use crate::ids::{Instance, Room};
+use crate::integrity::{Found, LaneSum};
+use crate::notice::{LaneNotice, Notice};
+use crate::scheduler::{Event, RoomOpening};
+use crate::transfer::Tag;
 
-/// Most fragments of one lane's share of a part that are believed.
+/// Most fragments of one lane's share of a part; a higher number is a contradiction.
 const FRAGMENTS: u32 = 1 << 16;
 
-/// What a rank's transfer thread has to say.
+/// What a rank's transfer thread reports.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Report {
+pub enum Report {
     /// Nothing of the rank's share of a write is in flight any more.
-    Settled { rank: usize, tag: Tag, error: Option<String> },
+    Settled {
+        /// Which rank.
+        rank: usize,
+        /// Which write.
+        tag: Tag,
+        /// Its error, if it failed.
+        error: Option<String>,
+    },
     /// A fragment from a peer's rank is in the rank's pages.
-    Landed { rank: usize, peer: Instance, notice: LaneNotice },
+    Landed {
+        /// Which rank.
+        rank: usize,
+        /// The worker that sent it.
+        peer: Instance,
+        /// What was sent.
+        notice: LaneNotice,
+    },
     /// What lies in the rank's pages, by the peer's rank that sent it, and on rank 0 in the aux row.
-    Checked { rank: usize, room: Room, attempt: u32, aux_row: Option<Box<[u8; AUX_ROW_BYTES]>>, found: Sums },
+    Checked {
+        /// Which rank.
+        rank: usize,
+        /// The room.
+        room: Room,
+        /// The try within the room.
+        attempt: u32,
+        /// The aux row, from rank 0.
+        aux_row: Option<Box<[u8; AUX_ROW_BYTES]>>,
+        /// The sums.
+        found: Sums,
+    },
     /// The rank copies nothing into a room's pages any more.
-    Closed { rank: usize, room: Room },
+    Closed {
+        /// Which rank.
+        rank: usize,
+        /// The room.
+        room: Room,
+    },
 }
 
 /// A sum for each of a peer's ranks; `None` when integrity is switched off.
-pub(crate) type Sums = Option<Vec<(usize, u64)>>;
+pub type Sums = Option<Vec<(usize, u64)>>;
 
-/// See the module.
+/// A report that cannot be true together with those before it. Its event ends the request.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("a part of a transfer cannot be: {reason} (room {room}, worker {peer}, rank {rank}, {notice:?})")]
+pub struct Contradiction {
+    /// The room.
+    pub room: Room,
+    /// The worker that sent the part.
+    pub peer: Instance,
+    /// The rank that reported it.
+    pub rank: usize,
+    /// The part.
+    pub notice: LaneNotice,
+    /// What cannot be.
+    pub reason: &'static str,
+}
+
+impl Contradiction {
+    /// What the scheduler is to be told: no transfer has so many parts, so it ends the request.
+    #[must_use]
+    pub fn event(&self) -> Event {
+        Event::Arrived(Notice { sequence: u32::MAX, ..self.notice.notice })
+    }
+}
+
+/// The barrier of one worker. See the module.
 #[derive(Debug)]
-pub(super) struct Agreement {
+pub struct RankBarrier {
     ranks: usize,
     writes: HashMap<Tag, Settling>,
     rooms: HashMap<Room, OpenRoom>,
@@ -84,28 +144,29 @@ struct Share {
 struct Check {
     waiting: BTreeSet<usize>,
     aux_row: [u8; AUX_ROW_BYTES],
-    /// By the ranks of sender and receiver; `None` when somebody was told not to look.
+    /// By the ranks of sender and receiver; `None` when a rank was told not to look.
     found: Option<BTreeMap<(usize, usize), u64>>,
 }
 
-impl Agreement {
-    /// Among so many ranks.
-    pub(super) fn new(ranks: usize) -> Self {
+impl RankBarrier {
+    /// A barrier of so many ranks.
+    #[must_use]
+    pub fn new(ranks: usize) -> Self {
         Self { ranks, writes: HashMap::new(), rooms: HashMap::new() }
     }
 
-    fn everyone(&self) -> BTreeSet<usize> {
+    fn all_ranks(&self) -> BTreeSet<usize> {
         (0..self.ranks).collect()
     }
 
     /// Every rank was told to write its share.
-    pub(super) fn write(&mut self, tag: Tag) {
-        let waiting = self.everyone();
+    pub fn write(&mut self, tag: Tag) {
+        let waiting = self.all_ranks();
         self.writes.insert(tag, Settling { waiting, error: None });
     }
 
     /// Parts of a room may arrive, over these lanes; without a connection over none.
-    pub(super) fn open(&mut self, opening: &RoomOpening, lanes: Vec<HeadLane>) {
+    pub fn open(&mut self, opening: &RoomOpening, lanes: Vec<HeadLane>) {
         let room = OpenRoom {
             attempt: opening.attempt,
             peer: opening.peer,
@@ -121,41 +182,45 @@ impl Agreement {
     }
 
     /// Every rank was told to look at a room's pages. Returns the lanes that brought them.
-    pub(super) fn verify(&mut self, room: Room) -> Vec<HeadLane> {
-        let waiting = self.everyone();
+    pub fn verify(&mut self, room: Room) -> Vec<HeadLane> {
+        let waiting = self.all_ranks();
         let Some(open) = self.rooms.get_mut(&room) else { return Vec::new() };
         open.check = Some(Check { waiting, aux_row: [0; AUX_ROW_BYTES], found: Some(BTreeMap::new()) });
         open.lanes.clone()
     }
 
     /// Every rank was told to close a room.
-    pub(super) fn close(&mut self, room: Room) {
-        let waiting = self.everyone();
+    pub fn close(&mut self, room: Room) {
+        let waiting = self.all_ranks();
         if let Some(open) = self.rooms.get_mut(&room) {
             open.closing = Some(waiting);
         }
     }
 
     /// Nothing comes of a room any more.
-    pub(super) fn forget(&mut self, room: Room) {
+    pub fn forget(&mut self, room: Room) {
         self.rooms.remove(&room);
     }
 
     /// What follows from a report together with all before it.
-    pub(super) fn take(&mut self, report: Report) -> Option<Event> {
-        match report {
+    ///
+    /// # Errors
+    /// For a report that contradicts earlier ones; the scheduler is to be told of it by [`Contradiction::event`].
+    pub fn take(&mut self, report: Report) -> Result<Option<Event>, Contradiction> {
+        Ok(match report {
             Report::Settled { rank, tag, error } => self.settled(rank, tag, error),
-            Report::Landed { rank, peer, notice } => self.landed(rank, peer, &notice),
+            Report::Landed { rank, peer, notice } => self.landed(rank, peer, &notice)?.map(Event::Arrived),
             Report::Checked { rank, room, attempt, aux_row, found } => {
-                let open = self.rooms.get_mut(&room).filter(|open| open.attempt == attempt)?;
-                let found = open.checked(rank, aux_row.as_deref(), found)?;
-                Some(Event::Verified { room, attempt, found: Box::new(found) })
+                let open = self.rooms.get_mut(&room).filter(|open| open.attempt == attempt);
+                let found = open.and_then(|open| open.checked(rank, aux_row.as_deref(), found));
+                found.map(|found| Event::Verified { room, attempt, found: Box::new(found) })
             }
             Report::Closed { rank, room } => {
-                let closing = self.rooms.get_mut(&room)?.closing.as_mut()?;
-                (closing.remove(&rank) && closing.is_empty()).then_some(Event::RoomClosed { room })
+                let closing = self.rooms.get_mut(&room).and_then(|open| open.closing.as_mut());
+                let last = closing.is_some_and(|closing| closing.remove(&rank) && closing.is_empty());
+                last.then_some(Event::RoomClosed { room })
             }
-        }
+        })
     }
 
     fn settled(&mut self, rank: usize, tag: Tag, error: Option<String>) -> Option<Event> {
@@ -168,20 +233,24 @@ impl Agreement {
         settled.map(|settled| Event::Written { tag, error: settled.error })
     }
 
-    fn landed(&mut self, rank: usize, peer: Instance, notice: &LaneNotice) -> Option<Event> {
+    fn landed(
+        &mut self,
+        rank: usize,
+        peer: Instance,
+        notice: &LaneNotice,
+    ) -> Result<Option<Notice>, Contradiction> {
         let room = notice.notice.room;
-        let open = self.rooms.get_mut(&room)?;
+        let Some(open) = self.rooms.get_mut(&room) else { return Ok(None) };
         if open.peer != peer || open.attempt != notice.notice.attempt {
-            return None;
+            return Ok(None);
         }
-        match open.landed(rank, notice) {
-            Ok(part) => part.map(Event::Arrived),
-            Err(contradiction) => {
-                tracing::warn!(%room, %peer, rank, ?notice, contradiction, "a part of a transfer cannot be");
-                // No transfer has so many parts, so this ends the request.
-                Some(Event::Arrived(Notice { sequence: u32::MAX, ..notice.notice }))
-            }
-        }
+        open.landed(rank, notice).map_err(|reason| Contradiction {
+            room,
+            peer,
+            rank,
+            notice: *notice,
+            reason,
+        })
     }
 }
 
@@ -256,7 +325,7 @@ impl OpenRoom {
             let lane = |lane: &HeadLane| {
                 let between = (lane.source, lane.target);
                 let sent = self.sums.get(&between).copied().unwrap_or(0);
-                // Nobody looked: as good as damaged.
+                // No rank looked: as good as damaged.
                 let found = found.get(&between).copied().unwrap_or(!sent);
                 let rank = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
                 LaneSum { source: rank(lane.source), target: rank(lane.target), sent, found }

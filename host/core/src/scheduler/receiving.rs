@@ -1,43 +1,70 @@
-//! The decode side of a room: what arrives, checking it, going on with it.
+//! Decode's side of a room: asking for pages, checking what arrives, continuing with it.
 
-use super::job::{Incoming, Reclaiming};
 use super::stage::Stage;
-use super::{Action, Scheduler};
+use super::{Action, RoomOpening, Scheduler};
+use crate::hand_over::{Incoming, Reclaiming};
 use crate::ids::{Instance, Room, Time};
 use crate::integrity::{Expected, Found, verify};
+use crate::message::{Body, Reserve};
 use crate::notice::Notice;
 use crate::request::{Failure, FailureCode};
 
 impl Scheduler {
+    /// Tells prefill where to write, for the first time or again.
+    pub(super) fn reserve(&mut self, now: Time, room: Room, incoming: Incoming, actions: &mut Vec<Action>) {
+        let page_tokens = self.config.page_tokens as usize;
+        let Some(job) = self.jobs.get(&room) else { return };
+        let Some(aux_slot) = job.aux else { return };
+        let window =
+            if incoming.window > 0 { self.cache.window_tail(&job.tokens(), &job.kv) } else { Vec::new() };
+        let (peer, attempt) = (incoming.peer, incoming.attempt);
+        let prompt = job.request.prompt.len();
+        let covered = prompt.div_ceil(page_tokens);
+        let pages = job.kv.pages(incoming.pages.clone()).to_vec();
+        let parts = u32::try_from(self.config.layer_groups.most_parts(covered)).unwrap_or(u32::MAX);
+        let session = incoming.session;
+        actions.push(Action::OpenRoom(RoomOpening {
+            room,
+            attempt,
+            peer,
+            session,
+            pages: [&pages[..], &window].concat(),
+            parts,
+        }));
+        let reserve = Reserve {
+            pages,
+            window,
+            decode_prefix_len: u32::try_from(incoming.pages.start * page_tokens).unwrap_or(u32::MAX),
+            prompt_tokens: u32::try_from(prompt).unwrap_or(u32::MAX),
+            aux_slot,
+            namespace: job.request.namespace.fingerprint(),
+        };
+        if let Some(job) = self.jobs.get_mut(&room) {
+            job.stage.enter(Stage::Transfer(incoming));
+        }
+        let message = self.outbox.request(now, peer, room, attempt, Body::Reserve(reserve));
+        self.send(peer, message, actions);
+    }
+
     pub(super) fn arrived(&mut self, now: Time, notice: Notice, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&notice.room) else { return };
         let Some(incoming) = job.stage.transfer() else { return };
         if incoming.attempt != notice.attempt {
             return;
         }
-        let covered = job.request.prompt.len().div_ceil(self.config.page_tokens as usize);
-        let beyond = notice.sequence as usize >= self.config.layer_groups.most_parts(covered)
-            || incoming
-                .last
-                .is_some_and(|last| notice.sequence > last || (notice.last && notice.sequence != last))
-            || (notice.last && incoming.arrived.last().is_some_and(|highest| *highest > notice.sequence));
-        if beyond {
+        let covered = self.cache.pages_for(job.request.prompt.len());
+        let Some(complete) = incoming.take(&notice, self.config.layer_groups.most_parts(covered)) else {
             let message = format!("prefill sent part {} of a transfer that cannot have it", notice.sequence);
             return self.fail(now, notice.room, Failure::new(FailureCode::Transfer, message), actions);
-        }
-        incoming.arrived.insert(notice.sequence);
-        if notice.last {
-            incoming.last = Some(notice.sequence);
-        }
-        if incoming.complete() {
+        };
+        if complete {
             let incoming = incoming.clone();
-            if let Some(hierarchy) = &mut self.hierarchy {
-                hierarchy.transferred(incoming.len(), now.since(incoming.asked));
-            }
+            self.cache.learn_transferring(incoming.len(), now.since(incoming.asked));
             let Some(job) = self.jobs.get(&notice.room) else { return };
             let Some(aux_slot) = job.aux else { return };
-            let window = if incoming.window > 0 { self.window_tail(job) } else { Vec::new() };
-            let pages = [&job.table[incoming.pages.clone()], &window].concat();
+            let window =
+                if incoming.window > 0 { self.cache.window_tail(&job.tokens(), &job.kv) } else { Vec::new() };
+            let pages = [job.kv.pages(incoming.pages.clone()), &window].concat();
             let (room, attempt) = (notice.room, notice.attempt);
             actions.push(Action::Verify { room, attempt, pages, aux_slot });
             if let Some(job) = self.jobs.get_mut(&room) {
@@ -54,15 +81,13 @@ impl Scheduler {
         found: &Found,
         actions: &mut Vec<Action>,
     ) {
-        let cleared = self.quarantine.update(&mut self.pool, |other, touchers| {
-            touchers.verification &= other != room;
-        });
+        let cleared = self.cache.verification_ended(room);
         self.finish_clearing(cleared, actions);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Stage::Verifying(incoming) = &*job.stage else { return };
         let incoming = incoming.clone();
-        let (peer, session) = (incoming.peer, incoming.session);
-        // Nobody reads the pages any more; whatever ends the job from here on must not wait for a verification.
+        let peer = incoming.peer;
+        // Nothing reads the pages any more; what ends the job from here on must not wait for a verification.
         job.stage.enter(Stage::Transfer(incoming.clone()));
         let prompt = job.request.prompt.len();
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -82,9 +107,9 @@ impl Scheduler {
         match verified {
             Ok(verified) => {
                 job.stage.enter(Stage::Restoring(incoming));
-                job.cached_tokens = job.cached_tokens.max(verified.cached_tokens());
-                job.transferred_pages += pages;
-                job.first = Some(verified.first().clone());
+                job.origin.cached = job.origin.cached.max(verified.cached_tokens());
+                job.origin.transferred_pages += pages;
+                job.answer.first = Some(verified.first().clone());
                 // Everything that the room could bring is here.
                 actions.push(Action::ForgetRoom { room });
                 self.stats.pages_received += u64::from(pages);
@@ -99,9 +124,7 @@ impl Scheduler {
                 let connected = self.connected(&incoming);
                 if connected && damaged < self.config.max_attempts {
                     self.outbox.forget_room(room);
-                    let (pages, window) = (incoming.pages.clone(), incoming.window);
-                    let again = Incoming::new((peer, session), attempt + 1, pages, window, now);
-                    self.reserve(now, room, Incoming { damaged, supplement, ..again }, actions);
+                    self.reserve(now, room, incoming.for_damaged(now), actions);
                 } else if supplement {
                     actions.push(Action::ForgetRoom { room });
                     self.outbox.forget_room(room);
@@ -150,20 +173,14 @@ impl Scheduler {
 
     /// None of our threads copies into the pages of a room that was given up.
     pub(super) fn room_closed(&mut self, room: Room, actions: &mut Vec<Action>) {
-        let cleared = self.quarantine.update(&mut self.pool, |other, touchers| {
-            touchers.receiver &= other != room;
-        });
+        let cleared = self.cache.receiver_closed(room);
         self.finish_clearing(cleared, actions);
         self.reclaimed(room, |reclaiming| reclaiming.receiver = false, actions);
     }
 
     /// Prefill has nothing of the room in flight any more.
     pub(super) fn drained(&mut self, from: Instance, room: Room, actions: &mut Vec<Action>) {
-        let cleared = self.quarantine.update(&mut self.pool, |other, touchers| {
-            if other == room {
-                touchers.writer = touchers.writer.filter(|writer| *writer != from);
-            }
-        });
+        let cleared = self.cache.writer_gone(from, Some(room));
         self.finish_clearing(cleared, actions);
         let gone = |reclaiming: &mut Reclaiming| {
             reclaiming.writer = reclaiming.writer.filter(|writer| *writer != from);

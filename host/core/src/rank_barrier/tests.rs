@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use host_core::heads::head_lanes;
+use crate::heads::head_lanes;
 
 use super::*;
 
@@ -12,10 +12,15 @@ fn opening(attempt: u32) -> RoomOpening {
 }
 
 /// Between a prefill worker of so many ranks and ours, with a room open.
-fn open(heads: usize, sources: usize, targets: usize) -> Agreement {
-    let mut agreement = Agreement::new(targets);
-    agreement.open(&opening(1), head_lanes(heads, sources, targets));
-    agreement
+fn open(heads: usize, sources: usize, targets: usize) -> RankBarrier {
+    let mut barrier = RankBarrier::new(targets);
+    barrier.open(&opening(1), head_lanes(heads, sources, targets));
+    barrier
+}
+
+/// What the scheduler is told of a report.
+fn take(barrier: &mut RankBarrier, report: Report) -> Option<Event> {
+    barrier.take(report).unwrap_or_else(|contradiction| Some(contradiction.event()))
 }
 
 fn notice(sequence: u32) -> Notice {
@@ -47,10 +52,10 @@ fn checked(rank: usize, found: Sums) -> Report {
 
 #[test]
 fn a_write_has_settled_when_it_has_on_every_rank_however_often_one_says_so() {
-    let mut agreement = Agreement::new(3);
+    let mut barrier = RankBarrier::new(3);
     let (tag, other) = (Tag(1), Tag(2));
-    agreement.write(tag);
-    agreement.write(other);
+    barrier.write(tag);
+    barrier.write(other);
     let settled =
         |rank, tag, error: Option<&str>| Report::Settled { rank, tag, error: error.map(str::to_owned) };
     for report in [
@@ -61,15 +66,15 @@ fn a_write_has_settled_when_it_has_on_every_rank_however_often_one_says_so() {
         settled(0, tag, None),
         settled(2, Tag(3), None),
     ] {
-        assert_eq!(agreement.take(report), None);
+        assert_eq!(take(&mut barrier, report), None);
     }
     let error = Some("broken".to_owned());
-    assert_eq!(agreement.take(settled(1, tag, None)), Some(Event::Written { tag, error }));
-    assert_eq!(agreement.take(settled(1, tag, None)), None, "told already");
-    assert_eq!(agreement.take(settled(1, other, None)), None);
+    assert_eq!(take(&mut barrier, settled(1, tag, None)), Some(Event::Written { tag, error }));
+    assert_eq!(take(&mut barrier, settled(1, tag, None)), None, "told already");
+    assert_eq!(take(&mut barrier, settled(1, other, None)), None);
     let intact = Event::Written { tag: other, error: None };
-    assert_eq!(agreement.take(settled(2, other, None)), Some(intact));
-    assert!(agreement.writes.is_empty());
+    assert_eq!(take(&mut barrier, settled(2, other, None)), Some(intact));
+    assert!(barrier.writes.is_empty());
 }
 
 /// All fragments of some parts over all lanes, in an order of the seed's, some of them twice.
@@ -101,12 +106,12 @@ fn shuffled(lanes: &[HeadLane], seed: u64) -> Vec<Report> {
 fn a_part_arrives_once_with_the_last_fragment_of_the_last_lane_in_any_order() {
     for (sources, targets) in [(1, 1), (4, 2), (2, 4), (4, 1), (1, 4), (3, 2), (16, 3)] {
         for seed in 0..50 {
-            let mut agreement = open(8, sources, targets);
+            let mut barrier = open(8, sources, targets);
             let lanes = head_lanes(8, sources, targets);
             let reports = shuffled(&lanes, seed);
             let mut arrived = BTreeSet::new();
             for (at, report) in reports.iter().enumerate() {
-                let Some(event) = agreement.take(report.clone()) else { continue };
+                let Some(event) = take(&mut barrier, report.clone()) else { continue };
                 let Event::Arrived(notice) = event else { panic!("seed {seed}: {event:?}") };
                 assert!(arrived.insert(notice.sequence), "seed {seed}: part {} twice", notice.sequence);
                 let of_part = |report: &&Report| matches!(report, Report::Landed { notice: lane, .. } if lane.notice == notice);
@@ -116,7 +121,7 @@ fn a_part_arrives_once_with_the_last_fragment_of_the_last_lane_in_any_order() {
             }
             assert_eq!(arrived.len(), 3, "seed {seed}");
             // The sums of all three parts, each lane's once.
-            agreement.verify(ROOM);
+            barrier.verify(ROOM);
             let mut found = None;
             for rank in (0..targets).rev() {
                 let own = lanes.iter().filter(|lane| lane.target == rank);
@@ -124,7 +129,7 @@ fn a_part_arrives_once_with_the_last_fragment_of_the_last_lane_in_any_order() {
                     let parts = (0..3).map(|sequence| sum(lane.source, rank, sequence));
                     (lane.source, parts.fold(0, u64::wrapping_add))
                 });
-                found = agreement.take(checked(rank, Some(sums.collect())));
+                found = take(&mut barrier, checked(rank, Some(sums.collect())));
                 assert_eq!(found.is_some(), rank == 0, "seed {seed}");
             }
             let Some(Event::Verified { found, .. }) = found else { panic!("seed {seed}: not verified") };
@@ -139,14 +144,14 @@ fn a_part_arrives_once_with_the_last_fragment_of_the_last_lane_in_any_order() {
 #[test]
 fn one_lane_that_is_not_what_was_sent_or_that_nobody_looked_at_shows() {
     for second in [vec![(1, 1)], Vec::new()] {
-        let mut agreement = open(2, 2, 2);
+        let mut barrier = open(2, 2, 2);
         for lane in [(0, 0), (1, 1)] {
-            agreement.take(landed(lane, 0, (0, 1)));
+            take(&mut barrier, landed(lane, 0, (0, 1)));
         }
-        agreement.verify(ROOM);
-        assert_eq!(agreement.take(checked(0, Some(vec![(0, sum(0, 0, 0))]))), None);
-        assert_eq!(agreement.take(checked(0, Some(vec![(0, 3)]))), None, "a rank that says it again");
-        let verified = agreement.take(checked(1, Some(second)));
+        barrier.verify(ROOM);
+        assert_eq!(take(&mut barrier, checked(0, Some(vec![(0, sum(0, 0, 0))]))), None);
+        assert_eq!(take(&mut barrier, checked(0, Some(vec![(0, 3)]))), None, "a rank that says it again");
+        let verified = take(&mut barrier, checked(1, Some(second)));
         let Some(Event::Verified { found, .. }) = verified else { panic!("{verified:?}") };
         let intact: Vec<bool> = found.lanes.unwrap().iter().map(|lane| lane.sent == lane.found).collect();
         assert_eq!(intact, [true, false]);
@@ -155,10 +160,10 @@ fn one_lane_that_is_not_what_was_sent_or_that_nobody_looked_at_shows() {
 
 #[test]
 fn without_integrity_no_sum_is_made_up() {
-    let mut agreement = open(2, 1, 2);
-    agreement.verify(ROOM);
-    agreement.take(checked(0, None));
-    let Some(Event::Verified { found, .. }) = agreement.take(checked(1, Some(Vec::new()))) else {
+    let mut barrier = open(2, 1, 2);
+    barrier.verify(ROOM);
+    take(&mut barrier, checked(0, None));
+    let Some(Event::Verified { found, .. }) = take(&mut barrier, checked(1, Some(Vec::new()))) else {
         panic!("not verified");
     };
     assert_eq!(found.lanes, None);
@@ -166,16 +171,16 @@ fn without_integrity_no_sum_is_made_up() {
 
 #[test]
 fn the_aux_row_alone_is_a_part_that_only_rank_0_gets() {
-    let mut agreement = open(8, 4, 4);
+    let mut barrier = open(8, 4, 4);
     let Report::Landed { rank, peer, notice } = landed((0, 0), 0, (0, 1)) else { unreachable!() };
     let alone = LaneNotice { alone: true, sum: 0, ..notice };
-    let event = agreement.take(Report::Landed { rank, peer, notice: alone });
+    let event = take(&mut barrier, Report::Landed { rank, peer, notice: alone });
     assert_eq!(event, Some(Event::Arrived(alone.notice)));
-    let empty = agreement.verify(ROOM);
+    let empty = barrier.verify(ROOM);
     assert_eq!(empty.len(), 4);
     let mut event = None;
     for rank in 0..4 {
-        event = agreement.take(checked(rank, Some(vec![(rank, 0)])));
+        event = take(&mut barrier, checked(rank, Some(vec![(rank, 0)])));
     }
     let Some(Event::Verified { found, .. }) = event else { panic!("not verified") };
     assert!(found.lanes.unwrap().iter().all(|lane| (lane.sent, lane.found) == (0, 0)));
@@ -183,19 +188,19 @@ fn the_aux_row_alone_is_a_part_that_only_rank_0_gets() {
 
 #[test]
 fn what_belongs_to_no_open_attempt_or_comes_from_somebody_else_changes_nothing() {
-    let mut agreement = Agreement::new(1);
-    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "before it was opened");
-    agreement.open(&opening(2), head_lanes(8, 1, 1));
-    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "an earlier attempt");
-    agreement.open(&RoomOpening { peer: Instance(8), ..opening(1) }, head_lanes(8, 1, 1));
-    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "another peer");
-    agreement.open(&opening(1), Vec::new());
-    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "no connection");
-    agreement.open(&opening(1), head_lanes(8, 1, 1));
-    agreement.forget(ROOM);
-    assert_eq!(agreement.take(landed((0, 0), 0, (0, 1))), None, "forgotten");
-    assert_eq!(agreement.take(Report::Closed { rank: 0, room: ROOM }), None);
-    assert!(agreement.rooms.is_empty());
+    let mut barrier = RankBarrier::new(1);
+    assert_eq!(take(&mut barrier, landed((0, 0), 0, (0, 1))), None, "before it was opened");
+    barrier.open(&opening(2), head_lanes(8, 1, 1));
+    assert_eq!(take(&mut barrier, landed((0, 0), 0, (0, 1))), None, "an earlier attempt");
+    barrier.open(&RoomOpening { peer: Instance(8), ..opening(1) }, head_lanes(8, 1, 1));
+    assert_eq!(take(&mut barrier, landed((0, 0), 0, (0, 1))), None, "another peer");
+    barrier.open(&opening(1), Vec::new());
+    assert_eq!(take(&mut barrier, landed((0, 0), 0, (0, 1))), None, "no connection");
+    barrier.open(&opening(1), head_lanes(8, 1, 1));
+    barrier.forget(ROOM);
+    assert_eq!(take(&mut barrier, landed((0, 0), 0, (0, 1))), None, "forgotten");
+    assert_eq!(take(&mut barrier, Report::Closed { rank: 0, room: ROOM }), None);
+    assert!(barrier.rooms.is_empty());
 }
 
 #[test]
@@ -217,11 +222,11 @@ fn parts_that_cannot_be_are_told_as_a_part_that_no_transfer_has() {
         change(|lane| lane.sum ^= 1),
         change(|lane| (lane.notice.sequence, lane.fragments) = (1, FRAGMENTS + 1)),
     ] {
-        let mut agreement = Agreement::new(2);
+        let mut barrier = RankBarrier::new(2);
         let lane = |source, target, heads| HeadLane { source, target, heads };
-        agreement.open(&opening(1), vec![lane(1, 0, 0..1), lane(2, 1, 1..2)]);
-        assert_eq!(agreement.take(landed((1, 0), 0, (0, 2))), None);
-        let event = agreement.take(impossible.clone());
+        barrier.open(&opening(1), vec![lane(1, 0, 0..1), lane(2, 1, 1..2)]);
+        assert_eq!(take(&mut barrier, landed((1, 0), 0, (0, 2))), None);
+        let event = take(&mut barrier, impossible.clone());
         let Some(Event::Arrived(notice)) = event else { panic!("{impossible:?} was believed: {event:?}") };
         assert_eq!(notice.sequence, u32::MAX);
     }
@@ -229,14 +234,14 @@ fn parts_that_cannot_be_are_told_as_a_part_that_no_transfer_has() {
 
 #[test]
 fn a_room_is_closed_once_when_every_rank_has_closed_it_and_still_verifies() {
-    let mut agreement = open(8, 2, 2);
+    let mut barrier = open(8, 2, 2);
     let closed = |rank| Report::Closed { rank, room: ROOM };
-    agreement.verify(ROOM);
-    assert_eq!(agreement.take(closed(0)), None, "nobody asked");
-    agreement.close(ROOM);
-    let mut events: VecDeque<_> = [1, 1, 0, 0, 1].map(|rank| agreement.take(closed(rank))).into();
+    barrier.verify(ROOM);
+    assert_eq!(take(&mut barrier, closed(0)), None, "nobody asked");
+    barrier.close(ROOM);
+    let mut events: VecDeque<_> = [1, 1, 0, 0, 1].map(|rank| take(&mut barrier, closed(rank))).into();
     assert_eq!(events.remove(2), Some(Some(Event::RoomClosed { room: ROOM })));
     assert!(events.iter().all(Option::is_none), "{events:?}");
-    agreement.take(checked(1, None));
-    assert!(matches!(agreement.take(checked(0, None)), Some(Event::Verified { .. })));
+    take(&mut barrier, checked(1, None));
+    assert!(matches!(take(&mut barrier, checked(0, None)), Some(Event::Verified { .. })));
 }

@@ -1,0 +1,150 @@
+//! Giving requests their pages: at admission, and while they grow.
+
+use super::{Cache, Holding, Prefix, Tokens};
+use crate::batch::Sequence;
+use crate::ids::Time;
+
+/// Pages of both [components](crate::pool::Component).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pages {
+    pub full: usize,
+    pub window: usize,
+}
+
+impl std::ops::AddAssign for Pages {
+    fn add_assign(&mut self, other: Self) {
+        self.full += other.full;
+        self.window += other.window;
+    }
+}
+
+impl std::ops::Add for Pages {
+    type Output = Pages;
+
+    fn add(mut self, other: Self) -> Self {
+        self += other;
+        self
+    }
+}
+
+impl std::iter::Sum for Pages {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Pages::default(), std::ops::Add::add)
+    }
+}
+
+/// What admission looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// Pages for the tokens known so far, and for the window parts that come with a transfer or from the offload tiers.
+    pub now: Pages,
+    /// Pages beyond for which there must be room.
+    pub headroom: Pages,
+}
+
+/// What a request was admitted with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Admitted {
+    /// Pages from the radix tree.
+    pub prefix: usize,
+    /// Pages of these of which nothing has to be computed.
+    pub from: usize,
+    /// The page behind those that the offload tiers bring, if they bring any.
+    pub restored: Option<usize>,
+}
+
+impl Admitted {
+    /// The page behind those that come from a cache.
+    pub(crate) fn covered(&self) -> usize {
+        self.restored.unwrap_or(self.prefix)
+    }
+}
+
+impl Cache {
+    /// What a waiting request needs beside what is locked for it, if it may grow to `ahead` pages soon.
+    pub(crate) fn need(&self, tokens: &Tokens<'_>, prefix: Option<&Prefix>, ahead: usize) -> Need {
+        let now = self.pages_for(tokens.known());
+        let window = self.window_need(tokens, prefix, ahead.max(now));
+        let locked = prefix.map_or(0, |prefix| prefix.lock.pages());
+        Need {
+            now: Pages { full: now - locked, window: window.now },
+            headroom: Pages { full: ahead.saturating_sub(now), window: window.headroom },
+        }
+    }
+
+    /// Pages that an admitted request may ask for until it has grown to `ahead` pages. It is computed in pieces of so many
+    /// positions.
+    pub(crate) fn headroom(&self, kv: &Holding, ahead: usize, piece: usize) -> Pages {
+        let pages = kv.table.len();
+        Pages { full: ahead.saturating_sub(pages), window: self.window_headroom(kv, ahead.max(pages), piece) }
+    }
+
+    /// Gives a waiting request its pages. They are free: the scheduler asked for `need` before.
+    pub(crate) fn admit(
+        &mut self,
+        now: Time,
+        tokens: &Tokens<'_>,
+        kv: &mut Holding,
+        need: Need,
+        found: Option<Prefix>,
+    ) -> Admitted {
+        let pages = (self.pool.allocate(need.now.full), self.pool.allocate_window(need.now.window));
+        let (Some(pages), Some(window)) = pages else { unreachable!("admission counted the pages") };
+        let (page, from) = found.as_ref().map_or((0, 0), |found| (found.page(), found.from()));
+        let (lock, end) = found.map_or((None, None), |found| (Some(found.lock), found.end));
+        if let (Some(tree), Some(lock)) = (&mut self.tree, &lock) {
+            tree.count_use(lock);
+            tree.pages(lock, &mut kv.table);
+        }
+        let prefix = kv.table.len();
+        if from < page {
+            kv.recompute = from * self.page_tokens..page * self.page_tokens;
+        }
+        let from = from.min(prefix);
+        if !self.sends(tokens) {
+            kv.computed = from * self.page_tokens;
+        }
+        kv.table.extend_from_slice(pages.ids());
+        kv.held = Some(pages);
+        kv.lock = lock;
+        self.begin_window(tokens, kv, page, window);
+        let restored = match end {
+            Some(end) => self.restore_to(now, tokens.room(), kv, prefix, &end),
+            None => self.begin_restore(now, tokens.room(), kv, prefix),
+        };
+        Admitted { prefix, from, restored }
+    }
+
+    /// Pages that a running request lacks to be computed up to a position.
+    pub(crate) fn missing(&self, kv: &Holding, end: usize) -> Pages {
+        Pages {
+            full: self.pages_for(end).saturating_sub(kv.table.len()),
+            window: self.window_missing(kv, end),
+        }
+    }
+
+    /// Gives a running request so many pages more. They are free.
+    pub(crate) fn extend(&mut self, kv: &mut Holding, pages: Pages) {
+        let taken = (self.pool.allocate(pages.full), self.pool.allocate_window(pages.window));
+        let (Some(held), (Some(pages), Some(window))) = (&mut kv.held, taken) else {
+            unreachable!("a request runs without pages, or pages that were counted are not there")
+        };
+        kv.window.own.append(window);
+        kv.table.extend_from_slice(pages.ids());
+        held.append(pages);
+    }
+
+    /// What a batch computes of a running request, up to a position.
+    pub(crate) fn sequence(&self, tokens: &Tokens<'_>, kv: &Holding, end: usize) -> Sequence {
+        let position = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
+        Sequence {
+            room: tokens.room(),
+            tokens: tokens.range(kv.computed..end),
+            start: position(kv.computed),
+            pages: kv.table[..self.pages_for(end)].to_vec(),
+            window: self.window_of(kv, end),
+            again: position(kv.recompute.start)..position(kv.recompute.end),
+            sample: (end == tokens.known()).then_some(tokens.request.sampling),
+        }
+    }
+}

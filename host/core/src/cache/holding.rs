@@ -1,0 +1,175 @@
+//! What one request holds of the cache, and what the cache has to know of a request.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::window::Window;
+use crate::ids::{PageId, Room};
+use crate::pool::HeldPages;
+use crate::radix::{NamespaceKey, PageHash, PrefixLock};
+use crate::request::Request;
+
+/// The tokens whose KV a request holds or wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tokens<'a> {
+    pub request: &'a Request,
+    /// Tokens drawn so far.
+    pub output: &'a [u32],
+    /// Whether it waits to continue after a preemption.
+    pub resumes: bool,
+}
+
+impl<'a> Tokens<'a> {
+    pub(crate) fn room(&self) -> Room {
+        self.request.room
+    }
+
+    pub(super) fn namespace(&self) -> &'a NamespaceKey {
+        &self.request.namespace
+    }
+
+    pub(crate) fn prompt(&self) -> &'a [u32] {
+        &self.request.prompt
+    }
+
+    /// Tokens known so far.
+    pub(crate) fn known(&self) -> usize {
+        self.request.prompt.len() + self.output.len()
+    }
+
+    /// The token at a position of prompt + output.
+    pub(crate) fn at(&self, position: usize) -> u32 {
+        match position.checked_sub(self.request.prompt.len()) {
+            None => self.request.prompt[position],
+            Some(index) => self.output[index],
+        }
+    }
+
+    /// The tokens at some positions.
+    pub(crate) fn range(&self, positions: Range<usize>) -> Vec<u32> {
+        positions.map(|position| self.at(position)).collect()
+    }
+
+    /// Tokens whose KV a waiting request may find in a cache. One that computes needs at least one token to compute; one that is
+    /// sent the rest may hold all of its prompt. One that was preempted looks for its answer, too: for all but the last token,
+    /// which was drawn and never computed, or must be computed for the first draw.
+    pub(crate) fn usable(&self, is_sent: bool) -> Cow<'a, [u32]> {
+        let prompt = self.prompt();
+        match self.resumes {
+            true => Cow::Owned(self.range(0..self.known() - 1)),
+            false if is_sent => Cow::Borrowed(prompt),
+            false => Cow::Borrowed(&prompt[..prompt.len() - 1]),
+        }
+    }
+}
+
+/// Pages of a prompt that come from the offload tiers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Restore {
+    /// These are on their way.
+    Pending(Range<usize>),
+    /// These did not come; nothing of the restore is under way any more.
+    Missing(Range<usize>),
+}
+
+/// Everything that one request holds of the cache. Empty while it waits.
+#[derive(Debug, Default)]
+pub(crate) struct Holding {
+    /// The page table: pages for the prompt and for as much of the answer as there is, in order. The locked ones are shared, the
+    /// others are held.
+    pub(super) table: Vec<PageId>,
+    /// Names of its first pages, as far as they were needed.
+    pub(super) names: Vec<PageHash>,
+    /// The pages of the table behind the locked ones, which the request gives back. `None` while it waits.
+    pub(super) held: Option<HeldPages>,
+    /// Pages that it held and no longer uses, because the tree has others with the same contents.
+    pub(super) spare: Option<HeldPages>,
+    /// The window parts of its KV.
+    pub(super) window: Window,
+    /// Keeps the cached pages at the front of the table.
+    pub(super) lock: Option<PrefixLock>,
+    /// The token page behind a window that it restored, until the tree has that window.
+    pub(super) restored_window: Option<usize>,
+    /// Positions, from the first computed one to the end of the cached prefix, that are computed for the window behind them
+    /// alone (the recompute range); empty without any, and once they are.
+    pub(super) recompute: Range<usize>,
+    /// Positions with KV.
+    pub(super) computed: usize,
+    /// Pages behind the locked ones that come from the offload tiers.
+    pub(super) restore: Option<Restore>,
+}
+
+impl Holding {
+    /// Of a request whose first pages have these names.
+    pub(crate) fn new(names: Vec<PageHash>) -> Self {
+        Self { names, ..Self::default() }
+    }
+
+    /// Positions with KV.
+    pub(crate) fn computed(&self) -> usize {
+        self.computed
+    }
+
+    /// A batch, a transfer or a restore has filled the positions before this one.
+    pub(crate) fn has_computed(&mut self, positions: usize) {
+        self.computed = positions;
+    }
+
+    /// Positions that are computed for the window behind them alone.
+    pub(crate) fn recompute(&self) -> &Range<usize> {
+        &self.recompute
+    }
+
+    /// Some pages of the table.
+    pub(crate) fn pages(&self, places: Range<usize>) -> &[PageId] {
+        &self.table[places]
+    }
+
+    /// Pages of window parts.
+    pub(crate) fn window_len(&self) -> usize {
+        self.window.len()
+    }
+
+    /// Whether the request has pages, which a waiting one has not.
+    pub(crate) fn is_admitted(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Whether it keeps a prefix in the radix tree.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.lock.is_some()
+    }
+
+    /// How its restore from the offload tiers is doing; `None` without one, or once all is there.
+    pub(crate) fn restore(&self) -> Option<&Restore> {
+        self.restore.as_ref()
+    }
+
+    /// What was missing of its restore comes from elsewhere.
+    pub(crate) fn forget_restore(&mut self) {
+        self.restore = None;
+    }
+
+    /// Its own pages, first those of all layers or of the full-attention ones, then those of its window; `None` while it waits.
+    pub(crate) fn own_pages(&self) -> Option<[&[PageId]; 2]> {
+        self.held.as_ref().map(|held| [held.ids(), self.window.own.ids()])
+    }
+
+    /// Names the first pages.
+    pub(super) fn name_pages(
+        &mut self,
+        tokens: &Tokens<'_>,
+        identity: &PageHash,
+        pages: usize,
+        page_tokens: usize,
+    ) {
+        let mut last = match self.names.last() {
+            Some(last) => *last,
+            None => identity.namespace(tokens.namespace()),
+        };
+        for page in self.names.len()..pages {
+            last = last.next(&tokens.range(page * page_tokens..(page + 1) * page_tokens));
+            self.names.push(last);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What requests leave in the radix tree for those that begin alike.
+
+use std::collections::BTreeSet;
+
+use super::{Cache, Holding, Tokens};
+use crate::hierarchy::Hierarchy;
+
+impl Cache {
+    /// Gives the tree the whole pages of what a request has computed or received. The request continues with the tree's pages.
+    /// Pages that the tree had already are free, or stay the request's until it ends if something may still read them
+    /// (`is_read`: a transfer or a batch). Kept without need they could be what a request that runs alone lacks in the end.
+    pub(crate) fn keep(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, is_read: bool) {
+        // A decode worker is sent its windows. Storage has the answer's from here, for prefill, which never saw it.
+        let answered = kv.computed / self.page_tokens * self.page_tokens > tokens.prompt().len();
+        let stores = self.tiers.as_ref().is_some_and(Hierarchy::writes);
+        let windows = !self.is_sent || (answered && stores);
+        self.keep_parts(tokens, kv, is_read, windows, false);
+    }
+
+    /// The same for a request that is preempted: it will compute here what is not cached then, whatever the worker does.
+    pub(crate) fn keep_preempted(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, is_read: bool) {
+        self.keep_parts(tokens, kv, is_read, true, true);
+    }
+
+    /// Keeps the window in front of a token page for other requests: this one has computed it again. To be called behind
+    /// [`keep`](Self::keep), with what [`end_recompute`](Self::end_recompute) returned before that.
+    pub(crate) fn keep_window(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, token_page: Option<usize>) {
+        if let (Some(shape), Some(tree), Some(lock), Some(at)) =
+            (self.window, &mut self.tree, &kv.lock, token_page)
+        {
+            tree.mark_window(lock, at, shape);
+        }
+        self.save_windows(tokens, kv, token_page);
+    }
+
+    /// Gives back what a request holds although it continues with the tree's pages. No batch and no transfer reads it any more.
+    /// Returns whether that freed pages.
+    pub(crate) fn release_spare(&mut self, kv: &mut Holding) -> bool {
+        let Some(spare) = kv.spare.take() else { return false };
+        let released = !spare.ids().is_empty();
+        self.pool.release(spare);
+        released
+    }
+
+    /// `windows`: with its window parts; `preempted`: it continues behind all of it.
+    fn keep_parts(
+        &mut self,
+        tokens: &Tokens<'_>,
+        kv: &mut Holding,
+        is_read: bool,
+        windows: bool,
+        preempted: bool,
+    ) {
+        let Some(tree) = &mut self.tree else { return };
+        // What lies before the end of its prefix is in the tree already, and the window there is not complete.
+        if kv.lock.is_none() || kv.held.is_none() || !kv.recompute.is_empty() {
+            return;
+        }
+        let (Some(lock), Some(held)) = (kv.lock.take(), kv.held.take()) else { return };
+        let computed = tokens.range(0..kv.computed);
+        let inserted = tree.insert(&mut self.pool, lock, &computed, held, 0, &mut self.changes);
+        let mut table = Vec::with_capacity(kv.table.len());
+        tree.pages(&inserted.lock, &mut table);
+        table.extend_from_slice(&kv.table[table.len()..]);
+        kv.table = table;
+        kv.held = Some(inserted.rest);
+        let (mut lock, mut duplicates) = (inserted.lock, inserted.duplicates);
+        if let Some(shape) = self.window.filter(|_| windows) {
+            let own = std::mem::take(&mut kv.window.own);
+            let kept = tree.keep_windows(&mut self.pool, &mut lock, kv.window.first, shape, own);
+            duplicates.append(kept.duplicates);
+            // The next turn continues behind all of it; the same prompt, and one that differs in its end, from before its last
+            // token.
+            let (end, prompt) = (kv.computed, tokens.prompt().len());
+            // This request continued from there.
+            if let Some(at) = kv.restored_window.take() {
+                tree.mark_window(&lock, at, shape);
+            }
+            let computes = !self.is_sent;
+            if preempted || (end >= prompt && computes) {
+                tree.mark_window(&lock, end / self.page_tokens, shape);
+            }
+            if end >= prompt && computes {
+                tree.mark_window(&lock, (prompt - 1) / self.page_tokens, shape);
+            }
+            (kv.window.cached, kv.window.own) = (kept.pages, kept.rest);
+        }
+        kv.lock = Some(lock);
+        match &mut kv.spare {
+            _ if !is_read => self.pool.release(duplicates),
+            Some(spare) => spare.append(duplicates),
+            None => kv.spare = Some(duplicates),
+        }
+        self.save_computed(tokens, kv, inserted.taken);
+        if windows {
+            self.save_ends(tokens, kv, preempted);
+        }
+    }
+
+    /// What is in the tree of a complete prompt, of an answer, or of a request that will continue, goes to the offload tiers with
+    /// its window.
+    fn save_ends(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, preempted: bool) {
+        let (end, prompt) = (kv.computed, tokens.prompt().len());
+        let ends = [
+            (end >= prompt).then(|| (prompt - 1) / self.page_tokens),
+            (end >= prompt || preempted).then(|| end / self.page_tokens),
+        ];
+        self.save_windows(tokens, kv, BTreeSet::from_iter(ends.into_iter().flatten()));
+    }
+}

@@ -1,0 +1,137 @@
+//! What a waiting request finds of its tokens, in the radix tree and in the offload tiers.
+
+use super::{Cache, Holding, Pages, Tokens};
+use crate::hierarchy::End;
+use crate::ids::Time;
+use crate::radix::PrefixLock;
+
+/// What a request is admitted with. It keeps pages, so it is admitted or [let go](Cache::forgo).
+#[derive(Debug)]
+pub(crate) struct Prefix {
+    /// What is in the radix tree.
+    pub(super) lock: PrefixLock,
+    /// Where the request continues, if more than the lock decides that: window parts come from the offload tiers as well.
+    pub(super) end: Option<End>,
+}
+
+impl Prefix {
+    /// Token pages that are in the radix tree.
+    pub(crate) fn cached(&self) -> usize {
+        self.lock.pages()
+    }
+
+    /// Token pages in the radix tree of which nothing has to be computed: [`cached`](Self::cached), or fewer where the window at
+    /// their end is computed again.
+    pub(crate) fn complete(&self) -> usize {
+        self.lock.from()
+    }
+
+    /// The token page up to which the full parts are there, or will be.
+    pub(crate) fn page(&self) -> usize {
+        self.end.as_ref().map_or(self.lock.pages(), |end| end.reach.end)
+    }
+
+    /// The token page at which computing begins: the same, or one before it for a window that is computed again.
+    pub(super) fn from(&self) -> usize {
+        self.end.as_ref().map_or(self.lock.from(), |end| end.reach.start)
+    }
+
+    /// Token pages whose window parts come from the offload tiers.
+    pub(super) fn restored_windows(&self) -> usize {
+        self.end.as_ref().map_or(0, |end| end.windows.len())
+    }
+}
+
+impl Cache {
+    /// Whether what a waiting request does not find is sent to it; otherwise this worker computes that.
+    pub(super) fn sends(&self, tokens: &Tokens<'_>) -> bool {
+        self.is_sent && !tokens.resumes
+    }
+
+    /// Locks what is cached of a waiting request's tokens, as far as it is of use. `None` for a request that runs without the
+    /// cache. It counts as a use of the prefix when the request is admitted. `promised` are pages of requests that are
+    /// admitted before it.
+    pub(crate) fn probe(&mut self, now: Time, tokens: &Tokens<'_>, promised: Pages) -> Option<Prefix> {
+        match self.probe_tiers(now, tokens, promised) {
+            Some(prefix) => Some(prefix),
+            None => self.lock(tokens).map(|lock| Prefix { lock, end: None }),
+        }
+    }
+
+    /// Lets go of what was found: the request is not admitted now.
+    pub(crate) fn forgo(&mut self, prefix: Option<Prefix>) {
+        self.unlock(prefix.map(|prefix| prefix.lock));
+    }
+
+    /// The same for one that computes and restores windows: continues where it gets furthest with tree and tiers.
+    fn probe_tiers(&mut self, now: Time, tokens: &Tokens<'_>, promised: Pages) -> Option<Prefix> {
+        if self.sends(tokens) || tokens.request.no_cache {
+            return None;
+        }
+        let (shape, tiers, tree) = (self.window?, self.tiers.as_ref()?, self.tree.as_mut()?);
+        if !tiers.knows(tokens.room()) {
+            return None;
+        }
+        let namespace = tree.namespace(tokens.namespace())?;
+        let usable = tokens.usable(false);
+        let near = tree.window_parts(namespace, &usable);
+        // A request that cannot be admitted anyway is spared a look at the tiers; restored pages are as many as computed ones.
+        let least = self.pages_for(tokens.known()).saturating_sub(near.len());
+        if !self.can_have(promised + Pages { full: least, window: 0 }) {
+            return None;
+        }
+        let end = self.tiers.as_ref()?.end_for(now, tokens.room(), &near)?;
+        let lock = self.tree.as_mut()?.hold_front(namespace, &usable, end.reach, shape);
+        Some(Prefix { lock, end: Some(end) })
+    }
+
+    fn lock(&mut self, tokens: &Tokens<'_>) -> Option<PrefixLock> {
+        let is_sent = self.sends(tokens);
+        let tree = self.tree.as_mut()?;
+        if tokens.request.no_cache {
+            return None;
+        }
+        let namespace = tree.namespace(tokens.namespace())?;
+        let usable = tokens.usable(is_sent);
+        // A request that is sent the rest is sent the window, too.
+        Some(match self.window.filter(|_| !is_sent) {
+            Some(window) => tree.hold_window(namespace, &usable, window),
+            None => tree.hold(namespace, &usable),
+        })
+    }
+
+    pub(super) fn unlock(&mut self, lock: Option<PrefixLock>) {
+        if let (Some(tree), Some(lock)) = (&mut self.tree, lock) {
+            tree.unlock(lock);
+            self.pool.release_cached(tree.gone());
+        }
+    }
+
+    /// Whole pages of a waiting request that may come from a cache.
+    pub(crate) fn usable_pages(&self, tokens: &Tokens<'_>) -> usize {
+        tokens.usable(self.sends(tokens)).len() / self.page_tokens
+    }
+
+    /// Asks the offload tiers for a waiting request: one that has come, or was preempted. `place` is its place among all
+    /// requests, in order of arrival.
+    pub(crate) fn fetch(&mut self, now: Time, place: u64, tokens: &Tokens<'_>, kv: &mut Holding) {
+        let is_sent = self.sends(tokens);
+        let (Some(tiers), Some(tree)) = (&mut self.tiers, &mut self.tree) else { return };
+        let usable = tokens.usable(is_sent);
+        let pages = usable.len() / self.page_tokens;
+        if tokens.request.no_cache || pages == 0 {
+            return;
+        }
+        let Some(namespace) = tree.namespace(tokens.namespace()) else { return };
+        let shape = self.window.filter(|_| !is_sent);
+        let windows = shape.map(|shape| (shape, tree.window_parts(namespace, &usable)));
+        let near = match &windows {
+            Some((_, near)) => near.len(),
+            None => tree.peek(namespace, &usable),
+        };
+        kv.name_pages(tokens, &self.identity, pages, self.page_tokens);
+        let names = kv.names[..pages].to_vec();
+        let wanted = crate::hierarchy::Wanted { place, names, near, is_sent, windows };
+        tiers.begin(now, tokens.room(), wanted);
+    }
+}

@@ -1,0 +1,231 @@
+//! The window parts of a request's KV: what it has of them, needs next, and no longer needs.
+//!
+//! ```text
+//! token pages     0 . . . . . . . first . . . . . . . . . . . . . . end
+//! window parts    gone            cached, kept by its lock   own    none yet
+//! ```
+//!
+//! A request that is sent its KV has the parts that its first step sees from admission on ([`WindowShape::tail`]), and with a
+//! radix tree to leave them in those with which it could continue if it lost its pages ([`WindowShape::kept_tail`]); they
+//! arrive with the last part of the transfer. One that computes gets parts for each piece just before it is computed
+//! ([`Cache::extend`]), and before its first one those that it restores from the [offload tiers](crate::hierarchy). When a batch
+//! is done, the parts that no later position sees are given back: the request's own to the pool, cached ones to the tree. So
+//! what a prompt takes here depends on the window and not on its length.
+//!
+//! Where the full parts of a prefix are cached and the window at its end is not, the request may compute that again from the
+//! full parts ([`WindowShape::reach`]): it begins before the end of its prefix, at `Holding::recompute`, with no window at all,
+//! so the parts of the first positions are of no use. Those parts are given back before the tree gets any.
+//!
+//! Only batches touch parts that are given back: a transfer sends those of the prompt's end, which stay until the request
+//! ends, and what arrives belongs to steps that have not begun.
+
+use std::ops::Range;
+
+use super::{Cache, Holding, Prefix, Tokens};
+use crate::ids::PageId;
+use crate::pool::HeldPages;
+use crate::radix::PrefixLock;
+use crate::window::{WindowPages, WindowShape};
+
+/// The window parts of one request; nothing for models without sliding layers.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// The token page of the first part.
+    pub first: usize,
+    /// Cached parts in front, as many as the request's lock keeps.
+    pub cached: Vec<PageId>,
+    /// The request's own, behind them.
+    pub own: HeldPages,
+}
+
+impl Window {
+    /// Pages of all parts.
+    pub(super) fn len(&self) -> usize {
+        self.cached.len() + self.own.ids().len()
+    }
+
+    /// The token page after the last that has its part.
+    fn end(&self, shape: WindowShape) -> usize {
+        self.first + self.len() / shape.parts as usize
+    }
+
+    /// The pages of some token pages.
+    fn parts(&self, shape: WindowShape, token_pages: &Range<usize>) -> Vec<PageId> {
+        let parts = shape.parts as usize;
+        let all = self.cached.iter().chain(self.own.ids()).copied();
+        all.skip((token_pages.start - self.first) * parts).take(token_pages.len() * parts).collect()
+    }
+}
+
+/// What admission looks for, in pages of the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct WindowNeed {
+    pub now: usize,
+    pub headroom: usize,
+}
+
+/// Parts between two token pages that are kept at once, computed in pieces of so many positions.
+fn kept(shape: WindowShape, token_pages: Range<usize>, piece: usize, page_tokens: usize) -> usize {
+    shape.parts as usize * token_pages.len().min(shape.most_kept(piece.max(1), page_tokens))
+}
+
+impl Cache {
+    /// Token pages of a prompt whose parts this worker is sent with it.
+    fn tail(&self, shape: WindowShape, tokens: &Tokens<'_>) -> Range<usize> {
+        let prompt = tokens.prompt().len();
+        match self.tree.is_some() && !tokens.request.no_cache {
+            true => shape.kept_tail(prompt, self.page_tokens),
+            false => shape.tail(prompt, self.page_tokens),
+        }
+    }
+
+    /// Pages that this worker is sent with the last part of a prompt's transfer.
+    pub(crate) fn tail_pages(&self, tokens: &Tokens<'_>) -> usize {
+        self.window.map_or(0, |shape| self.tail(shape, tokens).len() * shape.parts as usize)
+    }
+
+    /// Pages that a decode worker may ask for with the last part of a prompt's transfer: at least and at most. That depends on
+    /// its cache.
+    pub(crate) fn tails(&self, prompt: usize) -> [usize; 2] {
+        let Some(shape) = self.window else { return [0; 2] };
+        [shape.tail(prompt, self.page_tokens), shape.kept_tail(prompt, self.page_tokens)]
+            .map(|tail| tail.len() * shape.parts as usize)
+    }
+
+    /// The pages of the parts that a transfer brings here.
+    pub(crate) fn window_tail(&self, tokens: &Tokens<'_>, kv: &Holding) -> Vec<PageId> {
+        let Some(shape) = self.window else { return Vec::new() };
+        kv.window.parts(shape, &self.tail(shape, tokens))
+    }
+
+    /// The pages of the parts that a decode worker has asked for, which wants so many.
+    pub(crate) fn window_tail_of(&self, tokens: &Tokens<'_>, kv: &Holding, pages: usize) -> Vec<PageId> {
+        let Some(shape) = self.window else { return Vec::new() };
+        let end = self.pages_for(tokens.prompt().len());
+        kv.window.parts(shape, &(end - pages / shape.parts as usize..end))
+    }
+
+    /// Pages of parts that a sequence of so many token pages must be able to have, computed one by one if need be.
+    pub(crate) fn least_window(&self, token_pages: usize) -> usize {
+        self.window.map_or(0, |shape| kept(shape, 0..token_pages, 1, self.page_tokens))
+    }
+
+    /// What a waiting request needs of parts, if it gets what is locked and may get as long as `end` token pages. One that
+    /// computes is counted with pieces of a page: the requests of a step share its tokens, and where parts are short pieces get
+    /// shorter.
+    pub(super) fn window_need(&self, tokens: &Tokens<'_>, prefix: Option<&Prefix>, end: usize) -> WindowNeed {
+        let Some(shape) = self.window else { return WindowNeed::default() };
+        let page_tokens = self.page_tokens;
+        if self.sends(tokens) {
+            let first = self.tail(shape, tokens).start;
+            let now = self.tail_pages(tokens);
+            let most = kept(shape, first..end.max(first), 1, page_tokens);
+            return WindowNeed { now, headroom: most.saturating_sub(now) };
+        }
+        let parts = shape.parts as usize;
+        let (page, from) = prefix.map_or((0, 0), |prefix| (prefix.page(), prefix.from()));
+        let cached = prefix.map_or(0, |prefix| prefix.lock.windows()) * parts;
+        let now = prefix.map_or(0, Prefix::restored_windows) * parts;
+        let piece = (tokens.known() - from * page_tokens).min(page_tokens);
+        let first = if from < page { from } else { shape.first_kept(from * page_tokens, page_tokens) };
+        let most = kept(shape, first..end.max(first), piece, page_tokens);
+        WindowNeed { now, headroom: most.saturating_sub(cached + now) }
+    }
+
+    /// Pages that an admitted request may ask for, until it is as long as `end` token pages.
+    pub(super) fn window_headroom(&self, kv: &Holding, end: usize, piece: usize) -> usize {
+        let Some(shape) = self.window else { return 0 };
+        let first = kv.window.first;
+        let most = kept(shape, first..end.max(first), piece.min(self.page_tokens), self.page_tokens);
+        most.saturating_sub(kv.window.len())
+    }
+
+    /// Pages of parts that a request lacks to be computed up to a position.
+    pub(super) fn window_missing(&self, kv: &Holding, end: usize) -> usize {
+        let Some(shape) = self.window else { return 0 };
+        self.pages_for(end).saturating_sub(kv.window.end(shape)) * shape.parts as usize
+    }
+
+    /// A request is admitted that continues at this token page: takes over the parts that it got, or notes where its first ones
+    /// begin.
+    pub(super) fn begin_window(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, at: usize, own: HeldPages) {
+        let Some(shape) = self.window else { return self.pool.release(own) };
+        let first = match self.sends(tokens) {
+            true => self.tail(shape, tokens).start,
+            false if !kv.recompute.is_empty() => kv.recompute.start / self.page_tokens,
+            false => shape.seen_at(at, self.page_tokens).start,
+        };
+        let cached = match (&self.tree, &kv.lock) {
+            (Some(tree), Some(lock)) => tree.window_pages(lock),
+            _ => Vec::new(),
+        };
+        kv.window = Window { first, cached, own };
+    }
+
+    /// The parts for a batch that computes up to a position.
+    pub(crate) fn window_of(&self, kv: &Holding, end: usize) -> WindowPages {
+        let Some(shape) = self.window else { return WindowPages::default() };
+        let token_pages = kv.window.first..self.pages_for(end);
+        WindowPages {
+            first: u32::try_from(token_pages.start).unwrap_or(u32::MAX),
+            pages: kv.window.parts(shape, &token_pages),
+        }
+    }
+
+    /// Gives back what no position behind the computed ones sees. No batch is being computed.
+    pub(crate) fn release_unseen(&mut self, kv: &mut Holding) {
+        let Some(shape) = self.window else { return };
+        let first = shape.first_kept(kv.computed, self.page_tokens);
+        let parts = shape.parts as usize;
+        let unseen = first.saturating_sub(kv.window.first);
+        let cached = unseen.min(kv.window.cached.len() / parts);
+        if let (Some(tree), Some(lock)) = (&mut self.tree, &mut kv.lock) {
+            tree.unlock_windows(lock, cached);
+        }
+        kv.window.cached.drain(..cached * parts);
+        let kept = kv.window.own.split_off((unseen - cached) * parts);
+        self.pool.release(std::mem::replace(&mut kv.window.own, kept));
+        kv.window.first += unseen;
+    }
+
+    /// Whether the window at the end of a prefix is complete now that a request computes again. If it is, gives the parts back
+    /// that led there and returns the token page at whose beginning the window is whole.
+    pub(crate) fn end_recompute(&mut self, kv: &mut Holding) -> Option<usize> {
+        let shape = self.window?;
+        if kv.recompute.is_empty() || kv.computed < kv.recompute.end {
+            return None;
+        }
+        let end = std::mem::take(&mut kv.recompute).end;
+        let blurred = shape.first_live(end, self.page_tokens).saturating_sub(kv.window.first);
+        let exact = kv.window.own.split_off(blurred * shape.parts as usize);
+        self.pool.release(std::mem::replace(&mut kv.window.own, exact));
+        kv.window.first += blurred;
+        Some(end / self.page_tokens)
+    }
+
+    /// Recounts one request's window. `computes_to` is the position up to which a request that steps use has KV soon: the end
+    /// of its batch, or what it has; `None` for other requests.
+    ///
+    /// # Panics
+    /// When it has other parts than it must have, or its lock keeps others.
+    pub(crate) fn audit_window(&self, kv: &Holding, computes_to: Option<usize>) {
+        let Some(shape) = self.window else {
+            return assert_eq!(kv.window.len(), 0, "window parts of a model without a window");
+        };
+        let parts = shape.parts as usize;
+        let locked = kv.lock.as_ref().map_or(0, PrefixLock::windows);
+        assert_eq!(kv.window.cached.len(), locked * parts, "cached parts are kept by the lock");
+        assert!(kv.window.len().is_multiple_of(parts), "a part is there in part");
+        if kv.held.is_none() {
+            assert_eq!(kv.window.len(), 0, "a waiting request has window parts");
+        } else if let Some(computes_to) = computes_to {
+            let page_tokens = self.page_tokens;
+            let end = self.pages_for(computes_to);
+            let first = shape.first_live(kv.computed, page_tokens).max(kv.recompute.start / page_tokens);
+            assert!(kv.window.first <= first, "a part was lost");
+            assert!(kv.window.end(shape) >= end, "a part is lacking");
+            let most = shape.most_kept((end * page_tokens).saturating_sub(kv.computed).max(1), page_tokens);
+            assert!(kv.window.len() <= (most + 1) * parts, "parts are kept that no position sees");
+        }
+    }
+}

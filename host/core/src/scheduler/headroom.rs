@@ -1,0 +1,92 @@
+//! How many pages a request may need soon, and finding pages for the next step.
+//!
+//! A request is admitted with pages for what is known of it: its prompt, and after a preemption its answer so far. The
+//! answer's pages come one by one as it grows. So that running requests seldom run into each other, admission leaves
+//! [`Config::reserved_decode_tokens`](super::Config::reserved_decode_tokens) of *headroom* for each of them, counted from
+//! where it is now and not beyond what it may generate. Headroom is a promise of admission and no allocation: until it
+//! is used the pages are free, or hold cached prefixes.
+
+use super::Scheduler;
+use super::job::Job;
+use super::pace::Load;
+use super::stage::Stage;
+use crate::cache::{Need, Pages, Prefix};
+use crate::ids::Room;
+use crate::request::Request;
+
+impl Scheduler {
+    /// Tokens that this worker generates for the request.
+    pub(super) fn answer_tokens(&self, request: &Request) -> usize {
+        if self.config.role.sends_kv() { 1 } else { request.max_new_tokens as usize }
+    }
+
+    /// Positions that will have KV when the answer is as long as it may get: the last token drawn is never computed.
+    pub(super) fn most_positions(&self, request: &Request) -> usize {
+        request.prompt.len() + self.answer_tokens(request) - 1
+    }
+
+    /// What a waiting job needs beside what is locked for it.
+    pub(super) fn need(&self, job: &Job, prefix: Option<&Prefix>) -> Need {
+        self.cache.need(&job.tokens(), prefix, self.ahead(job))
+    }
+
+    /// Pages that the job will have when it has used its headroom.
+    fn ahead(&self, job: &Job) -> usize {
+        let reserved = self.config.reserved_decode_tokens as usize;
+        self.cache.pages_for(self.most_positions(&job.request).min(job.known() + reserved))
+    }
+
+    /// Pages that admitted requests may ask for soon.
+    pub(super) fn promised_headroom(&self) -> Pages {
+        if self.config.role.sends_kv() && self.config.window.is_none() {
+            return Pages::default();
+        }
+        let headroom = |job: &Job| {
+            let piece = match *job.stage {
+                Stage::Running | Stage::Loading(_) => job.uncomputed(),
+                _ => 1,
+            };
+            self.cache.headroom(&job.kv, self.ahead(job), piece)
+        };
+        self.jobs.values().filter(|job| job.kv.is_admitted()).map(headroom).sum()
+    }
+
+    /// Tokens of longer pieces in a step that also decodes, at most: what the target for the time between tokens
+    /// allows, but a page in any case, so that everything comes to an end. Without a target a worker that otherwise
+    /// only decodes takes small pieces of what it must compute again; running answers hardly notice.
+    pub(super) fn piece_beside(&self, load: &Load) -> usize {
+        let page = self.config.page_tokens as usize;
+        let chunk = self.config.chunk_tokens as usize;
+        let whole = if self.config.role.receives_kv() { chunk / 8 } else { chunk };
+        self.pace.tokens_beside(load).unwrap_or(whole).clamp(page.min(chunk), chunk)
+    }
+
+    /// Finds pages for a plan (each job with the position up to which it is to be computed), with `give_up` those of copies
+    /// that have not begun, if need be; false when there are too few.
+    pub(super) fn grow(&mut self, plan: &[(Room, usize)], give_up: bool) -> bool {
+        let missing = |scheduler: &Self, room: &Room, end: usize| {
+            let job = scheduler.jobs.get(room);
+            job.map_or(Pages::default(), |job| scheduler.cache.missing(&job.kv, end))
+        };
+        let needed: Pages = plan.iter().map(|(room, end)| missing(self, room, *end)).sum();
+        if needed == Pages::default() {
+            return true;
+        }
+        if give_up {
+            self.cache.give_up_saves(needed);
+        }
+        if !self.cache.can_have(needed) {
+            return false;
+        }
+        self.cache.make_free(needed);
+        for (room, end) in plan {
+            let needed = missing(self, room, *end);
+            if needed != Pages::default()
+                && let Some(job) = self.jobs.get_mut(room)
+            {
+                self.cache.extend(&mut job.kv, needed);
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,68 @@
+//! What requests leave in the cache, and where the KV of their prompts came from.
+
+use super::{Flushed, Scheduler};
+use crate::ids::Room;
+
+impl Scheduler {
+    /// Gives the cache the whole pages of what a job has computed or received.
+    pub(super) fn keep(&mut self, room: Room) {
+        self.keep_as(room, false);
+    }
+
+    /// The same for a request that is about to be preempted.
+    pub(super) fn keep_preempted(&mut self, room: Room) {
+        self.keep_as(room, true);
+    }
+
+    fn keep_as(&mut self, room: Room, preempted: bool) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        if job.kv.computed() >= job.request.prompt.len() {
+            self.leaders.remove(room);
+        }
+        let is_read = job.outgoing.is_some() || job.in_batch.is_some();
+        let (tokens, kv) = job.holding();
+        match preempted {
+            true => self.cache.keep_preempted(&tokens, kv, is_read),
+            false => self.cache.keep(&tokens, kv, is_read),
+        }
+    }
+
+    /// Gives back what jobs hold although they continue with the cache's pages; false when that frees nothing.
+    pub(super) fn release_spares(&mut self) -> bool {
+        let mut released = false;
+        for job in self.jobs.values_mut().filter(|job| !job.is_read()) {
+            released |= self.cache.release_spare(&mut job.kv);
+        }
+        released
+    }
+
+    /// A prompt is complete: counts where it came from.
+    pub(super) fn count_origin(&mut self, room: Room) {
+        let Some(job) = self.jobs.get(&room) else { return };
+        let origin = job.origin;
+        let near = origin.promised.min(origin.near);
+        self.stats.delivered_tokens += u64::from(near);
+        self.stats.delivered_below_tokens += u64::from(origin.promised - near);
+        if self.config.role.receives_kv() {
+            let window = u32::try_from(self.cache.tail_pages(&job.tokens())).unwrap_or(u32::MAX);
+            self.stats.pages_saved += u64::from(origin.promised / self.config.page_tokens);
+            let kind = match (origin.promised, origin.transferred_pages) {
+                (0, _) => &mut self.stats.full_transfers,
+                (_, pages) if pages <= window => &mut self.stats.full_hits,
+                _ => &mut self.stats.delta_transfers,
+            };
+            *kind += 1;
+        }
+    }
+
+    /// Empties the radix cache and what is in host memory; storage keeps its pages. What requests use stays for them, is found
+    /// by no other request, and goes with the last of them; what they compute or receive from here on with what they found
+    /// before enters no cache.
+    ///
+    /// `None` when the worker keeps no cache.
+    pub fn flush_cache(&mut self) -> Option<Flushed> {
+        let flushed = self.cache.flush()?;
+        self.leaders.clear();
+        Some(flushed)
+    }
+}

@@ -1,0 +1,114 @@
+//! Taking pages back from a running request, and continuing it later.
+//!
+//! When the next step's pages cannot be had, not even by eviction, one request after the other is preempted until they can.
+//! What it has computed enters the radix cache, so continuing costs only what was evicted meanwhile; without a cache all of it is
+//! computed again. What was evicted may be in the offload tiers, where it is looked for like a new request's prompt: when there
+//! are pages for it again, for by then it is known what is gone. Storage is asked once, and waited for as long as for a new
+//! request, in the queue; what was found is copied into its pages before it runs, and what fails to come is computed.
+//!
+//! ```text
+//! Running ─(preempt)─► Preempted ─(pages)─► admitted ─► Running
+//!                          │   ▲                │         ▲
+//!          asks, if L1 and L2 lack some,        └► Loading┘ (copies ended)
+//!          and waits ──────┘   └─ answered, read, or late
+//! ```
+//!
+//! Its answer continues where it stopped: the tokens drawn are kept, and the next draw depends on seed and position alone.
+
+use std::cmp::Reverse;
+
+use super::Scheduler;
+use super::job::Job;
+use super::stage::Stage;
+use crate::ids::{Room, Time};
+
+impl Scheduler {
+    /// Preempts one request; false when only one is left that runs.
+    ///
+    /// The one with the shortest answer goes: least of what its user waits for is delayed, and those that are nearly
+    /// done end and free their pages. A request that was preempted keeps its answer, so the same one is not chosen
+    /// again and again while younger ones run. Among equals it is the one with the longest prompt, whose pages help
+    /// most.
+    pub(super) fn preempt_one(&mut self) -> bool {
+        // Those that are ready have answered nothing yet.
+        let rooms = self.running.iter().chain(&self.ready);
+        if self.running.len() + self.ready.len() < 2 {
+            return false;
+        }
+        let able = rooms.enumerate().filter(|(_, room)| self.may_be_preempted(**room));
+        let victim = able.min_by_key(|(age, room)| {
+            let job = &self.jobs[room];
+            (job.answer.tokens.len(), Reverse(job.request.prompt.len()), Reverse(*age))
+        });
+        let Some(room) = victim.map(|(_, room)| *room) else { return false };
+        self.preempt(room);
+        true
+    }
+
+    /// Whether a job takes part in batches, and only batches touch its pages.
+    fn may_be_preempted(&self, room: Room) -> bool {
+        self.jobs
+            .get(&room)
+            .is_some_and(|job| matches!(*job.stage, Stage::Running | Stage::Ready) && !job.is_read())
+    }
+
+    fn preempt(&mut self, room: Room) {
+        self.keep_preempted(room);
+        self.stats.retractions += 1;
+        if let Some(job) = self.jobs.get_mut(&room) {
+            job.waiting.fetched = false;
+        }
+        self.give_pages_back(room);
+    }
+
+    /// Preempted requests that are admitted again, but not yet in the steps.
+    pub(super) fn being_resumed(&self) -> usize {
+        if !self.cache.has_tiers() {
+            return 0;
+        }
+        let loads = |job: &&Job| job.was_preempted() && matches!(*job.stage, Stage::Loading(_));
+        self.jobs.values().filter(loads).count()
+    }
+
+    /// There are pages for a waiting request. If it was preempted, asks the offload tiers for what it had, once; returns whether
+    /// it did, so that what the request finds, and whether it waits, is to be seen anew.
+    pub(super) fn fetch_again(&mut self, now: Time, room: Room) -> bool {
+        let Some(job) = self.jobs.get_mut(&room) else { return false };
+        if !self.cache.has_tiers() || *job.stage != Stage::Preempted || job.waiting.fetched {
+            return false;
+        }
+        job.waiting.fetched = true;
+        self.fetch(now, room);
+        true
+    }
+
+    /// Computes a request from what is cached on, whatever it has received. Nothing touches its pages.
+    pub(super) fn begin_again(&mut self, room: Room) {
+        if let Some(job) = self.jobs.get_mut(&room) {
+            job.kv.has_computed(0);
+        }
+        self.give_pages_back(room);
+    }
+
+    fn give_pages_back(&mut self, room: Room) {
+        self.leaders.remove(room);
+        self.running.retain(|other| *other != room);
+        self.ready.retain(|other| *other != room);
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        job.stage.enter(Stage::Preempted);
+        job.waiting.overtaken = 0;
+        job.waiting.follows = None;
+        // Drawn again, when its last prompt token is computed again.
+        job.answer.first = None;
+        job.computed_before = job.computed_before.max(job.kv.computed());
+        self.cache.give_back(&mut job.kv);
+        self.aux_free.extend(job.aux.take());
+        let submitted = job.submitted;
+        // Before all that have not begun: its client is reading already.
+        let at = self.queue.iter().position(|other| {
+            let other = &self.jobs[other];
+            *other.stage != Stage::Preempted || other.submitted > submitted
+        });
+        self.queue.insert(at.unwrap_or(self.queue.len()), room);
+    }
+}

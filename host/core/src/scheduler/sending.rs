@@ -1,0 +1,286 @@
+//! Prefill's side of a room: where decode wants its pages, sending them, letting go.
+
+use std::ops::Range;
+
+use super::job::Job;
+use super::stage::Stage;
+use super::{Action, PageWrite, Scheduler};
+use crate::aux_row::AuxRow;
+use crate::batch::Sequence;
+use crate::hand_over::{Orphan, Outgoing, Part, Wanted};
+use crate::ids::{Instance, Room, Time};
+use crate::message::{Body, Reserve};
+use crate::request::{Failure, FailureCode, FinishReason};
+use crate::transfer::Tag;
+
+impl Job {
+    /// Pages that are whole once the first `computed` positions are, the prompt's last page included when it is all.
+    fn whole_pages(&self, computed: usize, page_tokens: usize) -> usize {
+        let prompt = self.request.prompt.len();
+        if computed >= prompt { prompt.div_ceil(page_tokens) } else { computed / page_tokens }
+    }
+
+    /// Pages that the batch being computed completes, if layers of them may be sent before it ends, and the number of layers that
+    /// were.
+    fn completing(&self, page_tokens: usize) -> Option<(Range<usize>, u32)> {
+        self.outgoing.as_ref()?.completing(self.whole_pages(self.in_batch?, page_tokens))
+    }
+}
+
+impl Scheduler {
+    /// What a reserve for a job must fit.
+    pub(super) fn wanted(&self, job: &Job) -> Wanted {
+        let prompt = job.request.prompt.len();
+        Wanted {
+            prompt,
+            page_tokens: self.config.page_tokens as usize,
+            namespace: job.request.namespace.fingerprint(),
+            tails: self.cache.tails(prompt),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // one argument per field of the message
+    pub(super) fn reserve_asked(
+        &mut self,
+        now: Time,
+        from: Instance,
+        question: u64,
+        room: Room,
+        attempt: u32,
+        reserve: Reserve,
+        actions: &mut Vec<Action>,
+    ) {
+        let answer = match self.take_reserve(now, from, question, room, attempt, reserve) {
+            Ok(()) => Body::Reserved,
+            Err((message, retryable)) => Body::Refused { message, retryable },
+        };
+        let answer = self.outbox.answer(question, room, attempt, answer);
+        self.send(from, answer, actions);
+        self.push_pages(room, actions);
+    }
+
+    fn take_reserve(
+        &mut self,
+        now: Time,
+        from: Instance,
+        question: u64,
+        room: Room,
+        attempt: u32,
+        reserve: Reserve,
+    ) -> Result<(), (String, bool)> {
+        if !self.config.role.sends_kv() {
+            return Err(("this worker is not a prefill worker".into(), false));
+        }
+        if self.cache.is_quarantined(room) {
+            return Err(("the request has ended on the prefill worker".into(), true));
+        }
+        let Some(job) = self.jobs.get(&room) else {
+            let orphan = Orphan { peer: from, question, attempt, reserve, since: now };
+            let kept = self.orphans.keep(room, orphan, self.config.max_queued as usize);
+            return kept.map_err(|most| (format!("{most} rooms wait for their requests already"), true));
+        };
+        if let Some(refusal) = self.wanted(job).misfit(attempt, &reserve) {
+            return Err((refusal, false));
+        }
+        let session = self.peers.session(from);
+        let Some(job) = self.jobs.get_mut(&room) else { return Ok(()) };
+        match &mut job.outgoing {
+            Some(outgoing) if outgoing.peer != from => {
+                Err((format!("room {room} is being sent to worker {}", outgoing.peer), false))
+            }
+            Some(outgoing) => {
+                outgoing.ask_again(session, attempt, reserve);
+                Ok(())
+            }
+            None => {
+                let page_tokens = self.config.page_tokens;
+                job.outgoing = Some(Outgoing::new((from, session), attempt, reserve, page_tokens));
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn written(&mut self, now: Time, tag: Tag, error: Option<String>, actions: &mut Vec<Action>) {
+        let owner = self.jobs.iter_mut().find_map(|(room, job)| {
+            let outgoing = job.outgoing.as_mut()?;
+            outgoing.tags.remove(&tag).then_some(*room)
+        });
+        match (owner, error) {
+            (Some(room), Some(error)) => {
+                let message = format!("KV pages could not be written to the decode worker: {error}");
+                self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
+            }
+            (Some(room), None) => self.push_pages(room, actions),
+            (None, _) => {
+                let cleared = self.cache.write_settled(tag);
+                self.finish_clearing(cleared, actions);
+            }
+        }
+    }
+
+    pub(super) fn commit_asked(
+        &mut self,
+        from: Instance,
+        question: u64,
+        room: Room,
+        attempt: u32,
+        actions: &mut Vec<Action>,
+    ) {
+        let answer = self.outbox.answer(question, room, attempt, Body::Committed);
+        self.send(from, answer, actions);
+        let committed = self.jobs.get(&room).and_then(|job| job.outgoing.as_ref());
+        if committed.is_some_and(|outgoing| outgoing.peer == from && outgoing.attempt == attempt) {
+            self.finish(room, FinishReason::Prefill, actions);
+        }
+    }
+
+    /// Decode gives a room up: answered when nothing of it is in flight, and from then on nothing will be.
+    pub(super) fn abort_asked(
+        &mut self,
+        from: Instance,
+        question: u64,
+        room: Room,
+        attempt: u32,
+        actions: &mut Vec<Action>,
+    ) {
+        self.peers.remember_abort(from, question, room);
+        self.orphans.forget(room, from);
+        let answer = (from, question, attempt);
+        if let Some(leftovers) = self.cache.leftovers(room) {
+            if !leftovers.answer.contains(&answer) {
+                leftovers.answer.push(answer);
+            }
+            return;
+        }
+        let ours = self
+            .jobs
+            .get(&room)
+            .is_some_and(|job| job.outgoing.as_ref().is_none_or(|outgoing| outgoing.peer == from));
+        match ours.then(|| self.jobs.remove(&room)).flatten() {
+            Some(job) => {
+                self.outbox.forget_room(room);
+                self.stats.failed += 1;
+                let failure = Failure::new(FailureCode::PeerFailed, "the decode worker gave the request up");
+                actions.push(Action::Fail { room, failure });
+                self.retire(room, job, vec![answer], actions);
+            }
+            None => self.answer_aborts(room, vec![answer], actions),
+        }
+    }
+
+    pub(super) fn answer_aborts(
+        &mut self,
+        room: Room,
+        aborts: Vec<(Instance, u64, u32)>,
+        actions: &mut Vec<Action>,
+    ) {
+        for (peer, question, attempt) in aborts {
+            let answer = self.outbox.answer(question, room, attempt, Body::Drained);
+            self.send(peer, answer, actions);
+        }
+    }
+
+    pub(super) fn expire_orphans(&mut self, now: Time, actions: &mut Vec<Action>) {
+        let timeout = self.config.bootstrap_timeout;
+        for (room, orphan) in self.orphans.take_older(|since| since.after(timeout) <= now) {
+            let message = "the prefill worker never got this request from the router".to_owned();
+            let body = Body::PrefillFailed { message, retryable: true };
+            let message = self.outbox.request(now, orphan.peer, room, orphan.attempt, body);
+            self.send(orphan.peer, message, actions);
+        }
+    }
+
+    /// After how many layers news of a batch is wanted, 0 for none: what the sequence with the smallest groups needs.
+    pub(super) fn finest_group(&self, sequences: &[Sequence]) -> u32 {
+        // Layers of the model are not those of a page where some slide.
+        if !self.config.role.sends_kv() || self.config.window.is_some() {
+            return 0;
+        }
+        let groups = sequences.iter().filter_map(|sequence| {
+            let job = self.jobs.get(&sequence.room)?;
+            let (pages, _) = job.completing(self.config.page_tokens as usize)?;
+            self.config.layer_groups.group(pages.len())
+        });
+        groups.min().unwrap_or(0)
+    }
+
+    /// Sends the finished layers of pages that the batch completes. The last layers go when the batch is done.
+    pub(super) fn layers_done(&mut self, batch: u64, layers: u32, actions: &mut Vec<Action>) {
+        let rule = self.config.layer_groups;
+        if !self.config.role.sends_kv() || batch != self.last_batch || layers >= rule.layers() {
+            return;
+        }
+        let page_tokens = self.config.page_tokens as usize;
+        let ready = |(room, job): (&Room, &Job)| {
+            let (pages, begun) = job.completing(page_tokens)?;
+            let group = rule.group(pages.len())?;
+            (layers >= begun + group).then_some((*room, pages, begun))
+        };
+        let ready: Vec<(Room, Range<usize>, u32)> = self.jobs.iter().filter_map(ready).collect();
+        for (room, pages, begun) in ready {
+            self.send_part(room, pages, begun..layers, actions);
+            self.stats.layer_parts_sent += 1;
+        }
+    }
+
+    /// Sends what is computed and not sent: whole pages while computing, and everything with the aux row at the end. Does nothing
+    /// for a request that is sent nowhere.
+    pub(super) fn push_pages(&mut self, room: Room, actions: &mut Vec<Action>) {
+        let page_tokens = self.config.page_tokens as usize;
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        // A request that lacks a part of its window gives its pages up: nothing may be reading them.
+        if self.config.window.is_some() && matches!(*job.stage, Stage::Loading(_)) {
+            return;
+        }
+        let last = *job.stage == Stage::Inflight;
+        // What is computed again for the window alone is there already.
+        let whole = job.whole_pages(job.kv.computed().max(job.kv.recompute().end), page_tokens);
+        let computing = job.in_batch.is_some();
+        let next = job.outgoing.as_mut().and_then(|outgoing| outgoing.next(whole, computing, last));
+        if let Some((pages, first)) = next {
+            self.send_part(room, pages, first..self.config.layer_groups.layers(), actions);
+        }
+    }
+
+    /// Sends some layers of some pages as the room's next part.
+    fn send_part(&mut self, room: Room, pages: Range<usize>, layers: Range<u32>, actions: &mut Vec<Action>) {
+        let completes = layers.end == self.config.layer_groups.layers();
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let last = completes && *job.stage == Stage::Inflight;
+        let Some(slot) = job.aux else { return };
+        let first = if last { job.answer.first.clone() } else { None };
+        let Some(outgoing) = &mut job.outgoing else { return };
+        self.last_tag += 1;
+        let tag = Tag(self.last_tag);
+        let part = outgoing.part(room, tag, pages.clone(), layers.clone(), completes, last);
+        let aux = first.map(|first| {
+            let row = AuxRow {
+                room,
+                attempt: outgoing.attempt,
+                prompt_tokens: outgoing.reserve.prompt_tokens,
+                cached_tokens: job.origin.cached,
+                pages: u32::try_from(outgoing.len()).unwrap_or(u32::MAX),
+                first,
+            };
+            (row, slot, outgoing.reserve.aux_slot)
+        });
+        let (to, session) = (outgoing.peer, outgoing.session);
+        // Decode gets the window once, and behind everything else.
+        let window = part.target.len() - pages.len();
+        let window = self.cache.window_tail_of(&job.tokens(), &job.kv, window);
+        let source = [job.kv.pages(pages), &window].concat();
+        let Part { notice, target, first_page } = part;
+        self.stats.pages_sent += u64::from(notice.pages);
+        actions.push(Action::Write(PageWrite {
+            tag,
+            to,
+            session,
+            notice,
+            source,
+            target,
+            first_page,
+            layers,
+            aux,
+        }));
+    }
+}
