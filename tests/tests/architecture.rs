@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a manifest that cannot be read is a test that fails")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -264,4 +264,98 @@ fn the_command_runner_stays_light() {
         .collect();
     let light = ["host-gguf", "serde_json", "tempfile", "ureq"];
     assert!(always.iter().all(|name| light.contains(name)), "{always:?}");
+}
+
+/// The modules of a crate that code names behind a path: `name`, or all of `{name, other::{…}}`.
+fn named_modules(rest: &str) -> Vec<String> {
+    let identifier = |text: &str| -> String {
+        text.chars().take_while(|next| next.is_alphanumeric() || *next == '_').collect()
+    };
+    let Some(group) = rest.strip_prefix('{') else { return vec![identifier(rest)] };
+    let (mut depth, mut names, mut start) = (0, Vec::new(), true);
+    for (at, next) in group.char_indices() {
+        match next {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => start = true,
+            _ if start && !next.is_whitespace() => {
+                names.push(identifier(&group[at..]));
+                start = false;
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// Which top-level modules of a crate the code of each names.
+fn module_arrows(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let source = root().join(folder).join("src");
+    let mut arrows: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for path in sources(&format!("{folder}/src")) {
+        let inside = path.strip_prefix(&source).unwrap().with_extension("");
+        let parts: Vec<String> = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+        if matches!(parts[0].as_str(), "lib" | "main" | "bin") || parts.iter().any(|part| part == "tests") {
+            continue;
+        }
+        let text: String = code(&path).into_iter().map(|(_, line)| line + "\n").collect();
+        let up = "super::".repeat(parts.len());
+        for prefix in ["crate::", up.as_str()] {
+            for (at, _) in text.match_indices(prefix) {
+                let begins =
+                    !text[..at].ends_with(|last: char| last.is_alphanumeric() || ":_".contains(last));
+                if begins {
+                    let named = named_modules(&text[at + prefix.len()..]);
+                    arrows.entry(parts[0].clone()).or_default().extend(named);
+                }
+            }
+        }
+    }
+    let modules: BTreeSet<String> = sources(&format!("{folder}/src"))
+        .iter()
+        .filter_map(|path| path.strip_prefix(&source).unwrap().iter().next())
+        .map(|first| first.to_string_lossy().trim_end_matches(".rs").to_owned())
+        .collect();
+    for (module, named) in &mut arrows {
+        named.retain(|name| name != module && modules.contains(name));
+    }
+    arrows
+}
+
+/// A way along arrows that ends where it begins, if there is one.
+fn circle(arrows: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
+    let mut left = arrows.clone();
+    // What nothing is named by any more, and what names nothing, lies on no circle.
+    loop {
+        let before = left.len();
+        let there: BTreeSet<String> = left.keys().cloned().collect();
+        left.retain(|_, named| {
+            named.retain(|name| there.contains(name));
+            !named.is_empty()
+        });
+        if left.len() == before {
+            break;
+        }
+    }
+    let mut way = vec![left.keys().next()?.clone()];
+    loop {
+        let next = left[way.last()?].first()?.clone();
+        if let Some(at) = way.iter().position(|module| *module == next) {
+            way.push(next);
+            return Some(way.split_off(at));
+        }
+        way.push(next);
+    }
+}
+
+#[test]
+fn the_modules_of_a_crate_form_no_circle() {
+    let arrows = module_arrows("host/core");
+    let expected = ["cache", "hand_over", "radix"].map(str::to_owned);
+    assert!(arrows["scheduler"].is_superset(&BTreeSet::from(expected)), "{arrows:?}: is it read right?");
+    for folder in ROOMS.iter().map(|(folder, _)| *folder).filter(|folder| *folder != "host") {
+        let circle = circle(&module_arrows(folder));
+        assert!(circle.is_none(), "{folder}: {}", circle.unwrap_or_default().join(" -> "));
+    }
 }

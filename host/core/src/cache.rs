@@ -30,22 +30,24 @@ mod admit;
 mod holding;
 mod keep;
 mod prefix;
+mod quarantine;
 mod release;
 mod save;
 mod tiers;
 mod window;
 
+use crate::config::Config;
 use crate::hierarchy::{Hierarchy, HierarchyStats, TierStats};
 use crate::ids::Time;
 use crate::pool::{Component, HeldPages, PagePool, PageSource, PoolCounts, PoolLimits};
-use crate::quarantine::Quarantine;
 use crate::radix::{CacheChanges, CacheEvent, PageHash, RadixTree, TreeConfig, TreeCounts};
-use crate::scheduler::Config;
 use crate::window::WindowShape;
 
 pub(crate) use admit::{Need, Pages};
 pub(crate) use holding::{Holding, Restore, Tokens};
 pub(crate) use prefix::Prefix;
+use quarantine::Quarantine;
+pub(crate) use quarantine::Touchers;
 pub(crate) use release::{Cleared, Leftovers};
 
 /// Namespaces at most, whatever the size of the pool.

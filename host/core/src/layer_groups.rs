@@ -9,12 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::layout::KvLayout;
-use crate::transfer::piece_bytes;
-
-/// Smallest piece worth sending on its own, in bytes, unless a whole page is made of smaller ones anyway. Measured by
-/// others on 100 Gbit/s networks (LMCache issue 4161): pieces of 16 KiB reach 95 % of the rate of large ones, pieces of
-/// 4 KiB 40 %.
-pub const KNEE: usize = 16 << 10;
+use crate::transfer::{KNEE, piece_bytes};
 
 /// Smallest part worth sending on its own, in bytes: copying it takes about as long as telling all threads on both sides
 /// of one more part.

@@ -9,6 +9,7 @@
 pub mod aux_row;
 pub mod batch;
 mod cache;
+mod config;
 mod hand_over;
 pub mod heads;
 pub mod hierarchy;
@@ -21,7 +22,6 @@ pub mod message;
 pub mod notice;
 mod outbox;
 pub mod pool;
-mod quarantine;
 pub mod radix;
 pub mod rank_barrier;
 pub mod request;

@@ -115,7 +115,7 @@ impl QuarantinedPages {
     }
 }
 
-/// Evidence that nobody touches some quarantined pages any more. Only [`crate::quarantine`] makes it, when every
+/// Evidence that nobody touches some quarantined pages any more. Only the quarantine of [`crate::cache`] makes it, when every
 /// writer has acknowledged or was fenced, every own transfer has settled, and no batch runs.
 #[derive(Debug)]
 pub struct Settled(pub(crate) ());

@@ -16,7 +16,6 @@
 
 mod admission;
 mod batching;
-mod config;
 mod deadlines;
 mod ending;
 mod exchange;
@@ -39,6 +38,7 @@ use std::time::Duration;
 
 pub use crate::cache::Flushed;
 use crate::cache::{Cache, Cleared};
+pub use crate::config::{Config, Role};
 use crate::hand_over::Orphans;
 use crate::hierarchy::TierStats;
 use crate::ids::{Instance, PageId, Room, Time};
@@ -48,7 +48,6 @@ use crate::pool::{PageSource, PoolLimits};
 use crate::radix::CacheEvent;
 use crate::request::{Failure, FailureCode};
 
-pub use config::{Config, Role};
 use deadlines::Deadlines;
 pub use exchange::{Action, Event, PageWrite, RoomOpening};
 use job::Job;

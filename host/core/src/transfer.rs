@@ -13,7 +13,7 @@ mod lane;
 
 use std::ops::Range;
 
-pub use choice::{LEAST_PIECES, Path, StagingMode, StagingPolicy, choose};
+pub use choice::{KNEE, LEAST_PIECES, Path, StagingMode, StagingPolicy, choose};
 pub use copy::{Dimension, LONGEST_PIECE, PageBlock, PagesCopy, Piece, PlanSize};
 pub use cut::{Cut, StagedPiece};
 pub use lane::{Lane, PlanError, Share, copy_lane, piece_bytes, plan_lane};

@@ -49,7 +49,7 @@ impl Entry {
     /// A plugin named by its file. Who names a file means it, so who else could change it is only warned of.
     ///
     /// # Errors
-    /// What [`preflight`](super::preflight) says.
+    /// What [`preflight`](crate::preflight()) says.
     pub fn of_file(path: &Path) -> Result<Self, PreflightError> {
         let policy = Policy { insecure_permissions: true, ..Policy::default() };
         Self::accepted(path, policy, None, None)

@@ -14,7 +14,7 @@ use super::error::PreflightError;
 use super::manifest::Manifest;
 use super::permissions;
 use super::policy::Policy;
-use super::preflight;
+use super::preflight::read_and_check;
 
 /// Most bytes of a text file about plugins.
 const LONGEST_TEXT: u64 = 1 << 20;
@@ -84,7 +84,7 @@ impl PluginFile {
     /// Its manifest, when it is a plugin that this host can load.
     pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
         let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
-        preflight::read_and_check(&ReadCache::new(file), self.stamp.size, policy)
+        read_and_check(&ReadCache::new(file), self.stamp.size, policy)
     }
 
     /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash; or the hash that
@@ -140,10 +140,18 @@ pub(super) struct Sealed {
     size: u64,
 }
 
+/// Checks the file and returns its manifest.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub fn preflight(path: &Path, policy: Policy) -> Result<Manifest, PreflightError> {
+    PluginFile::open(path, policy)?.manifest(policy)
+}
+
 impl Sealed {
     pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
         let file = self.memory.try_clone().map_err(PreflightError::Unreadable)?;
-        preflight::read_and_check(&ReadCache::new(file), self.size, policy)
+        read_and_check(&ReadCache::new(file), self.size, policy)
     }
 
     /// A path to it in this process, valid while the descriptor is open.

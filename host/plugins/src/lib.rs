@@ -27,6 +27,7 @@ mod stop;
 
 pub use catalog::{Catalog, Entry, Unusable};
 pub use error::{NoneFound, PluginError, PreflightError};
+pub use file::preflight;
 pub use library::load_root;
 pub use load::{check_config, open_allocator, open_tier, open_transfer};
 pub use loaded_allocator::LoadedAllocator;
@@ -34,6 +35,6 @@ pub use loaded_tier::LoadedTier;
 pub use loaded_transfer::LoadedTransfer;
 pub use manifest::{Build, CompanionManifest, ConfigKey, HostDefault, Manifest, Role};
 pub use policy::Policy;
-pub use preflight::{needed_libraries, preflight};
+pub use preflight::needed_libraries;
 pub use services::{Kind, Services, Waker, Word};
 pub use stop::Running;

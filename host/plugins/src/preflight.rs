@@ -13,7 +13,6 @@ use object::{Endianness, ReadCache, ReadRef};
 use semver::Version;
 
 use super::error::PreflightError;
-use super::file::PluginFile;
 use super::manifest::Manifest;
 use super::policy::Policy;
 
@@ -26,14 +25,6 @@ const MAX_NAME: u64 = 4096;
 
 /// Longest manifest that is read.
 const MANIFEST_BYTES: usize = 1 << 20;
-
-/// Checks the file and returns its manifest.
-///
-/// # Errors
-/// The first thing that is wrong with it.
-pub fn preflight(path: &Path, policy: Policy) -> Result<Manifest, PreflightError> {
-    PluginFile::open(path, policy)?.manifest(policy)
-}
 
 /// What is left to check when the file is open and its bytes are the right ones: that the system's loader will bear it,
 /// and that it is a plugin for this host.

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use host_core::{Event, Instance};
 use host_wire::convert;
+use host_wire::pairs::compatible;
 use host_wire::proto::worker_client::WorkerClient;
 use host_wire::proto::{ControlMessage, DeliverRequest, HandshakeRequest, WorkerInfo};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
-use super::service::{connect, refusal};
 use crate::{Handle, Outgoing};
 
 /// Messages that may wait for one peer; more are dropped and repeated by the core.
@@ -229,4 +229,26 @@ async fn speak(
         }
         tokio::time::sleep(AFTER_FAILURE).await;
     }
+}
+
+/// Why two workers cannot exchange KV, if they cannot.
+pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> {
+    let pair = (ours.role.as_str(), theirs.role.as_str());
+    if !matches!(pair, ("prefill", "decode") | ("decode", "prefill")) {
+        return Some(format!(
+            "{} is a {} worker and {} a {} worker: KV goes from prefill to decode",
+            ours.name, ours.role, theirs.name, theirs.role
+        ));
+    }
+    let (prefill, decode) = if ours.role == "prefill" { (ours, theirs) } else { (theirs, ours) };
+    compatible(prefill, decode).err()
+}
+
+/// Cuts off what is left of an earlier connection of the transfer plugin to a peer and makes a new one, off the async
+/// threads; returns the session.
+pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, String> {
+    let (links, peer) = (worker.links().clone(), peer.clone());
+    tokio::task::spawn_blocking(move || links.connect(&peer))
+        .await
+        .unwrap_or_else(|panic| Err(format!("the transfer plugin failed: {panic}")))
 }

@@ -9,7 +9,6 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use host_wire::pairs::compatible;
 use host_wire::proto::worker_server::Worker;
 use host_wire::proto::{
     DeliverReply, DeliverRequest, FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent,
@@ -19,7 +18,7 @@ use host_wire::{Answer, convert};
 
 use super::Handle;
 use super::cache_news;
-use super::peers::Peers;
+use super::peers::{Peers, connect, refusal};
 
 /// Serves one worker.
 #[derive(Clone)]
@@ -182,26 +181,4 @@ impl Worker for WorkerService {
         })?;
         Ok(Response::new(cache_news::follow(log.clone(), after, place)))
     }
-}
-
-/// Why two workers cannot exchange KV, if they cannot.
-pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> {
-    let pair = (ours.role.as_str(), theirs.role.as_str());
-    if !matches!(pair, ("prefill", "decode") | ("decode", "prefill")) {
-        return Some(format!(
-            "{} is a {} worker and {} a {} worker: KV goes from prefill to decode",
-            ours.name, ours.role, theirs.name, theirs.role
-        ));
-    }
-    let (prefill, decode) = if ours.role == "prefill" { (ours, theirs) } else { (theirs, ours) };
-    compatible(prefill, decode).err()
-}
-
-/// Cuts off what is left of an earlier connection of the transfer plugin to a peer and makes a new one, off the async
-/// threads; returns the session.
-pub(super) async fn connect(worker: &Handle, peer: &WorkerInfo) -> Result<u64, String> {
-    let (links, peer) = (worker.links().clone(), peer.clone());
-    tokio::task::spawn_blocking(move || links.connect(&peer))
-        .await
-        .unwrap_or_else(|panic| Err(format!("the transfer plugin failed: {panic}")))
 }

@@ -1,9 +1,9 @@
 //! The way out of the cache: pages of requests that are preempted or have ended.
 
+use super::quarantine::{Entry, Touchers};
 use super::{Cache, Holding};
 use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room};
-use crate::quarantine::{Entry, Touchers};
 use crate::transfer::Tag;
 
 /// What else an ended request leaves behind until nothing touches its pages.

@@ -17,11 +17,10 @@
 
 use std::ops::Range;
 
-use super::{Cache, Holding, Pages, Tokens};
+use super::{Cache, Holding, Pages, Tokens, quarantine};
 use crate::hierarchy::{Hierarchy, Keep, WritePolicy};
 use crate::ids::PageId;
 use crate::pool::{CachedPages, Component};
-use crate::quarantine;
 use crate::radix::PageHash;
 use crate::window::WindowShape;
 

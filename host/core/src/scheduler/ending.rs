@@ -4,10 +4,9 @@ use super::job::Job;
 use super::peers::PeerState;
 use super::stage::Stage;
 use super::{Action, Scheduler};
-use crate::cache::Leftovers;
+use crate::cache::{Leftovers, Touchers};
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
-use crate::quarantine::Touchers;
 use crate::request::{Failure, FailureCode};
 
 impl Scheduler {

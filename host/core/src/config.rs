@@ -61,7 +61,7 @@ pub struct Config {
     pub radix_cache: Option<Policy>,
     /// What lies below the pool, if anything; needs a radix cache.
     pub hierarchy: Option<HierarchyConfig>,
-    /// Tell what enters and leaves the radix cache ([`Action::Cache`](super::Action::Cache)). Without anybody who
+    /// Tell what enters and leaves the radix cache ([`Action::Cache`](crate::scheduler::Action::Cache)). Without anybody who
     /// listens it is work for nothing.
     pub cache_events: bool,
     /// Digest of everything beside namespace and tokens that makes KV differ; see

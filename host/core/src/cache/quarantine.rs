@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cache::Leftovers;
+use super::Leftovers;
 use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room};
 use crate::pool::{PagePool, QuarantinedPages, Settled};
