@@ -109,6 +109,7 @@ impl Cache {
     }
 
     /// Pages that hold so many positions.
+    #[inline]
     pub(crate) fn pages_for(&self, positions: usize) -> usize {
         positions.div_ceil(self.page_tokens)
     }

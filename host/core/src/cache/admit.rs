@@ -74,6 +74,7 @@ impl Cache {
 
     /// Pages that an admitted request may ask for until it has grown to `ahead` pages. It is computed in pieces of so many
     /// positions.
+    #[inline]
     pub(crate) fn headroom(&self, kv: &Holding, ahead: usize, piece: usize) -> Pages {
         let pages = kv.table.len();
         Pages { full: ahead.saturating_sub(pages), window: self.window_headroom(kv, ahead.max(pages), piece) }
@@ -116,6 +117,7 @@ impl Cache {
     }
 
     /// Pages that a running request lacks to be computed up to a position.
+    #[inline]
     pub(crate) fn missing(&self, kv: &Holding, end: usize) -> Pages {
         Pages {
             full: self.pages_for(end).saturating_sub(kv.table.len()),

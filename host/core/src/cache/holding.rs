@@ -33,11 +33,13 @@ impl<'a> Tokens<'a> {
     }
 
     /// Tokens known so far.
+    #[inline]
     pub(crate) fn known(&self) -> usize {
         self.request.prompt.len() + self.output.len()
     }
 
     /// The token at a position of prompt + output.
+    #[inline]
     pub(crate) fn at(&self, position: usize) -> u32 {
         match position.checked_sub(self.request.prompt.len()) {
             None => self.request.prompt[position],
@@ -106,16 +108,19 @@ impl Holding {
     }
 
     /// Positions with KV.
+    #[inline]
     pub(crate) fn computed(&self) -> usize {
         self.computed
     }
 
     /// A batch, a transfer or a restore has filled the positions before this one.
+    #[inline]
     pub(crate) fn has_computed(&mut self, positions: usize) {
         self.computed = positions;
     }
 
     /// Positions that are computed for the window behind them alone.
+    #[inline]
     pub(crate) fn recompute(&self) -> &Range<usize> {
         &self.recompute
     }
@@ -131,6 +136,7 @@ impl Holding {
     }
 
     /// Whether the request has pages, which a waiting one has not.
+    #[inline]
     pub(crate) fn is_admitted(&self) -> bool {
         self.held.is_some()
     }

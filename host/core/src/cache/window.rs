@@ -133,6 +133,7 @@ impl Cache {
     }
 
     /// Pages that an admitted request may ask for, until it is as long as `end` token pages.
+    #[inline]
     pub(super) fn window_headroom(&self, kv: &Holding, end: usize, piece: usize) -> usize {
         let Some(shape) = self.window else { return 0 };
         let first = kv.window.first;
@@ -141,6 +142,7 @@ impl Cache {
     }
 
     /// Pages of parts that a request lacks to be computed up to a position.
+    #[inline]
     pub(super) fn window_missing(&self, kv: &Holding, end: usize) -> usize {
         let Some(shape) = self.window else { return 0 };
         self.pages_for(end).saturating_sub(kv.window.end(shape)) * shape.parts as usize
@@ -163,6 +165,7 @@ impl Cache {
     }
 
     /// The parts for a batch that computes up to a position.
+    #[inline]
     pub(crate) fn window_of(&self, kv: &Holding, end: usize) -> WindowPages {
         let Some(shape) = self.window else { return WindowPages::default() };
         let token_pages = kv.window.first..self.pages_for(end);
