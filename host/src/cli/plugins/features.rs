@@ -8,7 +8,7 @@ type On = fn(&Settings) -> bool;
 type OnForModel = fn(&Settings, bool) -> bool;
 
 /// When each feature is on. A setting that asks something of plugins or of other settings gets a row here, and what it
-/// asks a row in the compatibility table.
+/// asks a row in the compatibility table, [`RULES`](host_plugins::requirements::RULES).
 const TURNED_ON: &[(Feature, On)] = &[
     (Feature::PdTransfer, divided),
     (Feature::Aggregated, |settings| settings.role == Some(RoleName::Aggregated)),
