@@ -2,7 +2,7 @@
 //!
 //! # Where a page is
 //!
-//! | | what | named by | who knows |
+//! | | what | named by | known to |
 //! | --- | --- | --- | --- |
 //! | L1 | a page of the pool | [`PageId`] | the [radix tree](crate::radix) |
 //! | L2 | a slot of the host pool | [`HostSlot`] | [`HostPool`], by the page's name |
@@ -14,11 +14,11 @@
 //!
 //! Window parts are pages of the pool under [names](PageHash::window_part) of their own (`windows.rs`).
 //!
-//! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks of
-//! whole pages. Whoever carries its actions out stores one object per page and KV head (key: SHA-256 of name and head),
-//! laid out layer, K/V, token, dimension: workers of any number of ranks and any layout of their pools find each
-//! other's objects, replicated heads are stored once, and an object is large enough to be worth a call (Llama-70B, 16
-//! tokens: 640 KiB; Qwen3-0.6B: 112 KiB).
+//! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks
+//! of whole pages. The worker stores one object per page and KV head (key: SHA-256 of name and head), laid out layer,
+//! K/V, token, dimension. Workers of any number of ranks and any layout of their pools find each other's objects.
+//! Replicated heads are stored once. An object is large enough to pay for a call (Llama-70B, 16 tokens: 640 KiB;
+//! Qwen3-0.6B: 112 KiB).
 //!
 //! # Ways
 //!
@@ -43,9 +43,9 @@
 //! | [`Read`](TierAction::Read), [`Write`](TierAction::Write) | [`Ended`](TierEvent::Ended) for every page once, when the tier touches the slot no more |
 //! | [`Cancel`](TierAction::Cancel) | nothing: its pages still end |
 //!
-//! Pages of one batch may end in any order and in several events. With several ranks a page has ended when it has on all
-//! of them, and is [`Done`](PageEnd::Done) only if it is on all. A batch larger than what a plugin takes is whoever
-//! carries it out to cut.
+//! Pages of one batch may end in any order and in several events. With several ranks a page has ended when it has on
+//! all of them, and is [`Done`](PageEnd::Done) only if it is on all. The worker splits a batch that is larger than a
+//! plugin takes.
 //!
 //! # Never failing for it
 //!
@@ -151,7 +151,7 @@ pub(crate) struct Queued {
     pages: Vec<(PageId, HostSlot)>,
 }
 
-/// L2 and L3 of one worker: what is there, who waits for it, and what is under way.
+/// L2 and L3 of one worker: what is there, which requests wait for it, and what is under way.
 #[derive(Debug)]
 pub(crate) struct Hierarchy {
     config: HierarchyConfig,
@@ -163,7 +163,7 @@ pub(crate) struct Hierarchy {
     fetches: BTreeMap<Room, Fetch>,
     /// When a fetch is looked at, whatever happens.
     deadlines: BTreeSet<(Time, Room)>,
-    /// Who waits for a slot to be filled: the request, and which of its pages that is.
+    /// What waits for a slot to be filled: the request, and which of its pages that is.
     waiters: BTreeMap<HostSlot, Vec<(Room, usize)>>,
     /// Restores with slots that are ready and not being loaded.
     loadable: VecDeque<Room>,
@@ -267,8 +267,8 @@ impl Hierarchy {
 
     fn ended(&mut self, now: Time, tag: TierTag, pages: &[(u32, PageEnd)]) -> Option<TierTag> {
         let Some(mut op) = self.ops.remove(&tag) else { unreachable!("{tag:?} ended, and never was") };
-        // Whoever waits for several goes on with those that are there when one is not; and the front of a prefix is to be
-        // evicted last.
+        // A request that waits for several goes on with those that are there when one is not; and the front of a prefix
+        // is to be evicted last.
         let mut pages: Vec<&(u32, PageEnd)> = pages.iter().rev().collect();
         pages.sort_by_key(|(_, end)| *end != PageEnd::Done);
         for (place, end) in pages {
@@ -362,7 +362,8 @@ impl Hierarchy {
         self.transferring.learn(pages as f64, time.as_secs_f64());
     }
 
-    /// Forgets all pages in host memory; storage keeps its own. What is under way goes on for those who wait for it.
+    /// Forgets all pages in host memory; storage keeps its own. What is under way goes on for the requests that wait
+    /// for it.
     pub(crate) fn clear(&mut self) {
         for slot in self.host.clear() {
             self.tell_waiters(slot, false);
@@ -392,7 +393,7 @@ impl Hierarchy {
         TierTag(self.last_tag)
     }
 
-    /// A slot is ready, or will not be: tells whoever waits.
+    /// A slot is ready, or will not be: tells the requests that wait.
     fn tell_waiters(&mut self, slot: HostSlot, good: bool) {
         for (room, page) in self.waiters.remove(&slot).unwrap_or_default() {
             self.filled(room, page, slot, good);

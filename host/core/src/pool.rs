@@ -1,9 +1,9 @@
 //! The pages of a worker, each in exactly one place.
 //!
-//! A page is *free*, *held* by one owner, *cached* in the [radix tree](crate::radix), or *quarantined*: nobody uses it,
-//! but somebody may still touch it (a peer's write, our own transfer reading it, a batch being computed). Pages leave
-//! the pool and come back as values that can be neither copied nor dropped unnoticed, and a quarantined page becomes
-//! free only against [`Settled`] evidence. There is no timer. Which free page is taken next may be somebody else's choice
+//! A page is *free*, *held* by one owner, *cached* in the [radix tree](crate::radix), or *quarantined*: not in use, but
+//! something may still touch it (a peer's write, our own transfer reading it, a batch being computed). Pages leave the
+//! pool and come back as values that can be neither copied nor dropped unnoticed, and a quarantined page becomes free
+//! only against [`Settled`] evidence. There is no timer. Which free page is taken next may be an allocator's choice
 //! ([`PageSource`]); where a page is never is.
 //!
 //! ```text
@@ -57,7 +57,7 @@ impl HeldPages {
     }
 }
 
-/// Pages that hold KV for whoever asks for it. They belong to the tree, which gives them back by eviction.
+/// Pages that hold KV for later requests. They belong to the tree, which gives them back by eviction.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct CachedPages(Box<[PageId]>);
@@ -96,7 +96,7 @@ impl CachedPages {
     }
 }
 
-/// Pages that somebody may still touch.
+/// Pages that something may still touch.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct QuarantinedPages(Vec<PageId>);
@@ -115,7 +115,7 @@ impl QuarantinedPages {
     }
 }
 
-/// Evidence that nobody touches some quarantined pages any more. Only the quarantine of [`crate::cache`] makes it, when every
+/// Evidence that nothing touches some quarantined pages any more. Only the quarantine of [`crate::cache`] makes it, when every
 /// writer has acknowledged or was fenced, every own transfer has settled, and no batch runs.
 #[derive(Debug)]
 pub struct Settled(pub(crate) ());
@@ -129,7 +129,7 @@ pub struct PoolCounts {
     pub held: usize,
     /// Owned by the radix tree, locked ones included.
     pub cached: usize,
-    /// Waiting until nobody can touch them.
+    /// Waiting until nothing can touch them.
     pub quarantined: usize,
 }
 
@@ -220,7 +220,7 @@ impl PagePool {
         self.fits(0, count).then(|| self.take(Component::Window, count))
     }
 
-    /// Takes pages back that nobody else can touch.
+    /// Takes pages back that only their owner can touch.
     pub fn release(&mut self, pages: HeldPages) {
         for page in &pages.0 {
             self.relocate(*page, Place::Held, Place::Free);
@@ -231,7 +231,7 @@ impl PagePool {
         self.check();
     }
 
-    /// Hands pages over to the tree: their KV is complete, and nobody writes them any more.
+    /// Hands pages over to the tree: their KV is complete, and nothing writes them any more.
     pub fn cache(&mut self, pages: HeldPages) -> CachedPages {
         for page in &pages.0 {
             self.relocate(*page, Place::Held, Place::Cached);
@@ -253,7 +253,7 @@ impl PagePool {
         self.check();
     }
 
-    /// Sets pages aside that somebody may still touch.
+    /// Sets pages aside that something may still touch.
     pub fn quarantine(&mut self, pages: HeldPages) -> QuarantinedPages {
         for page in &pages.0 {
             self.relocate(*page, Place::Held, Place::Quarantined);

@@ -95,11 +95,11 @@ pub struct RadixTree {
     children: Children,
     order: Order,
     counts: TreeCounts,
-    /// Hash of a node's last page, for those that somebody asked for.
+    /// Hash of a node's last page, where it was asked for.
     hashes: BTreeMap<NodeIndex, PageHash>,
     /// Events told.
     events: u64,
-    /// Pages that nobody keeps any more since the tree was cleared.
+    /// Pages whose last receipt has gone since the tree was cleared.
     gone: Vec<CachedPages>,
     windows: Windows,
 }

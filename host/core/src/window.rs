@@ -64,9 +64,10 @@ impl WindowShape {
         self.first_live(prompt, page_tokens).min(end)..end
     }
 
-    /// The same with what the first position of its page saw, at most one token page more: without that the prompt's last
-    /// whole page has no whole window before it, and who loses its pages right after they came would compute all of the
-    /// prompt again. Where the window is whole pages it is more for one prompt in a page's tokens only.
+    /// The same with what the first position of its page saw, at most one token page more: without that the prompt's
+    /// last whole page has no whole window before it, and a request that loses its pages right after they came would
+    /// compute all of the prompt again. Where the window is whole pages it is more for one prompt in a page's tokens
+    /// only.
     #[must_use]
     pub fn kept_tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
         let end = prompt.div_ceil(page_tokens);
@@ -293,8 +294,8 @@ mod tests {
         }
     }
 
-    /// Which positions are exact, layer by layer, as [`WindowShape::recomputed_from`] reasons, found by looking at everything
-    /// that each position sees: those of `start..` whose input is exact and who see only exact KV.
+    /// Which positions are exact, layer by layer, as [`WindowShape::recomputed_from`] reasons, found by looking at
+    /// everything that each position sees: those of `start..` whose input is exact and that see only exact KV.
     fn exact_windows(slides: &[bool], window: usize, start: usize, positions: usize) -> Option<usize> {
         let mut exact: Vec<bool> = (0..positions).map(|position| position >= start).collect();
         let mut first_of_all = 0;

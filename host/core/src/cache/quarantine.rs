@@ -1,4 +1,4 @@
-//! Pages (and aux rows) of ended rooms that somebody may still touch.
+//! Pages (and aux rows) of ended rooms that something may still touch.
 //!
 //! An entry names everything that could: a peer that was told where to write, own transfers still reading the pages,
 //! the batch being computed, our own threads that copy what arrived. It is cleared when the last of them is out, by acknowledgement or by fence, and never by
@@ -13,7 +13,7 @@ use crate::pool::{PagePool, QuarantinedPages, Settled};
 use crate::radix::PrefixLock;
 use crate::transfer::Tag;
 
-/// Who may still touch a room's pages.
+/// What may still touch a room's pages.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touchers {
     /// A peer that may write them.
@@ -98,7 +98,7 @@ impl Quarantine {
         self.entries.values().filter(|entry| entry.lock.is_some()).count()
     }
 
-    /// Applies `change` to every entry and frees what nobody can touch any more.
+    /// Applies `change` to every entry and frees what nothing can touch any more.
     pub(crate) fn update(
         &mut self,
         pool: &mut PagePool,

@@ -133,7 +133,7 @@ impl Hierarchy {
         }
     }
 
-    /// A request is admitted: whoever came before it and still waits was overtaken.
+    /// A request is admitted: those before it that still wait were overtaken.
     pub(super) fn passes(&mut self, room: Room) {
         let place = self.fetches.get(&room).map_or(0, |fetch| fetch.place);
         self.passed = self.passed.max(place);

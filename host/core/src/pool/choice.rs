@@ -1,16 +1,16 @@
-//! Who chooses among the free pages, and what becomes of one who chooses others.
+//! The choice among the free pages, and what becomes of a source that chooses others.
 
 use std::collections::BTreeSet;
 
 use super::{Component, HeldPages, PagePool, PageSource, Place};
 use crate::ids::PageId;
 
-/// Who chooses among the free pages.
+/// What chooses among the free pages.
 #[derive(Debug)]
 pub(super) enum Chooser {
     /// The pool: what came back last goes first.
     Own(Vec<PageId>),
-    /// Somebody whose answers are looked at.
+    /// A source whose answers are looked at.
     Other(Box<dyn PageSource>),
 }
 
@@ -57,7 +57,7 @@ impl PagePool {
         HeldPages(pages)
     }
 
-    /// Tells whoever chooses of pages that have become free.
+    /// Tells the source of pages that have become free.
     pub(super) fn offer(&mut self, pages: &[PageId]) {
         for page in pages {
             self.used[self.components[page.0 as usize] as usize] -= 1;

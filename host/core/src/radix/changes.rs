@@ -34,7 +34,7 @@ pub enum CacheEvent {
     Cleared,
 }
 
-/// Collects events until somebody takes them.
+/// Collects events until the caller takes them.
 #[derive(Debug)]
 pub struct CacheChanges {
     listened: bool,
@@ -42,7 +42,7 @@ pub struct CacheChanges {
 }
 
 impl CacheChanges {
-    /// Collects nothing unless somebody listens.
+    /// Collects nothing without a listener.
     #[must_use]
     pub fn new(listened: bool) -> Self {
         Self { listened, events: Vec::new() }

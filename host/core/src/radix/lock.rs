@@ -187,8 +187,8 @@ impl RadixTree {
         })
     }
 
-    /// Cuts a node after `at` pages and returns the new upper half. The lower half stays the node that it was, so
-    /// whoever names it (receipts, children) need not be told; it pins the upper half if anything pins it.
+    /// Cuts a node after `at` pages and returns the new upper half. The lower half stays the node that it was, so what
+    /// names it (receipts, children) need not be told; it pins the upper half if anything pins it.
     fn split(&mut self, lower: NodeIndex, at: usize) -> NodeIndex {
         let cut = at * self.page_tokens;
         let node = &mut self.nodes[lower];
@@ -216,7 +216,7 @@ impl RadixTree {
         let hash = self.children.hash(owner, &self.nodes[lower].tokens[..self.page_tokens]);
         self.children.insert(hash, lower);
         if !pinned {
-            // In any place: whoever has a node split pins its upper half next.
+            // In any place: the caller pins the upper half next.
             self.order.push(&mut self.nodes, upper);
         }
         upper

@@ -237,7 +237,7 @@ fn a_room_is_closed_once_when_every_rank_has_closed_it_and_still_verifies() {
     let mut barrier = open(8, 2, 2);
     let closed = |rank| Report::Closed { rank, room: ROOM };
     barrier.verify(ROOM);
-    assert_eq!(take(&mut barrier, closed(0)), None, "nobody asked");
+    assert_eq!(take(&mut barrier, closed(0)), None, "no closing was asked for");
     barrier.close(ROOM);
     let mut events: VecDeque<_> = [1, 1, 0, 0, 1].map(|rank| take(&mut barrier, closed(rank))).into();
     assert_eq!(events.remove(2), Some(Some(Event::RoomClosed { room: ROOM })));

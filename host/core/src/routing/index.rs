@@ -34,7 +34,7 @@ pub enum Applied {
     Gap,
     /// The worker claims more than its pool can hold. All of it was forgotten, because some of it must be wrong.
     TooMany,
-    /// Nobody is at this slot.
+    /// No worker is at this slot.
     Unknown,
 }
 
@@ -90,13 +90,13 @@ impl PrefixIndex {
         used.map(|(slot, _)| WorkerSlot(u16::try_from(slot).unwrap_or(u16::MAX)))
     }
 
-    /// Blocks that somebody holds.
+    /// Blocks that any worker holds.
     #[must_use]
     pub fn len(&self) -> usize {
         self.holders.len()
     }
 
-    /// Whether nobody holds anything.
+    /// Whether no worker holds anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.holders.is_empty()
@@ -123,7 +123,7 @@ impl PrefixIndex {
     }
 
     /// The event after which a worker is to be followed from now on; 0 is the beginning of everything. A snapshot that
-    /// is not complete is forgotten. `None` when nobody is at the slot.
+    /// is not complete is forgotten. `None` when no worker is at the slot.
     pub fn resume(&mut self, slot: WorkerSlot) -> Option<u64> {
         match self.source(slot)?.standing {
             Standing::At { next } => Some(next - 1),

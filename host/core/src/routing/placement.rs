@@ -11,7 +11,7 @@ use crate::ids::Room;
 pub struct Weights {
     /// Tokens of waiting work that one missing token is worth. At 1 the choice is the worker that is expected to be
     /// ready first; above, it keeps prefixes together at the price of some waiting, because bringing a prefix to one
-    /// more worker costs everybody who comes after.
+    /// more worker costs every later request.
     pub missing: f64,
     /// What each request counts for while it is on the account.
     pub request: u64,
@@ -69,7 +69,7 @@ struct Given {
     coming: Vec<BlockKey>,
 }
 
-/// The account of what was given to whom and has not ended.
+/// The account of what each worker was given and has not ended.
 #[derive(Debug)]
 pub struct Placement {
     weights: Weights,
@@ -250,7 +250,7 @@ mod tests {
             let first = placement.place(Room(1), &prompt(&keys(0..10), 1000), &index, &slots).unwrap();
             let second = placement.place(Room(2), &prompt(&keys(0..10), 1000), &index, &slots).unwrap();
             assert_eq!((first.blocks, second), (0, Placed { worker: first.worker, blocks: 10 }));
-            // Somebody else goes elsewhere.
+            // Another prompt goes elsewhere.
             let third = placement.place(Room(3), &prompt(&keys(50..60), 1000), &index, &slots).unwrap();
             assert_ne!(third.worker, first.worker);
         }

@@ -130,8 +130,8 @@ impl Scheduler {
     /// One that lacks pages may be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits
     /// behind it, so that it gets the next pages that come free.
     ///
-    /// A request fits when there are pages for what is known of it, and headroom for it and for all that run. The
-    /// first one needs no headroom: nobody is there to take it.
+    /// A request fits when there are pages for what is known of it, and headroom for it and for all that run. The first
+    /// one needs no headroom: nothing runs that could take it.
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();

@@ -70,7 +70,7 @@ impl Scheduler {
         actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
     }
 
-    /// Who is computed next, each with the position up to which: of prompts at most so many tokens.
+    /// The rooms that are computed next, each up to a position: of prompts at most so many tokens.
     fn plan_batch(&self, most: usize) -> Vec<(Room, usize)> {
         let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.uncomputed() == 1);
         let order =
@@ -139,10 +139,10 @@ impl Scheduler {
         }
     }
 
-    /// The batch no longer touches anybody's pages. Returns its rooms that are still there, each with the position up
-    /// to which it was computed.
+    /// The batch no longer touches any page. Returns its rooms that are still there, each with the position up to which
+    /// it was computed.
     fn batch_left(&mut self, actions: &mut Vec<Action>) -> BTreeMap<Room, usize> {
-        assert!(self.computing, "a batch was answered that nobody asked for");
+        assert!(self.computing, "a batch was answered that was not asked for");
         self.computing = false;
         let cleared = self.cache.batch_ended();
         self.finish_clearing(cleared, actions);

@@ -76,7 +76,7 @@ impl Scheduler {
         }
     }
 
-    /// The one way out: frees what a job holds, or sets it aside for as long as somebody might touch it.
+    /// The one way out: frees what a job holds, or sets it aside for as long as something might touch it.
     ///
     /// `answer` are aborts to answer once nothing is in flight.
     pub(super) fn retire(

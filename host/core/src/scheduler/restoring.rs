@@ -13,7 +13,7 @@
 //!                           ▲                         │ restore failed                     ▲
 //!                           └──── the span it lacks ──┘                                    │
 //!                           │ prefill gone, or it will not                                 │
-//!                           └──────────────────────────────► Reclaiming ─(nobody writes)───┘
+//!                           └──────────────────────────────► Reclaiming ─(no more writes)──┘
 //! ```
 //!
 //! On a decode worker a restore runs beside the transfer of what lies behind it. What was promised and cannot be restored
@@ -87,7 +87,7 @@ impl Scheduler {
         let (stage, restore) = ((*job.stage).clone(), job.kv.restore().cloned());
         match (stage, restore) {
             (_, Some(Restore::Pending(_))) => {}
-            // Nobody computes behind a part of a window; what is there of the pages is little without it.
+            // Nothing is computed behind a part of a window; what is there of the pages is little without it.
             (Stage::Loading(_), Some(Restore::Missing(_))) if self.config.window.is_some() => {
                 self.begin_again(room);
             }
@@ -187,7 +187,7 @@ impl Scheduler {
         }
     }
 
-    /// Somebody writes the pages that a room takes back no more.
+    /// One writer of the pages that a room takes back has ended.
     pub(super) fn reclaimed(
         &mut self,
         room: Room,
@@ -204,7 +204,7 @@ impl Scheduler {
         }
     }
 
-    /// Decode computes what it lacks, because nobody else can.
+    /// Decode computes what it lacks, because no other worker can.
     pub(super) fn compute_instead(&mut self, room: Room, pages: usize) {
         self.cache.count(|stats| stats.computed_instead += 1);
         if self.config.window.is_some() {

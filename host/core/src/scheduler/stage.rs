@@ -18,7 +18,7 @@ pub(super) enum Stage {
     Verifying(Incoming),
     /// Decode: what was sent is verified; waits for what it restores itself.
     Restoring(Incoming),
-    /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as nobody else can
+    /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as no peer can
     /// write them.
     Reclaiming(Reclaiming),
     /// Decode: verified; waits until the pace lets it into the steps.

@@ -50,7 +50,7 @@ pub struct Stats {
     pub shared_transfers: u64,
     /// Pages that were neither sent nor computed for that.
     pub shared_pages: u64,
-    /// 1 when whoever chose the pages is out of service for what it did.
+    /// 1 when the allocator is disabled for a wrong answer.
     pub page_source_faults: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,

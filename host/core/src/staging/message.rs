@@ -52,7 +52,7 @@ pub enum Verdict {
 /// Why a ring refuses a piece for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The room is unknown, closed, somebody else's, or at an earlier attempt.
+    /// The room is unknown, closed, another peer's, or at an earlier attempt.
     #[error("the other worker has given up the room")]
     Gone,
     /// The span is not what both sides agreed on: pages, layers, heads, or the bytes of a block.

@@ -1,4 +1,4 @@
-//! Who holds a block.
+//! Which workers hold a block.
 
 use super::WorkerSlot;
 
