@@ -15,7 +15,7 @@ use crate::transfer::Tag;
 
 /// What may still touch a room's pages.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Touchers {
+pub(crate) struct Touches {
     /// A peer that may write them.
     pub writer: Option<Instance>,
     /// Our own transfers that read them.
@@ -30,8 +30,8 @@ pub(crate) struct Touchers {
     pub receiver: bool,
 }
 
-impl Touchers {
-    pub(crate) fn nobody(&self) -> bool {
+impl Touches {
+    pub(crate) fn is_empty(&self) -> bool {
         self.writer.is_none()
             && self.tags.is_empty()
             && !self.batch
@@ -47,7 +47,7 @@ pub(crate) struct Entry {
     pub pages: QuarantinedPages,
     /// Keeps the cached pages that the room used.
     pub lock: Option<PrefixLock>,
-    pub touchers: Touchers,
+    pub touches: Touches,
     pub leftovers: Leftovers,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Quarantine {
 
 impl Quarantine {
     pub(crate) fn insert(&mut self, room: Room, entry: Entry) {
-        assert!(!entry.touchers.nobody(), "nothing keeps {room:?} in quarantine");
+        assert!(!entry.touches.is_empty(), "nothing keeps {room:?} in quarantine");
         let earlier = self.entries.insert(room, entry);
         assert!(earlier.is_none(), "{room:?} ended twice");
     }
@@ -102,13 +102,13 @@ impl Quarantine {
     pub(crate) fn update(
         &mut self,
         pool: &mut PagePool,
-        mut change: impl FnMut(Room, &mut Touchers),
+        mut change: impl FnMut(Room, &mut Touches),
     ) -> Vec<(Room, Unlocked)> {
         let mut cleared = Vec::new();
         for (room, entry) in &mut self.entries {
-            change(*room, &mut entry.touchers);
+            change(*room, &mut entry.touches);
         }
-        for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touchers.nobody()) {
+        for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touches.is_empty()) {
             let Entry { pages, lock, leftovers, .. } = entry;
             pool.clear(pages, &Settled(()));
             cleared.push((room, Unlocked { lock, leftovers }));
