@@ -59,7 +59,7 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
-    /// What lies below the pool, if anything; needs a radix cache.
+    /// The offload tiers, if any; need a radix cache.
     pub hierarchy: Option<HierarchyConfig>,
     /// Tell what enters and leaves the radix cache ([`Action::Cache`](crate::scheduler::Action::Cache)). Without a listener it is
     /// work for nothing.

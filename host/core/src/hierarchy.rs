@@ -1,4 +1,4 @@
-//! L2 and L3: host memory and storage below the pool.
+//! The offload tiers: host memory (L2) and storage (L3).
 //!
 //! # Where a page is
 //!
@@ -8,9 +8,9 @@
 //! | L2 | a slot of the host pool | [`HostSlot`] | [`HostPool`], by the page's name |
 //! | L3 | an object in a storage tier | [`PageHash`] | the tier, when asked |
 //!
-//! A page's name is its place in the hash chain of its tokens, so below L1 nothing knows of trees: a page may be in any
-//! of the three or in several, and a prefix may lie in pieces. The radix tree stays a matter of L1. What a request gets is
-//! the longest run of pages behind what L1 holds that each can be had from somewhere.
+//! A page's name is its place in the hash chain of its tokens, so the offload tiers know nothing of trees: a page may
+//! be in any of the three or in several, and a prefix may lie in pieces. The radix tree stays a matter of L1. What a
+//! request gets is the longest run of pages behind what L1 holds that each can be had from somewhere.
 //!
 //! Window parts are pages of the pool under [names](PageHash::window_part) of their own (`windows.rs`).
 //!
@@ -49,11 +49,11 @@
 //!
 //! # Never failing for it
 //!
-//! A request that finds nothing below L1, or for which it fails, comes short, hangs or would take longer than doing
-//! without, goes on as if nothing were there: prefill and aggregated workers compute, decode asks prefill
-//! ([`crate::scheduler`]). How long is too long follows from what reads, copies, computing and transfers took so far
-//! ([`HierarchyConfig`] has what is assumed before), or from a [`CostModel`] that is given instead. A tier that lets deadlines pass rests, for longer each time, and is
-//! not asked meanwhile.
+//! A request that finds nothing in the offload tiers, or for which a restore fails, comes short, hangs or would take
+//! longer than doing without, goes on as if nothing were there: prefill and aggregated workers compute, decode asks
+//! prefill ([`crate::scheduler`]). How long is too long follows from what reads, copies, computing and transfers took
+//! so far ([`HierarchyConfig`] has what is assumed before), or from a [`CostModel`] that is given instead. A tier that
+//! lets deadlines pass rests, for longer each time, and is not asked meanwhile.
 
 mod audit;
 mod config;

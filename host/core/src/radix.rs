@@ -301,8 +301,8 @@ impl RadixTree {
             let node = &self.nodes[index];
             ordered += node.pages();
             assert_eq!(node.full().pins, 0, "node {index} is pinned and could be evicted");
-            let below = gone.get(&Owner::parent(index)).copied().unwrap_or_default();
-            assert_eq!(below, node.children, "node {index} would be evicted before a child of it");
+            let before = gone.get(&Owner::parent(index)).copied().unwrap_or_default();
+            assert_eq!(before, node.children, "node {index} would be evicted before a child of it");
             *gone.entry(node.owner).or_default() += 1;
         }
         assert_eq!(

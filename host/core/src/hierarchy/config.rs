@@ -1,4 +1,4 @@
-//! What a worker is told of the tiers below its pool.
+//! What a worker is told of its offload tiers.
 
 use std::time::Duration;
 

@@ -1,15 +1,16 @@
-//! What one request gets from below the pool, from its arrival until its pages are there.
+//! What one request gets from the offload tiers, from its arrival until its pages are there.
 //!
 //! ```text
 //!  begin ─► Asking ─(answers)─► Reading ─(slots filled)─► Idle ─restore─► Restoring ─► done, or failed
 //!              └── nothing to ask ─────────────────────────┘
 //! ```
 //!
-//! In the queue a request's pages are read into host memory; it holds pins on slots and nothing of the pool. It waits for
-//! that as long as doing without would take ([`worth`](super::worth)), counted from its arrival; what comes later is still
-//! used if something else kept the request in the queue. When it is admitted, [`restore`](Hierarchy::restore) says how many pages behind those in L1 will come from below: that is
-//! the promise. Every page of it has a pinned slot by then, filled or being filled. A restore has failed when one of them
-//! cannot be had in time and no copy into its pages is under way.
+//! In the queue a request's pages are read into host memory; it holds pins on slots and nothing of the pool. It waits
+//! for that as long as doing without would take ([`worth`](super::worth)), counted from its arrival; what comes later
+//! is still used if something else kept the request in the queue. When it is admitted, [`restore`](Hierarchy::restore)
+//! says how many pages behind those in L1 will be restored: that is the promise. Every page of it has a pinned slot by
+//! then, filled or being filled. A restore has failed when one of them cannot be had in time and no copy into its pages
+//! is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -31,7 +32,7 @@ pub(super) enum Phase {
     Restoring,
 }
 
-/// One page of the pool that comes from below. All but the last two hold a pin on their slot.
+/// One page of the pool that is restored. All but the last two hold a pin on their slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Filling(HostSlot),

@@ -1,4 +1,4 @@
-//! Restoring what lies below into the pages of a request that was admitted.
+//! Restoring what the offload tiers hold into the pages of a request that was admitted.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(crate) enum Progress {
 }
 
 impl Hierarchy {
-    /// A request is admitted, with its first `near` pages from L1: how many of the next ones will come from below.
+    /// A request is admitted, with its first `near` pages from L1: how many of the next ones will be restored.
     /// [`restore_into`](Self::restore_into) is to follow unless that is none.
     pub(crate) fn restore(&mut self, now: Time, room: Room, near: usize) -> usize {
         self.passes(room);

@@ -1,4 +1,4 @@
-//! What is counted below the pool.
+//! What is counted in the offload tiers.
 
 use super::questions::Asked;
 use super::{Hierarchy, HostCounts};

@@ -1,10 +1,11 @@
-//! Window parts below the pool, for workers that compute models of which some layers slide ([`crate::window`]).
+//! Window parts in the offload tiers, for workers that compute models of which some layers slide ([`crate::window`]).
 //!
-//! Such a worker goes on where it has all pages before and the window that is seen there, or where it computes that window
-//! again ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few places only. So a
-//! fetch looks for the place that leaves least to be computed, an *end*: window parts may come from L1 up to the first that is
-//! not there, and from below from then on. Only what belongs to that end is read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last
-//! resort the one that L1 has alone.
+//! Such a worker goes on where it has all pages before and the window that is seen there, or where it computes that
+//! window again ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few
+//! places only. So a fetch looks for the place that leaves least to be computed, an *end*: window parts may come from
+//! L1 up to the first that is not there, and from the offload tiers from then on. Only what belongs to that end is
+//! read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last resort the one
+//! that L1 has alone.
 //!
 //! The pieces of a fetch are numbered: page by page, then part by part the pages of all window parts, in order. Storage is asked
 //! for the first page of a part only, which is written with the others.
@@ -32,12 +33,12 @@ pub(super) struct Windows {
     gone: BTreeSet<usize>,
 }
 
-/// Where a request is to go on, and what of it comes from below.
+/// Where a request is to go on, and what of it is restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct End {
-    /// Pages before its end that L1 has not come from below.
+    /// Pages before its end that are not in L1 are restored.
     pub reach: Reach,
-    /// Token pages in front of it whose window parts come from below; those before them that are seen are in L1.
+    /// Token pages in front of it whose window parts are restored; those before them that are seen are in L1.
     pub windows: Range<usize>,
     /// Pages that are there and left alone, because computing them is quicker.
     pub skipped: usize,
@@ -109,7 +110,7 @@ impl Fetch {
         self.windows.as_ref().map_or(self.near, reach)
     }
 
-    /// The pieces that an end takes from below, `near` pages being in L1.
+    /// The pieces that an end takes from the offload tiers, `near` pages being in L1.
     fn pieces(&self, near: usize, end: &End) -> Vec<usize> {
         let (pages, parts) = (self.names.len(), self.windows.as_ref().map_or(0, Windows::parts));
         let windows = end.windows.start * parts..end.windows.end * parts;
@@ -124,25 +125,25 @@ impl Hierarchy {
         let Some(windows) = &fetch.windows else { return (end(Reach::default(), 0..0), Reach::default()) };
         let (shape, page, pages) = (windows.shape, self.page_tokens, fetch.names.len());
         let is_near = |page: usize| near.get(page) == Some(&true);
-        let below = |page: usize| {
+        let offloaded = |page: usize| {
             let first = pages + page * windows.parts();
             (first..first + windows.parts()).all(&has)
         };
         let alone = shape.reach(near.len(), page, is_near);
         let full =
             (near.len()..pages).take_while(|page| has(*page)).last().map_or(near.len(), |last| last + 1);
-        // From L1 in front, from below behind; of one that is computed again nothing.
+        // From L1 in front, from the offload tiers behind; of one that is computed again nothing.
         let divided = |reach: Reach| {
             let seen =
                 if reach.start < reach.end { reach.end..reach.end } else { shape.seen_at(reach.end, page) };
             let first = seen.clone().find(|page| !is_near(*page)).unwrap_or(seen.end);
             end(reach, first..seen.end)
         };
-        let either = divided(shape.reach(full, page, |page| is_near(page) || below(page)));
-        if either.reach.start > alone.start && either.windows.clone().all(below) {
+        let either = divided(shape.reach(full, page, |page| is_near(page) || offloaded(page)));
+        if either.reach.start > alone.start && either.windows.clone().all(offloaded) {
             return (either, alone);
         }
-        let only = shape.reach(full, page, below);
+        let only = shape.reach(full, page, offloaded);
         let found = if only.start > alone.start { divided(only) } else { end(alone, alone.end..alone.end) };
         (found, alone)
     }

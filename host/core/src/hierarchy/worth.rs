@@ -1,4 +1,4 @@
-//! Whether what lies below is worth having, and how long it is waited for.
+//! Whether what the offload tiers hold is worth having, and how long it is waited for.
 //!
 //! A request that waits for storage does not know how long it will take, only what it takes to do without: having the pages
 //! computed, or sent. Waiting for as long as that and then doing without takes at most twice as long as the better of both
@@ -17,7 +17,7 @@ use crate::radix::PageHash;
 /// is tried as well: so trust comes back request by request, as long as it is deserved.
 const TRIED_AGAIN: Duration = Duration::from_secs(30);
 
-/// Requests wait at least so long: below that threads and timers decide what comes first, not storage.
+/// Requests wait at least so long: within less threads and timers decide what comes first, not storage.
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// When something that is not worth it by all that is known is done nevertheless, to know better.

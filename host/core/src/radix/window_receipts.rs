@@ -1,4 +1,4 @@
-//! Receipts for prefixes and parts of their windows, for what goes to and comes from below the pool.
+//! Receipts for prefixes and parts of their windows, for what goes to and comes from the offload tiers.
 
 use std::ops::Range;
 

@@ -251,7 +251,7 @@ impl Scheduler {
         } else {
             job.begin_with(cached);
             self.stats.cached_tokens += cached as u64;
-            self.stats.below_tokens += ((covered - admitted.prefix) * page_tokens) as u64;
+            self.stats.offload_tokens += ((covered - admitted.prefix) * page_tokens) as u64;
         }
         let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
         match peer.filter(|_| self.config.role.receives_kv() && !resumes) {

@@ -93,7 +93,7 @@ pub enum Event {
         /// What lies in our memory.
         found: Box<Found>,
     },
-    /// Something happened below the pool.
+    /// Something happened in the offload tiers.
     Tier(TierEvent),
     /// What [`Action::CloseRoom`] asked for: no thread of ours copies anything into the room's pages any more.
     RoomClosed {
@@ -165,7 +165,7 @@ pub enum Action {
         /// The room's aux row.
         aux_slot: u32,
     },
-    /// Something to be done below the pool.
+    /// Something that the offload tiers are to do.
     Tier(TierAction),
     /// Give the client a token.
     Emit {

@@ -42,7 +42,7 @@ impl Scheduler {
         let origin = job.origin;
         let near = origin.promised.min(origin.near);
         self.stats.delivered_tokens += u64::from(near);
-        self.stats.delivered_below_tokens += u64::from(origin.promised - near);
+        self.stats.delivered_offload_tokens += u64::from(origin.promised - near);
         if self.config.role.receives_kv() {
             let window = u32::try_from(self.cache.tail_pages(&job.tokens())).unwrap_or(u32::MAX);
             self.stats.pages_saved += u64::from(origin.promised / self.config.page_tokens);

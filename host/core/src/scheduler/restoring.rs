@@ -1,4 +1,4 @@
-//! Requests that get pages from below the pool: waiting for storage, having pages copied, and going on without what
+//! Requests that get pages from the offload tiers: waiting for storage, having pages copied, and going on without what
 //! does not come.
 //!
 //! ```text
@@ -128,7 +128,7 @@ impl Scheduler {
         if job.was_preempted() {
             let restored = end.saturating_sub(before) as u64;
             self.stats.restored_tokens += restored;
-            self.stats.restored_below_tokens += restored;
+            self.stats.restored_offload_tokens += restored;
         } else {
             job.has_cached(end);
         }
