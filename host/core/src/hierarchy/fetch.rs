@@ -51,7 +51,7 @@ pub(crate) struct Wanted {
     /// Of the pages of the prompt that may come from a cache.
     pub names: Vec<PageHash>,
     /// How many of them are in L1.
-    pub near: usize,
+    pub in_l1: usize,
     /// Whether it is sent the others.
     pub is_sent: bool,
     /// For one that computes what a window slides over: which of the pages in L1 have their window parts there.
@@ -82,7 +82,7 @@ pub(super) struct Fetch {
     /// Whether what is not restored is sent by another worker, and not computed here.
     pub is_sent: bool,
     /// Pages that were in L1 when it arrived.
-    pub near: usize,
+    pub in_l1: usize,
     /// Pages of the prompt by their places, and behind all of them those of [window parts](super::windows).
     pub pieces: BTreeMap<usize, Piece>,
     /// While restoring: where each goes.
@@ -130,9 +130,9 @@ impl Fetch {
         if self.is_sent || self.phase == Phase::Asking {
             return &[];
         }
-        let held = self.pieces.range(self.near..).map(|(page, _)| *page);
-        let run = held.zip(self.near..self.names.len()).take_while(|(page, place)| page == place);
-        &self.names[self.near + run.count()..]
+        let held = self.pieces.range(self.in_l1..).map(|(page, _)| *page);
+        let run = held.zip(self.in_l1..self.names.len()).take_while(|(page, place)| page == place);
+        &self.names[self.in_l1 + run.count()..]
     }
 
     pub(super) fn fills(&self) -> bool {
@@ -143,12 +143,12 @@ impl Fetch {
 impl Hierarchy {
     /// A request is to go on behind as many of these pages as there are.
     pub(crate) fn begin(&mut self, now: Time, room: Room, wanted: Wanted) {
-        let Wanted { place, names, near, is_sent, windows } = wanted;
+        let Wanted { place, names, in_l1, is_sent, windows } = wanted;
         let fetch = Fetch {
             place,
             in_line: true,
             stored: vec![None; names.len()],
-            windows: windows.map(|(shape, near)| Windows::new(shape, near, &names)),
+            windows: windows.map(|(shape, in_l1)| Windows::new(shape, in_l1, &names)),
             names,
             unanswered: BTreeSet::new(),
             phase: Phase::Idle,
@@ -157,7 +157,7 @@ impl Hierarchy {
             patient: true,
             prolonged: false,
             is_sent,
-            near,
+            in_l1,
             pieces: BTreeMap::new(),
             table: BTreeMap::new(),
         };
@@ -196,7 +196,7 @@ impl Hierarchy {
             Some(Found::Ready(slot)) => Some((page, slot)),
             _ => None,
         };
-        let here: Vec<(usize, HostSlot)> = (fetch.near..fetch.names.len()).filter_map(ready).collect();
+        let here: Vec<(usize, HostSlot)> = (fetch.in_l1..fetch.names.len()).filter_map(ready).collect();
         for (page, slot) in here {
             if self.free_for_reads() == 0 {
                 return;
@@ -222,7 +222,7 @@ impl Hierarchy {
             return;
         }
         fetch.phase = Phase::Idle;
-        let (near, windows) = (fetch.near, fetch.windows.is_some());
+        let (in_l1, windows) = (fetch.in_l1, fetch.windows.is_some());
         self.set_deadline(room, None);
         if windows {
             return self.read_windows(now, room);
@@ -232,19 +232,19 @@ impl Hierarchy {
             fetch.stored(*page).is_some() || self.host.find(&fetch.names[*page]).is_some()
         };
         let end =
-            (near..self.fetches[&room].names.len()).take_while(found).last().map_or(near, |last| last + 1);
+            (in_l1..self.fetches[&room].names.len()).take_while(found).last().map_or(in_l1, |last| last + 1);
         self.shorten(room, end);
         let far: Vec<usize> =
-            (near..end).filter(|page| self.host.find(&self.fetches[&room].names[*page]).is_none()).collect();
+            (in_l1..end).filter(|page| self.host.find(&self.fetches[&room].names[*page]).is_none()).collect();
         if far.is_empty() || far.len() < self.config.fewest_pages as usize {
             return;
         }
-        if !self.worth_reading(room, &far, end - near, near..end) && !self.read_trial.is_due(now) {
+        if !self.worth_reading(room, &far, end - in_l1, in_l1..end) && !self.read_trial.is_due(now) {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }
-        self.fetch_pieces(room, near..end);
-        self.wait_for_reads(now, room, near..end);
+        self.fetch_pieces(room, in_l1..end);
+        self.wait_for_reads(now, room, in_l1..end);
     }
 
     /// What is read for a request gives it these pages more.

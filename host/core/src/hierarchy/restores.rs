@@ -18,13 +18,13 @@ pub(crate) enum Progress {
 }
 
 impl Hierarchy {
-    /// A request is admitted, with its first `near` pages from L1: how many of the next ones will be restored.
+    /// A request is admitted, with its first `in_l1` pages being in L1: how many of the next ones will be restored.
     /// [`restore_into`](Self::restore_into) is to follow unless that is none.
-    pub(crate) fn restore(&mut self, now: Time, room: Room, near: usize) -> usize {
+    pub(crate) fn restore(&mut self, now: Time, room: Room, in_l1: usize) -> usize {
         self.passes(room);
         let Some(fetch) = self.fetches.get(&room) else { return 0 };
         let in_flight = fetch.is_sent && self.config.prefetch != PrefetchPolicy::BestEffort;
-        let mut end = near;
+        let mut end = in_l1;
         while end < fetch.names.len() {
             match self.host.find(&fetch.names[end]) {
                 Some(Found::Ready(_)) => {}
@@ -33,18 +33,18 @@ impl Hierarchy {
             }
             end += 1;
         }
-        let slow = end > near && self.load_seconds(end - near) > self.seconds_without(fetch, near..end);
+        let slow = end > in_l1 && self.load_seconds(end - in_l1) > self.seconds_without(fetch, in_l1..end);
         if slow && !self.load_trial.is_due(now) {
-            self.stats.skipped_by_cost += (end - near) as u64;
-            end = near;
+            self.stats.skipped_by_cost += (end - in_l1) as u64;
+            end = in_l1;
         }
-        if !self.restore_pieces(room, &(near..end).collect::<Vec<usize>>()) {
+        if !self.restore_pieces(room, &(in_l1..end).collect::<Vec<usize>>()) {
             return 0;
         }
-        let wait = self.longest_wait(room, near..end);
+        let wait = self.longest_wait(room, in_l1..end);
         let until = self.fetches[&room].fills().then(|| now.after(wait));
         self.set_deadline(room, until);
-        end - near
+        end - in_l1
     }
 
     /// Restores these pieces, which are all in host memory or on their way, and nothing else; forgets the request when
