@@ -57,10 +57,11 @@
 
 mod audit;
 mod config;
-mod cost;
+mod cost_model;
 mod exchange;
 mod fetch;
 mod host_pool;
+mod linear_fit;
 mod loads;
 mod patience;
 mod questions;
@@ -69,7 +70,6 @@ mod restores;
 mod saves;
 mod stats;
 mod windows;
-mod worth;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -82,12 +82,12 @@ pub use stats::{HierarchyStats, TierStats};
 use crate::ids::{PageId, Room, Time};
 use crate::pool::QuarantinedPages;
 use crate::radix::{PageHash, PrefixLock};
-use cost::Line;
+use cost_model::Trial;
 use fetch::Fetch;
 pub(crate) use fetch::Wanted;
+use linear_fit::LinearFit;
 pub(crate) use restores::Progress;
 pub(crate) use windows::End;
-use worth::Trial;
 
 /// What keeps the pages of a save from being used for something else.
 #[derive(Debug)]
@@ -125,9 +125,9 @@ enum Work {
 struct Tier {
     config: TierConfig,
     /// Seconds of a read, by the bytes that had to be carried until it ended.
-    reading: Line,
+    reading: LinearFit,
     /// Seconds of an answer, for each.
-    answering: Line,
+    answering: LinearFit,
     /// What is to be asked with the next tick.
     questions: Vec<(Room, usize)>,
     /// Questions under way.
@@ -175,17 +175,17 @@ pub(crate) struct Hierarchy {
     released: Vec<Keep>,
     loading_bytes: u64,
     saving_bytes: u64,
-    copying: Line,
+    copying: LinearFit,
     read_trial: Trial,
     load_trial: Trial,
     /// Seconds of computing, by tokens.
-    computing: Line,
+    computing: LinearFit,
     /// Tokens of prompts that are left of the requests that were admitted.
     backlog: usize,
     /// The last one in order of arrival that was admitted.
     passed: u64,
     /// Seconds of a transfer from asking to arrival, by pages.
-    transferring: Line,
+    transferring: LinearFit,
     stats: HierarchyStats,
 }
 
@@ -200,17 +200,18 @@ impl Hierarchy {
         let sizes = [page, page * f64::from(config.batch_pages)];
         let given = |time: fn(&CostModel) -> Duration, units: f64| {
             let seconds = config.costs.as_ref().map(|costs| time(costs).as_secs_f64());
-            seconds.map_or_else(Line::default, |seconds| Line::given(Duration::ZERO, seconds / units))
+            seconds
+                .map_or_else(LinearFit::default, |seconds| LinearFit::given(Duration::ZERO, seconds / units))
         };
         let tiers = config.tiers.iter().map(|tier| Tier {
             config: tier.clone(),
             reading: match config.costs {
-                Some(costs) => Line::given(costs.read, costs.read_page.as_secs_f64() / page),
-                None => Line::assumed(tier.latency, 1.0 / tier.bytes_per_second, sizes),
+                Some(costs) => LinearFit::given(costs.read, costs.read_page.as_secs_f64() / page),
+                None => LinearFit::assumed(tier.latency, 1.0 / tier.bytes_per_second, sizes),
             },
             answering: match config.costs {
-                Some(costs) => Line::given(costs.read, 0.0),
-                None => Line::assumed(tier.latency, 0.0, [1.0, 1.0]),
+                Some(costs) => LinearFit::given(costs.read, 0.0),
+                None => LinearFit::assumed(tier.latency, 0.0, [1.0, 1.0]),
             },
             questions: Vec::new(),
             asked: BTreeMap::new(),
@@ -302,7 +303,7 @@ impl Hierarchy {
                 if self.copying.expected_more(op.carried as f64, seconds) {
                     self.load_trial.is_due_from(now);
                 }
-                self.copying.learn_in_doubt(op.carried as f64, seconds);
+                self.copying.learn_clamped(op.carried as f64, seconds);
                 self.changed.insert(room);
                 return Some(tag);
             }

@@ -6,18 +6,18 @@
 //! ```
 //!
 //! In the queue a request's pages are read into host memory; it holds pins on slots and nothing of the pool. It waits
-//! for that as long as doing without would take ([`worth`](super::worth)), counted from its arrival; what comes later
-//! is still used if something else kept the request in the queue. When it is admitted, [`restore`](Hierarchy::restore)
-//! says how many pages behind those in L1 will be restored: that is the promise. Every page of it has a pinned slot by
-//! then, filled or being filled. A restore has failed when one of them cannot be had in time and no copy into its pages
-//! is under way.
+//! for that as long as doing without would take ([`cost_model`](super::cost_model)), counted from its arrival; what
+//! comes later is still used if something else kept the request in the queue. When it is admitted,
+//! [`restore`](Hierarchy::restore) says how many pages behind those in L1 will be restored: that is the promise. Every
+//! page of it has a pinned slot by then, filled or being filled. A restore has failed when one of them cannot be had in
+//! time and no copy into its pages is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
+use super::cost_model::SHORTEST_WAIT;
 use super::windows::Windows;
-use super::worth::SHORTEST_WAIT;
 use super::{Found, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
@@ -239,7 +239,7 @@ impl Hierarchy {
         if far.is_empty() || far.len() < self.config.fewest_pages as usize {
             return;
         }
-        if !self.worth_reading(room, &far, end - in_l1, in_l1..end) && !self.read_trial.is_due(now) {
+        if !self.reading_pays(room, &far, end - in_l1, in_l1..end) && !self.read_trial.is_due(now) {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }

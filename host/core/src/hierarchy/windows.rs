@@ -148,7 +148,7 @@ impl Hierarchy {
         (found, alone)
     }
 
-    /// All tiers have answered: reads what the deepest end that there is takes from storage, if that is worth it.
+    /// All tiers have answered: reads what the deepest end that there is takes from storage, if that pays.
     pub(super) fn read_windows(&mut self, now: Time, room: Room) {
         let Some((end, alone)) = self.aim(room) else { return };
         let fetch = &self.fetches[&room];
@@ -159,7 +159,7 @@ impl Hierarchy {
         if gained.is_empty() || gained.len() < self.config.fewest_pages as usize || far.is_empty() {
             return;
         }
-        if !self.worth_reading(room, &far, pieces.len(), gained.clone()) && !self.read_trial.is_due(now) {
+        if !self.reading_pays(room, &far, pieces.len(), gained.clone()) && !self.read_trial.is_due(now) {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }

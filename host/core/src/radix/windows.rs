@@ -145,14 +145,14 @@ impl Windows {
         }
     }
 
-    /// The part is worth saving, under its page's name, when it is evicted.
+    /// The part is to be saved, under its page's name, when it is evicted.
     pub(super) fn name(&mut self, page: PageId, name: PageHash) {
         if let Some(part) = self.parts.get_mut(&page) {
             part.name = Some(name);
         }
     }
 
-    /// The part is worth keeping.
+    /// The part is to be kept.
     pub(super) fn mark(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else { return };
         let moves = self.order.remove(&part.place(page));

@@ -227,7 +227,7 @@ fn parts_that_cannot_be_are_told_as_a_part_that_no_transfer_has() {
         barrier.open(&opening(1), vec![lane(1, 0, 0..1), lane(2, 1, 1..2)]);
         assert_eq!(take(&mut barrier, landed((1, 0), 0, (0, 2))), None);
         let event = take(&mut barrier, impossible.clone());
-        let Some(Event::Arrived(notice)) = event else { panic!("{impossible:?} was believed: {event:?}") };
+        let Some(Event::Arrived(notice)) = event else { panic!("{impossible:?} was accepted: {event:?}") };
         assert_eq!(notice.sequence, u32::MAX);
     }
 }

@@ -64,7 +64,7 @@ pub struct PrefixIndex {
 
 impl PrefixIndex {
     /// Takes a worker in, with an empty cache; its first event has number 1. `limit` are the pages of its pool: more
-    /// blocks are not believed.
+    /// blocks are not accepted.
     pub fn add_worker(&mut self, limit: u64) -> WorkerSlot {
         let fresh = Some(Source { standing: Standing::At { next: 1 }, blocks: 0, limit });
         let free = self.workers.iter().position(Option::is_none);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_claims_more_than_its_pool_is_not_believed() {
+    fn a_worker_that_claims_more_than_its_pool_is_not_accepted() {
         let mut index = PrefixIndex::default();
         let (a, b) = (index.add_worker(3), index.add_worker(3));
         assert_eq!(index.apply(b, 1, &KvEvent::Stored(keys(0..3))), Applied::Yes);

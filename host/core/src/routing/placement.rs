@@ -9,7 +9,7 @@ use crate::ids::Room;
 /// How the choice weighs its two sides, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// Tokens of waiting work that one missing token is worth. At 1 the choice is the worker that is expected to be
+    /// Tokens of waiting work that one missing token counts for. At 1 the choice is the worker that is expected to be
     /// ready first; above, it keeps prefixes together at the price of some waiting, because bringing a prefix to one
     /// more worker costs every later request.
     pub missing: f64,
@@ -25,7 +25,7 @@ impl Weights {
     pub const PROMPTS: Self = Self { missing: 4.0, request: 0, in_turn: true };
 
     /// For workers that receive KV and generate, all requests together. What a request costs the others is a share of
-    /// every step for as long as it runs, which is worth receiving some hundred tokens; this one is not measured.
+    /// every step for as long as it runs, about as much as receiving some hundred tokens; this one is not measured.
     pub const ANSWERS: Self = Self { missing: 1.0, request: 256, in_turn: false };
 }
 

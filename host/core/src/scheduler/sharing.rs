@@ -19,7 +19,7 @@ use crate::request::Request;
 
 /// A leader must bring one in so many of the pages that a follower lacks. Waiting for less would trade the time of a
 /// whole prompt for little: all chats of a server begin with the same few words.
-const WORTH_WAITING: usize = 4;
+const BRINGS_ONE_IN: usize = 4;
 /// Of a leader's pages so many are found by any, and behind them one in [`SPARSE`]: enough for a follower that lacks
 /// that many, and a prompt of a million tokens does not hold up the scheduler.
 const DENSE: usize = 512;
@@ -151,7 +151,7 @@ impl Scheduler {
         let whole = self.cache.usable_pages(&job.tokens());
         let (cached, lacking) = (prefix.cached(), whole.saturating_sub(prefix.cached()));
         // A leader that brings this page brings those before it.
-        let last = (lacking > 0).then(|| cached + lacking.div_ceil(WORTH_WAITING) - 1);
+        let last = (lacking > 0).then(|| cached + lacking.div_ceil(BRINGS_ONE_IN) - 1);
         let sparse = last.and_then(|last| {
             Some(last.next_multiple_of(SPARSE)).filter(|place| *place > last && *place < whole)
         });

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_becomes_slower_is_believed_within_a_hundred_steps() {
+    fn a_machine_that_becomes_slower_is_learned_within_a_hundred_steps() {
         let mut model = StepModel::default();
         let mut random = Random(3);
         let mut at = || load(1 + random.below(32), 0, 500);
