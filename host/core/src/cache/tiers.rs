@@ -18,10 +18,10 @@ impl Cache {
         self.tiers.as_ref().is_some_and(|tiers| tiers.waits(room))
     }
 
-    /// A waiting request waits for something that storage cannot give, and may be overtaken.
+    /// A waiting request waits for something that storage cannot give, and may be skipped.
     pub(crate) fn yields(&mut self, room: Room) {
         if let Some(tiers) = &mut self.tiers {
-            tiers.step_aside(room);
+            tiers.yields(room);
         }
     }
 

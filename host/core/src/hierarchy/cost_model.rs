@@ -127,14 +127,14 @@ impl Hierarchy {
         self.backlog = tokens + pages * self.page_tokens;
     }
 
-    /// A request in the queue waits for something else, and may be overtaken.
-    pub(crate) fn step_aside(&mut self, room: Room) {
+    /// A request in the queue waits for something else, and may be skipped.
+    pub(crate) fn yields(&mut self, room: Room) {
         if let Some(fetch) = self.fetches.get_mut(&room) {
             fetch.in_line = false;
         }
     }
 
-    /// A request is admitted: those before it that still wait were overtaken.
+    /// A request is admitted: those before it that still wait were skipped.
     pub(super) fn passes(&mut self, room: Room) {
         let place = self.fetches.get(&room).map_or(0, |fetch| fetch.place);
         self.passed = self.passed.max(place);

@@ -34,7 +34,7 @@ pub(super) struct Job {
 #[derive(Debug)]
 pub(super) struct Waiting {
     /// Later requests that were admitted while this one lacked pages.
-    pub overtaken: u32,
+    pub skipped: u32,
     /// Which request it waits for, or has waited for.
     pub follows: Option<Follows>,
     /// Whether the offload tiers were asked since it was last preempted; a new request asks when it comes.
@@ -74,7 +74,7 @@ impl Job {
             place,
             stage: CurrentStage::queued(),
             aux: None,
-            waiting: Waiting { overtaken: 0, follows: None, fetched: true },
+            waiting: Waiting { skipped: 0, follows: None, fetched: true },
             answer: Answer::default(),
             in_batch: None,
             outgoing: None,

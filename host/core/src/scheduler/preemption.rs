@@ -96,7 +96,7 @@ impl Scheduler {
         self.ready.retain(|other| *other != room);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.stage.enter(Stage::Preempted);
-        job.waiting.overtaken = 0;
+        job.waiting.skipped = 0;
         job.waiting.follows = None;
         // Drawn again, when its last prompt token is computed again.
         job.answer.first = None;

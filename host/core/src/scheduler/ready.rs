@@ -26,9 +26,9 @@ impl Scheduler {
         self.running.len() + others < self.pace.limit().unwrap_or(batch)
     }
 
-    /// Lets those in that have arrived, oldest first. They join when no step is being computed: their first token is out
-    /// when their first step begins.
-    pub(super) fn let_in(&mut self, now: Time, actions: &mut Vec<Action>) {
+    /// Activates requests that have arrived, oldest first. They join when no step is being computed: their first token
+    /// is out when their first step begins.
+    pub(super) fn activate(&mut self, now: Time, actions: &mut Vec<Action>) {
         while !(self.pace.is_set() && self.computing) && self.may_join(0) {
             let Some(room) = self.ready.pop_front() else { return };
             self.join(now, room, actions);

@@ -231,7 +231,7 @@ impl Scheduler {
         self.commit(now, room, incoming, actions);
         self.keep(room);
         if !self.pace.is_set() {
-            self.let_in(now, actions);
+            self.activate(now, actions);
         }
     }
 
