@@ -68,7 +68,7 @@ pub struct Config {
     /// [`crate::radix::TreeConfig::identity`]. A router that knows this worker's pages by their prompts must know it.
     pub identity: PageHash,
     /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
-    /// retractions rare, fewer lets more requests run at once.
+    /// preemptions rare, fewer lets more requests run at once.
     pub reserved_decode_tokens: u32,
     /// Mean time between two tokens of an answer that batches are to stay under; `None` lets as many run as fit.
     pub target_itl: Option<Duration>,

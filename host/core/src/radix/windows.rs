@@ -285,9 +285,9 @@ impl RadixTree {
         self.windows.first().map(|(_, _, page)| page)
     }
 
-    /// The window part to give up before a leaf, if any: one that is not useful, or was not used since the leaf's end was. A leaf without a
-    /// window at its end goes first: on a worker that computes it is of no use, and one that is sent its windows keeps
-    /// only those that a retracted request left to go on with.
+    /// The window part to give up before a leaf, if any: one that is not useful, or was not used since the leaf's end
+    /// was. A leaf without a window at its end goes first: on a worker that computes it is of no use, and one that is
+    /// sent its windows keeps only those that a preempted request left to go on with.
     pub(super) fn window_to_evict(&self, leaf: Option<NodeIndex>) -> Option<PageId> {
         let (useful, stamp, page) = self.windows.first()?;
         let last = leaf.and_then(|leaf| self.nodes[leaf].full().pages.ids().last());

@@ -125,7 +125,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Admits in order of arrival, retracted requests first. A request whose other leg is not there yet is passed over,
+    /// Admits in order of arrival, preempted requests first. A request whose other leg is not there yet is passed over,
     /// and so is one that waits for the pages of another ([`sharing`](super::sharing)). One that lacks pages may be
     /// skipped for later ones that fit, but only [`MOST_SKIPS`] times: then the queue waits behind it, so that it gets
     /// the next pages that come free.

@@ -5,8 +5,9 @@
 //! how many tokens of longer pieces (prompts, recomputation) go into a step that also decodes.
 //!
 //! The target holds for the mean. A step longer than the target is followed by fewer admissions and never by leaving
-//! sequences out of steps: with `n` of them and a step of `a + b·n`, taking turns `m` at a time makes each wait `(a +
-//! b·m)·n/m`, which is longer for every `m < n`. For the same reason no request is retracted for the target's sake.
+//! sequences out of steps: with `n` of them and a step of `a + b·n`, taking turns `m` at a time makes each wait
+//! `(a + b·m)·n/m`, which is longer for every `m < n`. For the same reason no request is preempted for the target's
+//! sake.
 //!
 //! One sequence may always decode, however long its steps take.
 

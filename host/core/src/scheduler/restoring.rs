@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored; of a model with
-//!                                               a window Retracted, if all was not
+//!                                               a window Preempted, if all was not
 //!
-//! both that decode   Retracted ─► Loading ─► Running, likewise ([`retraction`](super::retraction))
+//! both that decode   Preempted ─► Loading ─► Running, likewise ([`preemption`](super::preemption))
 //!
 //! decode       Queued ─► Transfer ─► Verifying ─► Restoring ─► Ready
 //!                           ▲ │ restore failed,       │ │ prefill gone: compute it here

@@ -64,11 +64,11 @@ pub struct Stats {
     pub decode_tokens: u64,
     /// Times that a request gave its pages up for others and went back to the queue.
     pub retractions: u64,
-    /// Tokens whose KV a retracted request found cached when it went on, in the pool or in the offload tiers.
+    /// Tokens whose KV a preempted request found cached when it went on, in the pool or in the offload tiers.
     pub restored_tokens: u64,
     /// Those of them that came from the offload tiers.
     pub restored_offload_tokens: u64,
-    /// Tokens whose KV was computed again after a retraction.
+    /// Tokens whose KV was computed again after a preemption.
     pub recomputed_tokens: u64,
     /// Tokens computed again for the window at the end of a cached prefix alone: their other layers' KV was cached.
     pub window_recomputed_tokens: u64,
