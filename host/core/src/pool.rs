@@ -392,8 +392,8 @@ mod tests {
     fn a_page_cannot_be_released_twice() {
         let mut pool = PagePool::new(2);
         let held = pool.allocate(1).unwrap();
-        let again = HeldPages(held.0.clone());
+        let copy = HeldPages(held.0.clone());
         pool.release(held);
-        pool.release(again);
+        pool.release(copy);
     }
 }

@@ -97,17 +97,17 @@ impl WindowShape {
     /// positions to compute, behind all of them with a window that is [recomputed](Self::recomputed_from).
     #[must_use]
     pub fn reach(&self, full: usize, page_tokens: usize, has: impl Fn(usize) -> bool) -> Reach {
-        let again = if self.layers > 0 { self.recomputed_from(full, page_tokens) } else { 0 };
+        let recomputed = if self.layers > 0 { self.recomputed_from(full, page_tokens) } else { 0 };
         let first_live = |end: usize| self.first_live(end * page_tokens, page_tokens);
         let (mut end, mut at, mut first) = (full, full, first_live(full));
         // All parts of `at..end` are there.
-        while at > first && end >= again {
+        while at > first && end >= recomputed {
             at -= 1;
             if !has(at) {
                 (end, first) = (at, first_live(at));
             }
         }
-        if end < again { Reach { start: again, end: full } } else { Reach { start: end, end } }
+        if end < recomputed { Reach { start: recomputed, end: full } } else { Reach { start: end, end } }
     }
 
     /// Most token pages whose window parts are kept while `tokens` positions (at least one) are computed at once, wherever

@@ -164,11 +164,11 @@ impl Scheduler {
         job.kv.has_computed(end);
         // First what is computed for the window alone, then what was computed before a preemption.
         let known_from = before.max(end.min(job.kv.recompute().end));
-        let again = end.min(job.computed_before).saturating_sub(known_from);
-        let new = end - known_from - again;
+        let recomputed = end.min(job.computed_before).saturating_sub(known_from);
+        let new = end - known_from - recomputed;
         self.stats.window_recomputed_tokens += (known_from - before) as u64;
-        self.stats.recomputed_tokens += again as u64;
-        if known_from + again >= prompt {
+        self.stats.recomputed_tokens += recomputed as u64;
+        if known_from + recomputed >= prompt {
             self.stats.decode_tokens += new as u64;
         } else {
             self.stats.prefill_tokens += new as u64;
