@@ -24,7 +24,7 @@ impl Batch {
     }
 }
 
-/// One sequence's share of a batch.
+/// One sequence of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
     /// The request.

@@ -323,7 +323,7 @@ impl Hierarchy {
         self.expire_fetches(now);
     }
 
-    /// Begins what there is room for.
+    /// Begins what fits.
     pub(crate) fn start(&mut self, now: Time, actions: &mut Vec<TierAction>) {
         self.ask(now, actions);
         self.start_reads(now, actions);

@@ -7,7 +7,7 @@ use crate::radix::{NamespaceKey, PageHash};
 /// A prefill worker, as the decode leg of a request names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerRef {
-    /// The process meant.
+    /// The process.
     pub instance: Instance,
     /// Its control address.
     pub address: String,

@@ -9,7 +9,7 @@
 //! ```text
 //!   Sender                                            Ring
 //!   add(lane) ── Ask(key, span) ──────────────────►  checked against what was opened
-//!             ◄── Wait ───────────────────────────   no room yet; remembered
+//!             ◄── Wait ───────────────────────────   no gap yet; remembered
 //!             ◄── Grant(offset, generation) ──────   a slot, as soon as there is one
 //!   Gather into an own slot, Write ══ data, notice ═►  arrived: Scatter into pages, slot free
 //!   settled: own slot free
@@ -48,8 +48,8 @@
 //!
 //! A slot of the ring is granted only to a sender that has the data ready. Its sender needs an own slot, own slots wait
 //! only for the wire, and the wire ends: written, failed or fenced. Scattering waits for nothing. A room's share
-//! shrinks with what is left ([`Ring`]), so that one whose sender has stopped leaves room for others; a piece for which
-//! no gap was large enough while others were served gets a window kept free for it.
+//! shrinks with what is left ([`Ring`]), so that one whose sender has stopped leaves bytes for others; a piece for
+//! which no gap was large enough while others were served gets a window kept free for it.
 //!
 //! Asks and answers may be lost, repeated and reordered: an ask is repeated, the answer to it is looked up by its key.
 //! Data and the notice behind it come once and in order, or the connection is lost.

@@ -31,8 +31,8 @@ pub struct WindowShape {
 
 /// Where a worker that computes goes on with a sequence of which something is there, in token pages.
 ///
-/// Either `start == end`, and the window that is seen there is there as well; or `start < end`, and no window part is: full
-/// parts are there up to `end`, and the positions of `start..end` are computed again for the window at `end` alone.
+/// Either `start == end`, and the window that is seen there is there as well; or `start < end`, and no window part is:
+/// full parts are there up to `end`, and the positions of `start..end` are recomputed for the window at `end` alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     /// The first token page that is computed.
@@ -74,7 +74,7 @@ impl WindowShape {
         self.first_kept(prompt, page_tokens).min(end)..end
     }
 
-    /// The token page from which on a sequence is computed again for the window parts of `first_live(end) .. end`, when
+    /// The token page from which on a sequence is recomputed for the window parts of `first_live(end) .. end`, when
     /// only the full parts of the token pages before `end` are there.
     ///
     /// What a layer makes of a position is exact, the same bits as ever, if what it is given for the position is and the KV
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn a_match_ends_in_the_deepest_whole_window_or_one_to_recompute_if_that_is_less() {
         let mut random = 1_u64;
-        let (mut whole, mut again) = (0, 0);
+        let (mut whole, mut recomputed) = (0, 0);
         for (tokens, layers, page) in
             [(1, 1, 4), (5, 1, 4), (8, 2, 4), (8, 7, 4), (3, 3, 16), (40, 2, 16), (8, 0, 4)]
         {
@@ -368,11 +368,11 @@ mod tests {
                         expected,
                         "{shape:?} {page} {parts:?}"
                     );
-                    *(if from > deepest { &mut again } else { &mut whole }) += 1;
+                    *(if from > deepest { &mut recomputed } else { &mut whole }) += 1;
                 }
             }
         }
-        assert!(whole > 100 && again > 100, "{whole} {again}");
+        assert!(whole > 100 && recomputed > 100, "{whole} {recomputed}");
     }
 
     #[test]

@@ -20,8 +20,8 @@ impl Prefix {
         self.lock.pages()
     }
 
-    /// Token pages in the radix tree of which nothing has to be computed: [`cached`](Self::cached), or fewer where the window at
-    /// their end is computed again.
+    /// Token pages in the radix tree of which nothing has to be computed: [`cached`](Self::cached), or fewer where the
+    /// window at their end is recomputed.
     pub(crate) fn complete(&self) -> usize {
         self.lock.from()
     }
@@ -31,7 +31,7 @@ impl Prefix {
         self.end.as_ref().map_or(self.lock.pages(), |end| end.reach.end)
     }
 
-    /// The token page at which computing begins: the same, or one before it for a window that is computed again.
+    /// The token page at which computing begins: the same, or one before it for a window that is recomputed.
     pub(super) fn from(&self) -> usize {
         self.end.as_ref().map_or(self.lock.from(), |end| end.reach.start)
     }

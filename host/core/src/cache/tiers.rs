@@ -76,7 +76,7 @@ impl Cache {
         self.with_tiers(|tiers, actions| tiers.expire(now, actions))
     }
 
-    /// Begins what the tiers have room for.
+    /// Begins what the tiers can take.
     pub(crate) fn start_tiers(&mut self, now: Time) -> Vec<TierAction> {
         self.with_tiers(|tiers, actions| tiers.start(now, actions))
     }

@@ -34,7 +34,7 @@ pub(super) enum Phase {
 
 /// One page of the pool that is restored. All but the last two hold a pin on their slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum FetchState {
     Filling(HostSlot),
     Ready(HostSlot),
     Loading(TierTag),
@@ -84,7 +84,7 @@ pub(super) struct Fetch {
     /// Pages that were in L1 when it arrived.
     pub in_l1: usize,
     /// Pages of the prompt by their places, and behind all of them those of [window parts](super::windows).
-    pub pieces: BTreeMap<usize, Piece>,
+    pub pieces: BTreeMap<usize, FetchState>,
     /// While restoring: where each goes.
     pub table: BTreeMap<usize, PageId>,
 }
@@ -114,14 +114,14 @@ impl Fetch {
 
     pub(super) fn slots(&self) -> impl Iterator<Item = HostSlot> {
         self.pieces.values().filter_map(|piece| match piece {
-            Piece::Filling(slot) | Piece::Ready(slot) => Some(*slot),
+            FetchState::Filling(slot) | FetchState::Ready(slot) => Some(*slot),
             _ => None,
         })
     }
 
     /// Pages of a restore that are not loaded.
     pub(super) fn unloaded(&self) -> usize {
-        let pieces = self.pieces.values().filter(|piece| **piece != Piece::Loaded);
+        let pieces = self.pieces.values().filter(|piece| **piece != FetchState::Loaded);
         if self.phase == Phase::Restoring { pieces.count() } else { 0 }
     }
 
@@ -136,7 +136,7 @@ impl Fetch {
     }
 
     pub(super) fn fills(&self) -> bool {
-        self.pieces.values().any(|piece| matches!(piece, Piece::Filling(_)))
+        self.pieces.values().any(|piece| matches!(piece, FetchState::Filling(_)))
     }
 }
 
@@ -201,7 +201,7 @@ impl Hierarchy {
             if self.free_for_reads() == 0 {
                 return;
             }
-            self.add_piece(room, page, Piece::Ready(slot));
+            self.add_piece(room, page, FetchState::Ready(slot));
         }
     }
 
@@ -274,23 +274,23 @@ impl Hierarchy {
             }
             let (name, tier) = (fetch.name(page), fetch.stored(page));
             let piece = match self.host.find(&name) {
-                Some(Found::Ready(slot)) => Piece::Ready(slot),
-                Some(Found::Filling(slot)) => Piece::Filling(slot),
+                Some(Found::Ready(slot)) => FetchState::Ready(slot),
+                Some(Found::Filling(slot)) => FetchState::Filling(slot),
                 None => {
                     let Some(tier) = tier.filter(|_| self.free_for_reads() > 0) else { return };
                     let Some(slot) = self.host.begin(name) else { return };
                     self.tiers[tier].to_read.push_back((name, slot));
-                    Piece::Filling(slot)
+                    FetchState::Filling(slot)
                 }
             };
             self.add_piece(room, page, piece);
         }
     }
 
-    pub(super) fn add_piece(&mut self, room: Room, page: usize, piece: Piece) {
-        let (Piece::Filling(slot) | Piece::Ready(slot)) = piece else { return };
+    pub(super) fn add_piece(&mut self, room: Room, page: usize, piece: FetchState) {
+        let (FetchState::Filling(slot) | FetchState::Ready(slot)) = piece else { return };
         self.host.pin(slot);
-        if matches!(piece, Piece::Filling(_)) {
+        if matches!(piece, FetchState::Filling(_)) {
             self.waiters.entry(slot).or_default().push((room, page));
         }
         if let Some(fetch) = self.fetches.get_mut(&room) {
@@ -303,8 +303,8 @@ impl Hierarchy {
         self.release_piece(piece);
     }
 
-    fn release_piece(&mut self, piece: Option<Piece>) {
-        if let Some(Piece::Filling(slot) | Piece::Ready(slot)) = piece {
+    fn release_piece(&mut self, piece: Option<FetchState>) {
+        if let Some(FetchState::Filling(slot) | FetchState::Ready(slot)) = piece {
             self.host.unpin(slot);
         }
     }
@@ -312,10 +312,11 @@ impl Hierarchy {
     /// A slot that a request waits for is ready, or will not be.
     pub(super) fn filled(&mut self, room: Room, page: usize, slot: HostSlot, good: bool) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
-        let Some(piece) = fetch.pieces.get_mut(&page).filter(|piece| **piece == Piece::Filling(slot)) else {
+        let Some(piece) = fetch.pieces.get_mut(&page).filter(|piece| **piece == FetchState::Filling(slot))
+        else {
             return;
         };
-        *piece = if good { Piece::Ready(slot) } else { Piece::Gone };
+        *piece = if good { FetchState::Ready(slot) } else { FetchState::Gone };
         let (restores, windows) = (fetch.phase == Phase::Restoring, fetch.windows.is_some());
         if !good {
             self.host.unpin(slot);
@@ -343,9 +344,9 @@ impl Hierarchy {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         let mut slots = Vec::new();
         for piece in fetch.pieces.values_mut() {
-            if let Piece::Filling(slot) = *piece {
+            if let FetchState::Filling(slot) = *piece {
                 slots.push(slot);
-                *piece = Piece::Gone;
+                *piece = FetchState::Gone;
             }
         }
         slots.into_iter().for_each(|slot| self.host.unpin(slot));
@@ -361,7 +362,7 @@ impl Hierarchy {
         let mut loads = BTreeSet::new();
         // The front of a prefix is evicted last.
         for piece in fetch.pieces.into_values().rev() {
-            if let Piece::Loading(tag) = piece {
+            if let FetchState::Loading(tag) = piece {
                 loads.insert(tag);
             }
             self.release_piece(Some(piece));

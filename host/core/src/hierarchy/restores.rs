@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::fetch::{Phase, Piece};
+use super::fetch::{FetchState, Phase};
 use super::{Found, Hierarchy, PrefetchPolicy};
 use crate::ids::{PageId, Room, Time};
 
@@ -61,8 +61,8 @@ impl Hierarchy {
         }
         for page in inside {
             let piece = match self.host.find(&self.fetches[&room].name(page)) {
-                Some(Found::Ready(slot)) => Piece::Ready(slot),
-                Some(Found::Filling(slot)) => Piece::Filling(slot),
+                Some(Found::Ready(slot)) => FetchState::Ready(slot),
+                Some(Found::Filling(slot)) => FetchState::Filling(slot),
                 None => unreachable!("piece {page} of {room:?} was there before"),
             };
             self.add_piece(room, page, piece);
@@ -99,13 +99,14 @@ impl Hierarchy {
     /// How a restore is doing; `None` for a request without one.
     pub(crate) fn progress(&self, room: Room) -> Option<Progress> {
         let fetch = self.fetches.get(&room).filter(|fetch| fetch.phase == Phase::Restoring)?;
-        let under_way =
-            |piece: &Piece| matches!(piece, Piece::Filling(_) | Piece::Ready(_) | Piece::Loading(_));
+        let under_way = |piece: &FetchState| {
+            matches!(piece, FetchState::Filling(_) | FetchState::Ready(_) | FetchState::Loading(_))
+        };
         if fetch.pieces.values().any(under_way) {
             return Some(Progress::Pending);
         }
         let mut missing =
-            fetch.pieces.iter().filter(|(_, piece)| **piece != Piece::Loaded).map(|(page, _)| *page);
+            fetch.pieces.iter().filter(|(_, piece)| **piece != FetchState::Loaded).map(|(page, _)| *page);
         if fetch.windows.is_some() {
             let count = missing.count();
             return Some(if count == 0 { Progress::Done } else { Progress::Failed(0..count) });

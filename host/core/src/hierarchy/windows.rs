@@ -1,11 +1,11 @@
 //! Window parts in the offload tiers, for workers that compute models of which some layers slide ([`crate::window`]).
 //!
-//! Such a worker goes on where it has all pages before and the window that is seen there, or where it computes that
-//! window again ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few
-//! places only. So a fetch looks for the place that leaves least to be computed, an *end*: window parts may come from
-//! L1 up to the first that is not there, and from the offload tiers from then on. Only what belongs to that end is
-//! read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last resort the one
-//! that L1 has alone.
+//! Such a worker goes on where it has all pages before and the window that is seen there, or where it recomputes that
+//! window ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few places
+//! only. So a fetch looks for the place that leaves least to be computed, an *end*: window parts may come from L1 up to
+//! the first that is not there, and from the offload tiers from then on. Only what belongs to that end is read. When a
+//! piece of it cannot be had, the next end is looked for with what is left, and in the last resort the one that L1 has
+//! alone.
 //!
 //! The pieces of a fetch are numbered: page by page, then part by part the pages of all window parts, in order. Storage is asked
 //! for the first page of a part only, which is written with the others.
@@ -132,7 +132,7 @@ impl Hierarchy {
         let alone = shape.reach(in_l1.len(), page, is_in_l1);
         let full =
             (in_l1.len()..pages).take_while(|page| has(*page)).last().map_or(in_l1.len(), |last| last + 1);
-        // From L1 in front, from the offload tiers behind; of one that is computed again nothing.
+        // From L1 in front, from the offload tiers behind; of one that is recomputed nothing.
         let divided = |reach: Reach| {
             let seen =
                 if reach.start < reach.end { reach.end..reach.end } else { shape.seen_at(reach.end, page) };

@@ -3,7 +3,7 @@
 use super::RadixTree;
 use super::event::{EventSink, TreeEvent};
 use super::lock::PrefixLock;
-use super::node::{NO_NODE, Node, NodeIndex, Owner, Part};
+use super::node::{ComponentPages, NO_NODE, Node, NodeIndex, Owner};
 use crate::ids::PageId;
 use crate::pool::{HeldPages, PagePool};
 
@@ -102,7 +102,7 @@ impl RadixTree {
         };
         let index = self.nodes.insert(Node {
             tokens: tokens.into(),
-            parts: [Part::new(pool.cache(pages), 1, 0)],
+            parts: [ComponentPages::new(pool.cache(pages), 1, 0)],
             owner,
             children: 0,
             end: above + count as u32,

@@ -1,7 +1,7 @@
 //! Matching, and the receipts that keep what was matched.
 
 use super::namespace::Namespace;
-use super::node::{NO_NODE, Node, NodeIndex, Owner, Part};
+use super::node::{ComponentPages, NO_NODE, Node, NodeIndex, Owner};
 use super::{Component, RadixTree};
 use crate::ids::PageId;
 
@@ -27,8 +27,8 @@ impl PrefixLock {
         self.pages as usize
     }
 
-    /// The page from which on a worker that computes goes on: the one behind the prefix, or one before its end, if the window
-    /// there is to be computed again ([`crate::window::Reach`]).
+    /// The page from which on a worker that computes goes on: the one behind the prefix, or one before its end, if the
+    /// window there is to be recomputed ([`crate::window::Reach`]).
     #[must_use]
     pub fn from(&self) -> usize {
         self.from as usize
@@ -201,7 +201,7 @@ impl RadixTree {
         let pages = std::mem::replace(&mut node.full_mut().pages, rest);
         let upper = Node {
             tokens: tokens.into_boxed_slice(),
-            parts: [Part::new(pages, u32::from(pinned), node.full().hits)],
+            parts: [ComponentPages::new(pages, u32::from(pinned), node.full().hits)],
             owner,
             children: 1,
             end: node.end - node.pages() as u32,

@@ -39,10 +39,10 @@ impl RadixTree {
 
     /// Another receipt for the same prefix and some of the window parts that this one keeps, by their places among them.
     pub(crate) fn lock_windows_again(&mut self, lock: &PrefixLock, places: Range<usize>) -> PrefixLock {
-        let mut again = self.lock_again(lock);
-        again.windows = lock.windows[places].to_vec();
-        again.windows.iter().for_each(|page| self.windows.pin(*page));
-        again
+        let mut second = self.lock_again(lock);
+        second.windows = lock.windows[places].to_vec();
+        second.windows.iter().for_each(|page| self.windows.pin(*page));
+        second
     }
 
     /// From some place on, the window parts that a receipt keeps are to be saved when they are evicted, under the names of

@@ -3,7 +3,7 @@
 //! A page in the tree may have its window part in the tree, or not (a *tombstone*): the pages of the pool that it takes
 //! are named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that
 //! computes goes on where the whole window is there, and its receipt keeps these parts too, for as long as its holder
-//! says; or behind all that is cached, if the window there is soon computed again ([`RadixTree::hold_window`]).
+//! says; or behind all that is cached, if the window there is soon recomputed ([`RadixTree::hold_window`]).
 //!
 //! Parts that no receipt keeps are given up alone. First go those where no request has gone on and none is likely to: a
 //! long prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be
@@ -24,7 +24,7 @@ use crate::window::{Reach, WindowShape};
 
 /// The window part of one cached page.
 #[derive(Debug)]
-struct Part {
+struct WindowPart {
     pages: CachedPages,
     /// Receipts that keep it.
     pins: u32,
@@ -36,7 +36,7 @@ struct Part {
     name: Option<PageHash>,
 }
 
-impl Part {
+impl WindowPart {
     /// Where the part comes in the order of eviction.
     fn place(&self, page: PageId) -> (bool, u64, PageId) {
         (self.useful, self.stamp, page)
@@ -63,7 +63,7 @@ impl EvictedWindow {
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     /// By the full part's page.
-    parts: BTreeMap<PageId, Part>,
+    parts: BTreeMap<PageId, WindowPart>,
     /// Those that no receipt keeps, those that are not useful first, by when that began.
     order: BTreeSet<(bool, u64, PageId)>,
     last_stamp: u64,
@@ -109,8 +109,9 @@ impl Windows {
     fn insert(&mut self, page: PageId, pages: CachedPages) {
         self.pages += pages.ids().len();
         self.pinned += pages.ids().len();
-        let earlier =
-            self.parts.insert(page, Part { pages, pins: 1, useful: false, stamp: u64::MAX, name: None });
+        let earlier = self
+            .parts
+            .insert(page, WindowPart { pages, pins: 1, useful: false, stamp: u64::MAX, name: None });
         assert!(earlier.is_none(), "{page:?} has two window parts");
     }
 
@@ -188,9 +189,9 @@ impl Windows {
 
 impl RadixTree {
     /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there;
-    /// or, if less is to be computed then ([`WindowShape::reach`]), all that is cached of them, to compute the window
-    /// at its end again ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the window counts for
-    /// no more than before until a request goes on there.
+    /// or, if less is to be computed then ([`WindowShape::reach`]), all that is cached of them, to recompute the window
+    /// at its end ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the window counts for no
+    /// more than before until a request goes on there.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;

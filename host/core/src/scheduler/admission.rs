@@ -181,7 +181,7 @@ impl Scheduler {
                 continue;
             }
             // What was cached of it may be in an offload tier by now.
-            if self.fetch_again(now, room) {
+            if self.fetch_preempted(now, room) {
                 self.cache.forgo(prefix);
                 continue;
             }

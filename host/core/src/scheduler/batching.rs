@@ -185,7 +185,7 @@ impl Scheduler {
         if let Some(job) = self.jobs.get_mut(&room) {
             let (tokens, kv) = job.holding();
             self.cache.keep_window(&tokens, kv, whole);
-            // Only now: what the tree takes of a prompt's windows is found again while there is room for it.
+            // Only now: what the tree takes of a prompt's windows is found again while there are pages for it.
             self.cache.release_unseen(kv);
         }
         match &output.sampled {

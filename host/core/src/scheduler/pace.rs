@@ -22,7 +22,7 @@ use step_model::StepModel;
 pub(super) use step_model::Load;
 
 /// The limit rises only when its steps are expected to stay this far below the target, so that it does not flap.
-const ROOM: f64 = 0.98;
+const MARGIN: f64 = 0.98;
 /// Steps before a target is said to be out of reach.
 const STEPS_TO_JUDGE: u64 = 32;
 
@@ -121,7 +121,7 @@ impl Pace {
         }
     }
 
-    /// Sets the limit for requests with so much context each, when so many tokens are to have room beside them.
+    /// Sets the limit for requests with so much context each, when so many tokens are to fit beside them.
     pub(super) fn adjust(&mut self, context_each: usize, tokens: usize) {
         let Some(target) = self.target else { return };
         if self.model.steps() == 0 {
@@ -132,7 +132,7 @@ impl Pace {
         let each = sequence + context * context_each as f64;
         // Infinite when sequences cost nothing; casts take that, and less than nothing, to the ends of the range.
         let within = |target: f64| ((target - fixed) / each) as usize;
-        let (most, comfortable) = (within(target), within(ROOM * target));
+        let (most, comfortable) = (within(target), within(MARGIN * target));
         if most < self.limit {
             self.limit = most;
         } else if comfortable > self.limit {

@@ -1,7 +1,7 @@
 //! From a verified transfer to the first token.
 //!
-//! Transfers run ahead of the steps: what has arrived waits here until a step has room for it, with its first token
-//! kept back, so that waiting counts before the answer and not within it. Room is what the [pace](super::pace) allows
+//! Transfers run ahead of the steps: what has arrived waits here until it fits into a step, with its first token kept
+//! back, so that waiting counts before the answer and not within it. A step holds what the [pace](super::pace) allows
 //! under a target for the time between tokens, and without one what a batch holds.
 
 use super::stage::Stage;

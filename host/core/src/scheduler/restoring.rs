@@ -65,7 +65,7 @@ impl Scheduler {
         self.after_tiers(now, actions);
     }
 
-    /// Begins what the offload tiers have room for.
+    /// Begins what the offload tiers can take.
     pub(super) fn start_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
         let begun = self.cache.start_tiers(now);
         actions.extend(begun.into_iter().map(Action::Tier));
@@ -89,7 +89,7 @@ impl Scheduler {
             (_, Some(Restore::Pending(_))) => {}
             // Nothing is computed behind a part of a window; what is there of the pages is little without it.
             (Stage::Loading(_), Some(Restore::Missing(_))) if self.config.window.is_some() => {
-                self.begin_again(room);
+                self.restart(room);
             }
             (Stage::Loading(all), restore) => {
                 let end = match restore {
@@ -209,7 +209,7 @@ impl Scheduler {
         self.cache.count(|stats| stats.computed_instead += 1);
         if self.config.window.is_some() {
             // The window before the missing pages was never sent.
-            return self.begin_again(room);
+            return self.restart(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.kv.forget_restore();

@@ -182,7 +182,7 @@ impl Scheduler {
             self.stats.shared_transfers += 1;
             self.stats.shared_pages += (prefix.complete() - follows.cached) as u64;
         }
-        // With a window that it computes again it brings the last page before.
+        // With a window that it recomputes it brings the last page before.
         let cached = prefix.cached();
         let known = if prefix.complete() < cached { cached - 1 } else { cached };
         self.leaders.add(room, &job.request.prompt, known, self.config.page_tokens as usize);

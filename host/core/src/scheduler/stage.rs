@@ -28,7 +28,7 @@ pub(super) enum Stage {
     Loading(Range<usize>),
     /// Takes part in batches.
     Running,
-    /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
+    /// Gave its pages up for others and waits for pages; what is gone of its KV is recomputed.
     Preempted,
     /// Prefill: computed; pages are on their way, or wait for decode's commit.
     Inflight,

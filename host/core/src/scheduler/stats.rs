@@ -68,9 +68,9 @@ pub struct Stats {
     pub restored_tokens: u64,
     /// Those of them that came from the offload tiers.
     pub restored_offload_tokens: u64,
-    /// Tokens whose KV was computed again after a preemption.
+    /// Tokens whose KV was recomputed after a preemption.
     pub recomputed_tokens: u64,
-    /// Tokens computed again for the window at the end of a cached prefix alone: their other layers' KV was cached.
+    /// Tokens recomputed for the window at the end of a cached prefix alone: their other layers' KV was cached.
     pub window_recomputed_tokens: u64,
     /// Pages whose arrival was verified.
     pub pages_received: u64,

@@ -41,7 +41,7 @@ pub enum Verdict {
         /// Goes into the notice behind the data.
         generation: u32,
     },
-    /// There is no room for it yet. A grant follows by itself; ask again now and then, in case it is lost.
+    /// There is no gap for it yet. A grant follows by itself; ask again now and then, in case it is lost.
     Wait,
     /// It is here already, or its attempt was replaced by another: it need not be sent.
     Done,
