@@ -104,7 +104,7 @@ fn measure(name: &str, model: &TinyModel, threads: usize, ranks: usize) -> anyho
             start,
             pages: (i * PAGES..(i + 1) * PAGES).map(PageId).collect(),
             window: host_core::window::WindowPages::default(),
-            again: 0..0,
+            recompute: 0..0,
             sample: Some(GREEDY),
         });
         let batch = Batch { id: 1, sequences: sequences.collect(), layer_group: 0 };

@@ -114,7 +114,7 @@ fn batch() -> Batch {
         start: 0,
         pages,
         window: WindowPages::default(),
-        again: 0..0,
+        recompute: 0..0,
         sample,
     };
     let sequences = vec![

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use host_core::PageId;
 use host_core::heads::{head_lanes, rank_heads};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
-use host_core::transfer::{Lane, Share, copy_lane};
+use host_core::transfer::{KvSlice, Lane, copy_lane};
 
 const HEADS: usize = 8;
 const LAYERS: usize = 64;
@@ -45,7 +45,7 @@ fn measure(order: KvOrder, sources: usize, targets: usize) {
             value_dim: 128,
             dtype: Dtype::Bf16,
         };
-        Share::pool(KvLayout::new(shape, order), heads.start)
+        KvSlice::pool(KvLayout::new(shape, order), heads.start)
     };
     let lane = Lane {
         source: share(sources, lane.source),

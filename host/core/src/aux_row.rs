@@ -1,9 +1,9 @@
 //! The aux row: what prefill writes beside the pages, once, with the last of them.
 //!
-//! A fixed number of bytes per room in a region of its own. It carries what decode needs to go on (the first token)
-//! and what the pages are of (room, attempt, size); what they hold is vouched for by the sums that travel with the parts
-//! ([`crate::notice`]). The row guards itself with a checksum, so that a stale, torn or foreign row is recognised before
-//! anything in it is believed.
+//! A fixed number of bytes per room in a region of its own. It carries what decode needs to go on (the first token) and
+//! what the pages are of (room, attempt, size); what they hold is vouched for by the sums that travel with the parts
+//! ([`crate::notice`]). The row guards itself with a checksum, so that a stale, torn or foreign row is recognised
+//! before anything in it is used.
 
 use crate::batch::{MAX_TOP_LOGPROBS, Sampled};
 use crate::ids::Room;
@@ -33,7 +33,7 @@ pub struct AuxRow {
     pub first: Sampled,
 }
 
-/// Why a row was not believed.
+/// Why a row was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuxRowError {
     /// Not a row, or one that was not written whole.

@@ -24,7 +24,7 @@ impl Batch {
     }
 }
 
-/// One sequence's share of a batch.
+/// One sequence of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sequence {
     /// The request.
@@ -35,16 +35,16 @@ pub struct Sequence {
     /// sees in `window`.
     pub start: u32,
     /// Pages that hold positions `0 .. start + tokens.len()`, in order; the executor writes the new positions' KV, but for
-    /// those in `again`.
+    /// those in `recompute`.
     pub pages: Vec<PageId>,
     /// Where the sliding layers' KV lies, which is not in `pages`: the window parts of the token pages from
     /// [`first_live`](crate::window::first_live)`(start)` to the page of the last new position; perhaps some before, and none
-    /// before the first position of `again`.
+    /// before the first position of `recompute`.
     pub window: WindowPages,
-    /// Positions that are computed, now or before, for the KV of sliding layers alone: none of these layers sees a position
-    /// before them, and no other layer's KV is written for them, since `pages` hold it already. Empty for most sequences,
-    /// and once all of them are computed.
-    pub again: Range<u32>,
+    /// The recompute range: positions that are computed, now or before, for the KV of sliding layers alone. None of these
+    /// layers sees a position before them. No other layer's KV is written for them, since `pages` hold it already. Empty
+    /// for most sequences, and once all of them are computed.
+    pub recompute: Range<u32>,
     /// Present when the token after the last one is wanted.
     pub sample: Option<Sampling>,
 }

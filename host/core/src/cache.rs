@@ -47,7 +47,7 @@ pub(crate) use admit::{Need, Pages};
 pub(crate) use holding::{Holding, Restore, Tokens};
 pub(crate) use prefix::Prefix;
 use quarantine::Quarantine;
-pub(crate) use quarantine::Touchers;
+pub(crate) use quarantine::Touches;
 pub(crate) use release::{Cleared, Leftovers};
 
 /// Namespaces at most, whatever the size of the pool.

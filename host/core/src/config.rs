@@ -59,16 +59,16 @@ pub struct Config {
     pub chunk_tokens: u32,
     /// Keep the KV of ended requests, and let later ones that begin alike use it: what goes first when pages are short.
     pub radix_cache: Option<Policy>,
-    /// What lies below the pool, if anything; needs a radix cache.
+    /// The offload tiers, if any; need a radix cache.
     pub hierarchy: Option<HierarchyConfig>,
-    /// Tell what enters and leaves the radix cache ([`Action::Cache`](crate::scheduler::Action::Cache)). Without anybody who
-    /// listens it is work for nothing.
+    /// Tell what enters and leaves the radix cache ([`Action::Cache`](crate::scheduler::Action::Cache)). Without a listener it is
+    /// work for nothing.
     pub cache_events: bool,
     /// Digest of everything beside namespace and tokens that makes KV differ; see
-    /// [`crate::radix::TreeConfig::identity`]. Whoever is to know this worker's pages by their prompts must know it.
+    /// [`crate::radix::TreeConfig::identity`]. A router that knows this worker's pages by their prompts must know it.
     pub identity: PageHash,
     /// Tokens of its answer for which each request finds pages ready when another is admitted, at least one. More makes
-    /// retractions rare, fewer lets more requests run at once.
+    /// preemptions rare, fewer lets more requests run at once.
     pub reserved_decode_tokens: u32,
     /// Mean time between two tokens of an answer that batches are to stay under; `None` lets as many run as fit.
     pub target_itl: Option<Duration>,

@@ -1,24 +1,24 @@
-//! L2 and L3: host memory and storage below the pool.
+//! The offload tiers: host memory (L2) and storage (L3).
 //!
 //! # Where a page is
 //!
-//! | | what | named by | who knows |
+//! | | what | named by | known to |
 //! | --- | --- | --- | --- |
 //! | L1 | a page of the pool | [`PageId`] | the [radix tree](crate::radix) |
 //! | L2 | a slot of the host pool | [`HostSlot`] | [`HostPool`], by the page's name |
 //! | L3 | an object in a storage tier | [`PageHash`] | the tier, when asked |
 //!
-//! A page's name is its place in the hash chain of its tokens, so below L1 nothing knows of trees: a page may be in any
-//! of the three or in several, and a prefix may lie in pieces. The radix tree stays a matter of L1. What a request gets is
-//! the longest run of pages behind what L1 holds that each can be had from somewhere.
+//! A page's name is its place in the hash chain of its tokens, so the offload tiers know nothing of trees: a page may
+//! be in any of the three or in several, and a prefix may lie in pieces. The radix tree stays a matter of L1. What a
+//! request gets is the longest run of pages behind what L1 holds that each can be had from somewhere.
 //!
 //! Window parts are pages of the pool under [names](PageHash::window_part) of their own (`windows.rs`).
 //!
-//! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks of
-//! whole pages. Whoever carries its actions out stores one object per page and KV head (key: SHA-256 of name and head),
-//! laid out layer, K/V, token, dimension: workers of any number of ranks and any layout of their pools find each
-//! other's objects, replicated heads are stored once, and an object is large enough to be worth a call (Llama-70B, 16
-//! tokens: 640 KiB; Qwen3-0.6B: 112 KiB).
+//! Like pages, slots exist on every rank under the same number, each rank's slot holding its KV heads. The core speaks
+//! of whole pages. The worker stores one object per page and KV head (key: SHA-256 of name and head), laid out layer,
+//! K/V, token, dimension. Workers of any number of ranks and any layout of their pools find each other's objects.
+//! Replicated heads are stored once. An object is large enough to pay for a call (Llama-70B, 16 tokens: 640 KiB;
+//! Qwen3-0.6B: 112 KiB).
 //!
 //! # Ways
 //!
@@ -43,24 +43,25 @@
 //! | [`Read`](TierAction::Read), [`Write`](TierAction::Write) | [`Ended`](TierEvent::Ended) for every page once, when the tier touches the slot no more |
 //! | [`Cancel`](TierAction::Cancel) | nothing: its pages still end |
 //!
-//! Pages of one batch may end in any order and in several events. With several ranks a page has ended when it has on all
-//! of them, and is [`Done`](PageEnd::Done) only if it is on all. A batch larger than what a plugin takes is whoever
-//! carries it out to cut.
+//! Pages of one batch may end in any order and in several events. With several ranks a page has ended when it has on
+//! all of them, and is [`Done`](PageEnd::Done) only if it is on all. The worker splits a batch that is larger than a
+//! plugin takes.
 //!
 //! # Never failing for it
 //!
-//! A request that finds nothing below L1, or for which it fails, comes short, hangs or would take longer than doing
-//! without, goes on as if nothing were there: prefill and aggregated workers compute, decode asks prefill
-//! ([`crate::scheduler`]). How long is too long follows from what reads, copies, computing and transfers took so far
-//! ([`HierarchyConfig`] has what is assumed before), or from a [`CostModel`] that is given instead. A tier that lets deadlines pass rests, for longer each time, and is
-//! not asked meanwhile.
+//! A request that finds nothing in the offload tiers, or for which a restore fails, comes short, hangs or would take
+//! longer than doing without, goes on as if nothing were there: prefill and aggregated workers compute, decode asks
+//! prefill ([`crate::scheduler`]). How long is too long follows from what reads, copies, computing and transfers took
+//! so far ([`HierarchyConfig`] has what is assumed before), or from a [`CostModel`] that is given instead. A tier that
+//! lets deadlines pass rests, for longer each time, and is not asked meanwhile.
 
 mod audit;
 mod config;
-mod cost;
+mod cost_model;
 mod exchange;
 mod fetch;
 mod host_pool;
+mod linear_fit;
 mod loads;
 mod patience;
 mod questions;
@@ -69,7 +70,6 @@ mod restores;
 mod saves;
 mod stats;
 mod windows;
-mod worth;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -82,12 +82,12 @@ pub use stats::{HierarchyStats, TierStats};
 use crate::ids::{PageId, Room, Time};
 use crate::pool::QuarantinedPages;
 use crate::radix::{PageHash, PrefixLock};
-use cost::Line;
+use cost_model::Trial;
 use fetch::Fetch;
 pub(crate) use fetch::Wanted;
+use linear_fit::LinearFit;
 pub(crate) use restores::Progress;
 pub(crate) use windows::End;
-use worth::Trial;
 
 /// What keeps the pages of a save from being used for something else.
 #[derive(Debug)]
@@ -125,9 +125,9 @@ enum Work {
 struct Tier {
     config: TierConfig,
     /// Seconds of a read, by the bytes that had to be carried until it ended.
-    reading: Line,
+    reading: LinearFit,
     /// Seconds of an answer, for each.
-    answering: Line,
+    answering: LinearFit,
     /// What is to be asked with the next tick.
     questions: Vec<(Room, usize)>,
     /// Questions under way.
@@ -151,7 +151,7 @@ pub(crate) struct Queued {
     pages: Vec<(PageId, HostSlot)>,
 }
 
-/// L2 and L3 of one worker: what is there, who waits for it, and what is under way.
+/// L2 and L3 of one worker: what is there, which requests wait for it, and what is under way.
 #[derive(Debug)]
 pub(crate) struct Hierarchy {
     config: HierarchyConfig,
@@ -163,7 +163,7 @@ pub(crate) struct Hierarchy {
     fetches: BTreeMap<Room, Fetch>,
     /// When a fetch is looked at, whatever happens.
     deadlines: BTreeSet<(Time, Room)>,
-    /// Who waits for a slot to be filled: the request, and which of its pages that is.
+    /// What waits for a slot to be filled: the request, and which of its pages that is.
     waiters: BTreeMap<HostSlot, Vec<(Room, usize)>>,
     /// Restores with slots that are ready and not being loaded.
     loadable: VecDeque<Room>,
@@ -175,17 +175,17 @@ pub(crate) struct Hierarchy {
     released: Vec<Keep>,
     loading_bytes: u64,
     saving_bytes: u64,
-    copying: Line,
+    copying: LinearFit,
     read_trial: Trial,
     load_trial: Trial,
     /// Seconds of computing, by tokens.
-    computing: Line,
+    computing: LinearFit,
     /// Tokens of prompts that are left of the requests that were admitted.
     backlog: usize,
     /// The last one in order of arrival that was admitted.
     passed: u64,
     /// Seconds of a transfer from asking to arrival, by pages.
-    transferring: Line,
+    transferring: LinearFit,
     stats: HierarchyStats,
 }
 
@@ -200,17 +200,18 @@ impl Hierarchy {
         let sizes = [page, page * f64::from(config.batch_pages)];
         let given = |time: fn(&CostModel) -> Duration, units: f64| {
             let seconds = config.costs.as_ref().map(|costs| time(costs).as_secs_f64());
-            seconds.map_or_else(Line::default, |seconds| Line::given(Duration::ZERO, seconds / units))
+            seconds
+                .map_or_else(LinearFit::default, |seconds| LinearFit::given(Duration::ZERO, seconds / units))
         };
         let tiers = config.tiers.iter().map(|tier| Tier {
             config: tier.clone(),
             reading: match config.costs {
-                Some(costs) => Line::given(costs.read, costs.read_page.as_secs_f64() / page),
-                None => Line::assumed(tier.latency, 1.0 / tier.bytes_per_second, sizes),
+                Some(costs) => LinearFit::given(costs.read, costs.read_page.as_secs_f64() / page),
+                None => LinearFit::assumed(tier.latency, 1.0 / tier.bytes_per_second, sizes),
             },
             answering: match config.costs {
-                Some(costs) => Line::given(costs.read, 0.0),
-                None => Line::assumed(tier.latency, 0.0, [1.0, 1.0]),
+                Some(costs) => LinearFit::given(costs.read, 0.0),
+                None => LinearFit::assumed(tier.latency, 0.0, [1.0, 1.0]),
             },
             questions: Vec::new(),
             asked: BTreeMap::new(),
@@ -267,8 +268,8 @@ impl Hierarchy {
 
     fn ended(&mut self, now: Time, tag: TierTag, pages: &[(u32, PageEnd)]) -> Option<TierTag> {
         let Some(mut op) = self.ops.remove(&tag) else { unreachable!("{tag:?} ended, and never was") };
-        // Whoever waits for several goes on with those that are there when one is not; and the front of a prefix is to be
-        // evicted last.
+        // A request that waits for several goes on with those that are there when one is not; and the front of a prefix
+        // is to be evicted last.
         let mut pages: Vec<&(u32, PageEnd)> = pages.iter().rev().collect();
         pages.sort_by_key(|(_, end)| *end != PageEnd::Done);
         for (place, end) in pages {
@@ -302,7 +303,7 @@ impl Hierarchy {
                 if self.copying.expected_more(op.carried as f64, seconds) {
                     self.load_trial.is_due_from(now);
                 }
-                self.copying.learn_in_doubt(op.carried as f64, seconds);
+                self.copying.learn_clamped(op.carried as f64, seconds);
                 self.changed.insert(room);
                 return Some(tag);
             }
@@ -322,7 +323,7 @@ impl Hierarchy {
         self.expire_fetches(now);
     }
 
-    /// Begins what there is room for.
+    /// Begins what fits.
     pub(crate) fn start(&mut self, now: Time, actions: &mut Vec<TierAction>) {
         self.ask(now, actions);
         self.start_reads(now, actions);
@@ -362,7 +363,8 @@ impl Hierarchy {
         self.transferring.learn(pages as f64, time.as_secs_f64());
     }
 
-    /// Forgets all pages in host memory; storage keeps its own. What is under way goes on for those who wait for it.
+    /// Forgets all pages in host memory; storage keeps its own. What is under way goes on for the requests that wait
+    /// for it.
     pub(crate) fn clear(&mut self) {
         for slot in self.host.clear() {
             self.tell_waiters(slot, false);
@@ -392,7 +394,7 @@ impl Hierarchy {
         TierTag(self.last_tag)
     }
 
-    /// A slot is ready, or will not be: tells whoever waits.
+    /// A slot is ready, or will not be: tells the requests that wait.
     fn tell_waiters(&mut self, slot: HostSlot, good: bool) {
         for (room, page) in self.waiters.remove(&slot).unwrap_or_default() {
             self.filled(room, page, slot, good);

@@ -11,7 +11,7 @@ pub struct PageId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Room(pub u64);
 
-/// One life of a worker process: random at start, so that a restarted worker is somebody else.
+/// One life of a worker process: random at start, so that a restarted worker is another one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Instance(pub u64);
 

@@ -79,7 +79,7 @@ pub enum Mismatch {
         .0.source, .0.target, .0.found, .0.sent
     )]
     Pages(LaneSum),
-    /// Nobody has looked at the pages' bytes.
+    /// No rank has digested the pages' bytes.
     #[error("no rank has digested the pages")]
     Unseen,
 }

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use crate::layout::KvLayout;
 use crate::transfer::{KNEE, piece_bytes};
 
-/// Smallest part worth sending on its own, in bytes: copying it takes about as long as telling all threads on both sides
+/// Smallest part that is sent on its own, in bytes: copying it takes about as long as telling all threads on both sides
 /// of one more part.
 pub const LEAST_PART: usize = 512 << 10;
 
@@ -105,8 +105,8 @@ impl LayerGroups {
     /// Layers in a group when `pages` pages are computed at once; `None`: they are sent whole.
     #[must_use]
     pub fn group(&self, pages: usize) -> Option<u32> {
-        let worth = (pages * self.page_bytes).checked_div(self.least_part).unwrap_or(usize::MAX);
-        let groups = self.most.min(u32::try_from(worth).unwrap_or(u32::MAX));
+        let fitting = (pages * self.page_bytes).checked_div(self.least_part).unwrap_or(usize::MAX);
+        let groups = self.most.min(u32::try_from(fitting).unwrap_or(u32::MAX));
         let group = self.layers.div_ceil(groups.max(1));
         (pages > 0 && group < self.layers).then_some(group)
     }

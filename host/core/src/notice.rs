@@ -48,11 +48,11 @@ pub struct Notice {
 pub struct LaneNotice {
     /// The part.
     pub notice: Notice,
-    /// Counts the fragments of the lane's share of the part from 0.
+    /// Counts the fragments of the lane in this part from 0.
     pub fragment: u32,
     /// How many there are, at least one.
     pub fragments: u32,
-    /// Sum over the lane's share of the part; 0 when integrity is switched off.
+    /// Sum over the lane's pages of the part; 0 when integrity is switched off.
     pub sum: u64,
     /// Whether the part has no pages, so that only rank 0 sends anything, the aux row, to rank 0.
     pub alone: bool,
@@ -65,7 +65,7 @@ pub struct LaneNotice {
 /// "This fragment is in a slot of your staging memory."
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceNotice {
-    /// The fragment; its number is that of the piece.
+    /// The piece, a staged fragment with the same number.
     pub lane: LaneNotice,
     /// The slot's, as it was granted.
     pub generation: u32,

@@ -1,4 +1,4 @@
-//! Messages that are repeated until somebody answers.
+//! Messages that are repeated until they are answered.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -49,12 +49,12 @@ impl Outbox {
         message
     }
 
-    /// An answer, sent once: who asked will ask again if it is lost.
+    /// An answer, sent once: the peer asks again if it is lost.
     pub(crate) fn answer(&mut self, question: u64, room: Room, attempt: u32, body: Body) -> Message {
         Message { id: self.next_id(), answers: Some(question), room, attempt, body }
     }
 
-    /// Takes note of an answer; false when nobody waited for it (a repeat, or the room was given up).
+    /// Takes note of an answer; false when no question waited for it (a repeat, or the room was given up).
     pub(crate) fn answered(&mut self, from: Instance, question: u64) -> bool {
         match self.unanswered.get(&question) {
             Some(entry) if entry.to == from => self.unanswered.remove(&question).is_some(),

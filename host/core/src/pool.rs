@@ -1,9 +1,9 @@
-//! The pages of a worker, each in exactly one place.
+//! The pages of a worker, each in exactly one state.
 //!
-//! A page is *free*, *held* by one owner, *cached* in the [radix tree](crate::radix), or *quarantined*: nobody uses it,
-//! but somebody may still touch it (a peer's write, our own transfer reading it, a batch being computed). Pages leave
-//! the pool and come back as values that can be neither copied nor dropped unnoticed, and a quarantined page becomes
-//! free only against [`Settled`] evidence. There is no timer. Which free page is taken next may be somebody else's choice
+//! A page is *free*, *held* by one owner, *cached* in the [radix tree](crate::radix), or *quarantined*: not in use, but
+//! something may still touch it (a peer's write, our own transfer reading it, a batch being computed). Pages leave the
+//! pool and come back as values that can be neither copied nor dropped unnoticed, and a quarantined page becomes free
+//! only against [`Settled`] evidence. There is no timer. Which free page is taken next may be an allocator's choice
 //! ([`PageSource`]); where a page is never is.
 //!
 //! ```text
@@ -20,9 +20,9 @@ pub use source::{Component, PageSource, PoolLimits};
 use crate::ids::PageId;
 use choice::Chooser;
 
-/// Where one page is.
+/// The state of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum PageState {
     Free,
     Held,
     Cached,
@@ -57,7 +57,7 @@ impl HeldPages {
     }
 }
 
-/// Pages that hold KV for whoever asks for it. They belong to the tree, which gives them back by eviction.
+/// Pages that hold KV for later requests. They belong to the tree, which gives them back by eviction.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct CachedPages(Box<[PageId]>);
@@ -96,7 +96,7 @@ impl CachedPages {
     }
 }
 
-/// Pages that somebody may still touch.
+/// Pages that something may still touch.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct QuarantinedPages(Vec<PageId>);
@@ -115,7 +115,7 @@ impl QuarantinedPages {
     }
 }
 
-/// Evidence that nobody touches some quarantined pages any more. Only the quarantine of [`crate::cache`] makes it, when every
+/// Evidence that nothing touches some quarantined pages any more. Only the quarantine of [`crate::cache`] makes it, when every
 /// writer has acknowledged or was fenced, every own transfer has settled, and no batch runs.
 #[derive(Debug)]
 pub struct Settled(pub(crate) ());
@@ -129,21 +129,21 @@ pub struct PoolCounts {
     pub held: usize,
     /// Owned by the radix tree, locked ones included.
     pub cached: usize,
-    /// Waiting until nobody can touch them.
+    /// Waiting until nothing can touch them.
     pub quarantined: usize,
 }
 
 /// All pages of a worker.
 #[derive(Debug)]
 pub struct PagePool {
-    places: Vec<Place>,
+    states: Vec<PageState>,
     /// What each page was taken for; of a free one, what it was taken for last.
     components: Vec<Component>,
     limits: PoolLimits,
     /// Pages of each component, wherever they are.
     used: [usize; 2],
     chooser: Chooser,
-    /// Why the source that the pool was opened with is out of service.
+    /// Why the source that the pool was opened with is disabled.
     fault: Option<String>,
     counts: PoolCounts,
 }
@@ -160,7 +160,7 @@ impl PagePool {
     pub fn open(limits: PoolLimits, source: Option<Box<dyn PageSource>>) -> Self {
         let pages = limits.total;
         Self {
-            places: vec![Place::Free; pages as usize],
+            states: vec![PageState::Free; pages as usize],
             components: vec![Component::Full; pages as usize],
             limits,
             used: [0; 2],
@@ -191,7 +191,7 @@ impl PagePool {
             && full + window <= self.counts.free
     }
 
-    /// What the source did for which it is out of service; the pool chooses pages itself since.
+    /// What the source did for which it is disabled; the pool chooses pages itself since.
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
@@ -200,7 +200,7 @@ impl PagePool {
     /// Pages in the pool, wherever they are.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.places.len()
+        self.states.len()
     }
 
     /// How many pages are where.
@@ -220,10 +220,10 @@ impl PagePool {
         self.fits(0, count).then(|| self.take(Component::Window, count))
     }
 
-    /// Takes pages back that nobody else can touch.
+    /// Takes pages back that only their owner can touch.
     pub fn release(&mut self, pages: HeldPages) {
         for page in &pages.0 {
-            self.relocate(*page, Place::Held, Place::Free);
+            self.transition(*page, PageState::Held, PageState::Free);
         }
         self.counts.held -= pages.0.len();
         self.counts.free += pages.0.len();
@@ -231,10 +231,10 @@ impl PagePool {
         self.check();
     }
 
-    /// Hands pages over to the tree: their KV is complete, and nobody writes them any more.
+    /// Hands pages over to the tree: their KV is complete, and nothing writes them any more.
     pub fn cache(&mut self, pages: HeldPages) -> CachedPages {
         for page in &pages.0 {
-            self.relocate(*page, Place::Held, Place::Cached);
+            self.transition(*page, PageState::Held, PageState::Cached);
         }
         self.counts.held -= pages.0.len();
         self.counts.cached += pages.0.len();
@@ -245,7 +245,7 @@ impl PagePool {
     /// Takes pages back that the tree has evicted.
     pub fn release_cached(&mut self, pages: CachedPages) {
         for page in &pages.0 {
-            self.relocate(*page, Place::Cached, Place::Free);
+            self.transition(*page, PageState::Cached, PageState::Free);
         }
         self.counts.cached -= pages.0.len();
         self.counts.free += pages.0.len();
@@ -253,10 +253,10 @@ impl PagePool {
         self.check();
     }
 
-    /// Sets pages aside that somebody may still touch.
+    /// Sets pages aside that something may still touch.
     pub fn quarantine(&mut self, pages: HeldPages) -> QuarantinedPages {
         for page in &pages.0 {
-            self.relocate(*page, Place::Held, Place::Quarantined);
+            self.transition(*page, PageState::Held, PageState::Quarantined);
         }
         self.counts.held -= pages.0.len();
         self.counts.quarantined += pages.0.len();
@@ -267,7 +267,7 @@ impl PagePool {
     /// Sets evicted pages aside that are still being copied.
     pub(crate) fn quarantine_cached(&mut self, pages: CachedPages) -> QuarantinedPages {
         for page in &pages.0 {
-            self.relocate(*page, Place::Cached, Place::Quarantined);
+            self.transition(*page, PageState::Cached, PageState::Quarantined);
         }
         self.counts.cached -= pages.0.len();
         self.counts.quarantined += pages.0.len();
@@ -278,7 +278,7 @@ impl PagePool {
     /// Frees quarantined pages.
     pub fn clear(&mut self, pages: QuarantinedPages, _evidence: &Settled) {
         for page in &pages.0 {
-            self.relocate(*page, Place::Quarantined, Place::Free);
+            self.transition(*page, PageState::Quarantined, PageState::Free);
         }
         self.counts.quarantined -= pages.0.len();
         self.counts.free += pages.0.len();
@@ -286,10 +286,10 @@ impl PagePool {
         self.check();
     }
 
-    fn relocate(&mut self, page: PageId, from: Place, to: Place) {
-        let place = &mut self.places[page.0 as usize];
-        assert_eq!(*place, from, "{page:?} is somewhere else than its owner says");
-        *place = to;
+    fn transition(&mut self, page: PageId, from: PageState, to: PageState) {
+        let state = &mut self.states[page.0 as usize];
+        assert_eq!(*state, from, "{page:?} is not what its owner says");
+        *state = to;
     }
 
     /// The invariant: free + held + cached + quarantined = total.
@@ -299,12 +299,12 @@ impl PagePool {
         }
         assert_eq!(
             self.used.iter().sum::<usize>() + self.counts.free,
-            self.places.len(),
+            self.states.len(),
             "what is not free is one component's"
         );
         assert_eq!(
             self.counts.free + self.counts.held + self.counts.cached + self.counts.quarantined,
-            self.places.len(),
+            self.states.len(),
             "free + held + cached + quarantined = total"
         );
     }
@@ -314,17 +314,17 @@ impl PagePool {
     /// # Panics
     /// When the counts kept along the way are wrong.
     pub fn audit(&self) {
-        let count = |place| self.places.iter().filter(|other| **other == place).count();
+        let count = |state| self.states.iter().filter(|other| **other == state).count();
         let counted = PoolCounts {
-            free: count(Place::Free),
-            held: count(Place::Held),
-            cached: count(Place::Cached),
-            quarantined: count(Place::Quarantined),
+            free: count(PageState::Free),
+            held: count(PageState::Held),
+            cached: count(PageState::Cached),
+            quarantined: count(PageState::Quarantined),
         };
         assert_eq!(counted, self.counts, "pages counted one by one");
         for component in Component::ALL {
-            let places = self.places.iter().zip(&self.components);
-            let used = places.filter(|(place, of)| **place != Place::Free && **of == component).count();
+            let states = self.states.iter().zip(&self.components);
+            let used = states.filter(|(state, of)| **state != PageState::Free && **of == component).count();
             assert_eq!(used, self.used(component), "{component:?} pages counted one by one");
             assert!(used <= self.limits.of(component) as usize, "more {component:?} pages than it may have");
         }
@@ -392,8 +392,8 @@ mod tests {
     fn a_page_cannot_be_released_twice() {
         let mut pool = PagePool::new(2);
         let held = pool.allocate(1).unwrap();
-        let again = HeldPages(held.0.clone());
+        let copy = HeldPages(held.0.clone());
         pool.release(held);
-        pool.release(again);
+        pool.release(copy);
     }
 }

@@ -95,11 +95,11 @@ pub struct RadixTree {
     children: Children,
     order: Order,
     counts: TreeCounts,
-    /// Hash of a node's last page, for those that somebody asked for.
+    /// Hash of a node's last page, where it was asked for.
     hashes: BTreeMap<NodeIndex, PageHash>,
     /// Events told.
     events: u64,
-    /// Pages that nobody keeps any more since the tree was cleared.
+    /// Pages whose last receipt has gone since the tree was cleared.
     gone: Vec<CachedPages>,
     windows: Windows,
 }
@@ -301,8 +301,8 @@ impl RadixTree {
             let node = &self.nodes[index];
             ordered += node.pages();
             assert_eq!(node.full().pins, 0, "node {index} is pinned and could be evicted");
-            let below = gone.get(&Owner::parent(index)).copied().unwrap_or_default();
-            assert_eq!(below, node.children, "node {index} would be evicted before a child of it");
+            let before = gone.get(&Owner::parent(index)).copied().unwrap_or_default();
+            assert_eq!(before, node.children, "node {index} would be evicted before a child of it");
             *gone.entry(node.owner).or_default() += 1;
         }
         assert_eq!(

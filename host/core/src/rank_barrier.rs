@@ -4,7 +4,7 @@
 //! | Event | when |
 //! | --- | --- |
 //! | a write has settled | on every rank |
-//! | a part of a room has arrived | every lane (one rank of prefill's to one of ours) has brought every fragment of its share |
+//! | a part of a room has arrived | every lane (one rank of prefill's to one of ours) has brought all its fragments |
 //! | a room's pages are verified | every rank has looked |
 //! | a room is closed | every rank has closed it |
 //!
@@ -20,13 +20,13 @@ use crate::notice::{LaneNotice, Notice};
 use crate::scheduler::{Event, RoomOpening};
 use crate::transfer::Tag;
 
-/// Most fragments of one lane's share of a part; a higher number is a contradiction.
+/// Most fragments of one lane in a part; a higher number is a contradiction.
 const FRAGMENTS: u32 = 1 << 16;
 
 /// What a rank's transfer thread reports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// Nothing of the rank's share of a write is in flight any more.
+    /// Nothing of a write is in flight on the rank any more.
     Settled {
         /// Which rank.
         rank: usize,
@@ -129,12 +129,12 @@ struct OpenRoom {
 struct Part {
     notice: Notice,
     alone: bool,
-    lanes: BTreeMap<(usize, usize), Share>,
+    lanes: BTreeMap<(usize, usize), LaneArrival>,
 }
 
-/// One lane's share of a part.
+/// What has arrived of one lane of a part.
 #[derive(Debug)]
-struct Share {
+struct LaneArrival {
     fragments: u32,
     sum: u64,
     landed: BTreeSet<u32>,
@@ -159,7 +159,7 @@ impl RankBarrier {
         (0..self.ranks).collect()
     }
 
-    /// Every rank was told to write its share.
+    /// Every rank was told to write its lanes.
     pub fn write(&mut self, tag: Tag) {
         let waiting = self.all_ranks();
         self.writes.insert(tag, Settling { waiting, error: None });
@@ -277,25 +277,25 @@ impl OpenRoom {
         if part.notice != notice || part.alone != lane.alone {
             return Err("its ranks disagree about the part");
         }
-        let share = part.lanes.entry(between);
-        let share = share.or_insert_with(|| Share {
+        let arrival = part.lanes.entry(between);
+        let arrival = arrival.or_insert_with(|| LaneArrival {
             fragments: lane.fragments,
             sum: lane.sum,
             landed: BTreeSet::new(),
         });
-        if (share.fragments, share.sum) != (lane.fragments, lane.sum) || lane.fragments > FRAGMENTS {
+        if (arrival.fragments, arrival.sum) != (lane.fragments, lane.sum) || lane.fragments > FRAGMENTS {
             return Err("its fragments disagree about the part");
         }
-        share.landed.insert(lane.fragment);
+        arrival.landed.insert(lane.fragment);
         // The aux row alone goes from rank 0 to rank 0.
         let expected = self.lanes.iter().filter(|lane| !part.alone || (lane.source, lane.target) == (0, 0));
-        let whole = |share: &Share| share.landed.len() == share.fragments as usize;
+        let whole = |arrival: &LaneArrival| arrival.landed.len() == arrival.fragments as usize;
         if !expected.clone().all(|lane| part.lanes.get(&(lane.source, lane.target)).is_some_and(whole)) {
             return Ok(None);
         }
-        for (between, share) in &part.lanes {
+        for (between, arrival) in &part.lanes {
             let sum = self.sums.entry(*between).or_default();
-            *sum = sum.wrapping_add(share.sum);
+            *sum = sum.wrapping_add(arrival.sum);
         }
         self.arriving.remove(&notice.sequence);
         self.arrived.insert(notice.sequence);

@@ -7,7 +7,7 @@ use crate::radix::{NamespaceKey, PageHash};
 /// A prefill worker, as the decode leg of a request names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerRef {
-    /// The process meant.
+    /// The process.
     pub instance: Instance,
     /// Its control address.
     pub address: String,
@@ -34,14 +34,14 @@ pub struct Request {
     pub namespace: NamespaceKey,
     /// As if the worker kept no pages: it uses none that others left and leaves none.
     pub no_cache: bool,
-    /// Names of the first whole pages of the prompt, as far as [somebody has named them](Self::name); the scheduler names the
-    /// others if it needs them.
+    /// Names of the first whole pages of the prompt, as far as [they have been named](Self::name); the scheduler names
+    /// the others if it needs them.
     pub names: Vec<PageHash>,
 }
 
 impl Request {
     /// Names all whole pages of the prompt, for a worker with this identity and pages of so many tokens. That takes
-    /// milliseconds for a long prompt, so whoever hands a request in does it on a thread of its own.
+    /// milliseconds for a long prompt, so the caller does it on a thread of its own.
     pub fn name(&mut self, identity: &PageHash, page_tokens: u32) {
         let mut last = identity.namespace(&self.namespace);
         let next = |tokens: &[u32]| {

@@ -191,7 +191,7 @@ impl Scheduler {
         self.repeat(now, actions);
         self.expire_tiers(now, actions);
         self.admit(now, actions);
-        self.let_in(now, actions);
+        self.activate(now, actions);
         self.cache.write_back();
         self.start_tiers(now, actions);
         self.build_batch(now, actions);

@@ -1,15 +1,15 @@
 //! Transfers whose writes would be small, packed into few large ones.
 //!
 //! Between pools that order their heads differently, a head of a token is a write of its own: hundreds of bytes, by the
-//! million. Such a lane (what one source rank has for one target rank) is *staged* instead: the source gathers a piece of it
-//! into a buffer of its own, writes that into a slot of the target's *ring* in one go, and the target scatters it into its
-//! pages. Here is who may use which bytes when. [`Sender`] runs once per source rank, [`Ring`] once per target rank; both
-//! are told what happens and copy nothing themselves.
+//! million. Such a lane (what one source rank has for one target rank) is *staged* instead: the source gathers a piece
+//! of it into a buffer of its own, writes that into a slot of the target's *ring* in one go, and the target scatters it
+//! into its pages. The rules here say which side may use which bytes when. [`Sender`] runs once per source rank,
+//! [`Ring`] once per target rank; both are told what happens and copy nothing themselves.
 //!
 //! ```text
 //!   Sender                                            Ring
 //!   add(lane) ── Ask(key, span) ──────────────────►  checked against what was opened
-//!             ◄── Wait ───────────────────────────   no room yet; remembered
+//!             ◄── Wait ───────────────────────────   no gap yet; remembered
 //!             ◄── Grant(offset, generation) ──────   a slot, as soon as there is one
 //!   Gather into an own slot, Write ══ data, notice ═►  arrived: Scatter into pages, slot free
 //!   settled: own slot free
@@ -25,8 +25,8 @@
 //! | gathering | own and peer's slot | [`Sender::gathered`]: writing; when the lane has failed meanwhile, over |
 //! | writing | own and peer's slot | [`Sender::settled`], however it ended: over |
 //!
-//! A lane ends once, when all its pieces are over. One that fails or is cancelled drops what is not yet in anybody's
-//! hands and waits for the rest, so when it has ended nothing of it is in flight.
+//! A lane ends once, when all its pieces are over. One that fails or is cancelled drops what no thread or backend has
+//! yet and waits for the rest, so when it has ended nothing of it is in flight.
 //!
 //! # A piece at the ring
 //!
@@ -39,17 +39,17 @@
 //! | scattering | the slot | [`Ring::scattered`]: done |
 //! | done | a word | the end of the room. Asked again, the answer is `Done` |
 //!
-//! A room that is *closed* grants nothing and scatters nothing more, but keeps its slots: somebody may still write them. Only when
-//! it is *forgotten* (committed, drained, or its peer fenced) are they anybody else's. The same holds for the slots of an
-//! earlier attempt, until their sender asks within the next one: it does so only once its own writes have settled.
-//! What a sender still asks of an earlier attempt is answered `Done`, so that its parts end well.
+//! A room that is *closed* grants nothing and scatters nothing more, but keeps its slots: its peer may still write
+//! them. Only when it is *forgotten* (committed, drained, or its peer fenced) do other rooms get them. The same holds
+//! for the slots of an earlier attempt, until their sender asks within the next one: it does so only once its own
+//! writes have settled. What a sender still asks of an earlier attempt is answered `Done`, so that its parts end well.
 //!
 //! # Why nothing waits for ever
 //!
-//! A slot of the ring is granted only to who has the data ready. Its sender needs an own slot, own slots wait only for the
-//! wire, and the wire ends: written, failed or fenced. Scattering waits for nobody. A room's share shrinks with what is left ([`Ring`]), so
-//! that one whose sender has stopped leaves room for others; a piece for which no gap was large enough while others were
-//! served gets a window kept free for it.
+//! A slot of the ring is granted only to a sender that has the data ready. Its sender needs an own slot, own slots wait
+//! only for the wire, and the wire ends: written, failed or fenced. Scattering waits for nothing. A room's share
+//! shrinks with what is left ([`Ring`]), so that one whose sender has stopped leaves bytes for others; a piece for
+//! which no gap was large enough while others were served gets a window kept free for it.
 //!
 //! Asks and answers may be lost, repeated and reordered: an ask is repeated, the answer to it is looked up by its key.
 //! Data and the notice behind it come once and in order, or the connection is lost.

@@ -1,8 +1,8 @@
 //! From pages to writes: which bytes go where, in the fewest pieces.
 //!
-//! A [`Share`] is what one pool holds of the cache: some of the model's heads and layers, in some order. A [`Lane`] says
-//! which heads go from one share into another, and [`copy_lane`] what that is for a list of pages: a [`PagesCopy`], which
-//! knows its size without being expanded, and expands to pieces. A staging buffer is a share too ([`Share::dense`]), so
+//! A [`KvSlice`] is what one pool holds of the cache: some of the model's heads and layers, in some order. A [`Lane`] says
+//! which heads go from one slice into another, and [`copy_lane`] what that is for a list of pages: a [`PagesCopy`], which
+//! knows its size without being expanded, and expands to pieces. A staging buffer is a slice too ([`KvSlice::dense`]), so
 //! gathering into one and scattering out of one are planned by the same function as a direct transfer. [`choose`] says which
 //! of the two it is, and a [`Cut`] what each piece of a staged lane holds.
 
@@ -16,7 +16,7 @@ use std::ops::Range;
 pub use choice::{KNEE, LEAST_PIECES, Path, StagingMode, StagingPolicy, choose};
 pub use copy::{Dimension, LONGEST_PIECE, PageBlock, PagesCopy, Piece, PlanSize};
 pub use cut::{Cut, StagedPiece};
-pub use lane::{Lane, PlanError, Share, copy_lane, piece_bytes, plan_lane};
+pub use lane::{KvSlice, Lane, PlanError, copy_lane, piece_bytes, plan_lane};
 
 use crate::ids::PageId;
 use crate::layout::KvLayout;
@@ -59,7 +59,7 @@ pub fn plan_layers(
         return Err(PlanError::shape(source, target));
     }
     let lane =
-        Lane { source: Share::pool(*source, 0), target: Share::pool(*target, 0), heads: 0..from.heads };
+        Lane { source: KvSlice::pool(*source, 0), target: KvSlice::pool(*target, 0), heads: 0..from.heads };
     plan_lane(&lane, source_pages, target_pages, layers)
 }
 

@@ -31,8 +31,8 @@ pub struct WindowShape {
 
 /// Where a worker that computes goes on with a sequence of which something is there, in token pages.
 ///
-/// Either `start == end`, and the window that is seen there is there as well; or `start < end`, and no window part is: full
-/// parts are there up to `end`, and the positions of `start..end` are computed again for the window at `end` alone.
+/// Either `start == end`, and the window that is seen there is there as well; or `start < end`, and no window part is:
+/// full parts are there up to `end`, and the positions of `start..end` are recomputed for the window at `end` alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     /// The first token page that is computed.
@@ -64,16 +64,17 @@ impl WindowShape {
         self.first_live(prompt, page_tokens).min(end)..end
     }
 
-    /// The same with what the first position of its page saw, at most one token page more: without that the prompt's last
-    /// whole page has no whole window before it, and who loses its pages right after they came would compute all of the
-    /// prompt again. Where the window is whole pages it is more for one prompt in a page's tokens only.
+    /// The same with what the first position of its page saw, at most one token page more: without that the prompt's
+    /// last whole page has no whole window before it, and a request that loses its pages right after they came would
+    /// compute all of the prompt again. Where the window is whole pages it is more for one prompt in a page's tokens
+    /// only.
     #[must_use]
     pub fn kept_tail(&self, prompt: usize, page_tokens: usize) -> Range<usize> {
         let end = prompt.div_ceil(page_tokens);
         self.first_kept(prompt, page_tokens).min(end)..end
     }
 
-    /// The token page from which on a sequence is computed again for the window parts of `first_live(end) .. end`, when
+    /// The token page from which on a sequence is recomputed for the window parts of `first_live(end) .. end`, when
     /// only the full parts of the token pages before `end` are there.
     ///
     /// What a layer makes of a position is exact, the same bits as ever, if what it is given for the position is and the KV
@@ -96,17 +97,17 @@ impl WindowShape {
     /// positions to compute, behind all of them with a window that is [recomputed](Self::recomputed_from).
     #[must_use]
     pub fn reach(&self, full: usize, page_tokens: usize, has: impl Fn(usize) -> bool) -> Reach {
-        let again = if self.layers > 0 { self.recomputed_from(full, page_tokens) } else { 0 };
+        let recomputed = if self.layers > 0 { self.recomputed_from(full, page_tokens) } else { 0 };
         let first_live = |end: usize| self.first_live(end * page_tokens, page_tokens);
         let (mut end, mut at, mut first) = (full, full, first_live(full));
         // All parts of `at..end` are there.
-        while at > first && end >= again {
+        while at > first && end >= recomputed {
             at -= 1;
             if !has(at) {
                 (end, first) = (at, first_live(at));
             }
         }
-        if end < again { Reach { start: again, end: full } } else { Reach { start: end, end } }
+        if end < recomputed { Reach { start: recomputed, end: full } } else { Reach { start: end, end } }
     }
 
     /// Most token pages whose window parts are kept while `tokens` positions (at least one) are computed at once, wherever
@@ -293,8 +294,8 @@ mod tests {
         }
     }
 
-    /// Which positions are exact, layer by layer, as [`WindowShape::recomputed_from`] reasons, found by looking at everything
-    /// that each position sees: those of `start..` whose input is exact and who see only exact KV.
+    /// Which positions are exact, layer by layer, as [`WindowShape::recomputed_from`] reasons, found by looking at
+    /// everything that each position sees: those of `start..` whose input is exact and that see only exact KV.
     fn exact_windows(slides: &[bool], window: usize, start: usize, positions: usize) -> Option<usize> {
         let mut exact: Vec<bool> = (0..positions).map(|position| position >= start).collect();
         let mut first_of_all = 0;
@@ -340,7 +341,7 @@ mod tests {
     #[test]
     fn a_match_ends_in_the_deepest_whole_window_or_one_to_recompute_if_that_is_less() {
         let mut random = 1_u64;
-        let (mut whole, mut again) = (0, 0);
+        let (mut whole, mut recomputed) = (0, 0);
         for (tokens, layers, page) in
             [(1, 1, 4), (5, 1, 4), (8, 2, 4), (8, 7, 4), (3, 3, 16), (40, 2, 16), (8, 0, 4)]
         {
@@ -367,11 +368,11 @@ mod tests {
                         expected,
                         "{shape:?} {page} {parts:?}"
                     );
-                    *(if from > deepest { &mut again } else { &mut whole }) += 1;
+                    *(if from > deepest { &mut recomputed } else { &mut whole }) += 1;
                 }
             }
         }
-        assert!(whole > 100 && again > 100, "{whole} {again}");
+        assert!(whole > 100 && recomputed > 100, "{whole} {recomputed}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod lanes {
 use host_core::PageId;
 use host_core::heads::{head_lanes, rank_heads};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
-use host_core::transfer::{Cut, Lane, PlanError, Share, StagedPiece, copy_lane, plan_lane};
+use host_core::transfer::{Cut, KvSlice, Lane, PlanError, StagedPiece, copy_lane, plan_lane};
 use lanes::world::{Case, World, case, fewest};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -87,7 +87,7 @@ fn gathered_into_dense_buffers_and_scattered_out_of_them_every_row_is_in_its_pla
                     .unwrap();
                 for piece in (0..cut.pieces()).map(|number| cut.piece(number).unwrap()) {
                     let StagedPiece { pages, layers, heads } = piece.clone();
-                    let dense = piece.share(shape);
+                    let dense = piece.slice(shape);
                     let numbers: Vec<PageId> = (0..pages.len() as u32).map(PageId).collect();
                     let gather = Lane { source, target: dense, heads: heads.clone() };
                     let scatter = Lane { source: dense, target, heads };
@@ -127,7 +127,7 @@ fn a_lane_of_some_heads_is_one_piece_a_page_in_the_default_layout_and_one_a_toke
         (nhd, [2, 8], 20 * 4 * 2 * 16, 20 * 4 * 2 * 16),
         (nhd, [8, 2], 20 * 4 * 2 * 16, 20 * 4 * 2 * 16),
     ] {
-        let share = |heads: usize| Share::pool(pool(order, heads), 8 - heads);
+        let share = |heads: usize| KvSlice::pool(pool(order, heads), 8 - heads);
         let lane = Lane { source: share(from), target: share(to), heads: 8 - from.min(to)..8 };
         let count = |to: &[PageId]| copy_lane(&lane, &pages, to, 0..4).unwrap().size();
         assert_eq!(count(&pages).pieces, neighbours, "{order} {from} {to}");
@@ -147,7 +147,7 @@ fn k_and_v_rows_of_different_sizes_are_one_piece_where_they_follow_each_other() 
         (KvOrder::LayerKvPageTokenHeadDim, 1, 1, 1),
     ] {
         let shape = KvShape { pages, head_dim: 192, ..pool(order, 8).shape };
-        let share = Share::pool(KvLayout::new(shape, order), 0);
+        let share = KvSlice::pool(KvLayout::new(shape, order), 0);
         let lane = Lane { source: share, target: share, heads: 0..8 };
         let count = |layers| {
             let size = copy_lane(&lane, &[PageId(0)], &[PageId(0)], layers).unwrap().size();
@@ -161,7 +161,7 @@ fn k_and_v_rows_of_different_sizes_are_one_piece_where_they_follow_each_other() 
 
 #[test]
 fn neighbouring_pages_are_one_piece_in_whatever_order_they_are_named() {
-    let share = Share::pool(pool(KvOrder::PageHeadLayerKvTokenDim, 8), 0);
+    let share = KvSlice::pool(pool(KvOrder::PageHeadLayerKvTokenDim, 8), 0);
     let lane = Lane { source: share, target: share, heads: 0..8 };
     let pages = |numbers: [u32; 4]| numbers.map(PageId);
     let pieces = plan_lane(&lane, &pages([7, 5, 6, 4]), &pages([17, 15, 16, 14]), 0..4).unwrap();
@@ -195,7 +195,7 @@ fn lanes_start_at_the_right_heads_of_both_pools() {
             .map(|lane| {
                 let share = |ranks, rank| {
                     let heads = rank_heads(kv_heads, ranks, rank);
-                    Share::pool(pool(KvOrder::PageHeadLayerKvTokenDim, heads.len()), heads.start)
+                    KvSlice::pool(pool(KvOrder::PageHeadLayerKvTokenDim, heads.len()), heads.start)
                 };
                 let (source, target) = (share(sources, lane.source), share(targets, lane.target));
                 let plan = Lane { source, target, heads: lane.heads };
@@ -214,8 +214,8 @@ fn lanes_start_at_the_right_heads_of_both_pools() {
 fn shares_that_lack_what_is_asked_for_are_refused_by_name() {
     let order = KvOrder::PageHeadLayerKvTokenDim;
     let lane = |heads| Lane {
-        source: Share::pool(pool(order, 4), 0),
-        target: Share::pool(pool(order, 4), 2),
+        source: KvSlice::pool(pool(order, 4), 0),
+        target: KvSlice::pool(pool(order, 4), 2),
         heads,
     };
     let refusal = |lane: &Lane, layers, pages: &[PageId]| {
@@ -227,7 +227,7 @@ fn shares_that_lack_what_is_asked_for_are_refused_by_name() {
     assert_eq!(refusal(&lane(2..4), 1..5, one), "layers 1 to 5 of a pool of layers 0 to 4");
     assert_eq!(refusal(&lane(2..4), 0..4, &[PageId(64)]), "page 64 lies outside a pool of 64 pages");
     assert_eq!(refusal(&lane(2..4), 0..4, &[]), "0 pages sent for 1 expected");
-    let dense = Share::dense(pool(order, 4).shape, 1, 2..4, 1..3);
+    let dense = KvSlice::dense(pool(order, 4).shape, 1, 2..4, 1..3);
     let gather = Lane { target: dense, ..lane(2..4) };
     assert_eq!(refusal(&gather, 0..2, one), "layers 0 to 2 of a pool of layers 1 to 3");
     let mut other = lane(2..4);

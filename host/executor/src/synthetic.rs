@@ -326,7 +326,7 @@ mod tests {
                 start: start as u32,
                 pages,
                 window: WindowPages::default(),
-                again: 0..0,
+                recompute: 0..0,
                 sample: (end == tokens.len()).then_some(GREEDY),
             };
             let outputs =
@@ -395,7 +395,7 @@ mod tests {
         let pages = vec![PageId(3), PageId(1)];
         let step = |tokens: Vec<u32>, start, sample| {
             let (pages, window) = (pages.clone(), WindowPages::default());
-            let sequence = Sequence { room: Room(1), tokens, start, pages, window, again: 0..0, sample };
+            let sequence = Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, sample };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }
         };
         executor.forward(&mut kv, &step(vec![5; 7], 0, None)).unwrap();

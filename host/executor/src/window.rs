@@ -100,7 +100,7 @@ impl<'a> LayerPages<'a> {
 #[must_use]
 #[inline]
 pub fn writes(sequence: &Sequence, place: LayerPlace, position: usize) -> bool {
-    matches!(place, LayerPlace::Sliding { .. }) || position >= sequence.again.end as usize
+    matches!(place, LayerPlace::Sliding { .. }) || position >= sequence.recompute.end as usize
 }
 
 /// The first position that there is to be seen in a layer, whatever its window.
@@ -108,7 +108,7 @@ pub fn writes(sequence: &Sequence, place: LayerPlace, position: usize) -> bool {
 pub fn first_seen(sequence: &Sequence, place: LayerPlace) -> usize {
     match place {
         LayerPlace::Full { .. } => 0,
-        LayerPlace::Sliding { .. } => sequence.again.start as usize,
+        LayerPlace::Sliding { .. } => sequence.recompute.start as usize,
     }
 }
 
@@ -144,16 +144,18 @@ pub fn check(sequence: &Sequence, shape: &KvShape, window: Option<WindowShape>) 
         let (pages, page_tokens) = (sequence.pages.len(), shape.page_tokens);
         return Err(format!("{pages} pages of {page_tokens} tokens for {end} positions"));
     }
-    let again = &sequence.again;
-    if !again.is_empty() && (window.is_none() || !(again.start..again.end).contains(&sequence.start)) {
+    let recompute = &sequence.recompute;
+    if !recompute.is_empty()
+        && (window.is_none() || !(recompute.start..recompute.end).contains(&sequence.start))
+    {
         let why = if window.is_none() { "no layer slides" } else { "the batch begins elsewhere" };
-        return Err(format!("{again:?} are to be computed again, positions {start} to {end} now: {why}"));
+        return Err(format!("{recompute:?} are to be computed again, positions {start} to {end} now: {why}"));
     }
     if let Some(window) = window {
         let parts = window.parts as usize;
         let first = sequence.window.first as usize;
         let live = first_live(start, window.tokens as usize, shape.page_tokens)
-            .max(again.start as usize / shape.page_tokens);
+            .max(recompute.start as usize / shape.page_tokens);
         let named = first..first + sequence.window.pages.len() / parts;
         if !sequence.window.pages.len().is_multiple_of(parts) || named.start > live || named.end < wanted {
             return Err(format!(

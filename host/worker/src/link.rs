@@ -13,7 +13,7 @@ use std::time::Duration;
 use host_core::Instance;
 use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::staging::{RingStats, SenderStats};
-use host_core::transfer::Share;
+use host_core::transfer::KvSlice;
 use host_executor::KvMemory;
 use host_memory::SharedMemory;
 use host_plugin_api::ErrorCode;
@@ -65,8 +65,8 @@ pub(super) struct Staging {
 
 impl Rank {
     /// What the pool holds of the model's KV.
-    pub(super) fn share(&self) -> Share {
-        Share::pool(*self.kv.layout(), self.kv.heads().start)
+    pub(super) fn share(&self) -> KvSlice {
+        KvSlice::pool(*self.kv.layout(), self.kv.heads().start)
     }
 
     pub(super) fn set_staging_stats(&self, stats: (SenderStats, RingStats)) {

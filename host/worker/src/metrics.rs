@@ -92,7 +92,7 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
         (
             "host_restored_below_tokens",
             "Tokens whose KV a retracted request got from below the pool when it went on",
-            stats.restored_below_tokens,
+            stats.restored_offload_tokens,
         ),
         (
             "host_recomputed_tokens",

@@ -145,7 +145,7 @@ impl Cache {
             start: position(kv.computed),
             pages: kv.table[..self.pages_for(end)].to_vec(),
             window: self.window_of(kv, end),
-            again: position(kv.recompute.start)..position(kv.recompute.end),
+            recompute: position(kv.recompute.start)..position(kv.recompute.end),
             sample: (end == tokens.known()).then_some(tokens.request.sampling),
         }
     }

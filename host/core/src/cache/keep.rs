@@ -22,7 +22,7 @@ impl Cache {
         self.keep_parts(tokens, kv, is_read, true, true);
     }
 
-    /// Keeps the window in front of a token page for other requests: this one has computed it again. To be called behind
+    /// Keeps the window in front of a token page for other requests: this one has recomputed it. To be called behind
     /// [`keep`](Self::keep), with what [`end_recompute`](Self::end_recompute) returned before that.
     pub(crate) fn keep_window(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, token_page: Option<usize>) {
         if let (Some(shape), Some(tree), Some(lock), Some(at)) =

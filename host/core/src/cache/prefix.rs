@@ -20,8 +20,8 @@ impl Prefix {
         self.lock.pages()
     }
 
-    /// Token pages in the radix tree of which nothing has to be computed: [`cached`](Self::cached), or fewer where the window at
-    /// their end is computed again.
+    /// Token pages in the radix tree of which nothing has to be computed: [`cached`](Self::cached), or fewer where the
+    /// window at their end is recomputed.
     pub(crate) fn complete(&self) -> usize {
         self.lock.from()
     }
@@ -31,7 +31,7 @@ impl Prefix {
         self.end.as_ref().map_or(self.lock.pages(), |end| end.reach.end)
     }
 
-    /// The token page at which computing begins: the same, or one before it for a window that is computed again.
+    /// The token page at which computing begins: the same, or one before it for a window that is recomputed.
     pub(super) fn from(&self) -> usize {
         self.end.as_ref().map_or(self.lock.from(), |end| end.reach.start)
     }
@@ -74,13 +74,13 @@ impl Cache {
         }
         let namespace = tree.namespace(tokens.namespace())?;
         let usable = tokens.usable(false);
-        let near = tree.window_parts(namespace, &usable);
+        let in_l1 = tree.window_parts(namespace, &usable);
         // A request that cannot be admitted anyway is spared a look at the tiers; restored pages are as many as computed ones.
-        let least = self.pages_for(tokens.known()).saturating_sub(near.len());
+        let least = self.pages_for(tokens.known()).saturating_sub(in_l1.len());
         if !self.can_have(promised + Pages { full: least, window: 0 }) {
             return None;
         }
-        let end = self.tiers.as_ref()?.end_for(now, tokens.room(), &near)?;
+        let end = self.tiers.as_ref()?.end_for(now, tokens.room(), &in_l1)?;
         let lock = self.tree.as_mut()?.hold_front(namespace, &usable, end.reach, shape);
         Some(Prefix { lock, end: Some(end) })
     }
@@ -125,13 +125,13 @@ impl Cache {
         let Some(namespace) = tree.namespace(tokens.namespace()) else { return };
         let shape = self.window.filter(|_| !is_sent);
         let windows = shape.map(|shape| (shape, tree.window_parts(namespace, &usable)));
-        let near = match &windows {
-            Some((_, near)) => near.len(),
+        let in_l1 = match &windows {
+            Some((_, in_l1)) => in_l1.len(),
             None => tree.peek(namespace, &usable),
         };
         kv.name_pages(tokens, &self.identity, pages, self.page_tokens);
         let names = kv.names[..pages].to_vec();
-        let wanted = crate::hierarchy::Wanted { place, names, near, is_sent, windows };
+        let wanted = crate::hierarchy::Wanted { place, names, in_l1, is_sent, windows };
         tiers.begin(now, tokens.room(), wanted);
     }
 }

@@ -1,4 +1,4 @@
-//! Pages (and aux rows) of ended rooms that somebody may still touch.
+//! Pages (and aux rows) of ended rooms that something may still touch.
 //!
 //! An entry names everything that could: a peer that was told where to write, own transfers still reading the pages,
 //! the batch being computed, our own threads that copy what arrived. It is cleared when the last of them is out, by acknowledgement or by fence, and never by
@@ -13,9 +13,9 @@ use crate::pool::{PagePool, QuarantinedPages, Settled};
 use crate::radix::PrefixLock;
 use crate::transfer::Tag;
 
-/// Who may still touch a room's pages.
+/// What may still touch a room's pages.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Touchers {
+pub(crate) struct Touches {
     /// A peer that may write them.
     pub writer: Option<Instance>,
     /// Our own transfers that read them.
@@ -30,8 +30,8 @@ pub(crate) struct Touchers {
     pub receiver: bool,
 }
 
-impl Touchers {
-    pub(crate) fn nobody(&self) -> bool {
+impl Touches {
+    pub(crate) fn is_empty(&self) -> bool {
         self.writer.is_none()
             && self.tags.is_empty()
             && !self.batch
@@ -47,7 +47,7 @@ pub(crate) struct Entry {
     pub pages: QuarantinedPages,
     /// Keeps the cached pages that the room used.
     pub lock: Option<PrefixLock>,
-    pub touchers: Touchers,
+    pub touches: Touches,
     pub leftovers: Leftovers,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Quarantine {
 
 impl Quarantine {
     pub(crate) fn insert(&mut self, room: Room, entry: Entry) {
-        assert!(!entry.touchers.nobody(), "nothing keeps {room:?} in quarantine");
+        assert!(!entry.touches.is_empty(), "nothing keeps {room:?} in quarantine");
         let earlier = self.entries.insert(room, entry);
         assert!(earlier.is_none(), "{room:?} ended twice");
     }
@@ -98,17 +98,17 @@ impl Quarantine {
         self.entries.values().filter(|entry| entry.lock.is_some()).count()
     }
 
-    /// Applies `change` to every entry and frees what nobody can touch any more.
+    /// Applies `change` to every entry and frees what nothing can touch any more.
     pub(crate) fn update(
         &mut self,
         pool: &mut PagePool,
-        mut change: impl FnMut(Room, &mut Touchers),
+        mut change: impl FnMut(Room, &mut Touches),
     ) -> Vec<(Room, Unlocked)> {
         let mut cleared = Vec::new();
         for (room, entry) in &mut self.entries {
-            change(*room, &mut entry.touchers);
+            change(*room, &mut entry.touches);
         }
-        for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touchers.nobody()) {
+        for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touches.is_empty()) {
             let Entry { pages, lock, leftovers, .. } = entry;
             pool.clear(pages, &Settled(()));
             cleared.push((room, Unlocked { lock, leftovers }));

@@ -1,6 +1,6 @@
 //! The way out of the cache: pages of requests that are preempted or have ended.
 
-use super::quarantine::{Entry, Touchers};
+use super::quarantine::{Entry, Touches};
 use super::{Cache, Holding};
 use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room};
@@ -47,7 +47,7 @@ impl Cache {
         &mut self,
         room: Room,
         kv: Holding,
-        touchers: Touchers,
+        touches: Touches,
         leftovers: Leftovers,
     ) -> Option<Cleared> {
         let Some(mut pages) = kv.held else { return Some(Cleared { room, leftovers }) };
@@ -55,13 +55,13 @@ impl Cache {
             pages.append(spare);
         }
         pages.append(kv.window.own);
-        if touchers.nobody() {
+        if touches.is_empty() {
             self.pool.release(pages);
             self.unlock(kv.lock);
             return Some(Cleared { room, leftovers });
         }
         let pages = self.pool.quarantine(pages);
-        self.quarantine.insert(room, Entry { pages, lock: kv.lock, touchers, leftovers });
+        self.quarantine.insert(room, Entry { pages, lock: kv.lock, touches, leftovers });
         None
     }
 
@@ -77,43 +77,43 @@ impl Cache {
 
     /// A peer writes nothing more here: into one room, or into any.
     pub(crate) fn writer_gone(&mut self, peer: Instance, room: Option<Room>) -> Vec<Cleared> {
-        self.clear(|other, touchers| {
+        self.clear(|other, touches| {
             if room.is_none_or(|room| room == other) {
-                touchers.writer = touchers.writer.filter(|writer| *writer != peer);
+                touches.writer = touches.writer.filter(|writer| *writer != peer);
             }
         })
     }
 
     /// A write of ours has settled, so it reads no page any more.
     pub(crate) fn write_settled(&mut self, tag: Tag) -> Vec<Cleared> {
-        self.clear(|_, touchers| {
-            touchers.tags.remove(&tag);
+        self.clear(|_, touches| {
+            touches.tags.remove(&tag);
         })
     }
 
     /// The batch has ended.
     pub(crate) fn batch_ended(&mut self) -> Vec<Cleared> {
-        self.clear(|_, touchers| touchers.batch = false)
+        self.clear(|_, touches| touches.batch = false)
     }
 
     /// A room's pages have been verified.
     pub(crate) fn verification_ended(&mut self, room: Room) -> Vec<Cleared> {
-        self.clear(|other, touchers| touchers.verification &= other != room)
+        self.clear(|other, touches| touches.verification &= other != room)
     }
 
     /// Our transfer threads copy nothing into a room's pages any more.
     pub(crate) fn receiver_closed(&mut self, room: Room) -> Vec<Cleared> {
-        self.clear(|other, touchers| touchers.receiver &= other != room)
+        self.clear(|other, touches| touches.receiver &= other != room)
     }
 
     /// A copy from host memory has ended.
     pub(super) fn load_ended(&mut self, load: TierTag) -> Vec<Cleared> {
-        self.clear(|_, touchers| {
-            touchers.loads.remove(&load);
+        self.clear(|_, touches| {
+            touches.loads.remove(&load);
         })
     }
 
-    fn clear(&mut self, change: impl FnMut(Room, &mut Touchers)) -> Vec<Cleared> {
+    fn clear(&mut self, change: impl FnMut(Room, &mut Touches)) -> Vec<Cleared> {
         let cleared = self.quarantine.update(&mut self.pool, change);
         let unlocked = cleared.into_iter().map(|(room, entry)| {
             self.unlock(entry.lock);

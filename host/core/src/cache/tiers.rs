@@ -18,29 +18,29 @@ impl Cache {
         self.tiers.as_ref().is_some_and(|tiers| tiers.waits(room))
     }
 
-    /// A waiting request waits for something that storage cannot give, and may be overtaken.
+    /// A waiting request waits for something that storage cannot give, and may be skipped.
     pub(crate) fn yields(&mut self, room: Room) {
         if let Some(tiers) = &mut self.tiers {
-            tiers.step_aside(room);
+            tiers.yields(room);
         }
     }
 
-    /// A request is admitted, its first `near` pages from L1: begins to restore what the tiers have for it. Returns the page
+    /// A request is admitted, its first `in_l1` pages being in L1: begins to restore what the tiers have for it. Returns the page
     /// behind that, if there is any.
     pub(super) fn begin_restore(
         &mut self,
         now: Time,
         room: Room,
         kv: &mut Holding,
-        near: usize,
+        in_l1: usize,
     ) -> Option<usize> {
         let tiers = self.tiers.as_mut()?;
-        let end = near + tiers.restore(now, room, near);
-        if end == near {
+        let end = in_l1 + tiers.restore(now, room, in_l1);
+        if end == in_l1 {
             return None;
         }
-        tiers.restore_into(room, &kv.table[near..end]);
-        kv.restore = Some(Restore::Pending(near..end));
+        tiers.restore_into(room, &kv.table[in_l1..end]);
+        kv.restore = Some(Restore::Pending(in_l1..end));
         Some(end)
     }
 
@@ -50,13 +50,13 @@ impl Cache {
         now: Time,
         room: Room,
         kv: &mut Holding,
-        near: usize,
+        in_l1: usize,
         end: &End,
     ) -> Option<usize> {
         let tiers = self.tiers.as_mut()?;
-        let restored = near..end.reach.end.max(near);
+        let restored = in_l1..end.reach.end.max(in_l1);
         let pages = [&kv.table[restored.clone()], kv.window.own.ids()].concat();
-        if !tiers.restore_end(now, room, near, end, &pages) {
+        if !tiers.restore_end(now, room, in_l1, end, &pages) {
             return None;
         }
         let end = restored.end;
@@ -76,7 +76,7 @@ impl Cache {
         self.with_tiers(|tiers, actions| tiers.expire(now, actions))
     }
 
-    /// Begins what the tiers have room for.
+    /// Begins what the tiers can take.
     pub(crate) fn start_tiers(&mut self, now: Time) -> Vec<TierAction> {
         self.with_tiers(|tiers, actions| tiers.start(now, actions))
     }

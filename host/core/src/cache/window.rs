@@ -12,9 +12,10 @@
 //! is done, the parts that no later position sees are given back: the request's own to the pool, cached ones to the tree. So
 //! what a prompt takes here depends on the window and not on its length.
 //!
-//! Where the full parts of a prefix are cached and the window at its end is not, the request may compute that again from the
-//! full parts ([`WindowShape::reach`]): it begins before the end of its prefix, at `Holding::recompute`, with no window at all,
-//! so the parts of the first positions are of no use. Those parts are given back before the tree gets any.
+//! Where the full parts of a prefix are cached and the window at its end is not, the request may recompute that from
+//! the full parts ([`WindowShape::reach`]): it begins before the end of its prefix, at `Holding::recompute`, with no
+//! window at all, so the parts of the first positions are of no use. Those parts are given back before the tree gets
+//! any.
 //!
 //! Only batches touch parts that are given back: a transfer sends those of the prompt's end, which stay until the request
 //! ends, and what arrives belongs to steps that have not begun.
@@ -191,8 +192,8 @@ impl Cache {
         kv.window.first += unseen;
     }
 
-    /// Whether the window at the end of a prefix is complete now that a request computes again. If it is, gives the parts back
-    /// that led there and returns the token page at whose beginning the window is whole.
+    /// Whether the window at the end of a prefix is complete now that a request recomputes it. If it is, gives the
+    /// parts back that led there and returns the token page at whose beginning the window is whole.
     pub(crate) fn end_recompute(&mut self, kv: &mut Holding) -> Option<usize> {
         let shape = self.window?;
         if kv.recompute.is_empty() || kv.computed < kv.recompute.end {

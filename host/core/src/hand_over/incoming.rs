@@ -157,11 +157,11 @@ mod tests {
     #[test]
     fn later_attempts_count_damage_and_ask_for_what_is_missing() {
         let first = Incoming { window: 2, ..incoming() };
-        let again = first.for_damaged(Time::default());
-        assert_eq!((again.attempt, again.damaged, again.pages.clone(), again.window), (2, 1, 2..5, 2));
-        let span = again.for_missing(Time::default(), 3..4, true);
+        let second = first.for_damaged(Time::default());
+        assert_eq!((second.attempt, second.damaged, second.pages.clone(), second.window), (2, 1, 2..5, 2));
+        let span = second.for_missing(Time::default(), 3..4, true);
         assert_eq!((span.attempt, span.damaged, span.len(), span.supplement), (3, 1, 1, true));
-        let rest = again.for_missing(Time::default(), 3..5, false);
+        let rest = second.for_missing(Time::default(), 3..5, false);
         assert_eq!((rest.len(), rest.supplement), (4, false));
         assert!(span.for_damaged(Time::default()).supplement, "a damaged supplement stays one");
     }

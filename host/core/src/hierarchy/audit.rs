@@ -32,7 +32,7 @@ impl Hierarchy {
         let unloaded: usize = self.fetches.values().map(Fetch::unloaded).sum();
         assert_eq!(unloaded, self.unloaded, "pages of restores that are not loaded");
         let known = |room: &Room| self.fetches.contains_key(room);
-        assert!(self.deadlines.iter().all(|(_, room)| known(room)), "a deadline of nobody's");
+        assert!(self.deadlines.iter().all(|(_, room)| known(room)), "a deadline without a request");
         let sum = |wanted: fn(&Work) -> bool| {
             let ops = self.ops.values().filter(|op| wanted(&op.work));
             ops.map(|op| self.bytes(op.slots.len())).sum::<u64>()

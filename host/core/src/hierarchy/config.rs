@@ -1,4 +1,4 @@
-//! What a worker is told of the tiers below its pool.
+//! What a worker is told of its offload tiers.
 
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ pub struct HierarchyConfig {
     pub wait_per_1024_tokens: Duration,
     /// No request waits longer than this for storage, and no read or write stays uncancelled for longer.
     pub longest_wait: Duration,
-    /// Pages that storage must be able to add to what is nearer before anything is read from it.
+    /// Pages that storage must be able to add to L1 and host memory before anything is read from it.
     pub fewest_pages: u32,
     /// Pages in one batch of reads, writes or copies at most.
     pub batch_pages: u32,

@@ -1,4 +1,4 @@
-//! What is to be done below the pool, and what comes back; the rules are told [there](super).
+//! What the offload tiers are to do, and what comes back; the rules are told [there](super).
 
 use super::HostSlot;
 use crate::ids::PageId;
@@ -17,7 +17,7 @@ pub enum Direction {
     Load,
 }
 
-/// Something to be done below the pool. All ranks do it.
+/// Something that the offload tiers are to do. All ranks do it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TierAction {
     /// Copy pages between pool and host memory.
@@ -80,7 +80,7 @@ pub enum PageEnd {
     Damaged,
 }
 
-/// Something that happened below the pool.
+/// Something that happened in the offload tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TierEvent {
     /// The answer to a [`TierAction::Query`], page by page in its order. All false when the tier could not say.

@@ -1,22 +1,23 @@
-//! What one request gets from below the pool, from its arrival until its pages are there.
+//! What one request gets from the offload tiers, from its arrival until its pages are there.
 //!
 //! ```text
 //!  begin ─► Asking ─(answers)─► Reading ─(slots filled)─► Idle ─restore─► Restoring ─► done, or failed
 //!              └── nothing to ask ─────────────────────────┘
 //! ```
 //!
-//! In the queue a request's pages are read into host memory; it holds pins on slots and nothing of the pool. It waits for
-//! that as long as doing without would take ([`worth`](super::worth)), counted from its arrival; what comes later is still
-//! used if something else kept the request in the queue. When it is admitted, [`restore`](Hierarchy::restore) says how many pages behind those in L1 will come from below: that is
-//! the promise. Every page of it has a pinned slot by then, filled or being filled. A restore has failed when one of them
-//! cannot be had in time and no copy into its pages is under way.
+//! In the queue a request's pages are read into host memory; it holds pins on slots and nothing of the pool. It waits
+//! for that as long as doing without would take ([`cost_model`](super::cost_model)), counted from its arrival; what
+//! comes later is still used if something else kept the request in the queue. When it is admitted,
+//! [`restore`](Hierarchy::restore) says how many pages behind those in L1 will be restored: that is the promise. Every
+//! page of it has a pinned slot by then, filled or being filled. A restore has failed when one of them cannot be had in
+//! time and no copy into its pages is under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
+use super::cost_model::SHORTEST_WAIT;
 use super::windows::Windows;
-use super::worth::SHORTEST_WAIT;
 use super::{Found, Hierarchy, HostSlot, PrefetchPolicy, TierTag};
 use crate::ids::{PageId, Room, Time};
 use crate::radix::PageHash;
@@ -31,9 +32,9 @@ pub(super) enum Phase {
     Restoring,
 }
 
-/// One page of the pool that comes from below. All but the last two hold a pin on their slot.
+/// One page of the pool that is restored. All but the last two hold a pin on their slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum FetchState {
     Filling(HostSlot),
     Ready(HostSlot),
     Loading(TierTag),
@@ -50,7 +51,7 @@ pub(crate) struct Wanted {
     /// Of the pages of the prompt that may come from a cache.
     pub names: Vec<PageHash>,
     /// How many of them are in L1.
-    pub near: usize,
+    pub in_l1: usize,
     /// Whether it is sent the others.
     pub is_sent: bool,
     /// For one that computes what a window slides over: which of the pages in L1 have their window parts there.
@@ -81,9 +82,9 @@ pub(super) struct Fetch {
     /// Whether what is not restored is sent by another worker, and not computed here.
     pub is_sent: bool,
     /// Pages that were in L1 when it arrived.
-    pub near: usize,
+    pub in_l1: usize,
     /// Pages of the prompt by their places, and behind all of them those of [window parts](super::windows).
-    pub pieces: BTreeMap<usize, Piece>,
+    pub pieces: BTreeMap<usize, FetchState>,
     /// While restoring: where each goes.
     pub table: BTreeMap<usize, PageId>,
 }
@@ -113,14 +114,14 @@ impl Fetch {
 
     pub(super) fn slots(&self) -> impl Iterator<Item = HostSlot> {
         self.pieces.values().filter_map(|piece| match piece {
-            Piece::Filling(slot) | Piece::Ready(slot) => Some(*slot),
+            FetchState::Filling(slot) | FetchState::Ready(slot) => Some(*slot),
             _ => None,
         })
     }
 
     /// Pages of a restore that are not loaded.
     pub(super) fn unloaded(&self) -> usize {
-        let pieces = self.pieces.values().filter(|piece| **piece != Piece::Loaded);
+        let pieces = self.pieces.values().filter(|piece| **piece != FetchState::Loaded);
         if self.phase == Phase::Restoring { pieces.count() } else { 0 }
     }
 
@@ -129,25 +130,25 @@ impl Fetch {
         if self.is_sent || self.phase == Phase::Asking {
             return &[];
         }
-        let held = self.pieces.range(self.near..).map(|(page, _)| *page);
-        let run = held.zip(self.near..self.names.len()).take_while(|(page, place)| page == place);
-        &self.names[self.near + run.count()..]
+        let held = self.pieces.range(self.in_l1..).map(|(page, _)| *page);
+        let run = held.zip(self.in_l1..self.names.len()).take_while(|(page, place)| page == place);
+        &self.names[self.in_l1 + run.count()..]
     }
 
     pub(super) fn fills(&self) -> bool {
-        self.pieces.values().any(|piece| matches!(piece, Piece::Filling(_)))
+        self.pieces.values().any(|piece| matches!(piece, FetchState::Filling(_)))
     }
 }
 
 impl Hierarchy {
     /// A request is to go on behind as many of these pages as there are.
     pub(crate) fn begin(&mut self, now: Time, room: Room, wanted: Wanted) {
-        let Wanted { place, names, near, is_sent, windows } = wanted;
+        let Wanted { place, names, in_l1, is_sent, windows } = wanted;
         let fetch = Fetch {
             place,
             in_line: true,
             stored: vec![None; names.len()],
-            windows: windows.map(|(shape, near)| Windows::new(shape, near, &names)),
+            windows: windows.map(|(shape, in_l1)| Windows::new(shape, in_l1, &names)),
             names,
             unanswered: BTreeSet::new(),
             phase: Phase::Idle,
@@ -156,7 +157,7 @@ impl Hierarchy {
             patient: true,
             prolonged: false,
             is_sent,
-            near,
+            in_l1,
             pieces: BTreeMap::new(),
             table: BTreeMap::new(),
         };
@@ -195,12 +196,12 @@ impl Hierarchy {
             Some(Found::Ready(slot)) => Some((page, slot)),
             _ => None,
         };
-        let here: Vec<(usize, HostSlot)> = (fetch.near..fetch.names.len()).filter_map(ready).collect();
+        let here: Vec<(usize, HostSlot)> = (fetch.in_l1..fetch.names.len()).filter_map(ready).collect();
         for (page, slot) in here {
             if self.free_for_reads() == 0 {
                 return;
             }
-            self.add_piece(room, page, Piece::Ready(slot));
+            self.add_piece(room, page, FetchState::Ready(slot));
         }
     }
 
@@ -221,7 +222,7 @@ impl Hierarchy {
             return;
         }
         fetch.phase = Phase::Idle;
-        let (near, windows) = (fetch.near, fetch.windows.is_some());
+        let (in_l1, windows) = (fetch.in_l1, fetch.windows.is_some());
         self.set_deadline(room, None);
         if windows {
             return self.read_windows(now, room);
@@ -231,19 +232,19 @@ impl Hierarchy {
             fetch.stored(*page).is_some() || self.host.find(&fetch.names[*page]).is_some()
         };
         let end =
-            (near..self.fetches[&room].names.len()).take_while(found).last().map_or(near, |last| last + 1);
+            (in_l1..self.fetches[&room].names.len()).take_while(found).last().map_or(in_l1, |last| last + 1);
         self.shorten(room, end);
         let far: Vec<usize> =
-            (near..end).filter(|page| self.host.find(&self.fetches[&room].names[*page]).is_none()).collect();
+            (in_l1..end).filter(|page| self.host.find(&self.fetches[&room].names[*page]).is_none()).collect();
         if far.is_empty() || far.len() < self.config.fewest_pages as usize {
             return;
         }
-        if !self.worth_reading(room, &far, end - near, near..end) && !self.read_trial.is_due(now) {
+        if !self.reading_pays(room, &far, end - in_l1, in_l1..end) && !self.read_trial.is_due(now) {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }
-        self.fetch_pieces(room, near..end);
-        self.wait_for_reads(now, room, near..end);
+        self.fetch_pieces(room, in_l1..end);
+        self.wait_for_reads(now, room, in_l1..end);
     }
 
     /// What is read for a request gives it these pages more.
@@ -273,23 +274,23 @@ impl Hierarchy {
             }
             let (name, tier) = (fetch.name(page), fetch.stored(page));
             let piece = match self.host.find(&name) {
-                Some(Found::Ready(slot)) => Piece::Ready(slot),
-                Some(Found::Filling(slot)) => Piece::Filling(slot),
+                Some(Found::Ready(slot)) => FetchState::Ready(slot),
+                Some(Found::Filling(slot)) => FetchState::Filling(slot),
                 None => {
                     let Some(tier) = tier.filter(|_| self.free_for_reads() > 0) else { return };
                     let Some(slot) = self.host.begin(name) else { return };
                     self.tiers[tier].to_read.push_back((name, slot));
-                    Piece::Filling(slot)
+                    FetchState::Filling(slot)
                 }
             };
             self.add_piece(room, page, piece);
         }
     }
 
-    pub(super) fn add_piece(&mut self, room: Room, page: usize, piece: Piece) {
-        let (Piece::Filling(slot) | Piece::Ready(slot)) = piece else { return };
+    pub(super) fn add_piece(&mut self, room: Room, page: usize, piece: FetchState) {
+        let (FetchState::Filling(slot) | FetchState::Ready(slot)) = piece else { return };
         self.host.pin(slot);
-        if matches!(piece, Piece::Filling(_)) {
+        if matches!(piece, FetchState::Filling(_)) {
             self.waiters.entry(slot).or_default().push((room, page));
         }
         if let Some(fetch) = self.fetches.get_mut(&room) {
@@ -302,8 +303,8 @@ impl Hierarchy {
         self.release_piece(piece);
     }
 
-    fn release_piece(&mut self, piece: Option<Piece>) {
-        if let Some(Piece::Filling(slot) | Piece::Ready(slot)) = piece {
+    fn release_piece(&mut self, piece: Option<FetchState>) {
+        if let Some(FetchState::Filling(slot) | FetchState::Ready(slot)) = piece {
             self.host.unpin(slot);
         }
     }
@@ -311,10 +312,11 @@ impl Hierarchy {
     /// A slot that a request waits for is ready, or will not be.
     pub(super) fn filled(&mut self, room: Room, page: usize, slot: HostSlot, good: bool) {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
-        let Some(piece) = fetch.pieces.get_mut(&page).filter(|piece| **piece == Piece::Filling(slot)) else {
+        let Some(piece) = fetch.pieces.get_mut(&page).filter(|piece| **piece == FetchState::Filling(slot))
+        else {
             return;
         };
-        *piece = if good { Piece::Ready(slot) } else { Piece::Gone };
+        *piece = if good { FetchState::Ready(slot) } else { FetchState::Gone };
         let (restores, windows) = (fetch.phase == Phase::Restoring, fetch.windows.is_some());
         if !good {
             self.host.unpin(slot);
@@ -342,9 +344,9 @@ impl Hierarchy {
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         let mut slots = Vec::new();
         for piece in fetch.pieces.values_mut() {
-            if let Piece::Filling(slot) = *piece {
+            if let FetchState::Filling(slot) = *piece {
                 slots.push(slot);
-                *piece = Piece::Gone;
+                *piece = FetchState::Gone;
             }
         }
         slots.into_iter().for_each(|slot| self.host.unpin(slot));
@@ -360,7 +362,7 @@ impl Hierarchy {
         let mut loads = BTreeSet::new();
         // The front of a prefix is evicted last.
         for piece in fetch.pieces.into_values().rev() {
-            if let Piece::Loading(tag) = piece {
+            if let FetchState::Loading(tag) = piece {
                 loads.insert(tag);
             }
             self.release_piece(Some(piece));

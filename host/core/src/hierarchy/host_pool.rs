@@ -11,9 +11,9 @@
 //!                  └─give_up─► abandoned ─ended─► free
 //! ```
 //!
-//! While a slot is *filling* somebody writes it. When nobody waits for that any more it is *abandoned*: no longer found,
-//! and not free before the writer has said that it is done. No timer frees it. A *pin* keeps a ready slot from being
-//! used for another page, and a spoilt one from being free.
+//! A *filling* slot is being written. When no request waits for that any more it is *abandoned*: no longer found, and
+//! not free before the writer has said that it is done. No timer frees it. A *pin* keeps a ready slot from being used
+//! for another page, and a spoilt one from being free.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ enum State {
     Free,
     Filling,
     Ready,
-    /// Its content is no good, and somebody has not noticed yet.
+    /// Its content is no good, and a request has not noticed yet.
     Spoilt,
     Abandoned,
 }
@@ -53,9 +53,9 @@ pub struct HostCounts {
     pub filling: usize,
     /// Hold a page that can be found.
     pub ready: usize,
-    /// Hold nothing of use until those who waited for it have noticed.
+    /// Hold nothing of use until the requests that waited have noticed.
     pub spoilt: usize,
-    /// May still be written, although nobody waits for it any more.
+    /// May still be written, although no request waits any more.
     pub abandoned: usize,
 }
 
@@ -149,21 +149,21 @@ impl HostPool {
         self.slots[slot.0 as usize].state == State::Ready
     }
 
-    /// Whether somebody waits for what is or will be written to a slot.
+    /// Whether a request waits for what is or will be written to a slot.
     #[must_use]
     pub fn is_wanted(&self, slot: HostSlot) -> bool {
         let entry = &self.slots[slot.0 as usize];
         entry.state == State::Filling && entry.pins > 0
     }
 
-    /// The page that a slot holds or will hold; `None` when nobody finds it there.
+    /// The page that a slot holds or will hold; `None` when it is not found there.
     #[must_use]
     pub fn name(&self, slot: HostSlot) -> Option<PageHash> {
         self.slots[slot.0 as usize].name
     }
 
     /// A slot for a page that is not here: a free one, or the least recently used without a pin. `None` when there is
-    /// neither. The caller has it written, and says [`ended`](Self::ended) once nobody writes it any more.
+    /// neither. The caller has it written, and says [`ended`](Self::ended) once no write is left.
     ///
     /// # Panics
     /// When the page is here already.
@@ -181,7 +181,7 @@ impl HostPool {
         Some(slot)
     }
 
-    /// Nobody writes the slot any more; `good` when it holds its page. Returns whether the page is here now.
+    /// No write to the slot is left; `good` when it holds its page. Returns whether the page is here now.
     pub fn ended(&mut self, slot: HostSlot, good: bool) -> bool {
         match self.slots[slot.0 as usize].state {
             State::Abandoned => {
@@ -206,7 +206,7 @@ impl HostPool {
         }
     }
 
-    /// Nobody shall wait for what is written to a slot any more; it is free once the writer is done.
+    /// No request waits for what is written to a slot any more; it is free once the writer is done.
     pub fn give_up(&mut self, slot: HostSlot) {
         if self.slots[slot.0 as usize].state == State::Filling {
             self.forget_name(slot);
@@ -237,7 +237,7 @@ impl HostPool {
         }
         self.pinned -= 1;
         match entry.state {
-            // One that was cleared while somebody used it.
+            // One that was cleared while it was in use.
             State::Ready if entry.name.is_none() => {
                 self.relocate(slot, State::Ready, State::Spoilt);
                 self.free_if_spoilt(slot);
@@ -248,9 +248,9 @@ impl HostPool {
         }
     }
 
-    /// Forgets every page. What is pinned or being written stays for those who use it, and is found by nobody.
+    /// Forgets every page. What is pinned or being written stays for its users, and is not found any more.
     ///
-    /// Returns the slots that are being written: nobody is to wait for them.
+    /// Returns the slots that are being written: no request is to wait for them.
     pub fn clear(&mut self) -> Vec<HostSlot> {
         while self.oldest != NONE {
             self.forget_page(HostSlot(self.oldest));

@@ -1,6 +1,6 @@
 //! Copying from host memory into a request's pages.
 
-use super::fetch::Piece;
+use super::fetch::FetchState;
 use super::{Direction, Hierarchy, HostSlot, Op, PageEnd, TierAction, Work};
 use crate::ids::{PageId, Room, Time};
 
@@ -17,9 +17,9 @@ impl Hierarchy {
                 continue;
             };
             let mut batch: Vec<(usize, HostSlot, PageId)> = Vec::new();
-            let ready = fetch.pieces.iter_mut().filter(|(_, piece)| matches!(piece, Piece::Ready(_)));
+            let ready = fetch.pieces.iter_mut().filter(|(_, piece)| matches!(piece, FetchState::Ready(_)));
             for (page, piece) in ready.take(most) {
-                if let Piece::Ready(slot) = std::mem::replace(piece, Piece::Loading(tag)) {
+                if let FetchState::Ready(slot) = std::mem::replace(piece, FetchState::Loading(tag)) {
                     batch.push((*page, slot, fetch.table[page]));
                 }
             }
@@ -45,7 +45,7 @@ impl Hierarchy {
         self.host.unpin(slot);
         let Some(fetch) = self.fetches.get_mut(&room) else { return };
         if let Some(piece) = fetch.pieces.get_mut(&page) {
-            *piece = if end == PageEnd::Done { Piece::Loaded } else { Piece::Gone };
+            *piece = if end == PageEnd::Done { FetchState::Loaded } else { FetchState::Gone };
             let from_storage = fetch.stored(page).is_some();
             if end == PageEnd::Done {
                 self.unloaded -= 1;

@@ -12,12 +12,12 @@ pub(super) struct Asked {
     /// Whose pages, in the order of the batch.
     pages: Vec<(Room, usize)>,
     since: Time,
-    /// When nobody waits for the answer any more; `None` once that has happened.
+    /// Until when requests wait for the answer; `None` once that is over.
     pub until: Option<Time>,
 }
 
 impl Asked {
-    /// Pages for whose answer somebody waits.
+    /// Pages for whose answer a request waits.
     pub(super) fn pages(&self) -> usize {
         self.pages.len()
     }
@@ -70,7 +70,8 @@ impl Hierarchy {
         self.answer(now, tier, &asked.pages, found);
     }
 
-    /// Nobody waits for answers that take too long. The tier still owes them, and is asked no more than it may owe.
+    /// Requests stop waiting for answers that take too long. The tier still owes them, and is asked no more than it may
+    /// owe.
     pub(super) fn expire_questions(&mut self, now: Time) {
         for tier in 0..self.tiers.len() {
             let due = self.tiers[tier].asked.values_mut();

@@ -38,7 +38,7 @@ impl Hierarchy {
         }
     }
 
-    /// The next batch that fits. Pages that nobody waits for any more are left out.
+    /// The next batch that fits. Pages that no request waits for any more are left out.
     fn next_reads(&mut self, tier: usize) -> Option<Vec<(PageHash, HostSlot)>> {
         let mut pages = Vec::new();
         while let Some((name, slot)) = self.tiers[tier].to_read.front().copied() {
@@ -60,7 +60,7 @@ impl Hierarchy {
     }
 
     pub(super) fn fail_queued_reads(&mut self, tier: usize) {
-        // Whoever waits may ask for something else instead.
+        // A request that waits may ask for something else instead.
         while let Some((_, slot)) = self.tiers[tier].to_read.pop_front() {
             self.host.ended(slot, false);
             self.tell_waiters(slot, false);
@@ -87,7 +87,7 @@ impl Hierarchy {
             self.read_trial.is_due_from(now);
         }
         // One that was given up says what it says too: the next will be waited for longer, or not be begun.
-        tier.reading.learn_in_doubt(op.carried as f64, seconds);
+        tier.reading.learn_clamped(op.carried as f64, seconds);
         tier.stats.read_times.add(Duration::try_from_secs_f64(seconds).unwrap_or_default());
         if op.until.is_some() {
             tier.strikes = 0;

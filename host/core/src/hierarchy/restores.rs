@@ -1,8 +1,8 @@
-//! Restoring what lies below into the pages of a request that was admitted.
+//! Restoring what the offload tiers hold into the pages of a request that was admitted.
 
 use std::ops::Range;
 
-use super::fetch::{Phase, Piece};
+use super::fetch::{FetchState, Phase};
 use super::{Found, Hierarchy, PrefetchPolicy};
 use crate::ids::{PageId, Room, Time};
 
@@ -18,13 +18,13 @@ pub(crate) enum Progress {
 }
 
 impl Hierarchy {
-    /// A request is admitted, with its first `near` pages from L1: how many of the next ones will come from below.
+    /// A request is admitted, with its first `in_l1` pages being in L1: how many of the next ones will be restored.
     /// [`restore_into`](Self::restore_into) is to follow unless that is none.
-    pub(crate) fn restore(&mut self, now: Time, room: Room, near: usize) -> usize {
+    pub(crate) fn restore(&mut self, now: Time, room: Room, in_l1: usize) -> usize {
         self.passes(room);
         let Some(fetch) = self.fetches.get(&room) else { return 0 };
         let in_flight = fetch.is_sent && self.config.prefetch != PrefetchPolicy::BestEffort;
-        let mut end = near;
+        let mut end = in_l1;
         while end < fetch.names.len() {
             match self.host.find(&fetch.names[end]) {
                 Some(Found::Ready(_)) => {}
@@ -33,18 +33,18 @@ impl Hierarchy {
             }
             end += 1;
         }
-        let slow = end > near && self.load_seconds(end - near) > self.seconds_without(fetch, near..end);
+        let slow = end > in_l1 && self.load_seconds(end - in_l1) > self.seconds_without(fetch, in_l1..end);
         if slow && !self.load_trial.is_due(now) {
-            self.stats.skipped_by_cost += (end - near) as u64;
-            end = near;
+            self.stats.skipped_by_cost += (end - in_l1) as u64;
+            end = in_l1;
         }
-        if !self.restore_pieces(room, &(near..end).collect::<Vec<usize>>()) {
+        if !self.restore_pieces(room, &(in_l1..end).collect::<Vec<usize>>()) {
             return 0;
         }
-        let wait = self.longest_wait(room, near..end);
+        let wait = self.longest_wait(room, in_l1..end);
         let until = self.fetches[&room].fills().then(|| now.after(wait));
         self.set_deadline(room, until);
-        end - near
+        end - in_l1
     }
 
     /// Restores these pieces, which are all in host memory or on their way, and nothing else; forgets the request when
@@ -61,8 +61,8 @@ impl Hierarchy {
         }
         for page in inside {
             let piece = match self.host.find(&self.fetches[&room].name(page)) {
-                Some(Found::Ready(slot)) => Piece::Ready(slot),
-                Some(Found::Filling(slot)) => Piece::Filling(slot),
+                Some(Found::Ready(slot)) => FetchState::Ready(slot),
+                Some(Found::Filling(slot)) => FetchState::Filling(slot),
                 None => unreachable!("piece {page} of {room:?} was there before"),
             };
             self.add_piece(room, page, piece);
@@ -99,13 +99,14 @@ impl Hierarchy {
     /// How a restore is doing; `None` for a request without one.
     pub(crate) fn progress(&self, room: Room) -> Option<Progress> {
         let fetch = self.fetches.get(&room).filter(|fetch| fetch.phase == Phase::Restoring)?;
-        let under_way =
-            |piece: &Piece| matches!(piece, Piece::Filling(_) | Piece::Ready(_) | Piece::Loading(_));
+        let under_way = |piece: &FetchState| {
+            matches!(piece, FetchState::Filling(_) | FetchState::Ready(_) | FetchState::Loading(_))
+        };
         if fetch.pieces.values().any(under_way) {
             return Some(Progress::Pending);
         }
         let mut missing =
-            fetch.pieces.iter().filter(|(_, piece)| **piece != Piece::Loaded).map(|(page, _)| *page);
+            fetch.pieces.iter().filter(|(_, piece)| **piece != FetchState::Loaded).map(|(page, _)| *page);
         if fetch.windows.is_some() {
             let count = missing.count();
             return Some(if count == 0 { Progress::Done } else { Progress::Failed(0..count) });

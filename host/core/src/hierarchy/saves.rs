@@ -60,8 +60,8 @@ impl Hierarchy {
         }
     }
 
-    /// Takes the youngest saves that nobody has begun and that keep the same pages: several batches of one request, or one that
-    /// was evicted. Each is to be [dropped](Self::drop_save) or [put back](Self::wait_again).
+    /// Takes the youngest saves that have not begun and that keep the same pages: several batches of one request, or
+    /// one that was evicted. Each is to be [dropped](Self::drop_save) or [put back](Self::wait_again).
     pub(crate) fn take_youngest(&mut self) -> Vec<Queued> {
         let mut taken: Vec<Queued> = Vec::new();
         while let Some(queued) = self.saves.pop_back() {
@@ -93,7 +93,7 @@ impl Hierarchy {
         self.take_released()
     }
 
-    /// A save that nobody has begun is not wanted any more.
+    /// A save that has not begun is not wanted any more.
     pub(super) fn drop_save(&mut self, queued: Queued) {
         for (_, slot) in queued.pages {
             self.host.ended(slot, false);

@@ -1,4 +1,4 @@
-//! What is counted below the pool.
+//! What is counted in the offload tiers.
 
 use super::questions::Asked;
 use super::{Hierarchy, HostCounts};
@@ -10,7 +10,7 @@ use crate::ids::Room;
 pub struct HierarchyStats {
     /// Where the slots of host memory are.
     pub host: HostCounts,
-    /// Slots that somebody uses.
+    /// Slots in use.
     pub host_pinned: usize,
     /// Pages that made way for others in host memory.
     pub host_evicted: u64,
@@ -40,7 +40,7 @@ pub struct HierarchyStats {
     pub saved: u64,
     /// Not copied to host memory, for want of slots there.
     pub not_saved: u64,
-    /// Not copied although it was to be, because somebody needed the pool's pages at once.
+    /// Not copied although it was to be, because a request needed the pool's pages at once.
     pub dropped: u64,
     /// Pages of the pool that are evicted and being copied now.
     pub writing_back: usize,

@@ -1,10 +1,11 @@
-//! Window parts below the pool, for workers that compute models of which some layers slide ([`crate::window`]).
+//! Window parts in the offload tiers, for workers that compute models of which some layers slide ([`crate::window`]).
 //!
-//! Such a worker goes on where it has all pages before and the window that is seen there, or where it computes that window
-//! again ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few places only. So a
-//! fetch looks for the place that leaves least to be computed, an *end*: window parts may come from L1 up to the first that is
-//! not there, and from below from then on. Only what belongs to that end is read. When a piece of it cannot be had, the next end is looked for with what is left, and in the last
-//! resort the one that L1 has alone.
+//! Such a worker goes on where it has all pages before and the window that is seen there, or where it recomputes that
+//! window ([`WindowShape::reach`]). What was saved of a sequence is all of its pages, and window parts at a few places
+//! only. So a fetch looks for the place that leaves least to be computed, an *end*: window parts may come from L1 up to
+//! the first that is not there, and from the offload tiers from then on. Only what belongs to that end is read. When a
+//! piece of it cannot be had, the next end is looked for with what is left, and in the last resort the one that L1 has
+//! alone.
 //!
 //! The pieces of a fetch are numbered: page by page, then part by part the pages of all window parts, in order. Storage is asked
 //! for the first page of a part only, which is written with the others.
@@ -23,7 +24,7 @@ use crate::window::{Reach, WindowShape};
 pub(super) struct Windows {
     shape: WindowShape,
     /// Of the pages that were in L1 when the request arrived: which had their parts there.
-    near: Vec<bool>,
+    in_l1: Vec<bool>,
     /// Names of the first pages of all parts.
     names: Vec<PageHash>,
     /// The first tier that has each, as far as was asked.
@@ -32,12 +33,12 @@ pub(super) struct Windows {
     gone: BTreeSet<usize>,
 }
 
-/// Where a request is to go on, and what of it comes from below.
+/// Where a request is to go on, and what of it is restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct End {
-    /// Pages before its end that L1 has not come from below.
+    /// Pages before its end that are not in L1 are restored.
     pub reach: Reach,
-    /// Token pages in front of it whose window parts come from below; those before them that are seen are in L1.
+    /// Token pages in front of it whose window parts are restored; those before them that are seen are in L1.
     pub windows: Range<usize>,
     /// Pages that are there and left alone, because computing them is quicker.
     pub skipped: usize,
@@ -46,10 +47,10 @@ pub(crate) struct End {
 }
 
 impl Windows {
-    pub(super) fn new(shape: WindowShape, near: Vec<bool>, names: &[PageHash]) -> Self {
+    pub(super) fn new(shape: WindowShape, in_l1: Vec<bool>, names: &[PageHash]) -> Self {
         Self {
             shape,
-            near,
+            in_l1,
             names: names.iter().map(|name| name.window_part(0)).collect(),
             stored: vec![None; names.len()],
             gone: BTreeSet::new(),
@@ -85,11 +86,11 @@ impl Fetch {
     /// the one that L1 has.
     pub(super) fn unknown(&self, page_tokens: usize, is_here: impl Fn(&PageHash) -> bool) -> Vec<usize> {
         let pages = self.names.len();
-        let mut wanted: Vec<usize> = (self.near..pages).collect();
+        let mut wanted: Vec<usize> = (self.in_l1..pages).collect();
         if let Some(windows) = &self.windows {
             let shape = windows.shape;
             let seen = shape.seen_at(self.alone(page_tokens) + 1, page_tokens).start..pages;
-            let lacking = seen.filter(|page| windows.near.get(*page) != Some(&true));
+            let lacking = seen.filter(|page| windows.in_l1.get(*page) != Some(&true));
             wanted.extend(lacking.map(|page| pages + page * windows.parts()));
         }
         let parts = self.windows.as_ref().map_or(1, Windows::parts);
@@ -104,61 +105,61 @@ impl Fetch {
     /// The page at which computing begins with what L1 had alone when the request arrived.
     pub(super) fn alone(&self, page_tokens: usize) -> usize {
         let reach = |windows: &Windows| {
-            windows.shape.reach(windows.near.len(), page_tokens, |page| windows.near[page]).start
+            windows.shape.reach(windows.in_l1.len(), page_tokens, |page| windows.in_l1[page]).start
         };
-        self.windows.as_ref().map_or(self.near, reach)
+        self.windows.as_ref().map_or(self.in_l1, reach)
     }
 
-    /// The pieces that an end takes from below, `near` pages being in L1.
-    fn pieces(&self, near: usize, end: &End) -> Vec<usize> {
+    /// The pieces that an end takes from the offload tiers, `in_l1` pages being in L1.
+    fn pieces(&self, in_l1: usize, end: &End) -> Vec<usize> {
         let (pages, parts) = (self.names.len(), self.windows.as_ref().map_or(0, Windows::parts));
         let windows = end.windows.start * parts..end.windows.end * parts;
-        (near..end.reach.end).chain(windows.map(|place| pages + place)).collect()
+        (in_l1..end.reach.end).chain(windows.map(|place| pages + place)).collect()
     }
 }
 
 impl Hierarchy {
     /// The end from which least is to be computed, and what that is where L1 is alone.
-    fn deepest(&self, fetch: &Fetch, near: &[bool], has: impl Fn(usize) -> bool) -> (End, Reach) {
+    fn deepest(&self, fetch: &Fetch, in_l1: &[bool], has: impl Fn(usize) -> bool) -> (End, Reach) {
         let end = |reach: Reach, windows| End { reach, windows, skipped: 0, trial: false };
         let Some(windows) = &fetch.windows else { return (end(Reach::default(), 0..0), Reach::default()) };
         let (shape, page, pages) = (windows.shape, self.page_tokens, fetch.names.len());
-        let is_near = |page: usize| near.get(page) == Some(&true);
-        let below = |page: usize| {
+        let is_in_l1 = |page: usize| in_l1.get(page) == Some(&true);
+        let offloaded = |page: usize| {
             let first = pages + page * windows.parts();
             (first..first + windows.parts()).all(&has)
         };
-        let alone = shape.reach(near.len(), page, is_near);
+        let alone = shape.reach(in_l1.len(), page, is_in_l1);
         let full =
-            (near.len()..pages).take_while(|page| has(*page)).last().map_or(near.len(), |last| last + 1);
-        // From L1 in front, from below behind; of one that is computed again nothing.
+            (in_l1.len()..pages).take_while(|page| has(*page)).last().map_or(in_l1.len(), |last| last + 1);
+        // From L1 in front, from the offload tiers behind; of one that is recomputed nothing.
         let divided = |reach: Reach| {
             let seen =
                 if reach.start < reach.end { reach.end..reach.end } else { shape.seen_at(reach.end, page) };
-            let first = seen.clone().find(|page| !is_near(*page)).unwrap_or(seen.end);
+            let first = seen.clone().find(|page| !is_in_l1(*page)).unwrap_or(seen.end);
             end(reach, first..seen.end)
         };
-        let either = divided(shape.reach(full, page, |page| is_near(page) || below(page)));
-        if either.reach.start > alone.start && either.windows.clone().all(below) {
+        let either = divided(shape.reach(full, page, |page| is_in_l1(page) || offloaded(page)));
+        if either.reach.start > alone.start && either.windows.clone().all(offloaded) {
             return (either, alone);
         }
-        let only = shape.reach(full, page, below);
+        let only = shape.reach(full, page, offloaded);
         let found = if only.start > alone.start { divided(only) } else { end(alone, alone.end..alone.end) };
         (found, alone)
     }
 
-    /// All tiers have answered: reads what the deepest end that there is takes from storage, if that is worth it.
+    /// All tiers have answered: reads what the deepest end that there is takes from storage, if that pays.
     pub(super) fn read_windows(&mut self, now: Time, room: Room) {
         let Some((end, alone)) = self.aim(room) else { return };
         let fetch = &self.fetches[&room];
-        let pieces = fetch.pieces(fetch.near, &end);
+        let pieces = fetch.pieces(fetch.in_l1, &end);
         let far: Vec<usize> =
             pieces.iter().copied().filter(|piece| self.host.find(&fetch.name(*piece)).is_none()).collect();
         let gained = alone.start..end.reach.start;
         if gained.is_empty() || gained.len() < self.config.fewest_pages as usize || far.is_empty() {
             return;
         }
-        if !self.worth_reading(room, &far, pieces.len(), gained.clone()) && !self.read_trial.is_due(now) {
+        if !self.reading_pays(room, &far, pieces.len(), gained.clone()) && !self.read_trial.is_due(now) {
             self.stats.skipped_by_cost += far.len() as u64;
             return;
         }
@@ -174,17 +175,17 @@ impl Hierarchy {
         let has = |piece: usize| {
             !windows.gone.contains(&piece) && (fetch.stored(piece).is_some() || is_here(piece))
         };
-        let (end, alone) = self.deepest(fetch, &windows.near, has);
+        let (end, alone) = self.deepest(fetch, &windows.in_l1, has);
         let slots = self.free_for_reads() + fetch.pieces.len();
-        let wanted = fetch.pieces(fetch.near, &end).len();
+        let wanted = fetch.pieces(fetch.in_l1, &end).len();
         if wanted <= slots {
             return Some((end, alone));
         }
-        let pages = fetch.near + slots.saturating_sub(end.windows.len() * windows.parts());
-        let few = self.deepest(fetch, &windows.near, |piece| {
+        let pages = fetch.in_l1 + slots.saturating_sub(end.windows.len() * windows.parts());
+        let few = self.deepest(fetch, &windows.in_l1, |piece| {
             (piece < pages || piece >= fetch.names.len()) && has(piece)
         });
-        (fetch.pieces(fetch.near, &few.0).len() <= slots).then_some(few)
+        (fetch.pieces(fetch.in_l1, &few.0).len() <= slots).then_some(few)
     }
 
     /// A piece of what is being read cannot be had: reads what the next end takes, and gives up what it does not.
@@ -194,7 +195,7 @@ impl Hierarchy {
         }
         let aim = self.aim(room).filter(|(end, alone)| end.reach.start > alone.start);
         let Some(fetch) = self.fetches.get(&room) else { return };
-        let wanted = aim.map(|(end, _)| fetch.pieces(fetch.near, &end)).unwrap_or_default();
+        let wanted = aim.map(|(end, _)| fetch.pieces(fetch.in_l1, &end)).unwrap_or_default();
         let kept: BTreeSet<usize> = wanted.iter().copied().collect();
         let unwanted: Vec<usize> =
             fetch.pieces.keys().copied().filter(|piece| !kept.contains(piece)).collect();
@@ -206,11 +207,11 @@ impl Hierarchy {
 
     /// Where a request would go on that was admitted now, of whose pages L1 has some, some with their window parts. Nothing
     /// changes by it, and in the same tick [`restore_end`](Self::restore_end) finds all that it found.
-    pub(crate) fn end_for(&self, now: Time, room: Room, near: &[bool]) -> Option<End> {
+    pub(crate) fn end_for(&self, now: Time, room: Room, in_l1: &[bool]) -> Option<End> {
         let fetch = self.fetches.get(&room).filter(|fetch| fetch.windows.is_some())?;
         let has = |piece: usize| matches!(self.host.find(&fetch.name(piece)), Some(Found::Ready(_)));
-        let (end, alone) = self.deepest(fetch, near, has);
-        let pieces = fetch.pieces(near.len(), &end).len();
+        let (end, alone) = self.deepest(fetch, in_l1, has);
+        let pieces = fetch.pieces(in_l1.len(), &end).len();
         let gained = alone.start..end.reach.start;
         if gained.is_empty() {
             return Some(end);
@@ -223,13 +224,13 @@ impl Hierarchy {
         })
     }
 
-    /// A request is admitted that goes on at this end, its first `near` pages being in L1: restores the others and the window
+    /// A request is admitted that goes on at this end, its first `in_l1` pages being in L1: restores the others and the window
     /// parts into these pages of the pool, in order. Returns whether there is anything to wait for.
     pub(crate) fn restore_end(
         &mut self,
         now: Time,
         room: Room,
-        near: usize,
+        in_l1: usize,
         end: &End,
         pages: &[PageId],
     ) -> bool {
@@ -239,7 +240,7 @@ impl Hierarchy {
             self.load_trial.is_due(now);
         }
         let Some(fetch) = self.fetches.get(&room) else { return false };
-        let pieces = fetch.pieces(near, end);
+        let pieces = fetch.pieces(in_l1, end);
         if !self.restore_pieces(room, &pieces) {
             return false;
         }

@@ -1,16 +1,16 @@
-//! Who chooses among the free pages, and what becomes of one who chooses others.
+//! The choice among the free pages, and what becomes of a source that chooses others.
 
 use std::collections::BTreeSet;
 
-use super::{Component, HeldPages, PagePool, PageSource, Place};
+use super::{Component, HeldPages, PagePool, PageSource, PageState};
 use crate::ids::PageId;
 
-/// Who chooses among the free pages.
+/// What chooses among the free pages.
 #[derive(Debug)]
 pub(super) enum Chooser {
     /// The pool: what came back last goes first.
     Own(Vec<PageId>),
-    /// Somebody whose answers are looked at.
+    /// A source whose answers are looked at.
     Other(Box<dyn PageSource>),
 }
 
@@ -40,14 +40,14 @@ impl PagePool {
             Chooser::Other(source) => {
                 let mut pages = vec![PageId(u32::MAX); count];
                 let taken = source.take(component, &mut pages);
-                match taken.and_then(|()| not_free(&self.places, &pages).map_or(Ok(()), Err)) {
+                match taken.and_then(|()| not_free(&self.states, &pages).map_or(Ok(()), Err)) {
                     Ok(()) => pages,
                     Err(fault) => last(self.choose_for_itself(fault), count),
                 }
             }
         };
         for page in &pages {
-            self.relocate(*page, Place::Free, Place::Held);
+            self.transition(*page, PageState::Free, PageState::Held);
             self.components[page.0 as usize] = component;
         }
         self.used[component as usize] += count;
@@ -57,7 +57,7 @@ impl PagePool {
         HeldPages(pages)
     }
 
-    /// Tells whoever chooses of pages that have become free.
+    /// Tells the source of pages that have become free.
     pub(super) fn offer(&mut self, pages: &[PageId]) {
         for page in pages {
             self.used[self.components[page.0 as usize] as usize] -= 1;
@@ -80,12 +80,12 @@ impl PagePool {
         }
     }
 
-    /// Puts the source out of service.
+    /// Disables the source.
     fn choose_for_itself(&mut self, fault: String) -> &mut Vec<PageId> {
         if let Chooser::Other(source) = &self.chooser {
             self.fault = Some(format!("{} {fault}", source.name()));
-            let places = self.places.iter().enumerate().rev();
-            let free = places.filter(|(_, place)| **place == Place::Free);
+            let states = self.states.iter().enumerate().rev();
+            let free = states.filter(|(_, state)| **state == PageState::Free);
             // Places are as many as pages, which a u32 counts.
             let free = free.map(|(page, _)| PageId(u32::try_from(page).unwrap_or(u32::MAX)));
             self.chooser = Chooser::Own(free.collect());
@@ -103,13 +103,13 @@ fn last(free: &mut Vec<PageId>, count: usize) -> Vec<PageId> {
 }
 
 /// What is wrong with pages that should be free and different, as the end of a sentence.
-fn not_free(places: &[Place], pages: &[PageId]) -> Option<String> {
+fn not_free(states: &[PageState], pages: &[PageId]) -> Option<String> {
     let mut seen = BTreeSet::new();
-    pages.iter().find_map(|page| match places.get(page.0 as usize) {
-        None => Some(format!("handed out page {}, the pool has {}", page.0, places.len())),
-        Some(Place::Free) if seen.insert(*page) => None,
-        Some(Place::Free) => Some(format!("handed out page {} twice", page.0)),
-        Some(place) => Some(format!("handed out page {}, which is {place:?}", page.0).to_lowercase()),
+    pages.iter().find_map(|page| match states.get(page.0 as usize) {
+        None => Some(format!("handed out page {}, the pool has {}", page.0, states.len())),
+        Some(PageState::Free) if seen.insert(*page) => None,
+        Some(PageState::Free) => Some(format!("handed out page {} twice", page.0)),
+        Some(state) => Some(format!("handed out page {}, which is {state:?}", page.0).to_lowercase()),
     })
 }
 

@@ -1,8 +1,8 @@
-//! Who says which free pages a request gets.
+//! What says which free pages a request gets.
 //!
 //! The [pool](super::PagePool) knows where every page is, and how many each component may have; a source only chooses
-//! among those that are free. The pool looks at what it answers: a source that hands out a page that is not free, or does
-//! not hand out one that is, is put out of service, and the pool goes on with its own list. It can cost its choice, never a
+//! among those that are free. The pool looks at what it answers: a source that hands out a page that is not free, or
+//! does not hand out one that is, is disabled, and the pool falls back to its own list. It can cost its choice, never a
 //! page.
 
 use std::fmt::Debug;

@@ -34,7 +34,7 @@ pub enum CacheEvent {
     Cleared,
 }
 
-/// Collects events until somebody takes them.
+/// Collects events until the caller takes them.
 #[derive(Debug)]
 pub struct CacheChanges {
     listened: bool,
@@ -42,7 +42,7 @@ pub struct CacheChanges {
 }
 
 impl CacheChanges {
-    /// Collects nothing unless somebody listens.
+    /// Collects nothing without a listener.
     #[must_use]
     pub fn new(listened: bool) -> Self {
         Self { listened, events: Vec::new() }
@@ -76,12 +76,12 @@ impl RadixTree {
     /// parent. Takes no sequence numbers.
     pub fn contents(&self, sink: &mut (impl EventSink + ?Sized)) {
         sink.event(self.events, TreeEvent::Cleared);
-        let mut below: std::collections::BTreeMap<NodeIndex, Vec<NodeIndex>> =
+        let mut children: std::collections::BTreeMap<NodeIndex, Vec<NodeIndex>> =
             std::collections::BTreeMap::new();
         let mut next = Vec::new();
         for (index, node) in self.nodes.iter() {
             match node.owner.get() {
-                Ok(parent) => below.entry(parent).or_default().push(index),
+                Ok(parent) => children.entry(parent).or_default().push(index),
                 Err(namespace) => {
                     next.extend(self.namespaces.seed(namespace).map(|seed| (index, namespace, seed, None)))
                 }
@@ -96,7 +96,7 @@ impl RadixTree {
             );
             let last = pages.last().copied();
             next.extend(
-                below
+                children
                     .remove(&index)
                     .unwrap_or_default()
                     .into_iter()

@@ -1,4 +1,4 @@
-//! Who is whose child: one open-addressed table for the whole tree.
+//! Which node is whose child: one open-addressed table for the whole tree.
 //!
 //! A map per node would cost every node of a wide tree an allocation. Here a child costs 8 bytes over the load factor,
 //! and a look-up touches one cache line before the node itself. The table knows hashes only; whether an entry is the

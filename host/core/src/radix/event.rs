@@ -4,8 +4,8 @@ use super::chain::PageHash;
 use super::namespace::Namespace;
 use crate::ids::PageId;
 
-/// A change of the contents. Pages are named by their numbers, which name them uniquely for as long as they are
-/// cached; whoever publishes events turns them into [`PageHash`](super::PageHash)es, off the scheduler's path.
+/// A change of the contents. Pages are named by their numbers, which name them uniquely for as long as they are cached;
+/// the publisher turns them into [`PageHash`](super::PageHash)es, off the scheduler's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeEvent<'a> {
     /// Pages that were not there before.
@@ -36,7 +36,7 @@ pub trait EventSink {
     fn event(&mut self, sequence: u64, event: TreeEvent<'_>);
 }
 
-/// Nobody listens.
+/// No listener.
 impl EventSink for () {
     fn event(&mut self, _sequence: u64, _event: TreeEvent<'_>) {}
 }

@@ -3,7 +3,7 @@
 use super::RadixTree;
 use super::event::{EventSink, TreeEvent};
 use super::lock::PrefixLock;
-use super::node::{NO_NODE, Node, NodeIndex, Owner, Part};
+use super::node::{ComponentPages, NO_NODE, Node, NodeIndex, Owner};
 use crate::ids::PageId;
 use crate::pool::{HeldPages, PagePool};
 
@@ -24,9 +24,9 @@ pub struct Inserted {
 }
 
 impl RadixTree {
-    /// Gives the tree the KV of `tokens`, which start with the locked prefix. `owned` are the pages behind the
-    /// locked ones, in order; they must be complete up to the last whole page of `tokens`, and nobody may
-    /// write them any more. There may be more of them.
+    /// Gives the tree the KV of `tokens`, which start with the locked prefix. `owned` are the pages behind the locked
+    /// ones, in order; they must be complete up to the last whole page of `tokens`, and nothing may write them any
+    /// more. There may be more of them.
     ///
     /// `priority` is for [`Policy::Priority`](super::Policy::Priority): higher stays longer, and what leads to it too.
     ///
@@ -51,7 +51,7 @@ impl RadixTree {
             "not the locked tokens"
         );
         if !self.namespaces.contains(lock.namespace) {
-            // Forgotten since the request began: nobody could find the pages again.
+            // Forgotten since the request began: the pages could not be found again.
             let duplicates = HeldPages::none();
             return Inserted { lock, taken: 0, duplicates, rest: owned };
         }
@@ -102,7 +102,7 @@ impl RadixTree {
         };
         let index = self.nodes.insert(Node {
             tokens: tokens.into(),
-            parts: [Part::new(pool.cache(pages), 1, 0)],
+            parts: [ComponentPages::new(pool.cache(pages), 1, 0)],
             owner,
             children: 0,
             end: above + count as u32,

@@ -1,7 +1,7 @@
 //! Matching, and the receipts that keep what was matched.
 
 use super::namespace::Namespace;
-use super::node::{NO_NODE, Node, NodeIndex, Owner, Part};
+use super::node::{ComponentPages, NO_NODE, Node, NodeIndex, Owner};
 use super::{Component, RadixTree};
 use crate::ids::PageId;
 
@@ -27,8 +27,8 @@ impl PrefixLock {
         self.pages as usize
     }
 
-    /// The page from which on a worker that computes goes on: the one behind the prefix, or one before its end, if the window
-    /// there is to be computed again ([`crate::window::Reach`]).
+    /// The page from which on a worker that computes goes on: the one behind the prefix, or one before its end, if the
+    /// window there is to be recomputed ([`crate::window::Reach`]).
     #[must_use]
     pub fn from(&self) -> usize {
         self.from as usize
@@ -187,8 +187,8 @@ impl RadixTree {
         })
     }
 
-    /// Cuts a node after `at` pages and returns the new upper half. The lower half stays the node that it was, so
-    /// whoever names it (receipts, children) need not be told; it pins the upper half if anything pins it.
+    /// Cuts a node after `at` pages and returns the new upper half. The lower half stays the node that it was, so what
+    /// names it (receipts, children) need not be told; it pins the upper half if anything pins it.
     fn split(&mut self, lower: NodeIndex, at: usize) -> NodeIndex {
         let cut = at * self.page_tokens;
         let node = &mut self.nodes[lower];
@@ -201,7 +201,7 @@ impl RadixTree {
         let pages = std::mem::replace(&mut node.full_mut().pages, rest);
         let upper = Node {
             tokens: tokens.into_boxed_slice(),
-            parts: [Part::new(pages, u32::from(pinned), node.full().hits)],
+            parts: [ComponentPages::new(pages, u32::from(pinned), node.full().hits)],
             owner,
             children: 1,
             end: node.end - node.pages() as u32,
@@ -216,7 +216,7 @@ impl RadixTree {
         let hash = self.children.hash(owner, &self.nodes[lower].tokens[..self.page_tokens]);
         self.children.insert(hash, lower);
         if !pinned {
-            // In any place: whoever has a node split pins its upper half next.
+            // In any place: the caller pins the upper half next.
             self.order.push(&mut self.nodes, upper);
         }
         upper

@@ -49,7 +49,7 @@ impl Owner {
 
 /// What a node keeps of one [`Component`].
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct ComponentPages {
     /// One page for each page of tokens.
     pub pages: CachedPages,
     /// Locks that end here, plus children that are pinned. Above zero, the node stays.
@@ -61,7 +61,7 @@ pub(super) struct Part {
     pub hits: u32,
 }
 
-impl Part {
+impl ComponentPages {
     /// Pages that `pins` pin, in no order yet.
     pub(super) fn new(pages: CachedPages, pins: u32, hits: u32) -> Self {
         Self { pages, pins, previous: NO_NODE, next: NO_NODE, hits }
@@ -74,7 +74,7 @@ impl Part {
 pub(super) struct Node {
     /// The tokens of the edge that leads here, whole pages.
     pub tokens: Box<[u32]>,
-    pub parts: [Part; Component::COUNT],
+    pub parts: [ComponentPages; Component::COUNT],
     pub owner: Owner,
     /// Children in the tree.
     pub children: u32,
@@ -85,11 +85,11 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn full(&self) -> &Part {
+    pub(super) fn full(&self) -> &ComponentPages {
         &self.parts[Component::Full as usize]
     }
 
-    pub(super) fn full_mut(&mut self) -> &mut Part {
+    pub(super) fn full_mut(&mut self) -> &mut ComponentPages {
         &mut self.parts[Component::Full as usize]
     }
 
@@ -123,7 +123,7 @@ impl Nodes {
         self.vacant.push(index);
         let empty = Node {
             tokens: Box::default(),
-            parts: [Part::new(CachedPages::default(), 0, 0)],
+            parts: [ComponentPages::new(CachedPages::default(), 0, 0)],
             owner: Owner(NO_NODE),
             children: 0,
             end: 0,

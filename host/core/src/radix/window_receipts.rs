@@ -1,4 +1,4 @@
-//! Receipts for prefixes and parts of their windows, for what goes to and comes from below the pool.
+//! Receipts for prefixes and parts of their windows, for what goes to and comes from the offload tiers.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ impl RadixTree {
         self.path(namespace, tokens).into_iter().map(|page| self.windows.contains(page)).collect()
     }
 
-    /// Locks what is cached of these tokens up to where somebody goes on; of the window that is seen there the parts that are
-    /// here, up to the first that is not. As [`hold`](Self::hold), it counts as no use yet.
+    /// Locks what is cached of these tokens up to where a request goes on; of the window that is seen there the parts
+    /// that are here, up to the first that is not. As [`hold`](Self::hold), it counts as no use yet.
     pub(crate) fn hold_front(
         &mut self,
         namespace: Namespace,
@@ -39,10 +39,10 @@ impl RadixTree {
 
     /// Another receipt for the same prefix and some of the window parts that this one keeps, by their places among them.
     pub(crate) fn lock_windows_again(&mut self, lock: &PrefixLock, places: Range<usize>) -> PrefixLock {
-        let mut again = self.lock_again(lock);
-        again.windows = lock.windows[places].to_vec();
-        again.windows.iter().for_each(|page| self.windows.pin(*page));
-        again
+        let mut second = self.lock_again(lock);
+        second.windows = lock.windows[places].to_vec();
+        second.windows.iter().for_each(|page| self.windows.pin(*page));
+        second
     }
 
     /// From some place on, the window parts that a receipt keeps are to be saved when they are evicted, under the names of

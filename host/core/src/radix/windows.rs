@@ -1,14 +1,15 @@
 //! Window parts of cached pages, for models of which some layers slide ([`crate::window`]).
 //!
-//! A page in the tree may have its window part in the tree, or not (a *tombstone*): the pages of the pool that it takes are
-//! named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that computes goes
-//! on where the whole window is there, and its receipt keeps these parts too, for as long as whoever holds it says; or
-//! behind all that is cached, if the window there is soon computed again ([`RadixTree::hold_window`]).
+//! A page in the tree may have its window part in the tree, or not (a *tombstone*): the pages of the pool that it takes
+//! are named here by the full part's page, so that whatever happens to nodes needs no correction. A worker that
+//! computes goes on where the whole window is there, and its receipt keeps these parts too, for as long as its holder
+//! says; or behind all that is cached, if the window there is soon recomputed ([`RadixTree::hold_window`]).
 //!
-//! Parts that no receipt keeps are given up alone. First go those where nobody has gone on and nobody is likely to: a long
-//! prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be had. Then
-//! those that were used least recently, before pages that were used later. So of a long sequence the full part stays and the
-//! parts of its end, where the next turn of a conversation goes on, and those of places where others went on.
+//! Parts that no receipt keeps are given up alone. First go those where no request has gone on and none is likely to: a
+//! long prompt leaves its parts all along, so that others can go on anywhere, and what that takes is the first to be
+//! had. Then those that were used least recently, before pages that were used later. So of a long sequence the full
+//! part stays and the parts of its end, where the next turn of a conversation goes on, and those of places where others
+//! went on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,11 +24,11 @@ use crate::window::{Reach, WindowShape};
 
 /// The window part of one cached page.
 #[derive(Debug)]
-struct Part {
+struct WindowPart {
     pages: CachedPages,
     /// Receipts that keep it.
     pins: u32,
-    /// Whether somebody went on from here, or is likely to.
+    /// Whether a request went on from here, or is likely to.
     useful: bool,
     /// When it was given up by the last of them; parts given up together have the same.
     stamp: u64,
@@ -35,7 +36,7 @@ struct Part {
     name: Option<PageHash>,
 }
 
-impl Part {
+impl WindowPart {
     /// Where the part comes in the order of eviction.
     fn place(&self, page: PageId) -> (bool, u64, PageId) {
         (self.useful, self.stamp, page)
@@ -62,7 +63,7 @@ impl EvictedWindow {
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     /// By the full part's page.
-    parts: BTreeMap<PageId, Part>,
+    parts: BTreeMap<PageId, WindowPart>,
     /// Those that no receipt keeps, those that are not useful first, by when that began.
     order: BTreeSet<(bool, u64, PageId)>,
     last_stamp: u64,
@@ -81,7 +82,7 @@ impl Windows {
         self.pages - self.pinned
     }
 
-    /// The part to give up first: whether it is useful, since when nobody keeps it, and whose it is.
+    /// The part to give up first: whether it is useful, since when no receipt keeps it, and whose it is.
     fn first(&self) -> Option<(bool, u64, PageId)> {
         self.order.first().copied()
     }
@@ -100,7 +101,7 @@ impl Windows {
         self.parts.get(&page).map_or(0, |part| part.pins)
     }
 
-    /// Since when nobody keeps the part; 0 for a tombstone.
+    /// Since when no receipt keeps the part; 0 for a tombstone.
     fn stamp(&self, page: PageId) -> u64 {
         self.parts.get(&page).map_or(0, |part| part.stamp)
     }
@@ -108,8 +109,9 @@ impl Windows {
     fn insert(&mut self, page: PageId, pages: CachedPages) {
         self.pages += pages.ids().len();
         self.pinned += pages.ids().len();
-        let earlier =
-            self.parts.insert(page, Part { pages, pins: 1, useful: false, stamp: u64::MAX, name: None });
+        let earlier = self
+            .parts
+            .insert(page, WindowPart { pages, pins: 1, useful: false, stamp: u64::MAX, name: None });
         assert!(earlier.is_none(), "{page:?} has two window parts");
     }
 
@@ -144,14 +146,14 @@ impl Windows {
         }
     }
 
-    /// The part is worth saving, under its page's name, when it is evicted.
+    /// The part is to be saved, under its page's name, when it is evicted.
     pub(super) fn name(&mut self, page: PageId, name: PageHash) {
         if let Some(part) = self.parts.get_mut(&page) {
             part.name = Some(name);
         }
     }
 
-    /// The part is worth keeping.
+    /// The part is to be kept.
     pub(super) fn mark(&mut self, page: PageId) {
         let Some(part) = self.parts.get_mut(&page) else { return };
         let moves = self.order.remove(&part.place(page));
@@ -186,10 +188,10 @@ impl Windows {
 }
 
 impl RadixTree {
-    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there; or, if
-    /// less is to be computed then ([`WindowShape::reach`]), all that is cached of them, to compute the window at its end again
-    /// ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the window is worth no more than
-    /// before until somebody goes on there.
+    /// Locks the longest cached prefix of these tokens behind which can be computed, and the window that is seen there;
+    /// or, if less is to be computed then ([`WindowShape::reach`]), all that is cached of them, to recompute the window
+    /// at its end ([`PrefixLock::from`]). As [`hold`](Self::hold), it counts as no use yet: the window counts for no
+    /// more than before until a request goes on there.
     pub fn hold_window(&mut self, namespace: Namespace, tokens: &[u32], shape: WindowShape) -> PrefixLock {
         let path = self.path(namespace, tokens);
         let page = self.page_tokens;
@@ -207,8 +209,8 @@ impl RadixTree {
         lock
     }
 
-    /// Says that others are likely to go on from token page `at` of a locked prefix, or that somebody does: its window stays
-    /// as long as pages that were used as recently. Parts of which nobody says so go first of all.
+    /// Says that others are likely to go on from token page `at` of a locked prefix, or that a request does: its window
+    /// stays as long as pages that were used as recently. Parts of which that is never said go first of all.
     pub fn mark_window(&mut self, lock: &PrefixLock, at: usize, shape: WindowShape) {
         let mut path = Vec::new();
         self.pages(lock, &mut path);
@@ -284,9 +286,9 @@ impl RadixTree {
         self.windows.first().map(|(_, _, page)| page)
     }
 
-    /// The window part to give up before a leaf, if any: one that is not useful, or was not used since the leaf's end was. A leaf without a
-    /// window at its end goes first: on a worker that computes it is of no use, and one that is sent its windows keeps
-    /// only those that a retracted request left to go on with.
+    /// The window part to give up before a leaf, if any: one that is not useful, or was not used since the leaf's end
+    /// was. A leaf without a window at its end goes first: on a worker that computes it is of no use, and one that is
+    /// sent its windows keeps only those that a preempted request left to go on with.
     pub(super) fn window_to_evict(&self, leaf: Option<NodeIndex>) -> Option<PageId> {
         let (useful, stamp, page) = self.windows.first()?;
         let last = leaf.and_then(|leaf| self.nodes[leaf].full().pages.ids().last());
@@ -306,7 +308,7 @@ impl RadixTree {
         cut.count()
     }
 
-    /// Makes a page's window part a tombstone. Nobody is told: the page stays.
+    /// Makes a page's window part a tombstone. That is no event: the page stays.
     pub(super) fn evict_window(&mut self, page: PageId) -> EvictedWindow {
         self.windows.remove(page).unwrap_or_default()
     }

@@ -227,7 +227,7 @@ fn parts_that_cannot_be_are_told_as_a_part_that_no_transfer_has() {
         barrier.open(&opening(1), vec![lane(1, 0, 0..1), lane(2, 1, 1..2)]);
         assert_eq!(take(&mut barrier, landed((1, 0), 0, (0, 2))), None);
         let event = take(&mut barrier, impossible.clone());
-        let Some(Event::Arrived(notice)) = event else { panic!("{impossible:?} was believed: {event:?}") };
+        let Some(Event::Arrived(notice)) = event else { panic!("{impossible:?} was accepted: {event:?}") };
         assert_eq!(notice.sequence, u32::MAX);
     }
 }
@@ -237,7 +237,7 @@ fn a_room_is_closed_once_when_every_rank_has_closed_it_and_still_verifies() {
     let mut barrier = open(8, 2, 2);
     let closed = |rank| Report::Closed { rank, room: ROOM };
     barrier.verify(ROOM);
-    assert_eq!(take(&mut barrier, closed(0)), None, "nobody asked");
+    assert_eq!(take(&mut barrier, closed(0)), None, "no closing was asked for");
     barrier.close(ROOM);
     let mut events: VecDeque<_> = [1, 1, 0, 0, 1].map(|rank| take(&mut barrier, closed(rank))).into();
     assert_eq!(events.remove(2), Some(Some(Event::RoomClosed { room: ROOM })));

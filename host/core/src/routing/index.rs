@@ -34,7 +34,7 @@ pub enum Applied {
     Gap,
     /// The worker claims more than its pool can hold. All of it was forgotten, because some of it must be wrong.
     TooMany,
-    /// Nobody is at this slot.
+    /// No worker is at this slot.
     Unknown,
 }
 
@@ -64,7 +64,7 @@ pub struct PrefixIndex {
 
 impl PrefixIndex {
     /// Takes a worker in, with an empty cache; its first event has number 1. `limit` are the pages of its pool: more
-    /// blocks are not believed.
+    /// blocks are not accepted.
     pub fn add_worker(&mut self, limit: u64) -> WorkerSlot {
         let fresh = Some(Source { standing: Standing::At { next: 1 }, blocks: 0, limit });
         let free = self.workers.iter().position(Option::is_none);
@@ -90,13 +90,13 @@ impl PrefixIndex {
         used.map(|(slot, _)| WorkerSlot(u16::try_from(slot).unwrap_or(u16::MAX)))
     }
 
-    /// Blocks that somebody holds.
+    /// Blocks that any worker holds.
     #[must_use]
     pub fn len(&self) -> usize {
         self.holders.len()
     }
 
-    /// Whether nobody holds anything.
+    /// Whether no worker holds anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.holders.is_empty()
@@ -123,7 +123,7 @@ impl PrefixIndex {
     }
 
     /// The event after which a worker is to be followed from now on; 0 is the beginning of everything. A snapshot that
-    /// is not complete is forgotten. `None` when nobody is at the slot.
+    /// is not complete is forgotten. `None` when no worker is at the slot.
     pub fn resume(&mut self, slot: WorkerSlot) -> Option<u64> {
         match self.source(slot)?.standing {
             Standing::At { next } => Some(next - 1),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_claims_more_than_its_pool_is_not_believed() {
+    fn a_worker_that_claims_more_than_its_pool_is_not_accepted() {
         let mut index = PrefixIndex::default();
         let (a, b) = (index.add_worker(3), index.add_worker(3));
         assert_eq!(index.apply(b, 1, &KvEvent::Stored(keys(0..3))), Applied::Yes);

@@ -1,8 +1,8 @@
 //! What a worker keeps so that routers can follow its cache.
 //!
-//! The log mirrors the cache (which page has which name), numbers what changes, and remembers the latest changes. Who has
-//! followed up to some number gets what came after it, and who is further behind than the log remembers gets the whole
-//! mirror instead. So the log never waits for anybody, and its size has a bound.
+//! The log mirrors the cache (which page has which name), numbers what changes, and remembers the latest changes. A
+//! router that has followed up to some number gets what came after it. One that is further behind than the log
+//! remembers gets the whole mirror instead. So the log never waits for a router, and its size has a bound.
 
 use std::collections::VecDeque;
 
@@ -86,7 +86,7 @@ fn weight(event: &KvEvent) -> usize {
 }
 
 impl EventLog {
-    /// For a worker with so many pages. Changes of about `remembered` pages are kept for who has missed them.
+    /// For a worker with so many pages. Changes of about `remembered` pages are kept for routers that missed them.
     #[must_use]
     pub fn new(pages: u32, page_tokens: u32, remembered: usize) -> Self {
         Self {

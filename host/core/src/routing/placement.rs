@@ -9,9 +9,9 @@ use crate::ids::Room;
 /// How the choice weighs its two sides, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// Tokens of waiting work that one missing token is worth. At 1 the choice is the worker that is expected to be
+    /// Tokens of waiting work that one missing token counts for. At 1 the choice is the worker that is expected to be
     /// ready first; above, it keeps prefixes together at the price of some waiting, because bringing a prefix to one
-    /// more worker costs everybody who comes after.
+    /// more worker costs every later request.
     pub missing: f64,
     /// What each request counts for while it is on the account.
     pub request: u64,
@@ -25,7 +25,7 @@ impl Weights {
     pub const PROMPTS: Self = Self { missing: 4.0, request: 0, in_turn: true };
 
     /// For workers that receive KV and generate, all requests together. What a request costs the others is a share of
-    /// every step for as long as it runs, which is worth receiving some hundred tokens; this one is not measured.
+    /// every step for as long as it runs, about as much as receiving some hundred tokens; this one is not measured.
     pub const ANSWERS: Self = Self { missing: 1.0, request: 256, in_turn: false };
 }
 
@@ -69,7 +69,7 @@ struct Given {
     coming: Vec<BlockKey>,
 }
 
-/// The account of what was given to whom and has not ended.
+/// The account of what each worker was given and has not ended.
 #[derive(Debug)]
 pub struct Placement {
     weights: Weights,
@@ -250,7 +250,7 @@ mod tests {
             let first = placement.place(Room(1), &prompt(&keys(0..10), 1000), &index, &slots).unwrap();
             let second = placement.place(Room(2), &prompt(&keys(0..10), 1000), &index, &slots).unwrap();
             assert_eq!((first.blocks, second), (0, Placed { worker: first.worker, blocks: 10 }));
-            // Somebody else goes elsewhere.
+            // Another prompt goes elsewhere.
             let third = placement.place(Room(3), &prompt(&keys(50..60), 1000), &index, &slots).unwrap();
             assert_ne!(third.worker, first.worker);
         }

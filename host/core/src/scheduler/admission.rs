@@ -11,8 +11,8 @@ use crate::message::Body;
 use crate::radix::NamespaceKey;
 use crate::request::{Failure, FailureCode, Request};
 
-/// Later requests that may take pages before one that lacks them.
-const OVERTAKEN: u32 = 32;
+/// How often a request that lacks pages may be skipped for later ones.
+const MOST_SKIPS: u32 = 32;
 /// Requests that lack pages which one tick looks at: each costs a walk through the cache.
 const LACKING: usize = 64;
 
@@ -125,13 +125,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Admits in order of arrival, retracted requests first. A request whose other leg is not there yet is passed over,
-    /// and so is one that waits for the pages of another ([`sharing`](super::sharing)).
-    /// One that lacks pages may be overtaken by later ones that fit, but only [`OVERTAKEN`] times: then the line waits
-    /// behind it, so that it gets the next pages that come free.
+    /// Admits in order of arrival, preempted requests first. A request whose other leg is not there yet is passed over,
+    /// and so is one that waits for the pages of another ([`sharing`](super::sharing)). One that lacks pages may be
+    /// skipped for later ones that fit, but only [`MOST_SKIPS`] times: then the queue waits behind it, so that it gets
+    /// the next pages that come free.
     ///
-    /// A request fits when there are pages for what is known of it, and headroom for it and for all that run. The
-    /// first one needs no headroom: nobody is there to take it.
+    /// A request fits when there are pages for what is known of it, and headroom for it and for all that run. The first
+    /// one needs no headroom: nothing runs that could take it.
     pub(super) fn admit(&mut self, now: Time, actions: &mut Vec<Action>) {
         let mut at = 0;
         let mut lacking: Vec<Room> = Vec::new();
@@ -148,7 +148,7 @@ impl Scheduler {
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            let worn = job.waiting.overtaken >= OVERTAKEN;
+            let worn = job.waiting.skipped >= MOST_SKIPS;
             let active = self.jobs.len() - self.queue.len();
             if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
@@ -181,7 +181,7 @@ impl Scheduler {
                 continue;
             }
             // What was cached of it may be in an offload tier by now.
-            if self.fetch_again(now, room) {
+            if self.fetch_preempted(now, room) {
                 self.cache.forgo(prefix);
                 continue;
             }
@@ -193,11 +193,11 @@ impl Scheduler {
             admitted.push((room, need, prefix));
             for waits in &lacking {
                 if let Some(job) = self.jobs.get_mut(waits) {
-                    job.waiting.overtaken += 1;
+                    job.waiting.skipped += 1;
                 }
             }
             let worn =
-                |waits: &Room| self.jobs.get(waits).is_some_and(|job| job.waiting.overtaken >= OVERTAKEN);
+                |waits: &Room| self.jobs.get(waits).is_some_and(|job| job.waiting.skipped >= MOST_SKIPS);
             if lacking.iter().any(worn) {
                 break;
             }
@@ -251,7 +251,7 @@ impl Scheduler {
         } else {
             job.begin_with(cached);
             self.stats.cached_tokens += cached as u64;
-            self.stats.below_tokens += ((covered - admitted.prefix) * page_tokens) as u64;
+            self.stats.offload_tokens += ((covered - admitted.prefix) * page_tokens) as u64;
         }
         let peer = job.request.prefill.as_ref().map(|peer| peer.instance);
         match peer.filter(|_| self.config.role.receives_kv() && !resumes) {

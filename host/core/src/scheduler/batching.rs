@@ -70,7 +70,7 @@ impl Scheduler {
         actions.push(Action::Run(Batch { id: self.last_batch, sequences, layer_group }));
     }
 
-    /// Who is computed next, each with the position up to which: of prompts at most so many tokens.
+    /// The rooms that are computed next, each up to a position: of prompts at most so many tokens.
     fn plan_batch(&self, most: usize) -> Vec<(Room, usize)> {
         let decodes = |room: &&Room| self.jobs.get(*room).is_some_and(|job| job.uncomputed() == 1);
         let order =
@@ -139,10 +139,10 @@ impl Scheduler {
         }
     }
 
-    /// The batch no longer touches anybody's pages. Returns its rooms that are still there, each with the position up
-    /// to which it was computed.
+    /// The batch no longer touches any page. Returns its rooms that are still there, each with the position up to which
+    /// it was computed.
     fn batch_left(&mut self, actions: &mut Vec<Action>) -> BTreeMap<Room, usize> {
-        assert!(self.computing, "a batch was answered that nobody asked for");
+        assert!(self.computing, "a batch was answered that was not asked for");
         self.computing = false;
         let cleared = self.cache.batch_ended();
         self.finish_clearing(cleared, actions);
@@ -164,11 +164,11 @@ impl Scheduler {
         job.kv.has_computed(end);
         // First what is computed for the window alone, then what was computed before a preemption.
         let known_from = before.max(end.min(job.kv.recompute().end));
-        let again = end.min(job.computed_before).saturating_sub(known_from);
-        let new = end - known_from - again;
+        let recomputed = end.min(job.computed_before).saturating_sub(known_from);
+        let new = end - known_from - recomputed;
         self.stats.window_recomputed_tokens += (known_from - before) as u64;
-        self.stats.recomputed_tokens += again as u64;
-        if known_from + again >= prompt {
+        self.stats.recomputed_tokens += recomputed as u64;
+        if known_from + recomputed >= prompt {
             self.stats.decode_tokens += new as u64;
         } else {
             self.stats.prefill_tokens += new as u64;
@@ -185,7 +185,7 @@ impl Scheduler {
         if let Some(job) = self.jobs.get_mut(&room) {
             let (tokens, kv) = job.holding();
             self.cache.keep_window(&tokens, kv, whole);
-            // Only now: what the tree takes of a prompt's windows is found again while there is room for it.
+            // Only now: what the tree takes of a prompt's windows is found again while there are pages for it.
             self.cache.release_unseen(kv);
         }
         match &output.sampled {

@@ -4,7 +4,7 @@ use super::job::Job;
 use super::peers::PeerState;
 use super::stage::Stage;
 use super::{Action, Scheduler};
-use crate::cache::{Leftovers, Touchers};
+use crate::cache::{Leftovers, Touches};
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
 use crate::request::{Failure, FailureCode};
@@ -76,7 +76,7 @@ impl Scheduler {
         }
     }
 
-    /// The one way out: frees what a job holds, or sets it aside for as long as somebody might touch it.
+    /// The one way out: frees what a job holds, or sets it aside for as long as something might touch it.
     ///
     /// `answer` are aborts to answer once nothing is in flight.
     pub(super) fn retire(
@@ -106,12 +106,12 @@ impl Scheduler {
         };
         let batch = job.in_batch.is_some();
         let verification = matches!(*job.stage, Stage::Verifying(_));
-        let touchers = Touchers { writer, batch, verification, receiver, tags, loads };
-        for tag in &touchers.tags {
+        let touches = Touches { writer, batch, verification, receiver, tags, loads };
+        for tag in &touches.tags {
             actions.push(Action::CancelWrite(*tag));
         }
         let leftovers = Leftovers { aux: job.aux, opened, answer };
-        let cleared = self.cache.release(room, job.kv, touchers, leftovers);
+        let cleared = self.cache.release(room, job.kv, touches, leftovers);
         self.finish_clearing(cleared, actions);
     }
 }

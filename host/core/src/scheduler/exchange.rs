@@ -22,7 +22,7 @@ pub enum Event {
     Cancel(Room),
     /// A peer said something.
     Message {
-        /// Who.
+        /// The peer.
         from: Instance,
         /// The lowest id that the sender still repeats to us.
         floor: u64,
@@ -32,7 +32,7 @@ pub enum Event {
     /// The handshake with a peer succeeded; pages can be exchanged from now on. An earlier connection to the same
     /// peer was fenced before.
     PeerReady {
-        /// Who.
+        /// The peer.
         peer: Instance,
         /// Messages of the peer below this id belong to an earlier connection ([`Action::Connect`] carries it over).
         floor: u64,
@@ -41,14 +41,14 @@ pub enum Event {
     },
     /// The handshake failed.
     PeerRefused {
-        /// Who.
+        /// The peer.
         peer: Instance,
         /// Why.
         message: String,
     },
     /// A connection to a peer is gone. `fenced`: it is proven that none of the writes over it lands any more.
     PeerLost {
-        /// Who.
+        /// The peer.
         peer: Instance,
         /// Which connection. News of an earlier one than that in use changes nothing: the one in use was begun when
         /// the earlier one was fenced.
@@ -58,7 +58,7 @@ pub enum Event {
     },
     /// The fence around a connection could not be proven yet.
     FenceFailed {
-        /// Who.
+        /// The peer.
         peer: Instance,
         /// Which connection.
         session: u64,
@@ -93,7 +93,7 @@ pub enum Event {
         /// What lies in our memory.
         found: Box<Found>,
     },
-    /// Something happened below the pool.
+    /// Something happened in the offload tiers.
     Tier(TierEvent),
     /// What [`Action::CloseRoom`] asked for: no thread of ours copies anything into the room's pages any more.
     RoomClosed {
@@ -111,7 +111,7 @@ pub enum Action {
     Run(Batch),
     /// Say this to a peer; it may get lost.
     Send {
-        /// To whom.
+        /// The receiver.
         to: Instance,
         /// The lowest id still repeated to this peer.
         floor: u64,
@@ -121,7 +121,7 @@ pub enum Action {
     /// Fence what is left of an earlier connection and shake hands with a peer; answer with [`Event::PeerReady`] or
     /// [`Event::PeerRefused`].
     Connect {
-        /// With whom.
+        /// The peer.
         peer: PeerRef,
         /// For the peer's [`Event::PeerReady`].
         floor: u64,
@@ -129,7 +129,7 @@ pub enum Action {
     /// Cut one connection to a peer off in both directions; answer with [`Event::PeerLost`] (fenced) or
     /// [`Event::FenceFailed`]. Proven already when that connection is not the one in use any more.
     Fence {
-        /// Who.
+        /// The peer.
         peer: Instance,
         /// Which connection.
         session: u64,
@@ -165,7 +165,7 @@ pub enum Action {
         /// The room's aux row.
         aux_slot: u32,
     },
-    /// Something to be done below the pool.
+    /// Something that the offload tiers are to do.
     Tier(TierAction),
     /// Give the client a token.
     Emit {
@@ -190,7 +190,7 @@ pub enum Action {
         /// Why.
         failure: Failure,
     },
-    /// The contents of the radix cache changed so, in this order; for those who listen.
+    /// The contents of the radix cache changed so, in this order; for listeners.
     Cache(Vec<CacheEvent>),
     /// A prompt's KV is complete in these pages; for digests and events.
     PromptReady {
@@ -238,7 +238,7 @@ pub struct RoomOpening {
     pub room: Room,
     /// The try within the room.
     pub attempt: u32,
-    /// Who sends.
+    /// The sender.
     pub peer: Instance,
     /// Over which connection.
     pub session: u64,

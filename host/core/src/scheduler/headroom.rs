@@ -53,7 +53,7 @@ impl Scheduler {
 
     /// Tokens of longer pieces in a step that also decodes, at most: what the target for the time between tokens
     /// allows, but a page in any case, so that everything comes to an end. Without a target a worker that otherwise
-    /// only decodes takes small pieces of what it must compute again; running answers hardly notice.
+    /// only decodes takes small pieces of what it must recompute; running answers hardly notice.
     pub(super) fn piece_beside(&self, load: &Load) -> usize {
         let page = self.config.page_tokens as usize;
         let chunk = self.config.chunk_tokens as usize;

@@ -34,7 +34,7 @@ pub(super) struct Job {
 #[derive(Debug)]
 pub(super) struct Waiting {
     /// Later requests that were admitted while this one lacked pages.
-    pub overtaken: u32,
+    pub skipped: u32,
     /// Which request it waits for, or has waited for.
     pub follows: Option<Follows>,
     /// Whether the offload tiers were asked since it was last preempted; a new request asks when it comes.
@@ -60,7 +60,7 @@ pub(super) struct Origin {
     /// Tokens that were cached here when it was first admitted, in L1 or in the offload tiers.
     pub promised: u32,
     /// Those of them that were in L1.
-    pub near: u32,
+    pub in_l1: u32,
     /// Pages that a transfer brought.
     pub transferred_pages: u32,
 }
@@ -74,7 +74,7 @@ impl Job {
             place,
             stage: CurrentStage::queued(),
             aux: None,
-            waiting: Waiting { overtaken: 0, follows: None, fetched: true },
+            waiting: Waiting { skipped: 0, follows: None, fetched: true },
             answer: Answer::default(),
             in_batch: None,
             outgoing: None,
@@ -122,7 +122,7 @@ impl Job {
     /// Takes note of how much of the prompt was cached at admission.
     pub(super) fn begin_with(&mut self, cached: usize) {
         let cached = u32::try_from(cached).unwrap_or(u32::MAX);
-        (self.origin.cached, self.origin.promised, self.origin.near) = (cached, cached, cached);
+        (self.origin.cached, self.origin.promised, self.origin.in_l1) = (cached, cached, cached);
     }
 
     /// So much of the prompt is cached or restored after all.

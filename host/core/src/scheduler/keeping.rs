@@ -40,9 +40,9 @@ impl Scheduler {
     pub(super) fn count_origin(&mut self, room: Room) {
         let Some(job) = self.jobs.get(&room) else { return };
         let origin = job.origin;
-        let near = origin.promised.min(origin.near);
-        self.stats.delivered_tokens += u64::from(near);
-        self.stats.delivered_below_tokens += u64::from(origin.promised - near);
+        let in_l1 = origin.promised.min(origin.in_l1);
+        self.stats.delivered_tokens += u64::from(in_l1);
+        self.stats.delivered_offload_tokens += u64::from(origin.promised - in_l1);
         if self.config.role.receives_kv() {
             let window = u32::try_from(self.cache.tail_pages(&job.tokens())).unwrap_or(u32::MAX);
             self.stats.pages_saved += u64::from(origin.promised / self.config.page_tokens);

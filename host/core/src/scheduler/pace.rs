@@ -1,12 +1,13 @@
 //! Keeping the time between two tokens under a target.
 //!
 //! How long a step takes is learned ([`step_model`]) from what lies between the ends of two of them: computing, and
-//! everything around it that those who decode wait for. Two things follow from it: how many may decode at once, and how
-//! many tokens of longer pieces (prompts, recomputation) go into a step that also decodes.
+//! everything around it that decoding requests wait for. Two things follow from it: how many may decode at once, and
+//! how many tokens of longer pieces (prompts, recomputation) go into a step that also decodes.
 //!
 //! The target holds for the mean. A step longer than the target is followed by fewer admissions and never by leaving
 //! sequences out of steps: with `n` of them and a step of `a + b·n`, taking turns `m` at a time makes each wait
-//! `(a + b·m)·n/m`, which is longer for every `m < n`. For the same reason nobody is retracted for the target's sake.
+//! `(a + b·m)·n/m`, which is longer for every `m < n`. For the same reason no request is preempted for the target's
+//! sake.
 //!
 //! One sequence may always decode, however long its steps take.
 
@@ -21,7 +22,7 @@ use step_model::StepModel;
 pub(super) use step_model::Load;
 
 /// The limit rises only when its steps are expected to stay this far below the target, so that it does not flap.
-const ROOM: f64 = 0.98;
+const MARGIN: f64 = 0.98;
 /// Steps before a target is said to be out of reach.
 const STEPS_TO_JUDGE: u64 = 32;
 
@@ -42,7 +43,7 @@ pub struct PaceStats {
     pub thousand_tokens: Duration,
     /// Expected time per 1000 positions of context, over all sequences.
     pub thousand_context: Duration,
-    /// Time from the end of a step, or its beginning if nobody waited, to its end.
+    /// Time from the end of a step, or its beginning if no request waited, to its end.
     pub steps: Histogram,
 }
 
@@ -55,9 +56,9 @@ pub(super) struct Pace {
     /// By the model alone.
     limit: usize,
     most: usize,
-    /// The step being computed, and since when somebody waits for it.
+    /// The step being computed, and since when a request waits for it.
     step: Option<(Time, Load)>,
-    /// When the last step ended, if it left somebody who decodes.
+    /// When the last step ended, if it left a request that decodes.
     waiting_since: Option<Time>,
     predicted: f64,
     out_of_reach: bool,
@@ -90,7 +91,7 @@ impl Pace {
         self.target.map(|_| self.limit.min(self.model.largest_seen() * 5 / 4 + 1).min(self.most))
     }
 
-    /// Tokens of longer pieces that fit beside those who decode, if that is limited.
+    /// Tokens of longer pieces that fit beside decoding requests, if that is limited.
     pub(super) fn tokens_beside(&self, load: &Load) -> Option<usize> {
         let target = self.target?;
         let [_, _, token, _] = self.model.cost();
@@ -110,17 +111,17 @@ impl Pace {
         self.waiting_since = None;
     }
 
-    /// A step has ended, and somebody waits for the next one or not.
-    pub(super) fn ended(&mut self, now: Time, somebody_decodes: bool) {
+    /// A step has ended; whether a request that decodes waits for the next one.
+    pub(super) fn ended(&mut self, now: Time, request_waits: bool) {
         let Some((since, load)) = self.step.take() else { return };
         self.steps.add(now.since(since));
-        self.waiting_since = somebody_decodes.then_some(now);
+        self.waiting_since = request_waits.then_some(now);
         if self.target.is_some() {
             self.model.learn(load, now.since(since).as_secs_f64());
         }
     }
 
-    /// Sets the limit for requests with so much context each, when so many tokens are to have room beside them.
+    /// Sets the limit for requests with so much context each, when so many tokens are to fit beside them.
     pub(super) fn adjust(&mut self, context_each: usize, tokens: usize) {
         let Some(target) = self.target else { return };
         if self.model.steps() == 0 {
@@ -131,7 +132,7 @@ impl Pace {
         let each = sequence + context * context_each as f64;
         // Infinite when sequences cost nothing; casts take that, and less than nothing, to the ends of the range.
         let within = |target: f64| ((target - fixed) / each) as usize;
-        let (most, comfortable) = (within(target), within(ROOM * target));
+        let (most, comfortable) = (within(target), within(MARGIN * target));
         if most < self.limit {
             self.limit = most;
         } else if comfortable > self.limit {

@@ -1,4 +1,4 @@
-//! Other workers: who is there, who is gone, and who must be cut off.
+//! Other workers: which are there, which are gone, and which must be cut off.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

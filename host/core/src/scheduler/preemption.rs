@@ -72,7 +72,7 @@ impl Scheduler {
 
     /// There are pages for a waiting request. If it was preempted, asks the offload tiers for what it had, once; returns whether
     /// it did, so that what the request finds, and whether it waits, is to be seen anew.
-    pub(super) fn fetch_again(&mut self, now: Time, room: Room) -> bool {
+    pub(super) fn fetch_preempted(&mut self, now: Time, room: Room) -> bool {
         let Some(job) = self.jobs.get_mut(&room) else { return false };
         if !self.cache.has_tiers() || *job.stage != Stage::Preempted || job.waiting.fetched {
             return false;
@@ -83,7 +83,7 @@ impl Scheduler {
     }
 
     /// Computes a request from what is cached on, whatever it has received. Nothing touches its pages.
-    pub(super) fn begin_again(&mut self, room: Room) {
+    pub(super) fn restart(&mut self, room: Room) {
         if let Some(job) = self.jobs.get_mut(&room) {
             job.kv.has_computed(0);
         }
@@ -96,9 +96,9 @@ impl Scheduler {
         self.ready.retain(|other| *other != room);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.stage.enter(Stage::Preempted);
-        job.waiting.overtaken = 0;
+        job.waiting.skipped = 0;
         job.waiting.follows = None;
-        // Drawn again, when its last prompt token is computed again.
+        // Drawn again, when its last prompt token is recomputed.
         job.answer.first = None;
         job.computed_before = job.computed_before.max(job.kv.computed());
         self.cache.give_back(&mut job.kv);

@@ -1,7 +1,7 @@
 //! From a verified transfer to the first token.
 //!
-//! Transfers run ahead of the steps: what has arrived waits here until a step has room for it, with its first token
-//! kept back, so that waiting counts before the answer and not within it. Room is what the [pace](super::pace) allows
+//! Transfers run ahead of the steps: what has arrived waits here until it fits into a step, with its first token kept
+//! back, so that waiting counts before the answer and not within it. A step holds what the [pace](super::pace) allows
 //! under a target for the time between tokens, and without one what a batch holds.
 
 use super::stage::Stage;
@@ -26,9 +26,9 @@ impl Scheduler {
         self.running.len() + others < self.pace.limit().unwrap_or(batch)
     }
 
-    /// Lets those in that have arrived, oldest first. They join when no step is being computed: their first token is out
-    /// when their first step begins.
-    pub(super) fn let_in(&mut self, now: Time, actions: &mut Vec<Action>) {
+    /// Activates requests that have arrived, oldest first. They join when no step is being computed: their first token
+    /// is out when their first step begins.
+    pub(super) fn activate(&mut self, now: Time, actions: &mut Vec<Action>) {
         while !(self.pace.is_set() && self.computing) && self.may_join(0) {
             let Some(room) = self.ready.pop_front() else { return };
             self.join(now, room, actions);

@@ -1,11 +1,11 @@
-//! Requests that get pages from below the pool: waiting for storage, having pages copied, and going on without what
+//! Requests that get pages from the offload tiers: waiting for storage, having pages copied, and going on without what
 //! does not come.
 //!
 //! ```text
 //! prefill, aggregated   Queued ─► Loading ─► Running, from the first page that was not restored; of a model with
-//!                                               a window Retracted, if all was not
+//!                                               a window Preempted, if all was not
 //!
-//! both that decode   Retracted ─► Loading ─► Running, likewise ([`retraction`](super::retraction))
+//! both that decode   Preempted ─► Loading ─► Running, likewise ([`preemption`](super::preemption))
 //!
 //! decode       Queued ─► Transfer ─► Verifying ─► Restoring ─► Ready
 //!                           ▲ │ restore failed,       │ │ prefill gone: compute it here
@@ -13,7 +13,7 @@
 //!                           ▲                         │ restore failed                     ▲
 //!                           └──── the span it lacks ──┘                                    │
 //!                           │ prefill gone, or it will not                                 │
-//!                           └──────────────────────────────► Reclaiming ─(nobody writes)───┘
+//!                           └──────────────────────────────► Reclaiming ─(no more writes)──┘
 //! ```
 //!
 //! On a decode worker a restore runs beside the transfer of what lies behind it. What was promised and cannot be restored
@@ -65,7 +65,7 @@ impl Scheduler {
         self.after_tiers(now, actions);
     }
 
-    /// Begins what the offload tiers have room for.
+    /// Begins what the offload tiers can take.
     pub(super) fn start_tiers(&mut self, now: Time, actions: &mut Vec<Action>) {
         let begun = self.cache.start_tiers(now);
         actions.extend(begun.into_iter().map(Action::Tier));
@@ -87,9 +87,9 @@ impl Scheduler {
         let (stage, restore) = ((*job.stage).clone(), job.kv.restore().cloned());
         match (stage, restore) {
             (_, Some(Restore::Pending(_))) => {}
-            // Nobody computes behind a part of a window; what is there of the pages is little without it.
+            // Nothing is computed behind a part of a window; what is there of the pages is little without it.
             (Stage::Loading(_), Some(Restore::Missing(_))) if self.config.window.is_some() => {
-                self.begin_again(room);
+                self.restart(room);
             }
             (Stage::Loading(all), restore) => {
                 let end = match restore {
@@ -128,7 +128,7 @@ impl Scheduler {
         if job.was_preempted() {
             let restored = end.saturating_sub(before) as u64;
             self.stats.restored_tokens += restored;
-            self.stats.restored_below_tokens += restored;
+            self.stats.restored_offload_tokens += restored;
         } else {
             job.has_cached(end);
         }
@@ -187,7 +187,7 @@ impl Scheduler {
         }
     }
 
-    /// Somebody writes the pages that a room takes back no more.
+    /// One writer of the pages that a room takes back has ended.
     pub(super) fn reclaimed(
         &mut self,
         room: Room,
@@ -204,12 +204,12 @@ impl Scheduler {
         }
     }
 
-    /// Decode computes what it lacks, because nobody else can.
+    /// Decode computes what it lacks, because no other worker can.
     pub(super) fn compute_instead(&mut self, room: Room, pages: usize) {
         self.cache.count(|stats| stats.computed_instead += 1);
         if self.config.window.is_some() {
             // The window before the missing pages was never sent.
-            return self.begin_again(room);
+            return self.restart(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return };
         job.kv.forget_restore();
@@ -231,7 +231,7 @@ impl Scheduler {
         self.commit(now, room, incoming, actions);
         self.keep(room);
         if !self.pace.is_set() {
-            self.let_in(now, actions);
+            self.activate(now, actions);
         }
     }
 

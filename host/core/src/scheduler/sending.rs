@@ -233,7 +233,7 @@ impl Scheduler {
             return;
         }
         let last = *job.stage == Stage::Inflight;
-        // What is computed again for the window alone is there already.
+        // What is recomputed for the window alone is there already.
         let whole = job.whole_pages(job.kv.computed().max(job.kv.recompute().end), page_tokens);
         let computing = job.in_batch.is_some();
         let next = job.outgoing.as_mut().and_then(|outgoing| outgoing.next(whole, computing, last));

@@ -19,9 +19,9 @@ use crate::request::Request;
 
 /// A leader must bring one in so many of the pages that a follower lacks. Waiting for less would trade the time of a
 /// whole prompt for little: all chats of a server begin with the same few words.
-const WORTH_WAITING: usize = 4;
-/// Of a leader's pages so many are found by any, and behind them one in [`SPARSE`]: enough for whoever lacks that many,
-/// and a prompt of a million tokens does not hold up the scheduler.
+const BRINGS_ONE_IN: usize = 4;
+/// Of a leader's pages so many are found by any, and behind them one in [`SPARSE`]: enough for a follower that lacks
+/// that many, and a prompt of a million tokens does not hold up the scheduler.
 const DENSE: usize = 512;
 /// See [`DENSE`].
 const SPARSE: usize = 16;
@@ -44,7 +44,7 @@ pub(super) struct Follows {
     leader: Room,
     /// The page that the leader is to bring.
     page: usize,
-    /// Pages of which nothing was to be computed when it first followed somebody.
+    /// Pages of which nothing was to be computed when it first followed a leader.
     cached: usize,
 }
 
@@ -123,12 +123,12 @@ impl Scheduler {
             || self.jobs.get(&leader).is_some_and(|leader| leader.kv.computed() < end)
     }
 
-    /// When a request stops following whomever.
+    /// When a request stops following any leader.
     fn follows_until(&self, job: &Job) -> Time {
         job.submitted.after(self.config.bootstrap_timeout / 2)
     }
 
-    /// Whether a request of which so much is cached is to wait for another; takes note of whom.
+    /// Whether a request of which so much is cached is to wait for another; takes note of which.
     pub(super) fn follow(&mut self, now: Time, room: Room, prefix: &Prefix) -> bool {
         let Some(job) = self.jobs.get(&room).filter(|job| *job.stage == Stage::Queued) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, prefix) } else { None };
@@ -144,18 +144,18 @@ impl Scheduler {
         leader.is_some()
     }
 
-    /// Whom to wait for, and until it has brought which page.
+    /// The leader to wait for, and until it has brought which page.
     fn leader_of(&self, job: &Job, prefix: &Prefix) -> Option<(Room, usize)> {
         let request = &job.request;
         let page = self.config.page_tokens as usize;
         let whole = self.cache.usable_pages(&job.tokens());
         let (cached, lacking) = (prefix.cached(), whole.saturating_sub(prefix.cached()));
-        // Whoever brings this page brings those before it.
-        let last = (lacking > 0).then(|| cached + lacking.div_ceil(WORTH_WAITING) - 1);
+        // A leader that brings this page brings those before it.
+        let last = (lacking > 0).then(|| cached + lacking.div_ceil(BRINGS_ONE_IN) - 1);
         let sparse = last.and_then(|last| {
             Some(last.next_multiple_of(SPARSE)).filter(|place| *place > last && *place < whole)
         });
-        // Whoever computes the window at the end of what is cached brings the last page of it, too.
+        // A leader that computes the window at the end of what is cached brings the last page of it, too.
         let window = (prefix.complete() < cached).then(|| cached - 1);
         // Where a leader has passed the first of these, it may still bring a window at the end.
         let end = last.filter(|_| self.config.window.is_some()).map(|_| whole - 1);
@@ -182,14 +182,14 @@ impl Scheduler {
             self.stats.shared_transfers += 1;
             self.stats.shared_pages += (prefix.complete() - follows.cached) as u64;
         }
-        // With a window that it computes again it brings the last page before.
+        // With a window that it recomputes it brings the last page before.
         let cached = prefix.cached();
         let known = if prefix.complete() < cached { cached - 1 } else { cached };
         self.leaders.add(room, &job.request.prompt, known, self.config.page_tokens as usize);
     }
 
     /// # Panics
-    /// When somebody leads who brings nothing.
+    /// When a request leads that brings nothing.
     pub(super) fn audit_leaders(&self) {
         for room in self.leaders.rooms() {
             let brings = self.jobs.get(&room).is_some_and(|job| {

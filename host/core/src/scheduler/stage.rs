@@ -18,7 +18,7 @@ pub(super) enum Stage {
     Verifying(Incoming),
     /// Decode: what was sent is verified; waits for what it restores itself.
     Restoring(Incoming),
-    /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as nobody else can
+    /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as no peer can
     /// write them.
     Reclaiming(Reclaiming),
     /// Decode: verified; waits until the pace lets it into the steps.
@@ -28,7 +28,7 @@ pub(super) enum Stage {
     Loading(Range<usize>),
     /// Takes part in batches.
     Running,
-    /// Gave its pages up for others and waits for pages; what is gone of its KV is computed again.
+    /// Gave its pages up for others and waits for pages; what is gone of its KV is recomputed.
     Preempted,
     /// Prefill: computed; pages are on their way, or wait for decode's commit.
     Inflight,

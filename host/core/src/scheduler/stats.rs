@@ -26,9 +26,9 @@ pub struct Stats {
     pub evicted_pages: u64,
     /// Prompt tokens found cached at admission.
     pub cached_tokens: u64,
-    /// Prompt tokens behind those that were to be restored from below the pool.
-    pub below_tokens: u64,
-    /// What lies below the pool; all zero without.
+    /// Prompt tokens behind those that were to be restored from the offload tiers.
+    pub offload_tokens: u64,
+    /// The offload tiers; all zero without.
     pub hierarchy: HierarchyStats,
     /// How long steps take, and what follows from it.
     pub pace: PaceStats,
@@ -36,8 +36,8 @@ pub struct Stats {
     pub between_tokens: Histogram,
     /// Of [`cached_tokens`](Self::cached_tokens), those of prompts that were completed with them.
     pub delivered_tokens: u64,
-    /// Of [`below_tokens`](Self::below_tokens), those of prompts that were completed with them.
-    pub delivered_below_tokens: u64,
+    /// Of [`offload_tokens`](Self::offload_tokens), those of prompts that were completed with them.
+    pub delivered_offload_tokens: u64,
     /// Decode: verified transfers of whole prompts.
     pub full_transfers: u64,
     /// Decode: verified transfers of what was not cached of a prompt.
@@ -50,7 +50,7 @@ pub struct Stats {
     pub shared_transfers: u64,
     /// Pages that were neither sent nor computed for that.
     pub shared_pages: u64,
-    /// 1 when whoever chose the pages is out of service for what it did.
+    /// 1 when the allocator is disabled for a wrong answer.
     pub page_source_faults: u64,
     /// Messages repeated until answered.
     pub unanswered: usize,
@@ -64,13 +64,13 @@ pub struct Stats {
     pub decode_tokens: u64,
     /// Times that a request gave its pages up for others and went back to the queue.
     pub retractions: u64,
-    /// Tokens whose KV a retracted request found cached when it went on, in the pool or below it.
+    /// Tokens whose KV a preempted request found cached when it went on, in the pool or in the offload tiers.
     pub restored_tokens: u64,
-    /// Those of them that came from below the pool.
-    pub restored_below_tokens: u64,
-    /// Tokens whose KV was computed again after a retraction.
+    /// Those of them that came from the offload tiers.
+    pub restored_offload_tokens: u64,
+    /// Tokens whose KV was recomputed after a preemption.
     pub recomputed_tokens: u64,
-    /// Tokens computed again for the window at the end of a cached prefix alone: their other layers' KV was cached.
+    /// Tokens recomputed for the window at the end of a cached prefix alone: their other layers' KV was cached.
     pub window_recomputed_tokens: u64,
     /// Pages whose arrival was verified.
     pub pages_received: u64,

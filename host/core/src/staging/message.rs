@@ -41,7 +41,7 @@ pub enum Verdict {
         /// Goes into the notice behind the data.
         generation: u32,
     },
-    /// There is no room for it yet. A grant follows by itself; ask again now and then, in case it is lost.
+    /// There is no gap for it yet. A grant follows by itself; ask again now and then, in case it is lost.
     Wait,
     /// It is here already, or its attempt was replaced by another: it need not be sent.
     Done,
@@ -52,7 +52,7 @@ pub enum Verdict {
 /// Why a ring refuses a piece for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The room is unknown, closed, somebody else's, or at an earlier attempt.
+    /// The room is unknown, closed, another peer's, or at an earlier attempt.
     #[error("the other worker has given up the room")]
     Gone,
     /// The span is not what both sides agreed on: pages, layers, heads, or the bytes of a block.

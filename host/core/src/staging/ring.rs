@@ -1,4 +1,4 @@
-//! A target rank's staging memory: who may write which bytes of it, and what is to be copied into pages.
+//! A target rank's staging memory: which peer may write which bytes of it, and what is to be copied into pages.
 //!
 //! **Shares.** A room may hold as many bytes as are left (so one alone gets half of the ring, and one that has stopped
 //! leaves half of what it found), all rooms of one peer together twice as many as are left. A room that holds nothing needs no share
@@ -45,7 +45,7 @@ pub struct Opening {
 pub enum Action {
     /// To be told.
     Say {
-        /// To whom.
+        /// The receiver.
         to: PeerRank,
         /// What.
         answer: Answer,
@@ -61,7 +61,7 @@ pub struct Scatter<N> {
     pub id: u32,
     /// The room.
     pub room: Room,
-    /// Who sent it.
+    /// The sender.
     pub from: PeerRank,
     /// Bytes from the start of the staging region.
     pub offset: u64,
@@ -87,7 +87,7 @@ pub enum Arrival {
 /// Counts for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingStats {
-    /// Bytes of slots that are somebody's.
+    /// Bytes of slots that are taken.
     pub bytes_in_use: u64,
     /// Pieces that wait for a slot.
     pub waiting: u64,
@@ -113,7 +113,7 @@ pub struct Ring<N> {
     scattering: BTreeMap<u32, (Room, PieceKey)>,
     last_generation: u32,
     grants: u64,
-    /// For whom a window is kept free.
+    /// The piece for which a window is kept free.
     claimant: Option<(Room, PieceKey)>,
     stats: RingStats,
 }
@@ -137,8 +137,8 @@ impl<N> Ring<N> {
         }
     }
 
-    /// From now on pieces of this room are taken. A repeat changes nothing; a later attempt voids what came before it: who
-    /// waits for an answer within an earlier one is told that it is over, for the next begins only then.
+    /// From now on pieces of this room are taken. A repeat changes nothing; a later attempt voids what came before it:
+    /// a sender that waits for an answer within an earlier one is told that it is over, for the next begins only then.
     pub fn open(&mut self, opening: Opening, actions: &mut Vec<Action>) {
         let room = opening.room;
         match self.rooms.get_mut(&room) {
@@ -166,7 +166,7 @@ impl<N> Ring<N> {
     }
 
     /// Ends a room: nothing more is granted, and nothing copied beyond what is being copied now. Answered by
-    /// [`Action::Closed`], also for a room that nobody knows.
+    /// [`Action::Closed`], also for an unknown room.
     pub fn close(&mut self, room: Room, actions: &mut Vec<Action>) {
         let Some(open) = self.rooms.get_mut(&room) else {
             actions.push(Action::Closed(room));
@@ -196,7 +196,7 @@ impl<N> Ring<N> {
         self.serve(actions);
     }
 
-    /// Frees slots of pieces that nobody wants any more.
+    /// Frees slots of pieces that are not wanted any more.
     fn free_kept(&mut self, room: Room, which: impl Fn(&Held) -> bool) {
         let Some(open) = self.rooms.get_mut(&room) else { return };
         for held in open.kept.extract_if(.., |held| which(held)) {
@@ -243,8 +243,8 @@ impl<N> Ring<N> {
         Some(Scatter { id: slot.generation, room, from, offset: slot.offset, span, pages, notice })
     }
 
-    /// A piece is in its pages (or they are of no use any more): its slot is free. False when its room was closed or asked for
-    /// again meanwhile: nobody is to hear of the piece.
+    /// A piece is in its pages (or they are of no use any more): its slot is free. False when its room was closed or
+    /// asked for again meanwhile: the piece is not to be reported.
     pub fn scattered(&mut self, id: u32, actions: &mut Vec<Action>) -> bool {
         let Some((room, key)) = self.scattering.remove(&id) else { return false };
         let Some(open) = self.rooms.get_mut(&room) else { return false };
@@ -303,7 +303,7 @@ impl<N> Ring<N> {
         !self.arrived.is_empty()
     }
 
-    /// All slots that are somebody's: room, attempt, source rank, offset, size. For tests.
+    /// All slots that are taken: room, attempt, source rank, offset, size. For tests.
     pub fn slots(&self) -> impl Iterator<Item = (Room, u32, u8, Range<u64>)> {
         self.rooms.iter().flat_map(|(room, open)| {
             open.slots().map(|Held { attempt, source, slot }| {

@@ -253,7 +253,7 @@ impl Sender {
         }
     }
 
-    /// Drops everything of a lane that is in nobody's hands.
+    /// Drops everything of a lane that no thread or backend has.
     fn fail(&mut self, now: Time, id: u64, fault: Fault, actions: &mut Vec<Action>) {
         let Some(work) = self.lanes.get_mut(&id) else { return };
         if work.fault.is_none() {

@@ -6,8 +6,8 @@ use std::ops::Range;
 /// Slots begin at multiples of this.
 const ALIGNMENT: u64 = 64;
 
-/// A region's free gaps and taken slots. Whoever gets a slot gets the smallest gap that is large enough, which keeps the
-/// large ones for those who need them.
+/// A region's free gaps and taken slots. A piece gets the smallest gap that is large enough, which keeps large gaps for
+/// large pieces.
 #[derive(Debug)]
 pub(super) struct Slots {
     capacity: u64,
@@ -17,7 +17,7 @@ pub(super) struct Slots {
     taken: BTreeMap<u64, (u64, u64)>,
     used: u64,
     handed_out: u64,
-    /// Kept free for somebody who needs a large gap.
+    /// Kept free for a piece that needs a large gap.
     claim: Option<Range<u64>>,
 }
 
@@ -63,7 +63,7 @@ impl Slots {
     }
 
     /// Keeps a window free from now on: of all windows of this length the one whose oldest slot is the youngest, since
-    /// slots of somebody who has stopped are old.
+    /// slots of a sender that has stopped are old.
     pub(super) fn claim(&mut self, length: u64) {
         let length = Self::size_of(length);
         let ends = self.taken.iter().map(|(offset, (length, _))| offset + length);
@@ -78,7 +78,7 @@ impl Slots {
             fitting.max_by_key(|start| (oldest(*start), u64::MAX - start)).map(|start| start..start + length);
     }
 
-    /// The claimed window as a slot, once nobody is in it any more.
+    /// The claimed window as a slot, once it is empty.
     pub(super) fn take_claimed(&mut self, length: u64) -> Option<u64> {
         let length = Self::size_of(length);
         let claim = self.claim.clone()?;
@@ -98,7 +98,7 @@ impl Slots {
     /// Takes a slot back.
     ///
     /// # Panics
-    /// When there is none at this offset: somebody gave back what was not theirs.
+    /// When there is none at this offset: the caller gave back what was not its own.
     pub(super) fn give_back(&mut self, offset: u64) {
         let taken = self.taken.remove(&offset);
         assert!(taken.is_some(), "no slot begins at {offset}");
@@ -173,7 +173,7 @@ mod tests {
     fn a_claimed_window_avoids_the_old_slots_and_is_nobody_elses() {
         let mut slots = Slots::new(1024);
         let held: Vec<u64> = (0..8).map_while(|_| slots.take(128)).collect();
-        // Whoever has the first slot has stopped; everything else comes and goes.
+        // The sender in the first slot has stopped; everything else comes and goes.
         slots.claim(512);
         for offset in &held[1..] {
             slots.give_back(*offset);

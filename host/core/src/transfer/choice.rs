@@ -9,13 +9,13 @@ use std::str::FromStr;
 
 use super::copy::PlanSize;
 
-/// Smallest piece worth sending on its own, in bytes, unless a whole page is made of smaller ones anyway. Measured by
+/// Smallest piece that is sent on its own, in bytes, unless a whole page is made of smaller ones anyway. Measured by
 /// others on 100 Gbit/s networks (LMCache issue 4161): pieces of 16 KiB reach 95 % of the rate of large ones, pieces of
 /// 4 KiB 40 %.
 pub const KNEE: usize = 16 << 10;
 
-/// Fewest pieces worth gathering: a staged piece costs a question and an answer, two times two threads woken, about as long
-/// as a network card takes for some tens of small writes (1.4 us each; LMCache issue 4161).
+/// Fewest pieces that are gathered: a staged piece costs a question and an answer, two times two threads woken, about
+/// as long as a network card takes for some tens of small writes (1.4 us each; LMCache issue 4161).
 pub const LEAST_PIECES: usize = 32;
 
 /// What the operator wants.
@@ -59,7 +59,7 @@ pub struct StagingPolicy {
     pub mode: StagingMode,
     /// Bytes of a piece, on average, from which on pieces are written directly.
     pub knee: usize,
-    /// Fewest pieces worth gathering.
+    /// Fewest pieces that are gathered.
     pub least_pieces: usize,
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::lane::Share;
+use super::lane::KvSlice;
 use crate::layout::KvShape;
 
 /// How the pages of one part are cut for one lane: by pages; where one page is too much for a piece, by layers; and where one
@@ -16,7 +16,7 @@ pub struct Cut {
     step: [usize; 3],
 }
 
-/// What one piece of a staged lane holds, as a dense buffer ([`Share::dense`]).
+/// What one piece of a staged lane holds, as a dense buffer ([`KvSlice::dense`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagedPiece {
     /// The pages, by their place in the part's list.
@@ -89,8 +89,8 @@ impl StagedPiece {
 
     /// The buffer that holds it: page `i` of it is the piece's `i`th.
     #[must_use]
-    pub fn share(&self, shape: KvShape) -> Share {
-        Share::dense(shape, self.pages.len(), self.heads.clone(), self.layers.clone())
+    pub fn slice(&self, shape: KvShape) -> KvSlice {
+        KvSlice::dense(shape, self.pages.len(), self.heads.clone(), self.layers.clone())
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
                     let pieces: Vec<_> = (0..cut.pieces()).map(|number| cut.piece(number).unwrap()).collect();
                     for piece in &pieces {
                         assert!(piece.bytes(&SHAPE) <= piece_bytes, "{piece:?} of {cut:?}");
-                        assert_eq!(piece.share(SHAPE).layout.bytes(), piece.bytes(&SHAPE));
+                        assert_eq!(piece.slice(SHAPE).layout.bytes(), piece.bytes(&SHAPE));
                         for place in piece.pages.clone().flat_map(|page| {
                             let heads = piece.heads.clone();
                             piece

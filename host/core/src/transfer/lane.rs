@@ -1,4 +1,4 @@
-//! Which heads of which layers go from one share of the cache into another.
+//! Which heads of which layers go from one slice of the cache into another.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::layout::{KvLayout, KvOrder, KvShape, Strides};
 
 /// What one pool, or one staging buffer, holds of the cache: its heads and layers are a range of the model's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct KvSlice {
     /// Where its elements lie.
     pub layout: KvLayout,
     /// Its first head, counted over the whole model.
@@ -17,7 +17,7 @@ pub struct Share {
     pub first_layer: usize,
 }
 
-impl Share {
+impl KvSlice {
     /// The pool of a rank: all layers, and the heads from `first_head` on.
     #[must_use]
     pub const fn pool(layout: KvLayout, first_head: usize) -> Self {
@@ -49,14 +49,14 @@ impl Share {
     }
 }
 
-/// Heads that go from one share into another.
+/// Heads that go from one slice into another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Where they are read.
-    pub source: Share,
+    pub source: KvSlice,
     /// Where they are written.
-    pub target: Share,
-    /// The heads, counted over the whole model; both shares hold them.
+    pub target: KvSlice,
+    /// The heads, counted over the whole model; both slices hold them.
     pub heads: Range<usize>,
 }
 
@@ -118,7 +118,7 @@ impl PlanError {
 /// pair by pair. No target page may be named twice.
 ///
 /// # Errors
-/// When a head of a page is not the same in both shares, the lists differ in length, or a share lacks one of the heads,
+/// When a head of a page is not the same in both slices, the lists differ in length, or a slice lacks one of the heads,
 /// layers or pages.
 pub fn copy_lane(
     lane: &Lane,
@@ -126,8 +126,8 @@ pub fn copy_lane(
     target_pages: &[PageId],
     layers: Range<usize>,
 ) -> Result<PagesCopy, PlanError> {
-    let block_of = |share: &Share| {
-        let shape = share.layout.shape;
+    let block_of = |slice: &KvSlice| {
+        let shape = slice.layout.shape;
         (shape.page_tokens, shape.head_dim, shape.value_dim, shape.dtype)
     };
     if block_of(&lane.source) != block_of(&lane.target) {
@@ -136,21 +136,21 @@ pub fn copy_lane(
     if source_pages.len() != target_pages.len() {
         return Err(PlanError::Count { sent: source_pages.len(), expected: target_pages.len() });
     }
-    for (share, pages) in [(&lane.source, source_pages), (&lane.target, target_pages)] {
-        if !within(&layers, &share.layers()) {
-            return Err(PlanError::Layers { asked: layers, held: share.layers() });
+    for (slice, pages) in [(&lane.source, source_pages), (&lane.target, target_pages)] {
+        if !within(&layers, &slice.layers()) {
+            return Err(PlanError::Layers { asked: layers, held: slice.layers() });
         }
-        if !within(&lane.heads, &share.heads()) {
-            return Err(PlanError::Heads { asked: lane.heads.clone(), held: share.heads() });
+        if !within(&lane.heads, &slice.heads()) {
+            return Err(PlanError::Heads { asked: lane.heads.clone(), held: slice.heads() });
         }
-        let held = share.layout.shape.pages;
+        let held = slice.layout.shape.pages;
         if let Some(page) = pages.iter().find(|page| page.0 as usize >= held) {
             return Err(PlanError::Outside(page.0, held));
         }
     }
     let pages = source_pages.iter().zip(target_pages).map(|(source, target)| [source.0, target.0]).collect();
     // Only the whole of both sides' pages is as long as the longer of them.
-    let page = [&lane.source, &lane.target].map(|share| share.layout.shape.page_bytes());
+    let page = [&lane.source, &lane.target].map(|slice| slice.layout.shape.page_bytes());
     Ok(PagesCopy::new(pages, lane.sides(layers), page[0].max(page[1])))
 }
 
@@ -174,8 +174,8 @@ fn within(inner: &Range<usize>, outer: &Range<usize>) -> bool {
 /// Bytes of the smallest pieces in which `layers` layers of a page travel between two pools of this layout.
 #[must_use]
 pub fn piece_bytes(layout: &KvLayout, layers: usize) -> usize {
-    let share = Share::pool(*layout, 0);
-    let lane = Lane { source: share, target: share, heads: share.heads() };
+    let slice = KvSlice::pool(*layout, 0);
+    let lane = Lane { source: slice, target: slice, heads: slice.heads() };
     blocks(lane.sides(0..layers)).iter().map(|block| block.run).min().unwrap_or(0)
 }
 
@@ -183,12 +183,12 @@ impl Lane {
     /// What is copied of the K rows and the V rows of each page, where there is anything to copy.
     fn sides(&self, layers: Range<usize>) -> Vec<PageBlock> {
         let of = |extent, source, target| Dimension { extent, source, target };
-        let start = |share: &Share, side: &Strides| {
+        let start = |slice: &KvSlice, side: &Strides| {
             side.start
-                + (self.heads.start - share.first_head) * side.head
-                + (layers.start - share.first_layer) * side.layer
+                + (self.heads.start - slice.first_head) * side.head
+                + (layers.start - slice.first_layer) * side.layer
         };
-        let page = |share: &Share, side: &Strides| match share.layout.shape.pages {
+        let page = |slice: &KvSlice, side: &Strides| match slice.layout.shape.pages {
             // It has no next page; K and V that differ only in where that would be can be one block.
             1 => 0,
             _ => side.page,

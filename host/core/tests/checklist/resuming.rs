@@ -116,8 +116,8 @@ fn what_was_evicted_of_a_retracted_request_comes_back_from_host_memory() {
             stats.hierarchy.loaded
         );
         assert!(stats.restored_tokens - before.restored_tokens >= PAGE as u64 * stats.hierarchy.loaded);
-        assert_eq!(stats.restored_below_tokens, PAGE as u64 * stats.hierarchy.loaded, "{role:?}");
-        assert_eq!(stats.below_tokens, 0, "no prompt was promised anything");
+        assert_eq!(stats.restored_offload_tokens, PAGE as u64 * stats.hierarchy.loaded, "{role:?}");
+        assert_eq!(stats.offload_tokens, 0, "no prompt was promised anything");
         assert_eq!(stats.hierarchy.loads_under_way, 0);
     }
 }

@@ -368,7 +368,7 @@ fn pages_that_are_restored_without_a_window_have_it_computed_again() {
         let sequence = &leg.batch.as_ref().unwrap().sequences[0];
         // Token 76 sees 69..: page 17 on. Seven before that is page 15.
         let right = if failed.is_some() { (0, 0..0, 0) } else { (60, 60..76, 15) };
-        assert_eq!((sequence.start, sequence.again.clone(), sequence.window.first), right);
+        assert_eq!((sequence.start, sequence.recompute.clone(), sequence.window.first), right);
         compute(&mut leg, &mut stored);
         assert_eq!(leg.finished.len(), 1);
         leg.below_at_rest();

@@ -19,7 +19,7 @@ fn sliding(role: Role, pages: u32) -> Config {
 /// their window alone.
 fn computes(batch: &Batch) -> (usize, usize, std::ops::Range<u32>) {
     let sequence = &batch.sequences[0];
-    (sequence.start as usize, sequence.end(), sequence.again.clone())
+    (sequence.start as usize, sequence.end(), sequence.recompute.clone())
 }
 
 /// A worker that had a prompt of 80 tokens, of which the window at token 40 is gone: parts are the first to be given up for

@@ -38,8 +38,8 @@ fn what_was_evicted_of_a_retracted_request_comes_back_with_its_window() {
             stats.recomputed_tokens,
             without.recomputed_tokens
         );
-        assert!(stats.restored_below_tokens > 0, "{role:?}");
-        assert_eq!(stats.below_tokens, 0, "no prompt was promised anything");
+        assert!(stats.restored_offload_tokens > 0, "{role:?}");
+        assert_eq!(stats.offload_tokens, 0, "no prompt was promised anything");
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use host_core::PageId;
 use host_core::heads::{HeadLane, rank_heads};
 use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
-use host_core::transfer::{Lane, PagesCopy, Piece, Share};
+use host_core::transfer::{KvSlice, Lane, PagesCopy, Piece};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -109,7 +109,7 @@ const UNTOUCHED: u8 = 0xee;
 
 /// One rank's pool, and how often each byte of it was written.
 struct Pool {
-    share: Share,
+    share: KvSlice,
     bytes: Vec<u8>,
     written: Vec<u8>,
 }
@@ -134,7 +134,7 @@ fn rows(
     })
 }
 
-fn at(share: &Share, page: PageId, (head, layer, kv, token): (usize, usize, usize, usize)) -> Range<usize> {
+fn at(share: &KvSlice, page: PageId, (head, layer, kv, token): (usize, usize, usize, usize)) -> Range<usize> {
     let start =
         share.layout.row(page.0 as usize, head - share.first_head, layer - share.first_layer, kv, token);
     start..start + share.layout.shape.row_bytes(kv)
@@ -154,7 +154,7 @@ impl<'a> World<'a> {
         let pool = |ranks: usize, rank: usize, order: KvOrder, pages: usize| {
             let heads = rank_heads(case.kv_heads, ranks, rank);
             let shape = KvShape { pages, heads: heads.len(), ..case.shape };
-            let share = Share::pool(KvLayout::new(shape, order), heads.start);
+            let share = KvSlice::pool(KvLayout::new(shape, order), heads.start);
             let size = share.layout.bytes();
             Pool { share, bytes: vec![UNTOUCHED; size], written: vec![0; size] }
         };

@@ -69,7 +69,7 @@ fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
         assert!(
             total.loaded > 0 && total.restores_failed > 0 && total.quarantined > 0 && total.retractions > 0
         );
-        resumed += total.restored_below_tokens;
+        resumed += total.restored_offload_tokens;
     }
     // What is written after two uses is seldom written by the time that a request loses its pages.
     assert!(resumed > 0, "no retracted request found anything below the pool");

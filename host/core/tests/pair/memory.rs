@@ -130,7 +130,7 @@ impl Memory {
                     _ => layer_value(first(position), layer),
                 };
                 let place = &mut self.words[Self::place(&sequence.pages, layer, position)];
-                if position < sequence.again.end as usize {
+                if position < sequence.recompute.end as usize {
                     assert_eq!(
                         *place, word,
                         "what is cached of position {position} is not what it was: {sequence:?}"

@@ -96,7 +96,7 @@ impl Sliding {
             for (layer, position) in (0..self.layers).flat_map(|layer| new.clone().map(move |at| (layer, at)))
             {
                 let seen = self.seen(position);
-                let seen = seen.start.max(sequence.again.start as usize)..seen.end;
+                let seen = seen.start.max(sequence.recompute.start as usize)..seen.end;
                 let before = layer.checked_sub(1).map(|before| seen.map(move |seen| (before, seen)));
                 let before = before
                     .into_iter()
@@ -118,7 +118,7 @@ impl Sliding {
     fn check(self, memory: &Memory, sequence: &Sequence) {
         let mut words = Vec::new();
         (0..sequence.end()).for_each(|position| self.add(&mut words, memory.first(sequence, position)));
-        let kept = sequence.start.max(sequence.again.end) as usize..sequence.end();
+        let kept = sequence.start.max(sequence.recompute.end) as usize..sequence.end();
         for (seen, layer) in
             kept.flat_map(|at| self.seen(at)).flat_map(|at| (0..self.layers).map(move |layer| (at, layer)))
         {

@@ -31,7 +31,7 @@ fn windows_that_fail_hang_or_are_lies_cost_an_aggregated_worker_no_answer() {
         let total = run_aggregated("windows below, faults", Faults { write, prefetch, ..faults });
         assert!(total.hung > 0 && total.restores_failed > 0 && total.finished > SEEDS);
         assert!(total.promised_windows > SEEDS / 8 && total.retractions > 0);
-        assert!(total.restored_below_tokens > 0, "no retracted request found anything below the pool");
+        assert!(total.restored_offload_tokens > 0, "no retracted request found anything below the pool");
     }
 }
 
@@ -67,7 +67,7 @@ fn windows_below_survive_aborts_loss_flips_deaths_and_disconnects() {
         let total = run("windows below and everything", Faults { write, prefetch, ..faults });
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(total.loaded > 0 && total.quarantined > 0 && total.retractions > 0);
-        resumed += total.restored_below_tokens;
+        resumed += total.restored_offload_tokens;
     }
     assert!(resumed > 0, "no retracted request found anything below the pool");
 }

@@ -54,7 +54,7 @@ mod tests {
                 start,
                 pages: Vec::new(),
                 window: WindowPages::default(),
-                again: 0..0,
+                recompute: 0..0,
                 sample: None,
             };
             Batch { id: 1, sequences: vec![sequence], layer_group: 0 }

@@ -40,7 +40,7 @@ fn sequence(tokens: Vec<u32>, start: u32, sample: Option<Sampling>) -> Sequence 
     let pages = (0..40).map(PageId).collect();
     // Of a model with sliding layers the first ten pages are the full part, and the others the window's, three per page.
     let window = WindowPages { first: 0, pages: (10..40).map(PageId).collect() };
-    Sequence { room: Room(1), tokens, start, pages, window, again: 0..0, sample }
+    Sequence { room: Room(1), tokens, start, pages, window, recompute: 0..0, sample }
 }
 
 fn generate(

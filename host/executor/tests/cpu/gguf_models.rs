@@ -47,7 +47,7 @@ fn compute(model: &Path, dtype: Dtype) -> Computed {
     let sequence = |tokens: &[u32], start, sample| {
         let window = WindowPages { first: 0, pages: (FULL..PAGES as u32).map(PageId).collect() };
         let pages = (0..FULL).map(PageId).collect();
-        Sequence { room: Room(1), tokens: tokens.to_vec(), start, pages, window, again: 0..0, sample }
+        Sequence { room: Room(1), tokens: tokens.to_vec(), start, pages, window, recompute: 0..0, sample }
     };
     let batch = |id, sequence| Batch { id, sequences: vec![sequence], layer_group: 0 };
     let (prompt, last) = tokens.split_at(60);

@@ -69,7 +69,7 @@ impl Run {
             start,
             pages: self.pages.clone(),
             window: host_core::window::WindowPages::default(),
-            again: 0..0,
+            recompute: 0..0,
             sample: None,
         }
     }

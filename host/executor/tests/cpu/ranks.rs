@@ -84,7 +84,7 @@ fn batches(chunks: &[usize]) -> Vec<Batch> {
                         .map(|page| PageId((page * 3 + index as u32 + 5) % (3 * PAGES)))
                         .collect(),
                     window: host_core::window::WindowPages::default(),
-                    again: 0..0,
+                    recompute: 0..0,
                     sample: (end >= prefill).then_some(GREEDY),
                 });
             }

@@ -146,8 +146,11 @@ fn a_batch_that_does_not_begin_among_what_it_computes_again_is_refused() {
     world.run(&mut table, &tokens[..40], &[40]);
     world.turn(&mut table, 40, 48);
     let next = world.sequence(&table, &tokens[40..]);
-    for again in [0..40, 41..48] {
-        let refused = world.refusal(host_core::Sequence { again: again.clone(), ..next.clone() });
-        assert!(refused.contains("are to be computed again, positions 40 to 48 now"), "{again:?}: {refused}");
+    for recompute in [0..40, 41..48] {
+        let refused = world.refusal(host_core::Sequence { recompute: recompute.clone(), ..next.clone() });
+        assert!(
+            refused.contains("are to be computed again, positions 40 to 48 now"),
+            "{recompute:?}: {refused}"
+        );
     }
 }

@@ -76,7 +76,7 @@ pub struct Table {
     pub window: WindowPages,
     pub done: usize,
     /// Positions that are computed for their window alone.
-    pub again: Range<u32>,
+    pub recompute: Range<u32>,
 }
 
 impl<E: Computes> World<E> {
@@ -172,7 +172,7 @@ impl<E: Computes> World<E> {
             start: table.done as u32,
             pages: table.pages.clone(),
             window: table.window.clone(),
-            again: if table.done < table.again.end as usize { table.again.clone() } else { 0..0 },
+            recompute: if table.done < table.recompute.end as usize { table.recompute.clone() } else { 0..0 },
             sample: Some(GREEDY),
         }
     }
@@ -232,7 +232,8 @@ impl<E: Computes> World<E> {
     pub fn arrive_without_window(&mut self, other: &Self, computed: &Table, start: usize) -> Table {
         let end = computed.done;
         let window = WindowPages { first: (start / self.kind.page_tokens) as u32, pages: Vec::new() };
-        let mut table = Table { done: start, again: start as u32..end as u32, window, ..Table::default() };
+        let mut table =
+            Table { done: start, recompute: start as u32..end as u32, window, ..Table::default() };
         for from in &computed.pages[..end.div_ceil(self.kind.page_tokens)] {
             let page = self.take();
             self.copy(other, *from, page);

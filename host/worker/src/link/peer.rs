@@ -6,7 +6,7 @@ use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::heads::{HeadLane, head_lanes, rank_heads};
 use host_core::layout::KvOrder;
 use host_core::notice::MAX_RANKS;
-use host_core::transfer::Share;
+use host_core::transfer::KvSlice;
 use host_core::{KvLayout, KvShape};
 use host_plugin_api::transfer::PeerId;
 
@@ -37,7 +37,7 @@ pub struct PeerRank {
     /// Generation of that region.
     pub aux_generation: u32,
     /// What the pool holds of the model's KV, and where.
-    pub share: Share,
+    pub share: KvSlice,
     /// Aux rows.
     pub aux_rows: u32,
     /// Region of the staging memory.
@@ -103,7 +103,7 @@ pub(super) fn read(
             kv_generation: endpoint.kv_generation,
             aux_region: endpoint.aux_region,
             aux_generation: endpoint.aux_generation,
-            share: Share::pool(layout, heads.start),
+            share: KvSlice::pool(layout, heads.start),
             aux_rows: u32::try_from(endpoint.aux_bytes / AUX_ROW_BYTES as u64).unwrap_or(u32::MAX),
             staging_region: endpoint.staging_region,
             staging_generation: endpoint.staging_generation,

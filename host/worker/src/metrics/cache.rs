@@ -12,12 +12,12 @@ pub(super) fn encode(stats: &Stats, page_bytes: u64, series: &mut Series<'_>) ->
         (
             "host_prefix_promised_tokens",
             "Prompt tokens found cached at admission, by tier",
-            [stats.cached_tokens, stats.below_tokens],
+            [stats.cached_tokens, stats.offload_tokens],
         ),
         (
             "host_prefix_delivered_tokens",
             "Prompt tokens found cached that a complete prompt was made of, by tier",
-            [stats.delivered_tokens, stats.delivered_below_tokens],
+            [stats.delivered_tokens, stats.delivered_offload_tokens],
         ),
     ];
     for (name, help, [device, below]) in by_tier {

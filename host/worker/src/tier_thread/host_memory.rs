@@ -7,7 +7,7 @@ use host_core::PageId;
 use host_core::heads::counted_heads;
 use host_core::hierarchy::HostSlot;
 use host_core::layout::KvShape;
-use host_core::transfer::{Lane, Share, copy_lane};
+use host_core::transfer::{KvSlice, Lane, copy_lane};
 use host_executor::KvMemory;
 use host_kernels::copy::{Copier, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
 use host_memory::Mapping;
@@ -21,8 +21,8 @@ const COPY_THREADS: usize = 2;
 /// What one rank has.
 struct Rank {
     kv: KvMemory,
-    pool: Share,
-    slots: Share,
+    pool: KvSlice,
+    slots: KvSlice,
     memory: Mapping,
     /// Of its heads, those that it stores, so that each is stored once.
     stored: Range<usize>,
@@ -68,7 +68,7 @@ impl HostMemory {
         let object_bytes = first.map_or(0, |shape| head_bytes(&shape, alignment));
         let of_rank = |(rank, kv): (usize, &KvMemory)| {
             let shape = kv.layout().shape;
-            let mut share = Share::dense(shape, slots, kv.heads(), 0..shape.layers);
+            let mut share = KvSlice::dense(shape, slots, kv.heads(), 0..shape.layers);
             for side in &mut share.layout.sides {
                 side.head = object_bytes;
                 side.page = object_bytes * shape.heads;
@@ -78,7 +78,7 @@ impl HostMemory {
                 format!("no memory for {bytes} bytes of host cache: lower --hicache-memory")
             })?;
             let stored = counted_heads(kv_heads, pools.len(), rank);
-            let pool = Share::pool(*kv.layout(), kv.heads().start);
+            let pool = KvSlice::pool(*kv.layout(), kv.heads().start);
             Ok(Rank { kv: kv.clone(), pool, slots: share, memory, stored })
         };
         let ranks: anyhow::Result<Vec<Rank>> = pools.iter().enumerate().map(of_rank).collect();

@@ -16,7 +16,7 @@ use host_core::staging::{
     Arrival, Gather, Geometry, Key, Lane, Opening, PeerRank, Ring, RingAction, Scatter, Sender, SenderAction,
     Span, Target,
 };
-use host_core::transfer::{self, Cut, Share, Tag};
+use host_core::transfer::{self, Cut, KvSlice, Tag};
 use host_core::{Instance, PageId, Room};
 use host_kernels::copy::Copier;
 use host_plugin_api::transfer::{PeerId, Write};
@@ -31,7 +31,12 @@ use crate::link::{Link, Rank};
 const COPIES: usize = 2;
 
 /// Cuts what a lane has of a write into pieces of at most `limit` bytes. `None` where that cannot be: then it goes directly.
-pub(super) fn pieces(pool: &Share, heads: &Range<usize>, write: &PageWrite, limit: u64) -> Option<Vec<Span>> {
+pub(super) fn pieces(
+    pool: &KvSlice,
+    heads: &Range<usize>,
+    write: &PageWrite,
+    limit: u64,
+) -> Option<Vec<Span>> {
     let shape = pool.layout.shape;
     let layers = write.layers.start as usize..write.layers.end as usize;
     let limit = usize::try_from(limit).ok()?;
@@ -367,9 +372,9 @@ fn heads(span: &Span) -> Range<usize> {
 }
 
 /// What a span is in a slot, and its layers.
-fn dense(own: &Rank, span: &Span) -> (Share, Range<usize>) {
+fn dense(own: &Rank, span: &Span) -> (KvSlice, Range<usize>) {
     let layers = usize::from(span.layers.start)..usize::from(span.layers.end);
-    let share = Share::dense(own.kv.layout().shape, span.pages.len(), heads(span), layers.clone());
+    let share = KvSlice::dense(own.kv.layout().shape, span.pages.len(), heads(span), layers.clone());
     (share, layers)
 }
 

@@ -1,11 +1,11 @@
-//! Who holds a block.
+//! Which workers hold a block.
 
 use super::WorkerSlot;
 
 /// Slots of one word of a block's holders.
 const WORD: usize = 64;
 
-/// The slots that hold a block; nearly always few, so one word for the first 64 workers and more only beyond.
+/// The slots that hold a block; mostly few, so one word for the first 64 workers and more only beyond.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holders {
     first: u64,

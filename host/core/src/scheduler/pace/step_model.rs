@@ -1,12 +1,12 @@
 //! How long a step takes, learned from those that were computed.
 //!
-//! A step takes `fixed + sequences · s + tokens · t + context · c`, none of them negative: a pass over the weights, what
-//! each sequence that decodes adds, what each token of longer pieces adds (prompts, recomputation), and reading the KV
-//! of everybody's context. The four are fitted to *bins*: means over steps that were alike in sequences and tokens,
-//! one bin per half octave. A fit over single steps, as recursive least squares with forgetting does it, forgets what
-//! it does not see: while a batch stays at its limit, all steps are alike, and the fit tells fixed from variable cost
-//! by noise alone. Bins remember the other sizes. Each is a mean over its last 32 steps or so, and counts for less
-//! the longer nothing was added, so a cost that changes is learned within that many steps where it matters.
+//! A step takes `fixed + sequences · s + tokens · t + context · c`, none of them negative: a pass over the weights,
+//! what each sequence that decodes adds, what each token of longer pieces adds (prompts, recomputation), and reading
+//! the KV of all contexts. The four are fitted to *bins*: means over steps that were alike in sequences and tokens, one
+//! bin per half octave. A fit over single steps, as recursive least squares with forgetting does it, forgets what it
+//! does not see: while a batch stays at its limit, all steps are alike, and the fit tells fixed from variable cost by
+//! noise alone. Bins remember the other sizes. Each is a mean over its last 32 steps or so, and counts for less the
+//! longer nothing was added, so a cost that changes is learned within that many steps where it matters.
 //!
 //! The bins say how time depends on the batch. How fast the machine is right now is a factor over them, taken from the
 //! last 64 steps, each weighted by its sequences: as many people waited for it.
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_becomes_slower_is_believed_within_a_hundred_steps() {
+    fn a_machine_that_becomes_slower_is_learned_within_a_hundred_steps() {
         let mut model = StepModel::default();
         let mut random = Random(3);
         let mut at = || load(1 + random.below(32), 0, 500);

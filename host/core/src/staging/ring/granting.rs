@@ -1,4 +1,4 @@
-//! Who gets a slot, and when.
+//! Which piece gets a slot, and when.
 
 use super::room::{Piece, PieceKey, Slot, State};
 use super::{Action, Ring};
@@ -11,7 +11,7 @@ use crate::staging::slots::Slots;
 const PATIENCE: u64 = 16;
 
 impl<N> Ring<N> {
-    /// Somebody has a piece: grants it a slot, or says why not (yet).
+    /// A sender has a piece: grants it a slot, or says why not (yet).
     pub fn asked(&mut self, from: PeerRank, ask: &Ask, actions: &mut Vec<Action>) {
         let verdict = match self.judge(from, ask) {
             Ok(Some(verdict)) => verdict,

@@ -26,7 +26,7 @@ impl PieceKey {
     }
 }
 
-/// Bytes of the ring that are somebody's.
+/// Bytes of the ring that are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub offset: u64,
@@ -53,7 +53,7 @@ pub(super) struct Piece {
     pub state: State,
 }
 
-/// A slot and who may write it.
+/// A slot and the rank that may write it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub attempt: u32,
@@ -73,7 +73,7 @@ pub(super) struct OpenRoom {
     pub held: u64,
     /// Pieces being copied.
     pub copying: u32,
-    /// Slots that may still be written, of pieces that nobody wants any more.
+    /// Slots that may still be written, of pieces that are not wanted any more.
     pub kept: Vec<Held>,
     /// Blocks asked for in this attempt, by source rank.
     pub asked: BTreeMap<u8, u64>,
@@ -116,7 +116,7 @@ impl OpenRoom {
         self.pieces.retain(|_, piece| matches!(piece.state, State::Waiting | State::Scattering(_)));
     }
 
-    /// Pieces that wait for a slot: who sends each, its name, and how often it was asked for.
+    /// Pieces that wait for a slot: the sender, the name, and how often it was asked for.
     pub(super) fn waiting_pieces(&self) -> impl Iterator<Item = (PeerRank, Key, u8)> {
         let (room, peer) = (self.opening.room, self.opening.peer);
         self.waiting.iter().filter_map(move |key| {

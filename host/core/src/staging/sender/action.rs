@@ -32,7 +32,7 @@ pub enum Fault {
 pub enum Action {
     /// To be told.
     Say {
-        /// To whom.
+        /// The receiver.
         to: Target,
         /// What.
         ask: Ask,

@@ -63,7 +63,7 @@ impl Sender {
         None
     }
 
-    /// A piece lies in its slot: it is written, unless nobody wants it any more.
+    /// A piece lies in its slot: it is written, unless it is not wanted any more.
     pub fn gathered(&mut self, gather: u64, actions: &mut Vec<Action>) {
         let Some((id, piece)) = self.in_hand.get(&gather).copied() else { return };
         let Some(work) = self.lanes.get_mut(&id) else { return };

@@ -84,7 +84,7 @@ pub struct Outcome {
     pub flushed_in_use: u64,
     pub retractions: u64,
     pub restored_tokens: u64,
-    pub restored_below_tokens: u64,
+    pub restored_offload_tokens: u64,
     pub recomputed_tokens: u64,
     pub window_recomputed_tokens: u64,
     pub hung: u64,
@@ -122,7 +122,7 @@ impl Outcome {
         self.flushed_in_use += other.flushed_in_use;
         self.retractions += other.retractions;
         self.restored_tokens += other.restored_tokens;
-        self.restored_below_tokens += other.restored_below_tokens;
+        self.restored_offload_tokens += other.restored_offload_tokens;
         self.recomputed_tokens += other.recomputed_tokens;
         self.window_recomputed_tokens += other.window_recomputed_tokens;
         self.hung += other.hung;
@@ -158,7 +158,7 @@ impl World {
             shared_transfers: stats.iter().map(|s| s.shared_transfers).sum(),
             retractions: stats[1].retractions,
             restored_tokens: stats[1].restored_tokens,
-            restored_below_tokens: stats[1].restored_below_tokens,
+            restored_offload_tokens: stats[1].restored_offload_tokens,
             recomputed_tokens: stats[1].recomputed_tokens,
             window_recomputed_tokens: stats.iter().map(|s| s.window_recomputed_tokens).sum(),
             promised_host: below(|s| s.promised_host),

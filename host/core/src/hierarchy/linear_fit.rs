@@ -1,50 +1,51 @@
 //! How long something takes that has a fixed part and one per unit, learned from what it took.
 //!
-//! Least squares over past observations, each counting for a little less with every later one. What was assumed at the
-//! start counts like a few observations, so that the first surprise does not turn everything over. A line that was given stays
-//! as it is, whatever is observed.
+//! Least squares over past samples, each counting for a little less with every later one. What was assumed at the start
+//! counts like a few samples, so that the first surprise does not turn everything over. A fit that was given stays as
+//! it is, whatever is measured.
 
 use std::time::Duration;
 
-/// What an observation counts for after the next.
+/// What a sample counts for after the next.
 const FADES: f64 = 0.95;
 
-/// How many times longer than expected something may take to be believed, and what is no surprise in any case, in seconds.
-const SURPRISE: f64 = 4.0;
-const MOMENT: f64 = 0.001;
+/// Samples are clamped at so many times what was expected, or at so many seconds if that is more.
+const CLAMP: f64 = 4.0;
+const CLAMP_SECONDS: f64 = 0.001;
 
 /// Seconds as a straight line over units (bytes, tokens, pages).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Line {
+pub(crate) struct LinearFit {
     count: f64,
     units: f64,
     seconds: f64,
     units_squared: f64,
     units_seconds: f64,
-    /// Seconds of the fixed part and per unit, of a line that does not learn.
+    /// Seconds of the fixed part and per unit, of a fit that does not learn.
     given: Option<[f64; 2]>,
 }
 
-impl Line {
-    /// A line that stays as it is.
+impl LinearFit {
+    /// A fit that stays as it is.
     pub(crate) fn given(fixed: Duration, per_unit: f64) -> Self {
         Self { given: Some([fixed.as_secs_f64(), per_unit]), ..Self::default() }
     }
 
-    /// A line that is assumed until it is measured, at two sizes between which it will be used.
+    /// A fit that is assumed until it is measured, at two sizes between which it will be used.
     pub(crate) fn assumed(fixed: Duration, per_unit: f64, sizes: [f64; 2]) -> Self {
-        let mut line = Self::default();
+        let mut fit = Self::default();
         for units in sizes {
-            line.learn(units, fixed.as_secs_f64() + per_unit * units);
+            fit.learn(units, fixed.as_secs_f64() + per_unit * units);
         }
-        line
+        fit
     }
 
-    /// So many units took so many seconds, of which no more is believed than [`SURPRISE`] times what was expected: one that was
-    /// slow for reasons of its own says little of the next, and many such are believed all the same.
-    pub(crate) fn learn_in_doubt(&mut self, units: f64, seconds: f64) {
-        let most = self.predict(units).map_or(f64::INFINITY, |expected| (SURPRISE * expected).max(MOMENT));
-        self.learn(units, seconds.min(most));
+    /// So many units took so many seconds, clamped at [`CLAMP`] times what was expected. A single slow sample then
+    /// changes little, many change the fit all the same.
+    pub(crate) fn learn_clamped(&mut self, units: f64, seconds: f64) {
+        let clamp =
+            self.predict(units).map_or(f64::INFINITY, |expected| (CLAMP * expected).max(CLAMP_SECONDS));
+        self.learn(units, seconds.min(clamp));
     }
 
     /// So many units took so many seconds.
@@ -102,48 +103,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_found_from_its_points_and_follows_when_it_changes() {
-        let mut line = Line::assumed(Duration::from_secs(1), 0.0, [0.0, 100.0]);
-        assert!((line.predict(50.0).unwrap() - 1.0).abs() < 1e-9);
+    fn a_fit_finds_a_line_from_its_points_and_follows_when_it_changes() {
+        let mut fit = LinearFit::assumed(Duration::from_secs(1), 0.0, [0.0, 100.0]);
+        assert!((fit.predict(50.0).unwrap() - 1.0).abs() < 1e-9);
         for round in 0..200 {
             let units = f64::from(round % 7 * 10);
-            line.learn(units, 0.5 + 0.01 * units);
+            fit.learn(units, 0.5 + 0.01 * units);
         }
-        assert!((line.predict(100.0).unwrap() - 1.5).abs() < 0.01);
+        assert!((fit.predict(100.0).unwrap() - 1.5).abs() < 0.01);
     }
 
     #[test]
-    fn a_given_line_stays_as_it_is() {
-        let mut line = Line::given(Duration::from_secs(1), 0.5);
-        (0..50).for_each(|_| line.learn_in_doubt(4.0, 1000.0));
-        assert!((line.predict(4.0).unwrap() - 3.0).abs() < 1e-9);
-        assert!(!line.expected_more(4.0, 0.0), "nothing is a reason to look again");
+    fn a_given_fit_stays_as_it_is() {
+        let mut fit = LinearFit::given(Duration::from_secs(1), 0.5);
+        (0..50).for_each(|_| fit.learn_clamped(4.0, 1000.0));
+        assert!((fit.predict(4.0).unwrap() - 3.0).abs() < 1e-9);
+        assert!(!fit.expected_more(4.0, 0.0), "nothing is a reason to look again");
     }
 
     #[test]
-    fn one_slow_moment_changes_little_and_many_are_believed() {
-        let mut line = Line::default();
-        (0..50).for_each(|_| line.learn_in_doubt(50.0, 0.002));
+    fn one_slow_moment_changes_little_and_many_change_much() {
+        let mut fit = LinearFit::default();
+        (0..50).for_each(|_| fit.learn_clamped(50.0, 0.002));
         let mut slow = 0;
-        while line.predict(50.0).unwrap() < 0.01 {
-            line.learn_in_doubt(50.0, 10.0);
+        while fit.predict(50.0).unwrap() < 0.01 {
+            fit.learn_clamped(50.0, 10.0);
             slow += 1;
         }
         assert!((8..30).contains(&slow), "{slow} slow ones until it is five times as slow");
-        let mut new = Line::default();
-        new.learn_in_doubt(1.0, 7.0);
+        let mut new = LinearFit::default();
+        new.learn_clamped(1.0, 7.0);
         assert!((new.predict(1.0).unwrap() - 7.0).abs() < 1e-9, "nothing was expected");
     }
 
     #[test]
     fn sizes_that_are_all_alike_are_scaled_and_nothing_is_ever_negative() {
-        assert_eq!(Line::default().predict(5.0), None);
-        let mut line = Line::default();
-        line.learn(10.0, 2.0);
-        assert!((line.predict(20.0).unwrap() - 4.0).abs() < 1e-9);
-        line.learn(20.0, 1.0);
-        assert!(line.predict(1e6).unwrap() > 0.0);
-        let mut steep = Line::default();
+        assert_eq!(LinearFit::default().predict(5.0), None);
+        let mut fit = LinearFit::default();
+        fit.learn(10.0, 2.0);
+        assert!((fit.predict(20.0).unwrap() - 4.0).abs() < 1e-9);
+        fit.learn(20.0, 1.0);
+        assert!(fit.predict(1e6).unwrap() > 0.0);
+        let mut steep = LinearFit::default();
         steep.learn(10.0, 0.1);
         steep.learn(20.0, 10.0);
         assert!(steep.predict(1.0).unwrap() > 0.0);

@@ -1,8 +1,9 @@
-//! Whether what lies below is worth having, and how long it is waited for.
+//! The cost model: whether a restore pays, and how long it is waited for.
 //!
-//! A request that waits for storage does not know how long it will take, only what it takes to do without: having the pages
-//! computed, or sent. Waiting for as long as that and then doing without takes at most twice as long as the better of both
-//! would have taken, whatever storage does, and nothing that decides without knowing the future can promise less.
+//! A request that waits for storage does not know how long it will take, only what it takes to do without: having the
+//! pages computed, or sent. Waiting for as long as that and then doing without takes at most twice as long as the
+//! better of both would have taken, whatever storage does. No rule that decides without knowing the future can promise
+//! less.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,14 +14,14 @@ use super::{Hierarchy, PrefetchPolicy};
 use crate::ids::{Room, Time};
 use crate::radix::PageHash;
 
-/// What was too slow is tried again after so long; otherwise slow times would be believed for ever. Once it was quick, the next
-/// is tried as well: so trust comes back request by request, as long as it is deserved.
+/// What was too slow is tried again after so long; otherwise the model would keep slow times for ever. Once it was
+/// quick, the next is tried as well: so the model recovers request by request, as long as they stay quick.
 const TRIED_AGAIN: Duration = Duration::from_secs(30);
 
-/// Requests wait at least so long: below that threads and timers decide what comes first, not storage.
+/// Requests wait at least so long: within less threads and timers decide what comes first, not storage.
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
-/// When something that is not worth it by all that is known is done nevertheless, to know better.
+/// When something that does not pay by the model is done nevertheless, to correct the model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trial {
     /// Whether a trial could teach anything: not where costs are given.
@@ -55,7 +56,7 @@ impl Trial {
 
 impl Hierarchy {
     /// Whether reading these pieces, and copying so many in all, takes no longer than doing without these pages.
-    pub(super) fn worth_reading(&self, room: Room, far: &[usize], copied: usize, all: Range<usize>) -> bool {
+    pub(super) fn reading_pays(&self, room: Room, far: &[usize], copied: usize, all: Range<usize>) -> bool {
         let fetch = &self.fetches[&room];
         let mut by_tier: BTreeMap<usize, usize> = BTreeMap::new();
         for tier in far.iter().filter_map(|page| fetch.stored(*page)) {
@@ -126,14 +127,14 @@ impl Hierarchy {
         self.backlog = tokens + pages * self.page_tokens;
     }
 
-    /// A request in the queue waits for something else, and may be overtaken.
-    pub(crate) fn step_aside(&mut self, room: Room) {
+    /// A request in the queue waits for something else, and may be skipped.
+    pub(crate) fn yields(&mut self, room: Room) {
         if let Some(fetch) = self.fetches.get_mut(&room) {
             fetch.in_line = false;
         }
     }
 
-    /// A request is admitted: whoever came before it and still waits was overtaken.
+    /// A request is admitted: those before it that still wait were skipped.
     pub(super) fn passes(&mut self, room: Room) {
         let place = self.fetches.get(&room).map_or(0, |fetch| fetch.place);
         self.passed = self.passed.max(place);
