@@ -14,33 +14,11 @@ use super::{Refused, plugins};
 const LATENCY: std::time::Duration = std::time::Duration::from_millis(1);
 const BYTES_PER_SECOND: f64 = 500e6;
 
-fn write_policy(settings: &Settings) -> Result<WritePolicy, Refused> {
-    let Some(name) = settings.hicache_write_policy.as_deref() else { return Ok(WritePolicy::default()) };
-    WritePolicy::from_name(name).ok_or_else(|| {
-        Refused(format!(
-            "--hicache-write-policy {name:?} is not a policy: use write_through, write_through_selective or write_back"
-        ))
-    })
-}
-
-fn prefetch_policy(settings: &Settings) -> Result<PrefetchPolicy, Refused> {
-    let Some(name) = settings.hicache_prefetch_policy.as_deref() else {
-        return Ok(PrefetchPolicy::default());
-    };
-    PrefetchPolicy::from_name(name).ok_or_else(|| {
-        Refused(format!(
-            "--hicache-prefetch-policy {name:?} is not a policy: use best_effort, timeout or wait_complete"
-        ))
-    })
-}
-
 /// Checks what can be checked without a model.
 ///
 /// # Errors
-/// When a policy or an amount is not one, or something is set for a cache that is not there.
+/// When an amount is not one, or something is set for a cache that is not there.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
-    write_policy(settings)?;
-    prefetch_policy(settings)?;
     settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
     let set = [
         ("[hicache]", settings.hicache.is_some()),
@@ -110,7 +88,8 @@ pub fn hierarchy(
     let tiers = settings.stores().iter().map(|_| tier.clone()).collect();
     let limits = settings.hicache.clone().unwrap_or_default();
     let below = limits::apply(&limits, HierarchyConfig::new(slots, page_bytes, tiers))?;
-    let (write, prefetch) = (write_policy(settings)?, prefetch_policy(settings)?);
+    let write = settings.hicache_write_policy.map(WritePolicy::from).unwrap_or_default();
+    let prefetch = settings.hicache_prefetch_policy.map(PrefetchPolicy::from).unwrap_or_default();
     Ok(Some(HierarchyConfig { write, prefetch, ..below }))
 }
 

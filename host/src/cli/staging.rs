@@ -21,11 +21,7 @@ const KNEE: u64 = 1 << 30;
 /// # Errors
 /// When one of them is not what it should be, or they contradict each other.
 pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
-    let default = Staging::default();
-    let mode: StagingMode = match settings.staging.as_deref() {
-        None => default.mode,
-        Some(word) => word.parse().map_err(|error| Refused(format!("--staging: {error}")))?,
-    };
+    let mode = settings.staging.unwrap_or(Staging::default().mode);
     let bytes = match settings.staging_bytes.as_deref() {
         None => share::staging_bytes(settings).max(LEAST),
         Some(text) => parsed("--staging-bytes", text)?,

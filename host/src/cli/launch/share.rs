@@ -3,6 +3,8 @@
 //! The workers of a machine (pools, host memory for pages, staging) share a quarter of its memory; the rest is for weights
 //! and other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
 
+use host_core::transfer::StagingMode;
+
 use crate::cli::memory;
 use crate::cli::settings::{RoleName, Settings, parse_bytes};
 
@@ -35,7 +37,7 @@ pub fn staging_bytes(settings: &Settings) -> u64 {
 }
 
 fn staging_of(settings: &Settings, machine: u64) -> u64 {
-    let packs = settings.role != Some(RoleName::Aggregated) && settings.staging.as_deref() != Some("never");
+    let packs = settings.role != Some(RoleName::Aggregated) && settings.staging != Some(StagingMode::Never);
     if packs { (of_worker(settings, machine) / STAGING_PARTS).min(MOST_STAGING) } else { 0 }
 }
 

@@ -15,10 +15,7 @@ use crate::cli::settings::{Settings, parse_bytes};
 /// # Errors
 /// When its pool can hold nothing, or not what it was told to hold.
 pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<Plan, Refused> {
-    let order: KvOrder = match &settings.kv_layout {
-        Some(text) => text.parse().map_err(refused)?,
-        None => KvOrder::PageHeadLayerKvTokenDim,
-    };
+    let order = settings.kv_layout.map_or(KvOrder::PageHeadLayerKvTokenDim, Into::into);
     let page = |heads| KvShape {
         pages: 1,
         heads,
@@ -130,14 +127,13 @@ fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32, positions: u6
 
 /// In how many groups of layers pages are sent.
 fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
-    let wish = settings.layer_groups.as_deref().map_or(Ok(Wish::default()), str::parse);
-    let rule = wish.and_then(|wish| match (shape.sliding, wish) {
+    let rule = match (shape.sliding, settings.layer_groups.unwrap_or_default()) {
         (None, wish) => LayerGroups::new(wish, layout),
         // News of layers is counted over the model, whose sliding layers are not in these pages.
         (Some(_), Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
         (Some(_), Wish::Groups(groups)) => Err(format!(
             "{groups} layer groups of a model with sliding layers, whose pages are sent whole: use auto or off"
         )),
-    });
+    };
     rule.map_err(|error| refused(format!("--layer-groups: {error}")))
 }
