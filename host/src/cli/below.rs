@@ -7,7 +7,7 @@ use host_core::{Instance, KvLayout};
 use host_worker::{Below, slot_bytes};
 
 use super::launch::share;
-use super::settings::{RoleName, Settings, parse_bytes};
+use super::settings::{RoleName, Settings};
 use super::{Refused, plugins};
 
 /// What is assumed of a storage tier until it was measured: what a disk that is nothing special does.
@@ -17,9 +17,8 @@ const BYTES_PER_SECOND: f64 = 500e6;
 /// Checks what can be checked without a model.
 ///
 /// # Errors
-/// When an amount is not one, or something is set for a cache that is not there.
+/// When something is set for a cache that is not there.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
-    settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
     let set = [
         ("[hicache]", settings.hicache.is_some()),
         ("--hicache-memory", settings.hicache_memory.is_some()),
@@ -69,7 +68,7 @@ pub fn hierarchy(
     let alignment = (!settings.stores().is_empty()).then(|| alignment.unwrap_or(1));
     let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, alignment) as u64).sum();
     let pool: u64 = layouts.iter().map(|layout| layout.bytes() as u64).sum();
-    let given = settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
+    let given = settings.hicache_memory.map(|given| given.0);
     let bytes = given.unwrap_or_else(|| share::host_bytes(settings, pool));
     let slots = bytes / page_bytes;
     if slots == 0 {
@@ -115,12 +114,13 @@ mod tests {
     use host_core::{Dtype, KvShape};
 
     use super::*;
+    use crate::cli::settings::Bytes;
 
     #[test]
     fn slots_are_sized_as_the_opened_tiers_have_them_laid_out() {
         let settings = Settings {
             hierarchical_cache: Some(true),
-            hicache_memory: Some("1MiB".into()),
+            hicache_memory: Some(Bytes(1 << 20)),
             hicache_storage: Some(vec!["any".into()]),
             ..Settings::default()
         };

@@ -3,12 +3,12 @@
 //! A new one is a field here, a word in `settings/file.rs`, without which it does not compile, and a method in
 //! `settings/defaults.rs` if it has a default of its own.
 
+mod bytes;
 mod defaults;
 mod file;
 mod hicache;
 mod meant;
 mod set;
-mod size;
 mod synthetic;
 mod words;
 
@@ -22,10 +22,10 @@ use host_core::transfer::StagingMode;
 use serde::Deserialize;
 
 use super::companion::CompanionSettings;
+pub use bytes::Bytes;
 use file::{one_or_several, word_or_number};
 pub use hicache::{CostSettings, HicacheSettings};
 pub use set::set_key;
-pub use size::parse_bytes;
 pub use synthetic::SyntheticSettings;
 pub use words::{
     EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, RouterPolicyName, WritePolicyName,
@@ -172,7 +172,7 @@ pub struct Settings {
     /// Memory for a worker's KV pool, for example 512MiB [default: what is left of a quarter of
     /// this machine's memory, shared between its workers, beside host memory for pages and staging]
     #[arg(long, value_name = "BYTES")]
-    pub kv_memory: Option<String>,
+    pub kv_memory: Option<Bytes>,
 
     /// Element type of K and V [default: the model's]
     #[arg(long, value_enum)]
@@ -201,11 +201,11 @@ pub struct Settings {
     /// Memory for that, per worker, shared out to its ranks, at least 64KiB for each; 0 for none [default:
     /// 128MiB, or less on a small machine]
     #[arg(long, value_name = "BYTES")]
-    pub staging_bytes: Option<String>,
+    pub staging_bytes: Option<Bytes>,
 
     /// Pieces of at least this size are written directly [default: what the transfer plugin says, or 16KiB]
     #[arg(long, value_name = "BYTES")]
-    pub staging_knee: Option<String>,
+    pub staging_knee: Option<Bytes>,
 
     /// Decode workers keep the KV of ended requests, and only what they lack of a prompt is sent to them [default: on where
     /// the transfer plugin can]
@@ -240,7 +240,7 @@ pub struct Settings {
     /// Host memory for pages, per worker, for example 2GiB [default: twice the KV pool, or less where
     /// that is not there]
     #[arg(long, value_name = "BYTES")]
-    pub hicache_memory: Option<String>,
+    pub hicache_memory: Option<Bytes>,
 
     /// Storage tiers for pages, by the names of their plugins: each is written, and a page is read from the first that has
     /// it [default: none]

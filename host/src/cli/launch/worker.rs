@@ -8,7 +8,7 @@ use host_executor::ModelShape;
 
 use super::{Plan, Refused, refused, share};
 use crate::cli::allocator;
-use crate::cli::settings::{Settings, parse_bytes};
+use crate::cli::settings::Settings;
 
 /// Plans a worker of `ranks` ranks.
 ///
@@ -49,7 +49,7 @@ fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
     if let Some(pages) = settings.pool_pages {
         return Ok(pages);
     }
-    let pages = pool_bytes(settings)? / page_bytes;
+    let pages = pool_bytes(settings) / page_bytes;
     u32::try_from(pages).map_err(|_too_many| {
         refused(format!(
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
@@ -58,8 +58,8 @@ fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
 }
 
 /// Bytes of a pool that is not given in pages.
-fn pool_bytes(settings: &Settings) -> Result<u64, Refused> {
-    settings.kv_memory.as_deref().map_or_else(|| Ok(share::pool_bytes(settings)), parse_bytes)
+fn pool_bytes(settings: &Settings) -> u64 {
+    settings.kv_memory.map_or_else(|| share::pool_bytes(settings), |given| given.0)
 }
 
 /// Checks that a pool of `pages` pages, into which a sequence of `positions` fits, holds a request that is of use.
@@ -75,7 +75,6 @@ fn is_of_use(
     if positions >= least {
         return Ok(());
     }
-    let bytes = pool_bytes(settings)?;
     let holds =
         |pages: &u32| self::positions(settings, shape, *pages).is_ok_and(|positions| positions >= least);
     let enough = (pages..pages.saturating_add(MOST_MISSING)).find(holds);
@@ -86,9 +85,12 @@ fn is_of_use(
     Err(refused(format!(
         "{} holds {positions} tokens, too few for one request of {least}: {enough}, or say --max-model-len; one page of {} \
          tokens has {page_bytes} bytes",
-        match &settings.kv_memory {
-            Some(text) => format!("--kv-memory {text}"),
-            None => format!("a KV pool of {bytes} bytes, this machine's share (--kv-memory),"),
+        match settings.kv_memory {
+            Some(given) => format!("--kv-memory {given}"),
+            None => {
+                let bytes = share::pool_bytes(settings);
+                format!("a KV pool of {bytes} bytes, this machine's share (--kv-memory),")
+            }
         },
         settings.page_size()
     )))

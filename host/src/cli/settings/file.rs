@@ -126,6 +126,8 @@ mod tests {
             ("radix-eviction = \"mru\"\n", "`mru`, expected one of `lru`, `lfu`, `slru`, `priority`"),
             ("hicache-write-policy = \"write-back\"\n", "`write_through_selective`, `write_back`"),
             ("staging = \"some\"\n", "use auto, always or never"),
+            ("kv-memory = \"lots\"\n", "\"lots\" is not a size"),
+            ("[hicache]\nwrite-bytes = \"much\"\n", "\"much\" is not a size"),
             ("layer-groups = 0\n", "use auto, off or 2 to 32"),
         ] {
             std::fs::write(&path, wrong).unwrap();
