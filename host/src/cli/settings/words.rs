@@ -100,3 +100,32 @@ words! {
         Priority,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use super::*;
+
+    /// Each word of a flag, as the value that it stands for calls itself, and as the file has it.
+    fn agree<N, T>(of: impl Fn(T) -> String)
+    where
+        N: ValueEnum + Into<T> + for<'de> Deserialize<'de> + Copy + Debug + PartialEq,
+    {
+        for name in N::value_variants() {
+            let word = name.to_possible_value().unwrap().get_name().to_owned();
+            assert_eq!(of((*name).into()), word);
+            assert_eq!(N::deserialize(toml::Value::String(word)).unwrap(), *name);
+        }
+    }
+
+    #[test]
+    fn flags_the_file_metrics_and_peers_use_the_same_words() {
+        agree::<RouterPolicyName, RouterPolicy>(|policy| policy.name().to_owned());
+        agree::<KvDtypeName, Dtype>(|dtype| dtype.to_string());
+        agree::<KvLayoutName, KvOrder>(|order| order.to_string());
+        agree::<WritePolicyName, WritePolicy>(|policy| policy.as_str().to_owned());
+        agree::<PrefetchPolicyName, PrefetchPolicy>(|policy| policy.as_str().to_owned());
+        agree::<EvictionPolicyName, EvictionPolicy>(|policy| policy.as_str().to_owned());
+    }
+}
