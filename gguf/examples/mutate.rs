@@ -15,7 +15,7 @@ mod damage;
 #[path = "../fuzz/exercise.rs"]
 mod exercise;
 
-use damage::{Random, seeds};
+use damage::{Damage, seeds};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -34,11 +34,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(index) = seeds.iter().position(|bytes| !exercise::exercise(bytes)) {
         return Err(format!("seed {index} is refused").into());
     }
-    let mut random = Random(seed);
+    let mut damage = Damage::seeded(seed);
     let mut read = 0u64;
     for _ in 0..count {
-        let base = &seeds[random.below(seeds.len())];
-        read += u64::from(exercise::exercise(&random.damaged(base)));
+        let base = &seeds[damage.below(seeds.len())];
+        read += u64::from(exercise::exercise(&damage.damaged(base)));
     }
     let status = std::fs::read_to_string("/proc/self/status")?;
     let most: Vec<&str> = status.lines().filter(|line| line.starts_with("VmPeak")).collect();

@@ -1,4 +1,4 @@
-//! Valid files, and a seeded generator that damages them. Shared by the example `mutate` and a test.
+//! Valid files, and what damages them by a seed. Shared by the example `mutate` and a test.
 
 use host_gguf::Kind;
 use host_tests::gguf::{GgufFile, value};
@@ -33,20 +33,17 @@ pub fn seeds() -> Vec<Vec<u8>> {
     vec![whole.bytes(), aligned.bytes(), GgufFile::default().text("k", "v").bytes()]
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Random(pub u64);
+/// Damages files as its seed says.
+pub struct Damage(fastrand::Rng);
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+impl Damage {
+    pub fn seeded(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
     }
 
     /// A number from 0 on, below `end`.
     pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
+        self.0.usize(..end.max(1))
     }
 
     /// A valid file with one to four things changed.
@@ -70,7 +67,7 @@ impl Random {
         let length = (1 + self.below(16)).min(bytes.len() - place);
         match self.below(8) {
             0 if !bytes.is_empty() => bytes[place] ^= 1 << self.below(8),
-            1 if !bytes.is_empty() => bytes[place] = self.next() as u8,
+            1 if !bytes.is_empty() => bytes[place] = self.0.u8(..),
             2 => {
                 // Numbers at which lengths and offsets turn over.
                 let number = [0, 1, 31, 32, u64::MAX, u64::MAX - 31, 1 << 63, 1 << 32, 1 << 31, 1 << 20];

@@ -7,17 +7,17 @@ mod damage;
 #[path = "../fuzz/exercise.rs"]
 mod exercise;
 
-use damage::{Random, seeds};
+use damage::{Damage, seeds};
 
 #[test]
 fn files_damaged_at_random_are_read_or_refused() {
     let seed = 20;
     println!("seed {seed}");
-    let (seeds, mut random) = (seeds(), Random(seed));
+    let (seeds, mut damage) = (seeds(), Damage::seeded(seed));
     assert!(seeds.iter().all(|bytes| exercise::exercise(bytes)));
     let read = (0..20_000).filter(|_| {
-        let base = &seeds[random.below(seeds.len())];
-        exercise::exercise(&random.damaged(base))
+        let base = &seeds[damage.below(seeds.len())];
+        exercise::exercise(&damage.damaged(base))
     });
     let read = read.count();
     assert!(

@@ -101,12 +101,9 @@ impl Shape {
 }
 
 fn bytes(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u8
-    };
-    (0..length).map(|_| next()).collect()
+    let mut bytes = vec![0; length];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
 }
 
 fn memory(buffer: &CudaSlice<u8>, shift: usize, stream: &CudaStream) -> Memory {

@@ -11,13 +11,14 @@ mod cases;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use cases::{bytes, case, naive};
 use cudarc::driver::DevicePtr;
 use host_kernels::copy::{CopyError, CopyPages, Dimension, Memory, PageBlock, PagesCopy};
 use host_kernels::cuda::{CudaCopier, CudaError, CudaKernels};
 use libloading::os::unix::Library;
+use parking_lot::{Mutex, MutexGuard};
 use proptest::prelude::*;
 
 /// The stand-in, and that only one test at a time changes what it pretends.
@@ -28,7 +29,7 @@ struct Driver {
 
 fn driver() -> MutexGuard<'static, Driver> {
     static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(|| Mutex::new(build()));
-    DRIVER.lock().unwrap_or_else(PoisonError::into_inner)
+    DRIVER.lock()
 }
 
 /// Compiles and loads it under the name that is asked for later, so that the later one finds this.

@@ -9,7 +9,7 @@ use host_plugin_api::{
 };
 
 use super::instance::pools;
-use super::random::Random;
+use super::random::{SEED, seeded};
 use super::{Case, Outcome, Stop, Subject, ensure, hot};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
@@ -45,14 +45,14 @@ fn open(subject: &Subject) -> Result<(Arc<dyn PoolAllocator>, PoolOpening), Stop
 
 fn books(subject: &Subject) -> Outcome {
     let (allocator, _) = open(subject)?;
-    let mut random = Random::new();
+    let mut random = seeded();
     let mut taken = [Vec::new(), Vec::new()];
     for round in 0..2000 {
-        let which = random.below(2) as usize;
+        let which = random.u64(..2) as usize;
         let component = [Component::FULL, Component::WINDOW][which];
         let held: &mut Vec<PoolPage> = &mut taken[which];
-        if random.below(2) == 0 {
-            let mut pages = vec![PoolPage::default(); random.below(40) as usize];
+        if random.u64(..2) == 0 {
+            let mut pages = vec![PoolPage::default(); random.u64(..40) as usize];
             let code = allocator.alloc(component, &mut pages);
             let fits = held.len() + pages.len() <= PAGES as usize;
             let expected = if fits { 0 } else { FULL };
@@ -61,17 +61,13 @@ fn books(subject: &Subject) -> Outcome {
                 held.extend(pages);
             }
         } else {
-            let keep = random.below(held.len() as u64 + 1) as usize;
+            let keep = random.u64(..held.len() as u64 + 1) as usize;
             let back = held.split_off(keep);
             let code = allocator.free(component, &back);
             ensure!(code == 0, "free of taken pages answered {:?} in round {round}", ErrorCode(code));
         }
         let distinct: BTreeSet<_> = held.iter().copied().collect();
-        ensure!(
-            distinct.len() == held.len(),
-            "a page was handed out twice by round {round} (seed {})",
-            Random::SEED
-        );
+        ensure!(distinct.len() == held.len(), "a page was handed out twice by round {round} (seed {SEED})");
         ensure!(
             held.iter().all(|page| page.0 < PAGES),
             "a page beyond the pool was handed out in round {round}"
@@ -89,19 +85,19 @@ fn books(subject: &Subject) -> Outcome {
 fn grants(subject: &Subject) -> Outcome {
     let (allocator, opening) = open(subject)?;
     let tails = subject.declares("allocator", capability::TAIL_EXTEND);
-    let mut random = Random::new();
+    let mut random = seeded();
     for round in 0..300 {
-        let growths: Vec<Growth> = (0..1 + random.below(3))
+        let growths: Vec<Growth> = (0..1 + random.u64(..3))
             .map(|_| {
-                let held = random.below(200) as u32;
-                Growth { held, target: held + random.below(300) as u32 }
+                let held = random.u64(..200) as u32;
+                Growth { held, target: held + random.u64(..300) as u32 }
             })
             .collect();
         let held: Vec<u32> = growths.iter().map(|growth| growth.held).collect();
         let stepped: Vec<Growth> = held.iter().map(|h| Growth { held: *h, target: h + 1 }).collect();
         let mut given = vec![Grant::default(); growths.len() * 2];
         let mut pages = [PoolPage::default(); 2 * PAGES as usize];
-        let kind = random.below(if tails { 3 } else { 2 });
+        let kind = random.u64(..if tails { 3 } else { 2 });
         let (name, tail, asked) =
             [("extend", false, &growths), ("step", false, &stepped), ("extend_tail", true, &growths)]
                 [kind as usize];

@@ -9,7 +9,7 @@ use host_plugin_api::{
 };
 
 use super::instance::pools;
-use super::random::Random;
+use super::random::{SEED, seeded};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
 const fn case(name: &'static str, about: &'static str, run: fn(&Subject) -> Outcome) -> Case {
@@ -62,16 +62,16 @@ fn entries(pages: u32) -> usize {
 
 fn books(subject: &Subject) -> Outcome {
     let (allocator, _) = open(subject)?;
-    let mut random = Random::new();
+    let mut random = seeded();
     // Who has each pool page that is taken.
     let mut owners: BTreeMap<PoolPage, usize> = BTreeMap::new();
     let mut taken = [0u32; 2];
     for round in 0..2000 {
-        let which = random.below(2) as usize;
+        let which = random.u64(..2) as usize;
         let component = COMPONENTS[which];
         let (free, parts) = (expected(taken), [1, PARTS][which]);
-        if random.below(2) == 0 {
-            let wanted = random.below([30, 10][which]) as u32;
+        if random.u64(..2) == 0 {
+            let wanted = random.u64(..[30, 10][which]) as u32;
             let mut pages = vec![PoolPage::default(); entries(wanted * parts)];
             let code = allocator.alloc(component, &mut pages);
             let right = if wanted <= free[which] { 0 } else { FULL };
@@ -85,16 +85,15 @@ fn books(subject: &Subject) -> Outcome {
                 let before = owners.insert(*page, which);
                 ensure!(
                     before.is_none(),
-                    "pool page {} was handed out twice by round {round} (seed {})",
-                    page.0,
-                    Random::SEED
+                    "pool page {} was handed out twice by round {round} (seed {SEED})",
+                    page.0
                 );
                 taken[which] += 1;
             }
         } else {
             // Any of its pool pages, not only whole pages.
             let mine = owners.iter().filter(|(_, owner)| **owner == which).map(|(page, _)| *page);
-            let back: Vec<PoolPage> = mine.filter(|_| random.below(3) == 0).collect();
+            let back: Vec<PoolPage> = mine.filter(|_| random.u64(..3) == 0).collect();
             let code = allocator.free(component, &back);
             ensure!(code == 0, "free of taken pages answered {:?} in round {round}", ErrorCode(code));
             for page in &back {
@@ -114,11 +113,11 @@ fn books(subject: &Subject) -> Outcome {
 fn grants(subject: &Subject) -> Outcome {
     let (allocator, opening) = open(subject)?;
     let tails = subject.declares("allocator", capability::TAIL_EXTEND);
-    let mut random = Random::new();
+    let mut random = seeded();
     for round in 0..300 {
-        let held = random.below(200) as u32;
-        let growth = Growth { held, target: held + random.below(200) as u32 };
-        let tail = tails && random.below(2) == 1;
+        let held = random.u64(..200) as u32;
+        let growth = Growth { held, target: held + random.u64(..200) as u32 };
+        let tail = tails && random.u64(..2) == 1;
         let of = |growth| opening.components.iter().map(move |pool| (growth, pool));
         let right: Vec<Grant> = of(growth)
             .filter_map(|(growth, pool)| lacking(growth, pool.window, opening.page_tokens, tail))

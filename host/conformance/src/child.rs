@@ -5,10 +5,11 @@
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use serde::{Deserialize, Serialize};
@@ -155,7 +156,7 @@ impl Pipe {
     /// What was written by a process that has ended.
     fn text(self) -> String {
         let _ended_or_held = self.end.recv_timeout(REST);
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.lock();
         String::from_utf8_lossy(&kept).into_owned()
     }
 }
@@ -169,7 +170,7 @@ fn read_all(mut pipe: impl Read + Send + 'static) -> Pipe {
         let mut piece = vec![0; 1 << 16];
         // What could be read is what there is; what is too much is read, too, so that nobody waits.
         while let Ok(read @ 1..) = pipe.read(&mut piece) {
-            let mut filled = filled.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut filled = filled.lock();
             let room = OUTPUT - filled.len();
             filled.extend_from_slice(&piece[..read.min(room)]);
         }

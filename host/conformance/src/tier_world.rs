@@ -13,7 +13,7 @@ use host_plugin_api::{
 };
 
 use super::observe::wait_for;
-use super::random::Random;
+use super::random::seeded;
 use super::{Outcome, Stop, Subject, ensure};
 
 /// Bytes of the region.
@@ -141,7 +141,7 @@ impl World {
 
     pub fn filled(&self) -> Vec<u8> {
         let mut bytes = vec![0; BACK as usize];
-        Random::new().fill(&mut bytes);
+        seeded().fill(&mut bytes);
         self.memory.write(0, &bytes);
         bytes
     }

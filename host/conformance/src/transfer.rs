@@ -8,7 +8,7 @@ use host_plugin_api::{
 
 use super::instance::DEADLINE_MS;
 use super::observe::wait_for;
-use super::random::Random;
+use super::random::{SEED, seeded};
 use super::transfer_pair::{BYTES, NO_COMPLETION, Pair, no_notification, read};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -34,7 +34,7 @@ const SUBMISSIONS: u64 = 64;
 
 fn data(subject: &Subject) -> Outcome {
     let pair = Pair::open(subject)?;
-    let mut random = Random::new();
+    let mut random = seeded();
     let mut source = vec![0; BYTES];
     random.fill(&mut source);
     pair.source.write(0, &source);
@@ -42,12 +42,12 @@ fn data(subject: &Subject) -> Outcome {
     let most = pair.sender.limits().max_writes.clamp(1, 64) as usize;
     for tag in 1..=12u64 {
         let mut writes = Vec::new();
-        for _ in 0..=random.below(most as u64) {
+        for _ in 0..=random.u64(..most as u64) {
             // Odd sizes and offsets, from one byte up.
-            let most_bytes = if random.below(4) == 0 { 60_000 } else { 500 };
-            let length = 1 + random.below(most_bytes) as usize;
-            let from = random.below((BYTES - length) as u64) as usize;
-            let to = random.below((BYTES - length) as u64) as usize;
+            let most_bytes = if random.u64(..4) == 0 { 60_000 } else { 500 };
+            let length = 1 + random.u64(..most_bytes) as usize;
+            let from = random.u64(..(BYTES - length) as u64) as usize;
+            let to = random.u64(..(BYTES - length) as u64) as usize;
             let overlaps = |w: &Write| {
                 let start = w.target_offset as usize;
                 start < to + length && to < start + w.length as usize
@@ -73,8 +73,7 @@ fn data(subject: &Subject) -> Outcome {
             let (found, expected) = (found[at], expected[at]);
             ensure!(
                 false,
-                "after submission {tag} byte {at} of the target, {place}, is {found} instead of {expected} (seed {})",
-                Random::SEED
+                "after submission {tag} byte {at} of the target, {place}, is {found} instead of {expected} (seed {SEED})"
             );
         }
         ensure!(read(&pair.source) == source, "submission {tag} changed the source");

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use host_core::PageId;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use host_kernels::xxh3::xxh3;
 
 use super::KvMemory;
 
@@ -51,7 +51,7 @@ pub fn term(place: Place, block: u64) -> u64 {
     ]) {
         *part = value.to_le_bytes();
     }
-    xxh3_64(&bytes)
+    xxh3(&bytes, 0)
 }
 
 /// Digest of the first `tokens` tokens of one block; `head` is one that the pool holds.
@@ -74,15 +74,16 @@ pub fn rows(kv: &KvMemory, page: PageId, head: usize, layer: usize, tokens: Rang
     assert!(held.contains(&head), "head {head} of a pool with the heads {held:?}");
     let row = head - held.start;
     if let Some(bytes) = kv.read_head(page, row, layer).filter(|_| tokens == (0..page_tokens)) {
-        return xxh3_64(bytes);
+        return xxh3(bytes, 0);
     }
-    let mut hash = Xxh3::new();
+    // Brought together, they are digested twice as fast as one by one.
+    let mut bytes = Vec::with_capacity(kv.layout().shape.block_bytes());
     for side in 0..2 {
         for token in tokens.clone() {
-            hash.update(kv.read_row(page, row, layer, side, token));
+            bytes.extend_from_slice(kv.read_row(page, row, layer, side, token));
         }
     }
-    hash.digest()
+    xxh3(&bytes, 0)
 }
 
 /// Digest of part of a page.

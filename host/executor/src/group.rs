@@ -10,8 +10,10 @@
 //! for each, and then sleep.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+
+use parking_lot::{Condvar, Mutex, RwLock};
 
 /// Looks at the round before a thread sleeps: about 3 microseconds.
 const SPINS: usize = 64;
@@ -47,6 +49,7 @@ struct Slot {
 
 #[derive(Debug)]
 struct Shared {
+    /// No code runs under this lock that could panic.
     state: Mutex<State>,
     changed: Condvar,
     round: AtomicU64,
@@ -104,9 +107,9 @@ impl Seat {
     /// # Errors
     /// When a rank has left the group for good.
     pub fn turn(&mut self) -> Result<Turn<'_>, Broken> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         while state.turn != self.turns && state.gone.is_none() {
-            state = self.shared.wait(state);
+            self.shared.changed.wait(&mut state);
         }
         if let Some(gone) = state.gone {
             return Err(state.broken.unwrap_or(gone));
@@ -119,7 +122,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let gone = Broken { rank: self.rank };
         state.gone = state.gone.or(Some(gone));
         state.broken = state.broken.or(Some(gone));
@@ -139,15 +142,6 @@ impl Shared {
             spins: if cores >= ranks { SPINS } else { 0 },
             slots: [slots(), slots()],
         })
-    }
-
-    /// No code runs under this lock that could panic.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -170,7 +164,7 @@ impl Turn<'_> {
     /// When one of them never will.
     pub fn barrier(&mut self) -> Result<(), Broken> {
         let Seat { shared, ranks, .. } = self.seat;
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         if let Some(broken) = state.broken {
             return Err(broken);
         }
@@ -192,12 +186,12 @@ impl Turn<'_> {
             }
             std::hint::spin_loop();
         }
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         while state.round == round {
             if let Some(broken) = state.broken {
                 return Err(broken);
             }
-            state = shared.wait(state);
+            shared.changed.wait(&mut state);
         }
         Ok(())
     }
@@ -254,16 +248,15 @@ impl Turn<'_> {
         }
         let width = columns.last().map_or(0, |last| last.end);
         let own = columns[rank].len();
-        let rows = columns.iter().zip(slots).find(|(columns, _)| !columns.is_empty()).map_or(
-            0,
-            |(columns, slot)| {
-                slot.floats.read().unwrap_or_else(PoisonError::into_inner).len() / columns.len()
-            },
-        );
+        let rows = columns
+            .iter()
+            .zip(slots)
+            .find(|(columns, _)| !columns.is_empty())
+            .map_or(0, |(columns, slot)| slot.floats.read().len() / columns.len());
         assert_eq!(mine.len(), rows * own, "{rows} rows of {own} columns");
         whole.resize(rows * width, 0.0);
         for (columns, slot) in columns.iter().zip(slots).filter(|(columns, _)| !columns.is_empty()) {
-            let part = slot.floats.read().unwrap_or_else(PoisonError::into_inner);
+            let part = slot.floats.read();
             assert_eq!(part.len(), rows * columns.len(), "{rows} rows of the columns {columns:?}");
             for (whole, part) in whole.chunks_exact_mut(width).zip(part.chunks_exact(columns.len())) {
                 whole[columns.clone()].copy_from_slice(part);
@@ -287,7 +280,7 @@ impl Turn<'_> {
         }
         let slots = self.exchange_floats(mine)?;
         for (rank, slot) in slots.iter().enumerate() {
-            take(rank, &slot.floats.read().unwrap_or_else(PoisonError::into_inner));
+            take(rank, &slot.floats.read());
         }
         Ok(())
     }
@@ -298,19 +291,16 @@ impl Turn<'_> {
     /// When another rank failed.
     pub fn gather(&mut self, mine: &[u64]) -> Result<Vec<Vec<u64>>, Broken> {
         let slots = self.exchange(|slot| {
-            let mut words = slot.words.write().unwrap_or_else(PoisonError::into_inner);
+            let mut words = slot.words.write();
             words.clear();
             words.extend_from_slice(mine);
         })?;
-        Ok(slots
-            .iter()
-            .map(|slot| slot.words.read().unwrap_or_else(PoisonError::into_inner).clone())
-            .collect())
+        Ok(slots.iter().map(|slot| slot.words.read().clone()).collect())
     }
 
     fn exchange_floats(&mut self, mine: &[f32]) -> Result<&[Slot], Broken> {
         self.exchange(|slot| {
-            let mut floats = slot.floats.write().unwrap_or_else(PoisonError::into_inner);
+            let mut floats = slot.floats.write();
             floats.clear();
             floats.extend_from_slice(mine);
         })
@@ -334,7 +324,7 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let Seat { shared, rank, ranks, .. } = self.seat;
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         if !self.finished {
             state.broken = state.broken.or(Some(Broken { rank: *rank }));
         }

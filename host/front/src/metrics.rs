@@ -1,8 +1,8 @@
 //! What the router counts, and the text that Prometheus reads.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -149,7 +149,7 @@ impl Metrics {
     /// # Errors
     /// When a series cannot be written.
     pub fn text(&self, workers: &Snapshot, running: usize) -> Result<String, fmt::Error> {
-        let exposition = self.exposition.lock().unwrap_or_else(PoisonError::into_inner);
+        let exposition = self.exposition.lock();
         self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
         self.workers.clear();
         self.pages.clear();

@@ -10,12 +10,13 @@ pub mod service;
 mod sessions;
 pub mod table;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use host_core::radix::NamespaceKey;
 use host_core::routing::BlockKey;
 use host_core::{Instance, Room};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
@@ -100,7 +101,7 @@ impl Registry {
 
     fn lock(&self) -> MutexGuard<'_, WorkerTable> {
         // The table's methods keep it whole even where they panic, which they do not.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// Adds or replaces a worker. The text names pairs that were refused; empty when there are none. A worker whose name

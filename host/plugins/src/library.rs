@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 
 use host_plugin_api::abi::Root;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use object::ReadCache;
+use parking_lot::Mutex;
 use semver::Version;
 
 use super::catalog::Entry;
@@ -34,7 +34,7 @@ struct Loaded {
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 
 fn with_loaded<R>(use_it: impl FnOnce(&mut Loaded) -> R) -> R {
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut loaded = LOADED.lock();
     use_it(loaded.get_or_insert_default())
 }
 

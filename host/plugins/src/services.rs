@@ -10,13 +10,14 @@ mod words;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use host_plugin_api::ErrorCode;
 use host_plugin_api::abi::services::{HostObject, HostRole, HostWord, object_of};
 use host_plugin_api::abi::{AbiResult, RResult, RStr};
 
 use log::Log;
+use parking_lot::Mutex;
 pub use waker::Waker;
 use words::Words;
 pub use words::{Kind, Word};
@@ -40,7 +41,7 @@ impl Services {
     /// # Errors
     /// Beyond 256 ids in one process.
     pub fn of(id: &str) -> Result<Arc<Self>, String> {
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = ALL.lock();
         if let Some(services) = all.get(id) {
             services.log.update_level();
             return Ok(services.clone());
@@ -57,7 +58,7 @@ impl Services {
     /// What all plugins of this process have counted, by their ids.
     #[must_use]
     pub fn all() -> Vec<(String, Arc<Self>)> {
-        let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = ALL.lock();
         all.iter().map(|(id, services)| (id.clone(), services.clone())).collect()
     }
 
@@ -79,7 +80,7 @@ impl Services {
     /// When the system has no descriptor left.
     pub fn waker(&self) -> std::io::Result<Arc<Waker>> {
         let waker = Arc::new(Waker::new()?);
-        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wakers = self.wakers.lock();
         wakers.retain(|waker| waker.strong_count() > 0);
         wakers.push(Arc::downgrade(&waker));
         Ok(waker)
@@ -122,7 +123,7 @@ impl HostRole for Offered {
     }
 
     fn wake(&self) {
-        let wakers = self.0.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let wakers = self.0.wakers.lock();
         wakers.iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
     }
 }

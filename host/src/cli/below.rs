@@ -7,41 +7,18 @@ use host_core::{Instance, KvLayout};
 use host_worker::{Below, slot_bytes};
 
 use super::launch::share;
-use super::settings::{RoleName, Settings, parse_bytes};
+use super::settings::{RoleName, Settings};
 use super::{Refused, plugins};
 
 /// What is assumed of a storage tier until it was measured: what a disk that is nothing special does.
 const LATENCY: std::time::Duration = std::time::Duration::from_millis(1);
 const BYTES_PER_SECOND: f64 = 500e6;
 
-fn write_policy(settings: &Settings) -> Result<WritePolicy, Refused> {
-    let Some(name) = settings.hicache_write_policy.as_deref() else { return Ok(WritePolicy::default()) };
-    WritePolicy::from_name(name).ok_or_else(|| {
-        Refused(format!(
-            "--hicache-write-policy {name:?} is not a policy: use write_through, write_through_selective or write_back"
-        ))
-    })
-}
-
-fn prefetch_policy(settings: &Settings) -> Result<PrefetchPolicy, Refused> {
-    let Some(name) = settings.hicache_prefetch_policy.as_deref() else {
-        return Ok(PrefetchPolicy::default());
-    };
-    PrefetchPolicy::from_name(name).ok_or_else(|| {
-        Refused(format!(
-            "--hicache-prefetch-policy {name:?} is not a policy: use best_effort, timeout or wait_complete"
-        ))
-    })
-}
-
 /// Checks what can be checked without a model.
 ///
 /// # Errors
-/// When a policy or an amount is not one, or something is set for a cache that is not there.
+/// When something is set for a cache that is not there.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
-    write_policy(settings)?;
-    prefetch_policy(settings)?;
-    settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
     let set = [
         ("[hicache]", settings.hicache.is_some()),
         ("--hicache-memory", settings.hicache_memory.is_some()),
@@ -91,7 +68,7 @@ pub fn hierarchy(
     let alignment = (!settings.stores().is_empty()).then(|| alignment.unwrap_or(1));
     let page_bytes: u64 = layouts.iter().map(|layout| slot_bytes(&layout.shape, alignment) as u64).sum();
     let pool: u64 = layouts.iter().map(|layout| layout.bytes() as u64).sum();
-    let given = settings.hicache_memory.as_deref().map(parse_bytes).transpose()?;
+    let given = settings.hicache_memory.map(|given| given.0);
     let bytes = given.unwrap_or_else(|| share::host_bytes(settings, pool));
     let slots = bytes / page_bytes;
     if slots == 0 {
@@ -110,7 +87,8 @@ pub fn hierarchy(
     let tiers = settings.stores().iter().map(|_| tier.clone()).collect();
     let limits = settings.hicache.clone().unwrap_or_default();
     let below = limits::apply(&limits, HierarchyConfig::new(slots, page_bytes, tiers))?;
-    let (write, prefetch) = (write_policy(settings)?, prefetch_policy(settings)?);
+    let write = settings.hicache_write_policy.map(WritePolicy::from).unwrap_or_default();
+    let prefetch = settings.hicache_prefetch_policy.map(PrefetchPolicy::from).unwrap_or_default();
     Ok(Some(HierarchyConfig { write, prefetch, ..below }))
 }
 
@@ -136,12 +114,13 @@ mod tests {
     use host_core::{Dtype, KvShape};
 
     use super::*;
+    use crate::cli::settings::Bytes;
 
     #[test]
     fn slots_are_sized_as_the_opened_tiers_have_them_laid_out() {
         let settings = Settings {
             hierarchical_cache: Some(true),
-            hicache_memory: Some("1MiB".into()),
+            hicache_memory: Some(Bytes(1 << 20)),
             hicache_storage: Some(vec!["any".into()]),
             ..Settings::default()
         };

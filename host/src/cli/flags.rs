@@ -25,14 +25,13 @@ fn row(flag: &Arg) -> String {
     let values = flag.get_value_names().filter(|_| takes_value).unwrap_or_default();
     let value = values.first().map(|value| format!(" {value}")).unwrap_or_default();
     let help = flag.get_long_help().or_else(|| flag.get_help()).map(ToString::to_string).unwrap_or_default();
-    let possible: Vec<String> =
-        flag.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
     // A flag without a value has true and false.
-    let possible = if possible.is_empty() || !takes_value || possible == ["`true`", "`false`"] {
-        String::new()
-    } else {
-        format!(": {}", possible.join(", "))
-    };
+    let possible = if takes_value { flag.get_possible_values() } else { Vec::new() };
+    let words: Vec<String> = possible
+        .iter()
+        .filter_map(|value| Some(format!("`{}` ({})", value.get_name(), value.get_help()?)))
+        .collect();
+    let possible = if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) };
     let text = format!("{help}{possible}").replace('\n', " ").replace('|', "\\|");
     format!("| `--{name}{}` | {text} |\n", value.replace('|', "\\|"))
 }

@@ -13,7 +13,6 @@ use host_core::layer_groups::LayerGroups;
 use host_core::radix::{PageHash, Policy};
 use host_core::{KvLayout, Role};
 use host_executor::ModelShape;
-use host_front::registry::Policy as RouterPolicy;
 use host_wire::identity;
 
 use super::settings::{RoleName, Settings};
@@ -47,10 +46,8 @@ fn refused(message: impl Into<String>) -> Refused {
 /// # Errors
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
-    radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
     served_name(settings)?;
-    router_policy(settings)?;
     allocator::check(settings)?;
     let staging = staging::staging(settings)?;
     numbers::check(settings)?;
@@ -66,7 +63,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
             staging::check_ranks(staging, &plan.layouts, plan.max_tokens)?;
         }
         let cached =
-            radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill })?;
+            radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill });
         let below = below::hierarchy(settings, &plan.layouts, cached.is_some(), None)?;
         needs.add(&plan.layouts, below.as_ref(), packs);
         plans.push(plan);
@@ -80,7 +77,6 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
 /// # Errors
 /// When a value is not one.
 pub fn check_router(settings: &Settings) -> Result<(), Refused> {
-    radix_cache(settings, Role::Decode)?;
     below::check(settings)?;
     served_name(settings)?;
     staging::staging(settings)?;
@@ -114,26 +110,11 @@ fn served_name(settings: &Settings) -> Result<(), Refused> {
     }
 }
 
-/// How a router chooses workers.
-///
-/// # Errors
-/// When the name is not a policy's.
-pub fn router_policy(settings: &Settings) -> Result<RouterPolicy, Refused> {
-    let Some(name) = settings.router_policy.as_deref() else { return Ok(RouterPolicy::default()) };
-    name.parse().map_err(|error: String| refused(format!("--router-policy: {error}")))
-}
-
 /// What a worker of this role evicts first, if it keeps a radix cache.
-fn radix_cache(settings: &Settings, role: Role) -> Result<Option<Policy>, Refused> {
-    let policy = match settings.radix_eviction.as_deref() {
-        None => Policy::Lru,
-        Some(name) => Policy::from_name(name).ok_or_else(|| {
-            refused(format!("--radix-eviction {name:?} is not a policy: use lru, lfu, slru or priority"))
-        })?,
-    };
+fn radix_cache(settings: &Settings, role: Role) -> Option<Policy> {
     let wanted = match role {
         Role::Decode => settings.decode_radix_cache(),
         Role::Prefill | Role::Aggregated => settings.prefill_radix_cache(),
     };
-    Ok(wanted.then_some(policy))
+    wanted.then(|| settings.radix_eviction.map(Policy::from).unwrap_or_default())
 }

@@ -161,7 +161,7 @@ fn inherited(fd: i32) -> anyhow::Result<TcpListener> {
 fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Refused> {
     let standard = FrontConfig::new(settings.model_name(), text);
     let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
-    let policy = launch::router_policy(settings)?;
+    let policy = settings.router_policy.map_or(standard.policy, Into::into);
     Ok(FrontConfig { drain: ROUTER_DRAIN, default_max_tokens, policy, ..standard })
 }
 

@@ -3,27 +3,33 @@
 //! A new one is a field here, a word in `settings/file.rs`, without which it does not compile, and a method in
 //! `settings/defaults.rs` if it has a default of its own.
 
+mod bytes;
 mod defaults;
 mod file;
 mod hicache;
 mod meant;
 mod set;
-mod size;
 mod synthetic;
+mod words;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use host_core::layer_groups::Wish;
+use host_core::transfer::StagingMode;
 use serde::Deserialize;
 
 use super::companion::CompanionSettings;
+pub use bytes::Bytes;
 use file::{one_or_several, word_or_number};
 pub use hicache::{CostSettings, HicacheSettings};
 pub use set::set_key;
-pub use size::parse_bytes;
 pub use synthetic::SyntheticSettings;
+pub use words::{
+    EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, RouterPolicyName, WritePolicyName,
+};
 
 /// What one process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
@@ -147,9 +153,9 @@ pub struct Settings {
     #[arg(long, value_name = "URL,...")]
     pub router: Option<String>,
 
-    /// How the router chooses workers: prefix, least-loaded, round-robin or random [default: prefix]
-    #[arg(long, value_name = "POLICY")]
-    pub router_policy: Option<String>,
+    /// How the router chooses workers [default: prefix]
+    #[arg(long, value_name = "POLICY", value_enum)]
+    pub router_policy: Option<RouterPolicyName>,
 
     /// This worker's name in logs and metrics [default: the role and the process id]
     #[arg(long)]
@@ -166,15 +172,15 @@ pub struct Settings {
     /// Memory for a worker's KV pool, for example 512MiB [default: what is left of a quarter of
     /// this machine's memory, shared between its workers, beside host memory for pages and staging]
     #[arg(long, value_name = "BYTES")]
-    pub kv_memory: Option<String>,
+    pub kv_memory: Option<Bytes>,
 
-    /// Element type of K and V: f32 or bf16 [default: the model's]
-    #[arg(long)]
-    pub kv_dtype: Option<String>,
+    /// Element type of K and V [default: the model's]
+    #[arg(long, value_enum)]
+    pub kv_dtype: Option<KvDtypeName>,
 
     /// Order of a pool's dimensions [default: page-head-layer-kv-token-dim]
-    #[arg(long)]
-    pub kv_layout: Option<String>,
+    #[arg(long, value_enum)]
+    pub kv_layout: Option<KvLayoutName>,
 
     /// Prompt tokens computed in one step at most [default: 512]
     #[arg(long, value_name = "TOKENS")]
@@ -184,21 +190,22 @@ pub struct Settings {
     /// number [default: auto]
     #[arg(long, value_name = "N|auto|off")]
     #[serde(deserialize_with = "word_or_number", default)]
-    pub layer_groups: Option<String>,
+    pub layer_groups: Option<Wish>,
 
     /// Prefill and decode workers pack small pieces of KV into large writes: auto (where it pays), always or never [default:
     /// auto]
     #[arg(long, value_name = "MODE")]
-    pub staging: Option<String>,
+    #[serde(deserialize_with = "word_or_number", default)]
+    pub staging: Option<StagingMode>,
 
     /// Memory for that, per worker, shared out to its ranks, at least 64KiB for each; 0 for none [default:
     /// 128MiB, or less on a small machine]
     #[arg(long, value_name = "BYTES")]
-    pub staging_bytes: Option<String>,
+    pub staging_bytes: Option<Bytes>,
 
     /// Pieces of at least this size are written directly [default: what the transfer plugin says, or 16KiB]
     #[arg(long, value_name = "BYTES")]
-    pub staging_knee: Option<String>,
+    pub staging_knee: Option<Bytes>,
 
     /// Decode workers keep the KV of ended requests, and only what they lack of a prompt is sent to them [default: on where
     /// the transfer plugin can]
@@ -233,7 +240,7 @@ pub struct Settings {
     /// Host memory for pages, per worker, for example 2GiB [default: twice the KV pool, or less where
     /// that is not there]
     #[arg(long, value_name = "BYTES")]
-    pub hicache_memory: Option<String>,
+    pub hicache_memory: Option<Bytes>,
 
     /// Storage tiers for pages, by the names of their plugins: each is written, and a page is read from the first that has
     /// it [default: none]
@@ -241,16 +248,13 @@ pub struct Settings {
     #[serde(deserialize_with = "one_or_several", default)]
     pub hicache_storage: Option<Vec<String>>,
 
-    /// When pages are written down: write_through (when they enter a radix cache), write_through_selective (once they were
-    /// used twice) or write_back (when they are about to leave it) [default: write_through]
-    #[arg(long, value_name = "POLICY")]
-    pub hicache_write_policy: Option<String>,
+    /// When pages are written to the offload tiers [default: write_through]
+    #[arg(long, value_name = "POLICY", value_enum)]
+    pub hicache_write_policy: Option<WritePolicyName>,
 
-    /// How long a request waits for pages from storage: best_effort (not at all), timeout (as long as having them computed or
-    /// sent would take, at most 1 s and 0.25 s per 1024 tokens) or wait_complete (until all are there); never longer than 30 s
-    /// [default: timeout]
-    #[arg(long, value_name = "POLICY")]
-    pub hicache_prefetch_policy: Option<String>,
+    /// How long a request waits for pages from storage; never longer than 30 s [default: timeout]
+    #[arg(long, value_name = "POLICY", value_enum)]
+    pub hicache_prefetch_policy: Option<PrefetchPolicyName>,
 
     /// Plugin that hands out the pages of a KV pool [default: none, the host does; for models with sliding layers swa]
     #[arg(long, value_name = "PLUGIN")]
@@ -261,10 +265,9 @@ pub struct Settings {
     #[arg(long, value_name = "RATIO")]
     pub swa_full_tokens_ratio: Option<f64>,
 
-    /// What leaves a radix cache first: lru, lfu, slru or priority [default: lru]; requests carry no priority yet, so that
-    /// the last one is lru
-    #[arg(long, value_name = "POLICY")]
-    pub radix_eviction: Option<String>,
+    /// What leaves a radix cache first [default: lru]
+    #[arg(long, value_name = "POLICY", value_enum)]
+    pub radix_eviction: Option<EvictionPolicyName>,
 
     /// Sequences in one step at most [default: 64]
     #[arg(long, value_name = "SEQUENCES")]

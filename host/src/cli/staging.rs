@@ -7,7 +7,7 @@ use host_worker::Staging;
 
 use super::Refused;
 use super::launch::share;
-use super::settings::{RoleName, Settings, parse_bytes};
+use super::settings::{Bytes, RoleName, Settings};
 
 /// Least memory of a rank: with less, pieces are no larger than what they are made of.
 const LEAST: u64 = 64 << 10;
@@ -21,18 +21,17 @@ const KNEE: u64 = 1 << 30;
 /// # Errors
 /// When one of them is not what it should be, or they contradict each other.
 pub fn staging(settings: &Settings) -> Result<Staging, Refused> {
-    let default = Staging::default();
-    let mode: StagingMode = match settings.staging.as_deref() {
-        None => default.mode,
-        Some(word) => word.parse().map_err(|error| Refused(format!("--staging: {error}")))?,
-    };
-    let bytes = match settings.staging_bytes.as_deref() {
+    let mode = settings.staging.unwrap_or(Staging::default().mode);
+    let bytes = match settings.staging_bytes {
         None => share::staging_bytes(settings).max(LEAST),
-        Some(text) => parsed("--staging-bytes", text)?,
+        Some(Bytes(bytes)) => bytes,
     };
-    let knee = settings.staging_knee.as_deref().map(knee).transpose()?;
+    let knee = settings.staging_knee.map(knee).transpose()?;
     if bytes != 0 && !(LEAST..=MOST).contains(&bytes) {
-        return Err(Refused(format!("--staging-bytes: {bytes} bytes: give 64KiB to 1024GiB, or 0 for none")));
+        let (least, most) = (Bytes(LEAST), Bytes(MOST));
+        return Err(Refused(format!(
+            "--staging-bytes: {bytes} bytes: give {least} to {most}, or 0 for none"
+        )));
     }
     if mode == StagingMode::Always && bytes == 0 {
         return Err(Refused("--staging always needs memory: leave --staging-bytes 0 out".into()));
@@ -117,14 +116,9 @@ pub fn check_ranks(staging: &Staging, layouts: &[KvLayout], max_tokens: u32) -> 
     })
 }
 
-fn parsed(flag: &str, text: &str) -> Result<u64, Refused> {
-    parse_bytes(text).map_err(|error| Refused(format!("{flag}: {error}")))
-}
-
-fn knee(text: &str) -> Result<usize, Refused> {
-    let knee = parsed("--staging-knee", text)?;
+fn knee(Bytes(knee): Bytes) -> Result<usize, Refused> {
     match usize::try_from(knee) {
         Ok(bytes) if (1..=KNEE).contains(&knee) => Ok(bytes),
-        _ => Err(Refused(format!("--staging-knee: {knee} bytes: give 1 to 1GiB"))),
+        _ => Err(Refused(format!("--staging-knee: {knee} bytes: give 1 to {}", Bytes(KNEE)))),
     }
 }

@@ -51,32 +51,3 @@ impl Command {
         }
     }
 }
-
-/// Bytes for people.
-fn shown(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let steps = (bytes.max(1).ilog2() / 10).min(5);
-    match steps {
-        0 => format!("{bytes} B"),
-        _ => format!("{:.1} {}", bytes as f64 / (1_u64 << (10 * steps)) as f64, units[steps as usize]),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_are_shown_in_the_largest_unit_that_fits() {
-        let all = [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1536, "1.5 KiB"),
-            (10 << 30, "10.0 GiB"),
-            (u64::MAX, "16384.0 PiB"),
-        ];
-        for (bytes, text) in all {
-            assert_eq!(shown(bytes), text);
-        }
-    }
-}

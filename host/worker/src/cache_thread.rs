@@ -1,10 +1,11 @@
 //! The thread that names cached pages for routers, so that the scheduler's thread need not hash.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use host_core::radix::CacheEvent;
 use host_core::routing::{EVENT_KEYS, EventLog};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
 use super::alive::Alive;
@@ -22,7 +23,7 @@ pub struct CacheLog {
 impl CacheLog {
     /// The log. Not to be kept locked: changes wait for it.
     pub fn lock(&self) -> MutexGuard<'_, EventLog> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock()
     }
 
     /// Changes with each new event.

@@ -1,6 +1,6 @@
 //! The way in to a running worker.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use host_core::hierarchy::TierStats;
 use host_core::radix::PageHash;
@@ -9,6 +9,7 @@ use host_core::scheduler::{Flushed, Stats};
 use host_core::{Event, Instance, Room};
 use host_wire::Answer;
 use host_wire::proto::WorkerInfo;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::cache_thread::CacheLog;
@@ -94,13 +95,13 @@ impl Handle {
     /// The scheduler's counters, as of its last turn.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        *self.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self.stats.lock()
     }
 
     /// The storage tiers' names and counters, as of the scheduler's last turn.
     #[must_use]
     pub fn tiers(&self) -> Vec<(String, TierStats)> {
-        let stats = self.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let stats = self.tiers.stats.lock();
         self.tiers.names.iter().cloned().zip(stats.iter().copied()).collect()
     }
 

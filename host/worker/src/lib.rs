@@ -30,12 +30,13 @@ mod staging;
 mod tier_thread;
 mod transfer_thread;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use host_core::scheduler::Stats;
 use host_kernels::copy::Copier;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use alive::Alive;

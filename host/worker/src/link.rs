@@ -6,8 +6,8 @@
 mod peer;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use host_core::Instance;
@@ -20,6 +20,7 @@ use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{Memory, MemoryKind, PeerId, RegionId, TransferBackend};
 use host_plugins::Running;
 use host_wire::proto::{TransferEndpoint, WorkerInfo};
+use parking_lot::Mutex;
 use rustix::fd::AsRawFd;
 
 use super::lane_counters::LaneCounters;
@@ -70,7 +71,7 @@ impl Rank {
     }
 
     pub(super) fn set_staging_stats(&self, stats: (SenderStats, RingStats)) {
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+        *self.stats.lock() = stats;
     }
 
     /// Bytes of the staging memory.
@@ -168,7 +169,7 @@ impl Links {
     /// What the ranks send and receive through staging memory.
     #[must_use]
     pub fn staging_stats(&self) -> Vec<(SenderStats, RingStats)> {
-        let stats = |rank: &Rank| *rank.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let stats = |rank: &Rank| *rank.stats.lock();
         self.ranks.iter().map(stats).collect()
     }
 
@@ -208,18 +209,14 @@ impl Links {
         self.ranks.iter().enumerate().map(endpoint).collect()
     }
 
-    fn peers(&self) -> MutexGuard<'_, HashMap<Instance, Arc<Link>>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The link to a peer.
     #[must_use]
     pub fn get(&self, peer: Instance) -> Option<Arc<Link>> {
-        self.peers().get(&peer).cloned()
+        self.peers.lock().get(&peer).cloned()
     }
 
     fn turn(&self, peer: Instance) -> Arc<Mutex<()>> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self.turns.lock();
         if turns.len() >= TURNS {
             turns.retain(|_, turn| Arc::strong_count(turn) > 1);
         }
@@ -239,7 +236,7 @@ impl Links {
         let (ranks, endpoints) = peer::read(peer, &self.plugin, own.kv.layout(), self.kv_heads)?;
         let (lanes, pairs) = peer::lanes(peer, self.kv_heads, self.ranks.len(), ranks.len())?;
         let turn = self.turn(instance);
-        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = turn.lock();
         self.cut(instance, |_| true)
             .map_err(|error| format!("an earlier connection could not be fenced: {error}"))?;
         let session = self.sessions.fetch_add(1, Ordering::Relaxed) + 1;
@@ -252,7 +249,7 @@ impl Links {
                 }
                 Err(error) => {
                     // Nothing was promised over those that were made; what is left of them is fenced by the next try.
-                    self.peers().insert(instance, Arc::new(link));
+                    self.peers.lock().insert(instance, Arc::new(link));
                     if let Err(error) = self.cut(instance, |_| true) {
                         tracing::warn!(peer = %instance, %error, "half of a link could not be cut off yet");
                     }
@@ -263,7 +260,7 @@ impl Links {
                 }
             }
         }
-        self.peers().insert(instance, Arc::new(link));
+        self.peers.lock().insert(instance, Arc::new(link));
         Ok(session)
     }
 
@@ -274,7 +271,7 @@ impl Links {
     /// When the plugin could not prove of every pair of ranks that nothing of the peer lands any more.
     pub fn fence(&self, peer: Instance, session: u64) -> Result<(), host_plugin_api::Error> {
         let turn = self.turn(peer);
-        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = turn.lock();
         self.cut(peer, |link| link.session == session)
     }
 
@@ -284,7 +281,7 @@ impl Links {
     /// As [`fence`](Self::fence).
     pub fn fence_all(&self, peer: Instance) -> Result<(), host_plugin_api::Error> {
         let turn = self.turn(peer);
-        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = turn.lock();
         self.cut(peer, |_| true)
     }
 
@@ -303,11 +300,11 @@ impl Links {
         }
         match failed {
             None => {
-                self.peers().remove(&peer);
+                self.peers.lock().remove(&peer);
                 Ok(())
             }
             Some(error) => {
-                self.peers().insert(peer, Arc::new(left));
+                self.peers.lock().insert(peer, Arc::new(left));
                 Err(error)
             }
         }

@@ -1,7 +1,7 @@
 //! A worker's messages to other workers: one task per peer, which also notices when the peer is gone.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use host_core::{Event, Instance};
@@ -9,6 +9,7 @@ use host_wire::convert;
 use host_wire::pairs::compatible;
 use host_wire::proto::worker_client::WorkerClient;
 use host_wire::proto::{ControlMessage, DeliverRequest, HandshakeRequest, WorkerInfo};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
@@ -59,7 +60,7 @@ impl Peers {
     /// Starts sending to a peer at an address, in place of what was sent to it before.
     pub fn add(&self, peer: Instance, session: u64, address: &str) {
         let (queue, receive) = mpsc::channel(WAITING);
-        self.lines().insert(peer, Line { queue, session });
+        self.lines.lock().insert(peer, Line { queue, session });
         match Endpoint::from_shared(address.to_owned()) {
             Ok(endpoint) => {
                 let channel = endpoint.connect_timeout(CALL).connect_lazy();
@@ -69,13 +70,9 @@ impl Peers {
         }
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<Instance, Line>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether this line is the one in use.
     fn is_current(&self, peer: Instance, session: u64) -> bool {
-        self.lines().get(&peer).is_some_and(|line| line.session == session)
+        self.lines.lock().get(&peer).is_some_and(|line| line.session == session)
     }
 
     /// Carries out what the scheduler asks until it stops.
@@ -85,7 +82,7 @@ impl Peers {
                 Outgoing::Message { to, floor, message } => {
                     let message = convert::write_message(&message);
                     let queued = Queued { floor, message };
-                    let sent = self.lines().get(&to).map(|line| line.queue.try_send(queued).is_ok());
+                    let sent = self.lines.lock().get(&to).map(|line| line.queue.try_send(queued).is_ok());
                     if sent != Some(true) {
                         tracing::debug!(%to, "a control message was dropped; it will be repeated");
                     }
@@ -106,7 +103,7 @@ impl Peers {
                 }
                 Outgoing::Fence { peer, session } => {
                     if self.is_current(peer, session) {
-                        self.lines().remove(&peer);
+                        self.lines.lock().remove(&peer);
                     }
                     let peers = self.clone();
                     tokio::spawn(async move { peers.fence(peer, session).await });

@@ -5,12 +5,13 @@ mod batch;
 mod page_digests;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use host_core::{Batch, Event, PageId, Room};
 use host_executor::{Executor, ExecutorError, KvMemory, LayersDone};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use self::batch::{Outcome, RanksOfBatch};
@@ -92,7 +93,7 @@ impl Rank {
                     let mut layers_done =
                         news(self.rank, &batch, self.executor.shape().layers, &self.batch, &self.inputs);
                     let outcome = compute(self.executor.as_mut(), &mut self.kv, &batch, &mut layers_done);
-                    let event = lock(&self.batch).ended(self.rank, outcome);
+                    let event = self.batch.lock().ended(self.rank, outcome);
                     if event.is_some_and(|event| self.inputs.blocking_send(Input::Event(event)).is_err()) {
                         return;
                     }
@@ -103,11 +104,6 @@ impl Rank {
             }
         }
     }
-}
-
-/// Nothing panics under this lock; if something did, the batch would be as good as failed.
-fn lock(batch: &Mutex<RanksOfBatch>) -> std::sync::MutexGuard<'_, RanksOfBatch> {
-    batch.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Tells the scheduler of every group of layers but the last, as the batch asks, once all ranks have done it.
@@ -123,7 +119,7 @@ fn news<'a>(
         if group > 0 && done < layers && done.is_multiple_of(group) {
             let done = u32::try_from(done).unwrap_or(u32::MAX);
             // News cannot overtake older news: the slowest rank tells, and it is at one layer at a time.
-            let Some(layers) = lock(ranks).layers_done(rank, done) else { return };
+            let Some(layers) = ranks.lock().layers_done(rank, done) else { return };
             // A scheduler that is behind does without: these layers go with the next ones, or with the batch.
             let dropped = inputs.try_send(Input::Event(Event::LayersDone { batch, layers })).is_err();
             if dropped {

@@ -1,7 +1,7 @@
 //! The thread that owns the core: events in, actions out, nothing that waits.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use host_core::rank_barrier::RankBarrier;
 use host_core::scheduler::Stats;
 use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use host_wire::Answer;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use super::alive::Alive;
@@ -124,8 +125,8 @@ impl Turn {
             self.warn_of_pace(&stats);
             self.warn_of_pages();
             let tiers = self.scheduler.tier_stats();
-            *self.start.tiers.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tiers;
-            *self.start.stats.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stats;
+            *self.start.tiers.stats.lock() = tiers;
+            *self.start.stats.lock() = stats;
         }
     }
 

@@ -10,7 +10,7 @@ mod sending;
 mod staging;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use host_core::{Event, PageId, Room};
 use host_kernels::copy::Copier;
 use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::TransferBackend;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::sync::mpsc;
@@ -79,7 +80,7 @@ struct InboxState {
 
 impl Inbox {
     pub(super) fn push(&self, command: Command) {
-        self.0.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+        self.0.commands.lock().push_back(command);
         // A full counter is a wake-up that is already there.
         let _full = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes()).is_err();
     }
@@ -140,8 +141,7 @@ impl Thread {
         loop {
             // Before the inbox is looked at: whatever room these are about, it was opened before they were sent.
             let notifications = self.take_notifications();
-            let commands =
-                std::mem::take(&mut *inbox.commands.lock().unwrap_or_else(PoisonError::into_inner));
+            let commands = std::mem::take(&mut *inbox.commands.lock());
             let mut busy = !commands.is_empty();
             for command in commands {
                 match command {

@@ -1,9 +1,8 @@
 //! What stands in a segment's files, as the [crate] describes it. Pure.
 
+use host_kernels::xxh3::xxh3;
 use host_plugin_api::Key;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
-
-use crate::xxh3::xxh3;
 
 /// Values start at multiples of this, and direct reads and writes come in multiples of it.
 pub const BLOCK: u64 = 4096;

@@ -13,7 +13,6 @@ use host_plugin_api::{Level, log};
 use crate::backing::{Found, length, try_lock, write_at};
 use crate::config::Fsync;
 use crate::format::{Name, RECORD, position, seal};
-use crate::queue::locked;
 use crate::sealer::{self, Sealer};
 use crate::segment::{Records, Segment, read_records};
 use crate::store::Store;
@@ -71,7 +70,7 @@ pub fn run(store: &Store, sealer: Sealer, stop: &AtomicBool) {
     let mut keeper = Keeper::new(store, sealer);
     keeper.refresh(true);
     keeper.stop_waiting();
-    locked(&store.index).complete = true;
+    store.index.lock().complete = true;
     store.queue.unpark();
     keeper.fit();
     while !stop.load(Ordering::SeqCst) {
@@ -118,7 +117,7 @@ impl Keeper<'_> {
             if self.sealer.under_way < sealer::MOST {
                 let made = self.make();
                 writer.supply(made);
-            } else if !writer.has_any() && locked(&self.store.index).complete {
+            } else if !writer.has_any() && self.store.index.lock().complete {
                 // Comes back when one is sealed; pages that wait for a segment would only ask for it again, and none waits for
                 // anything else.
                 return;
@@ -143,7 +142,7 @@ impl Keeper<'_> {
     }
 
     fn show(&mut self) {
-        let index = locked(&self.store.index);
+        let index = self.store.index.lock();
         let now = [index.len() as u64, index.bytes(), index.segments().count() as u64];
         drop(index);
         self.shown_is(now);
@@ -168,7 +167,7 @@ impl Keeper<'_> {
         if self.store.directory.read_only {
             return;
         }
-        let used: Vec<_> = locked(&self.store.index).segments().filter(|s| s.take_used()).cloned().collect();
+        let used: Vec<_> = self.store.index.lock().segments().filter(|s| s.take_used()).cloned().collect();
         for segment in used {
             // A segment that another process evicted just now cannot be touched, and need not be.
             let _gone = self.store.directory.touch(segment.name);
@@ -239,7 +238,7 @@ impl Keeper<'_> {
         if first {
             let size = |name: &Name| self.store.directory.size(Found { name: *name, is_index: true });
             let records: u64 = names.iter().filter_map(size).map(|(bytes, _)| bytes / RECORD as u64).sum();
-            locked(&self.store.index).reserve(records as usize);
+            self.store.index.lock().reserve(records as usize);
         }
         for (at, name) in names.iter().copied().enumerate() {
             if first && let Some(soon) = names.get(at + AHEAD) {
@@ -270,7 +269,7 @@ impl Keeper<'_> {
     }
 
     fn stop_waiting(&self) {
-        let mut index = locked(&self.store.index);
+        let mut index = self.store.index.lock();
         if std::mem::take(&mut index.loading) {
             drop(index);
             self.store.queue.unpark();
@@ -283,7 +282,7 @@ impl Keeper<'_> {
         let read = store.directory.index(name, false).and_then(|index| self.read(&index, name, 0));
         match read {
             Ok(records) => {
-                let segment = locked(&store.index).add(|id| Segment::new(id, name, None));
+                let segment = store.index.lock().add(|id| Segment::new(id, name, None));
                 self.known.insert(name, Known::Open(segment, 0));
                 self.take(name, records);
             }
@@ -312,7 +311,7 @@ impl Keeper<'_> {
         let Some(known) = self.known.get_mut(&name) else { return };
         let Known::Open(segment, next) = known else { return };
         for chunk in records.values.chunks(CHUNK) {
-            let mut index = locked(&self.store.index);
+            let mut index = self.store.index.lock();
             for (number, value) in chunk {
                 index.insert(segment.id, *number, *value);
             }

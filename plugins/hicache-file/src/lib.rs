@@ -110,7 +110,6 @@ mod uring;
 mod waker;
 mod work;
 mod writer;
-mod xxh3;
 
 pub use tier::FileTier;
 

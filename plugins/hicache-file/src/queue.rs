@@ -5,12 +5,12 @@ mod state;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Key, Memory, RegionId, Result, Tag, TierCompletion, TierPage};
 
 pub use batch::{Claimed, Ended, Kind};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use state::State;
 
 use crate::metrics::Metrics;
@@ -25,11 +25,6 @@ const LONE_BYTES: u64 = 1 << 20;
 const CLAIM_PAGES: usize = 256;
 /// How long a region's last pages may take to end.
 const DEREGISTER_PATIENCE: Duration = Duration::from_secs(30);
-
-/// Locks, also after a thread panicked: what our locks guard is consistent between statements.
-pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// See the module. Its lock is held for microseconds, never across a read or write of a file.
 pub struct Queue {
@@ -78,15 +73,15 @@ impl Queue {
 
     fn wake(&self, many: bool) {
         match self.wakers.as_slice() {
-            [] if many => self.work.notify_all(),
-            [] => self.work.notify_one(),
+            [] if many => drop(self.work.notify_all()),
+            [] => drop(self.work.notify_one()),
             wakers => wakers.iter().for_each(Waker::wake),
         }
     }
 
     /// Takes a batch in. **Hot.**
     pub fn push(&self, kind: Kind, tag: Tag, count: usize, pages: impl Iterator<Item = TierPage>) -> i32 {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         if state.closed {
             return ErrorCode::CLOSED.0;
         }
@@ -121,13 +116,13 @@ impl Queue {
     /// Takes pages to work on into `claim`: either without data or all gets or all puts; false when there are none. `data` says whether gets and
     /// puts are wanted.
     pub fn claim(&self, data: bool, claim: &mut Vec<Claimed>) -> bool {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         self.claim_locked(&mut state, data, claim)
     }
 
     /// As [`claim`](Self::claim), and waits for it; false when the queue was closed.
     pub fn wait_claim(&self, claim: &mut Vec<Claimed>) -> bool {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         loop {
             if self.claim_locked(&mut state, true, claim) {
                 return true;
@@ -135,7 +130,7 @@ impl Queue {
             if state.closed {
                 return false;
             }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.work.wait(&mut state);
         }
     }
 
@@ -189,7 +184,7 @@ impl Queue {
 
     /// Gives a page back for later: when [`unpark`](Self::unpark) is called.
     pub fn park(&self, page: &Claimed) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         if page.span.is_some() {
             state.regions.release(page.what.region);
             self.released.notify_all();
@@ -208,7 +203,7 @@ impl Queue {
 
     /// Pages that were given back are claimed again.
     pub fn unpark(&self) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         if state.parked.is_empty() {
             return;
         }
@@ -226,7 +221,7 @@ impl Queue {
             return;
         }
         self.metrics.pages_waiting.sub(ended.len() as u64);
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let quiet = state.done.is_empty();
         let mut released = false;
         for Ended { page, status, bytes } in ended {
@@ -247,7 +242,7 @@ impl Queue {
 
     /// Moves completions out. **Hot.**
     pub fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         if state.closed {
             return ErrorCode::CLOSED.0;
         }
@@ -271,7 +266,7 @@ impl Queue {
 
     /// What nobody works on of the batch ends now.
     pub fn cancel(&self, tag: Tag) -> i32 {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         if state.closed {
             return ErrorCode::CLOSED.0;
         }
@@ -316,7 +311,7 @@ impl Queue {
 
     /// Whether nothing of the batch touches memory. **Hot.**
     pub fn settled(&self, tag: Tag) -> i32 {
-        let state = locked(&self.state);
+        let state = self.state.lock();
         if state.closed {
             return ErrorCode::CLOSED.0;
         }
@@ -338,7 +333,7 @@ impl Queue {
                 let text = "reads or writes of the region have not ended in 30 s: the storage hangs";
                 return Err(Error::new(ErrorCode::TIMEOUT, text));
             }
-            state = self.released.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let _timed_out = self.released.wait_for(&mut state, left);
         }
         drop(state);
         self.regions_gone.fetch_add(1, Ordering::SeqCst);
@@ -352,11 +347,11 @@ impl Queue {
     }
 
     pub fn has_region(&self, region: u32) -> bool {
-        locked(&self.state).regions.has(region)
+        self.state.lock().regions.has(region)
     }
 
     fn open_state(&self) -> Result<MutexGuard<'_, State>> {
-        let state = locked(&self.state);
+        let state = self.state.lock();
         if state.closed {
             Err(Error::new(ErrorCode::CLOSED, "the instance was shut down"))
         } else {
@@ -365,12 +360,12 @@ impl Queue {
     }
 
     pub fn is_closed(&self) -> bool {
-        locked(&self.state).closed
+        self.state.lock().closed
     }
 
     /// Answers every later call with `CLOSED`, and ends the threads after what they are at.
     pub fn close(&self) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.closed = true;
         let left: u32 = state.slots.iter().map(|slot| slot.pages.len() as u32 - slot.next).sum();
         let waiting = left as usize + state.parked.len();

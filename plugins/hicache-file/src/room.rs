@@ -12,7 +12,6 @@ use crate::backing::{DirectoryLock, Found, length, try_lock};
 use crate::config::Fsync;
 use crate::format::{Name, RECORD};
 use crate::keeper::Keeper;
-use crate::queue::locked;
 use crate::segment::Segment;
 use crate::store::{code_of, is_full};
 use crate::writer::OpenSegment;
@@ -116,7 +115,7 @@ impl Keeper<'_> {
             store.directory.sync().map_err(|e| failed(&e))?;
         }
         let data = Arc::new(data);
-        let segment = locked(&store.index).add(|id| Segment::new(id, name, Some(data.clone())));
+        let segment = store.index.lock().add(|id| Segment::new(id, name, Some(data.clone())));
         Ok(OpenSegment::new(segment, data, index, size))
     }
 

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+
+use parking_lot::Mutex;
 
 use crate::backing::{Directory, length, read_at};
 use crate::format::{BLOCK, Name, RECORD, Slot, Value, position, slot};
-use crate::queue::locked;
 
 /// Most data files that are kept open.
 const MOST_OPEN: usize = 512;
@@ -62,27 +63,27 @@ pub struct OpenFiles(Mutex<std::collections::VecDeque<Arc<Segment>>>);
 impl OpenFiles {
     /// The segment's data file.
     pub fn get(&self, directory: &Directory, segment: &Arc<Segment>) -> io::Result<Arc<OwnedFd>> {
-        let mut file = locked(&segment.file);
+        let mut file = segment.file.lock();
         if let Some(file) = &*file {
             return Ok(file.clone());
         }
         let opened = Arc::new(directory.data(segment.name)?);
         *file = Some(opened.clone());
         drop(file);
-        let mut open = locked(&self.0);
+        let mut open = self.0.lock();
         open.push_back(segment.clone());
         let oldest = (open.len() > MOST_OPEN).then(|| open.pop_front()).flatten();
         drop(open);
         if let Some(oldest) = oldest {
-            *locked(&oldest.file) = None;
+            *oldest.file.lock() = None;
         }
         Ok(opened)
     }
 
     /// Lets go of a segment's file: its space is free once the last reader is done.
     pub fn close(&self, segment: &Arc<Segment>) {
-        locked(&self.0).retain(|open| open.id != segment.id);
-        *locked(&segment.file) = None;
+        self.0.lock().retain(|open| open.id != segment.id);
+        *segment.file.lock() = None;
     }
 }
 

@@ -1,11 +1,12 @@
 //! What the threads of an instance share.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use host_plugin_api::{ErrorCode, Key, Level, Result, log};
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use crate::backing::{Directory, write_at};
@@ -13,7 +14,7 @@ use crate::config::Config;
 use crate::format::{RECORD, position};
 use crate::index::{Hit, Index};
 use crate::metrics::Metrics;
-use crate::queue::{Queue, locked};
+use crate::queue::Queue;
 use crate::segment::{OpenFiles, Segment};
 use crate::writer::Writer;
 
@@ -58,15 +59,15 @@ impl Store {
 
     /// Makes the keeper look around now.
     pub fn call_keeper(&self) {
-        *locked(&self.call) = true;
+        *self.call.lock() = true;
         self.called.notify_all();
     }
 
     /// The keeper's wait.
     pub fn wait_for_call(&self, most: Duration) {
-        let call = locked(&self.call);
-        let waited = self.called.wait_timeout_while(call, most, |called| !*called);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+        let mut call = self.call.lock();
+        let _timed_out = self.called.wait_while_for(&mut call, |called| !*called, most);
+        *call = false;
     }
 
     /// A thread of ours panicked.
@@ -82,12 +83,12 @@ impl Store {
 
     /// Forgets one record of a page.
     fn remove(&self, key: &Key, segment: &Segment, number: u32) -> io::Result<()> {
-        if locked(&self.index).remove(key, segment.id, number) { self.erase(segment, number) } else { Ok(()) }
+        if self.index.lock().remove(key, segment.id, number) { self.erase(segment, number) } else { Ok(()) }
     }
 
     /// Forgets a page, with all records of it that are known. The first error of several.
     pub fn delete(&self, key: &Key) -> io::Result<()> {
-        let records = locked(&self.index).remove_all(key);
+        let records = self.index.lock().remove_all(key);
         let erased = records.iter().map(|(segment, number)| self.erase(segment, *number));
         erased.fold(Ok(()), io::Result::and)
     }
@@ -100,7 +101,7 @@ impl Store {
         if let Some(open) = self.writer.open_segment(segment.id) {
             return open.erase(number);
         }
-        if locked(&self.index).doom(segment.id, number) {
+        if self.index.lock().doom(segment.id, number) {
             return Ok(());
         }
         self.erase_sealed(segment, &[number])
@@ -118,7 +119,7 @@ impl Store {
     /// A segment that others, or a writer of ours, had open is sealed now.
     pub fn sealed(&self, segment: &Segment) {
         segment.set_sealed();
-        let doomed = locked(&self.index).take_doomed(segment.id);
+        let doomed = self.index.lock().take_doomed(segment.id);
         if !doomed.is_empty()
             && !self.directory.read_only
             && let Err(e) = self.erase_sealed(segment, &doomed)
@@ -142,14 +143,14 @@ impl Store {
 
     /// Forgets a segment whose files are gone.
     pub fn forget(&self, segment: &Arc<Segment>) -> usize {
-        let pages = locked(&self.index).drop_segment(segment.id);
+        let pages = self.index.lock().drop_segment(segment.id);
         self.files.close(segment);
         self.writer.give_up(segment.id);
         pages
     }
 
     pub fn find(&self, key: &Key) -> (Option<Hit>, bool) {
-        let index = locked(&self.index);
+        let index = self.index.lock();
         let hit = index.find(key);
         (hit, index.loading)
     }

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,13 @@ use host_plugin_api::{
     Error, ErrorCode, Key, Level, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag,
     TierCompletion, TierLimits, TierPage, TierUsage, log,
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::config::{Config, Io};
 use crate::index::Index;
 use crate::keeper;
 use crate::pinned::PIECE;
-use crate::queue::{Kind, locked};
+use crate::queue::Kind;
 use crate::sealer;
 use crate::store::Store;
 use crate::uring::{self, Ring};
@@ -41,11 +42,8 @@ impl Running {
     /// Waits until no more than `left` run; false at the deadline.
     fn wait(&self, left: usize, deadline: Instant) -> bool {
         let most = deadline.saturating_duration_since(Instant::now());
-        let count = locked(&self.count);
-        let (count, _) = self
-            .ended
-            .wait_timeout_while(count, most, |count| *count > left)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut count = self.count.lock();
+        let _timed_out = self.ended.wait_while_for(&mut count, |count| *count > left, most);
         *count <= left
     }
 }
@@ -111,7 +109,7 @@ impl FileTier {
 
     fn spawn(&self, name: &str, run: impl FnOnce(&Store) -> io::Result<()> + Send + 'static) -> Result<()> {
         let (store, running) = (self.store.clone(), self.running.clone());
-        *locked(&running.count) += 1;
+        *running.count.lock() += 1;
         let counted = running.clone();
         let body = move || {
             let ended = catch_unwind(AssertUnwindSafe(|| run(&store)));
@@ -122,15 +120,15 @@ impl FileTier {
                 store.set_broken();
             }
             drop(store);
-            *locked(&running.count) -= 1;
+            *running.count.lock() -= 1;
             running.ended.notify_all();
         };
         let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
         let handle = started.map_err(|e| {
-            *locked(&counted.count) -= 1;
+            *counted.count.lock() -= 1;
             Error::new(ErrorCode::IO, format!("cannot start a thread: {e}"))
         })?;
-        locked(&self.threads).push(handle);
+        self.threads.lock().push(handle);
         Ok(())
     }
 
@@ -155,7 +153,7 @@ impl FileTier {
         let deadline = Instant::now() + self.load_patience;
         loop {
             self.check_open()?;
-            let index = locked(&self.store.index);
+            let index = self.store.index.lock();
             if index.complete {
                 return Ok(index);
             }
@@ -263,7 +261,7 @@ impl StorageTier for FileTier {
         if !quiet || !self.running.wait(0, deadline) {
             return Err(late());
         }
-        for thread in locked(&self.threads).drain(..) {
+        for thread in self.threads.lock().drain(..) {
             // Panics of threads are caught inside.
             let _caught = thread.join();
         }
@@ -298,7 +296,7 @@ mod tests {
         let mut tier = opened(dir.path());
         assert_eq!(tier.usage().unwrap().values, 0, "the empty directory is read");
         tier.load_patience = Duration::ZERO;
-        locked(&tier.store.index).complete = false;
+        tier.store.index.lock().complete = false;
         let mut keys = [Key::default(); 4];
         assert_eq!(tier.usage().unwrap_err().code, ErrorCode::TIMEOUT);
         assert_eq!(tier.scan(0, &mut keys).unwrap_err().code, ErrorCode::TIMEOUT);
@@ -309,7 +307,7 @@ mod tests {
                 scope.spawn(|| u64::from(tier.scan(0, &mut [Key::default(); 4]).unwrap().keys)),
             ];
             for number in 0..3 {
-                let mut index = locked(&tier.store.index);
+                let mut index = tier.store.index.lock();
                 let name = crate::format::Name { birth: number, random: number };
                 let segment = index.add(|id| crate::segment::Segment::new(id, name, None));
                 let key = Key([number as u8; 32]);
@@ -319,7 +317,7 @@ mod tests {
             assert_eq!(asked.map(|asked| asked.join().unwrap()), [3, 3]);
         });
         // Also when the instance ends before that.
-        locked(&tier.store.index).complete = false;
+        tier.store.index.lock().complete = false;
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| tier.usage().unwrap_err().code);
             tier.store.queue.close();

@@ -29,7 +29,7 @@ fn look_up(store: &Store, page: &Claimed, ended: &mut Vec<Ended>) {
         return ended.push(page.failed(ErrorCode::UNSUPPORTED));
     }
     // A segment that is still to be read may have a copy.
-    if page.kind == Kind::Delete && !crate::queue::locked(&store.index).complete {
+    if page.kind == Kind::Delete && !store.index.lock().complete {
         return store.queue.park(page);
     }
     match store.find(&page.what.key) {
@@ -247,7 +247,7 @@ fn finish_write(store: &Store, run: Run, result: io::Result<()>, ended: &mut Vec
     let values: Vec<Value> = run.parts.iter().map(|part| part.value).collect();
     match result.and_then(|()| open.publish(&values, store.config.fsync)) {
         Ok(first) => {
-            let mut index = crate::queue::locked(&store.index);
+            let mut index = store.index.lock();
             let mut bytes = 0;
             for (number, value) in (first..).zip(&values) {
                 index.insert(open.segment.id, number, *value);

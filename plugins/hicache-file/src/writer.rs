@@ -2,16 +2,16 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use host_plugin_api::ErrorCode;
+use parking_lot::Mutex;
 
 use crate::backing::write_at;
 use crate::config::Fsync;
 use crate::format::{BLOCK, Name, Value, position, record, seal};
-use crate::queue::locked;
 use crate::segment::Segment;
 
 struct Published {
@@ -44,7 +44,7 @@ impl OpenSegment {
             rustix::fs::fdatasync(&self.data)?;
         }
         let first = {
-            let mut published = locked(&self.published);
+            let mut published = self.published.lock();
             let first = published.next;
             let mut bytes = Vec::with_capacity(values.len() * crate::format::RECORD);
             for (number, value) in (first..).zip(values) {
@@ -64,7 +64,7 @@ impl OpenSegment {
 
     /// The number that the next record gets.
     pub fn next(&self) -> u32 {
-        locked(&self.published).next
+        self.published.lock().next
     }
 
     /// A write that was allocated has ended, well or not.
@@ -79,7 +79,7 @@ impl OpenSegment {
 
     /// Cuts the data and appends the seal; false when nothing was ever published.
     pub fn seal(&self, fsync: Fsync) -> io::Result<bool> {
-        let published = locked(&self.published);
+        let published = self.published.lock();
         if published.next == 0 {
             return Ok(false);
         }
@@ -152,7 +152,7 @@ impl Writer {
     /// Room for a write of so many bytes, a multiple of blocks and no more than a segment. Whether the keeper is needed comes
     /// with it. Room that was given has to be [`ended`](OpenSegment::ended).
     pub fn room(&self, bytes: u64) -> (Result<Room, NoRoom>, bool) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         for _ in 0..2 {
             if let Some(open) = &state.current {
                 if state.used + bytes <= open.size {
@@ -182,18 +182,18 @@ impl Writer {
 
     /// Whether somebody asked for a segment.
     pub fn is_wanted(&self) -> bool {
-        locked(&self.state).wanted
+        self.state.lock().wanted
     }
 
     /// Whether there is a segment to write to, with or without room.
     pub fn has_any(&self) -> bool {
-        let state = locked(&self.state);
+        let state = self.state.lock();
         state.current.is_some() || state.spare.is_some()
     }
 
     /// The answer to whoever wants one.
     pub fn supply(&self, made: Result<Arc<OpenSegment>, (ErrorCode, Instant)>) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.wanted = false;
         match made {
             Ok(open) => {
@@ -206,17 +206,17 @@ impl Writer {
 
     /// The open segment of this number.
     pub fn open_segment(&self, id: u32) -> Option<Arc<OpenSegment>> {
-        locked(&self.state).all().find(|open| open.segment.id == id).cloned()
+        self.state.lock().all().find(|open| open.segment.id == id).cloned()
     }
 
     /// The open segment of this name.
     pub fn knows(&self, name: Name) -> Option<u32> {
-        locked(&self.state).all().find(|open| open.segment.name == name).map(|open| open.segment.id)
+        self.state.lock().all().find(|open| open.segment.name == name).map(|open| open.segment.id)
     }
 
     /// Nothing more goes into this segment: a write to it failed, or its name is gone.
     pub fn give_up(&self, id: u32) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let State { current, spare, retired, .. } = &mut *state;
         for place in [current, spare] {
             if place.as_ref().is_some_and(|open| open.segment.id == id) {
@@ -227,13 +227,13 @@ impl Writer {
 
     /// Whether there are full segments that have yet to be sealed.
     pub fn has_full(&self) -> bool {
-        let state = locked(&self.state);
+        let state = self.state.lock();
         !state.retired.is_empty() || !state.taken.is_empty()
     }
 
     /// All segments are as good as full.
     pub fn retire(&self) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let State { current, spare, retired, .. } = &mut *state;
         retired.extend(current.take());
         retired.extend(spare.take());
@@ -241,7 +241,7 @@ impl Writer {
 
     /// One that is full and has no writes in flight, for whoever seals it, and then has it [forgotten](Self::forget).
     pub fn take_full(&self) -> Option<Arc<OpenSegment>> {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         let at = state.retired.iter().position(|open| open.writing.load(Ordering::SeqCst) == 0)?;
         let open = state.retired.remove(at);
         state.taken.push(open.clone());
@@ -250,6 +250,6 @@ impl Writer {
 
     /// It is not this writer's any more.
     pub fn forget(&self, open: &Arc<OpenSegment>) {
-        locked(&self.state).taken.retain(|other| !Arc::ptr_eq(other, open));
+        self.state.lock().taken.retain(|other| !Arc::ptr_eq(other, open));
     }
 }

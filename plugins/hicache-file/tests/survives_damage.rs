@@ -10,7 +10,7 @@ use std::path::Path;
 
 use host_plugin_api::ErrorCode;
 use host_plugin_api::tier::{FOUND, MISSING};
-use world::{Random, World, can, files, wait_until};
+use world::{World, can, files, seeded, wait_until};
 
 const ONE: &str = "segment_mib = 32\nsize_limit_mib = 128\nthreads = 1\nfsync = 'never'";
 
@@ -24,7 +24,7 @@ fn flip(file: &Path, at: u64, bit: u64) {
 
 #[test]
 fn a_flipped_bit_in_any_byte_of_a_value_is_an_error_once_and_then_a_miss() {
-    let mut random = Random::seeded();
+    let mut random = seeded();
     for way in ["io = 'uring'", "io = 'threads'"] {
         for length in [4096, 1000] {
             let dir = tempfile::tempdir().unwrap();
@@ -40,7 +40,7 @@ fn a_flipped_bit_in_any_byte_of_a_value_is_an_error_once_and_then_a_miss() {
             let data = files(dir.path(), ".dat");
             assert_eq!(data.len(), 1);
             for number in &numbers {
-                flip(&data[0], number * 4096 + number, random.below(8));
+                flip(&data[0], number * 4096 + number, random.u64(..8));
             }
             let mut world = World::new(dir.path(), length * length, &config);
             let ended = world.get(&numbers, length, 0);
@@ -57,7 +57,7 @@ fn a_flipped_bit_in_any_byte_of_a_value_is_an_error_once_and_then_a_miss() {
 
 #[test]
 fn a_flipped_bit_in_any_byte_of_an_index_loses_one_record_at_most_or_the_segment() {
-    let mut random = Random::seeded();
+    let mut random = seeded();
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::new(dir.path(), 1 << 20, ONE);
     let numbers: Vec<u64> = (0..4).collect();
@@ -69,7 +69,7 @@ fn a_flipped_bit_in_any_byte_of_an_index_loses_one_record_at_most_or_the_segment
     for at in 0..good.0.len() as u64 {
         std::fs::write(index, &good.0).unwrap();
         std::fs::write(data, &good.1).unwrap();
-        flip(index, at, random.below(8));
+        flip(index, at, random.u64(..8));
         let mut world = World::new(dir.path(), 1 << 20, ONE);
         // Panics if a byte is wrong.
         let found = world.found(&numbers, 4096);
@@ -84,7 +84,7 @@ fn a_flipped_bit_in_any_byte_of_an_index_loses_one_record_at_most_or_the_segment
 
 #[test]
 fn a_file_cut_anywhere_keeps_what_lies_before_the_cut() {
-    let mut random = Random::seeded();
+    let mut random = seeded();
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::new(dir.path(), 1 << 20, ONE);
     let numbers: Vec<u64> = (0..64).collect();
@@ -94,9 +94,8 @@ fn a_file_cut_anywhere_keeps_what_lies_before_the_cut() {
     let good = (std::fs::read(&index).unwrap(), std::fs::read(&data).unwrap());
     let half = good.1.len() / 2;
     for round in 0..40 {
-        let cut_data = if round == 0 { half } else { random.below(good.1.len() as u64) as usize };
-        let cut_index =
-            if round == 1 { good.0.len() / 2 } else { random.below(good.0.len() as u64) as usize };
+        let cut_data = if round == 0 { half } else { random.usize(..good.1.len()) };
+        let cut_index = if round == 1 { good.0.len() / 2 } else { random.usize(..good.0.len()) };
         let (bytes, records) = match round % 3 {
             0 => (cut_data, good.0.len()),
             1 => (good.1.len(), cut_index),

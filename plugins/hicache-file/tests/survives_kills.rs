@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 
 use host_plugin_api::StorageTier;
 use host_plugin_api::tier::{FOUND, STORED};
-use world::{Random, World, wait_until};
+use world::{World, seeded, wait_until};
 
 const LENGTH: usize = 20_000;
 const CONFIG: &str = "segment_mib = 1\nsize_limit_mib = 64\nfsync = 'never'";
@@ -84,7 +84,7 @@ fn said(reader: &mut impl BufRead, word: &str) -> u64 {
 
 #[test]
 fn a_process_killed_while_it_stores_loses_nothing_it_was_told_is_stored_and_nothing_is_wrong() {
-    let mut random = Random::seeded();
+    let mut random = seeded();
     let dir = tempfile::tempdir().unwrap();
     let mut acknowledged = Vec::new();
     for round in 0..12 {
@@ -92,11 +92,11 @@ fn a_process_killed_while_it_stores_loses_nothing_it_was_told_is_stored_and_noth
         let mut storing = started(dir.path(), &format!("store {first}"));
         let mut reader = BufReader::new(storing.stdout.take().unwrap());
         let mut last = first;
-        for _ in 0..=random.below(6) {
+        for _ in 0..=random.u64(..6) {
             last = said(&mut reader, "stored");
         }
         // Somewhere within what comes next.
-        std::thread::sleep(std::time::Duration::from_micros(random.below(3000)));
+        std::thread::sleep(std::time::Duration::from_micros(random.u64(..3000)));
         storing.kill().unwrap();
         storing.wait().unwrap();
         acknowledged.extend(first..last);

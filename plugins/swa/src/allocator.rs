@@ -1,11 +1,10 @@
 //! The role, on the books.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use host_plugin_api::allocator::{TOO_FEW_PAGES, first_live_page, lacking};
 use host_plugin_api::{
     Budget, Component, Error, ErrorCode, Grant, Growth, PoolAllocator, PoolOpening, PoolPage, Result,
 };
+use parking_lot::Mutex;
 
 use crate::books::{Books, MAX_COMPONENTS};
 
@@ -32,10 +31,6 @@ pub fn open(opening: &PoolOpening) -> Result<SwaAllocator> {
 }
 
 impl SwaAllocator {
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Pages that all growths lack, by component; `None` when one of them shrinks.
     fn lacking(
         &self,
@@ -60,7 +55,7 @@ impl SwaAllocator {
         grants: &mut [Grant],
         pages: &mut [PoolPage],
     ) -> i32 {
-        let mut books = self.books();
+        let mut books = self.books.lock();
         let components = books.count();
         // First counted and compared with everything, then taken: a request that does not fit changes nothing.
         let Some(lack) = self.lacking(&books, growths.clone(), tail) else { return INVALID };
@@ -95,7 +90,7 @@ impl SwaAllocator {
 
 impl PoolAllocator for SwaAllocator {
     fn budgets(&self, budgets: &mut [Budget]) -> i32 {
-        let books = self.books();
+        let books = self.books.lock();
         let Some(budgets) = budgets.get_mut(..books.count()) else { return INVALID };
         for (account, budget) in budgets.iter_mut().enumerate() {
             *budget = books.budget(account);
@@ -104,7 +99,7 @@ impl PoolAllocator for SwaAllocator {
         budgets.len() as i32
     }
     fn alloc(&self, component: Component, pages: &mut [PoolPage]) -> i32 {
-        let mut books = self.books();
+        let mut books = self.books.lock();
         let Some(account) = books.find(component) else { return INVALID };
         let parts = books.parts(account) as usize;
         if !pages.len().is_multiple_of(parts) {
@@ -122,12 +117,12 @@ impl PoolAllocator for SwaAllocator {
         0
     }
     fn free(&self, component: Component, pages: &[PoolPage]) -> i32 {
-        let mut books = self.books();
+        let mut books = self.books.lock();
         let Some(account) = books.find(component) else { return INVALID };
         if books.give(account, pages) { 0 } else { INVALID }
     }
     fn need(&self, growths: &[Growth], tail: u32, pages: &mut [u32]) -> i32 {
-        let books = self.books();
+        let books = self.books.lock();
         let Some(pages) = pages.get_mut(..books.count()) else { return INVALID };
         let Some(lack) = self.lacking(&books, growths.iter().copied(), tail == 1) else { return INVALID };
         for (count, lack) in pages.iter_mut().zip(lack) {
@@ -147,7 +142,7 @@ impl PoolAllocator for SwaAllocator {
         self.grow(held.iter().map(by_one), false, grants, pages)
     }
     fn first_live(&self, component: Component, tokens: u32) -> i32 {
-        let books = self.books();
+        let books = self.books.lock();
         let Some(account) = books.find(component) else { return INVALID };
         let first = first_live_page(tokens, books.component(account).window, self.page_tokens);
         i32::try_from(first).unwrap_or(INVALID)

@@ -86,15 +86,13 @@ mod tests {
 
     #[test]
     fn it_takes_from_both_ends_what_an_ordered_set_does() {
-        let mut state = 7_u64;
-        println!("seed {state}");
+        let mut random = fastrand::Rng::with_seed(7);
         for pages in [0, 1, 63, 64, 65, 4096, 4097, 300_000] {
             let mut set = FreeSet::full(pages);
             let mut model: BTreeSet<u32> = (0..pages).collect();
             let mut out = Vec::new();
             for _ in 0..3000 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                match state >> 61 {
+                match random.u8(..8) {
                     0..=2 => {
                         let first = set.take_first();
                         assert_eq!(first, model.pop_first());
@@ -107,7 +105,7 @@ mod tests {
                     }
                     _ if out.is_empty() => {}
                     _ => {
-                        let page = out.swap_remove((state >> 20) as usize % out.len());
+                        let page = out.swap_remove(random.usize(..out.len()));
                         set.insert(page);
                         model.insert(page);
                     }

@@ -7,24 +7,13 @@ mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fastrand::Rng;
 use host_plugin_api::{Component, ErrorCode, Growth, PoolAllocator, PoolPage};
 use pool::{Opened, Pool};
 
 const COMPONENTS: [Component; 2] = [Component::FULL, Component::WINDOW];
 /// Of every tenth call, one is nonsense.
 const NONSENSE: u64 = 10;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % bound
-    }
-}
 
 /// A sequence with its two lists, as a host has them.
 struct Sequence {
@@ -163,16 +152,16 @@ impl Model {
     }
 
     /// Gives something back that nobody has, or somebody else.
-    fn nonsense(&mut self, random: &mut Random, context: &str) {
+    fn nonsense(&mut self, random: &mut Rng, context: &str) {
         let before = self.opened.free_pages();
-        let which = random.below(2) as usize;
+        let which = random.u64(..2) as usize;
         let mine: Vec<PoolPage> =
             self.owners.iter().filter(|(_, (of, _))| *of == which).map(|((_, page), _)| *page).collect();
         let stale = self.stale.iter().filter(|(of, page)| {
             // Recycled for the same component it would be a right one.
             *of == which && self.owners.get(&(self.space(which), *page)).is_none_or(|(of, _)| *of != which)
         });
-        let wrong: Vec<PoolPage> = match (random.below(3), mine.first()) {
+        let wrong: Vec<PoolPage> = match (random.u64(..3), mine.first()) {
             (0, Some(page)) => vec![*page, *page],
             (1, Some(page)) => vec![*page, PoolPage(u32::MAX)],
             _ => mine.iter().copied().take(3).chain(stale.map(|(_, page)| *page).take(1)).collect(),
@@ -189,30 +178,30 @@ impl Model {
 
 fn run(pool: Pool, seed: u64, calls: u64) {
     println!("seed {seed}, {pool:?}");
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut model =
         Model { opened: pool.open(), owners: BTreeMap::new(), sequences: BTreeMap::new(), stale: Vec::new() };
     let (mut refused, mut grown) = (0, 0);
     for call in 0..calls {
         let context = format!("seed {seed}, call {call}");
-        let some = model.sequences.keys().copied().nth(random.below(8) as usize);
-        match (random.below(10), some) {
+        let some = model.sequences.keys().copied().nth(random.u64(..8) as usize);
+        match (random.u64(..10), some) {
             (0 | 1, _) => {
                 // One that arrives: its KV comes from elsewhere, or is computed here.
-                let prompt = 1 + u32::try_from(random.below(400)).unwrap();
-                match model.grow(call, prompt, random.below(2) == 0, &context) {
+                let prompt = 1 + u32::try_from(random.u64(..400)).unwrap();
+                match model.grow(call, prompt, random.u64(..2) == 0, &context) {
                     true => grown += 1,
                     false => refused += 1,
                 }
             }
             (2..=6, Some(name)) => {
-                let tokens = if random.below(8) == 0 { random.below(100) } else { 1 };
+                let tokens = if random.u64(..8) == 0 { random.u64(..100) } else { 1 };
                 model.grow(name, u32::try_from(tokens).unwrap(), false, &context);
                 model.slide(name, &context);
             }
             (7, Some(name)) => model.end(name, &context),
             (8, Some(name)) => model.slide(name, &context),
-            _ if random.below(NONSENSE) < 5 => model.nonsense(&mut random, &context),
+            _ if random.u64(..NONSENSE) < 5 => model.nonsense(&mut random, &context),
             _ => {}
         }
         assert_eq!(model.opened.free_pages(), model.free(), "{context}");

@@ -79,26 +79,20 @@ fn a_write_has_settled_when_it_has_on_every_rank_however_often_one_says_so() {
 
 /// All fragments of some parts over all lanes, in an order of the seed's, some of them twice.
 fn shuffled(lanes: &[HeadLane], seed: u64) -> Vec<Report> {
-    let mut state = seed;
-    let mut random = move |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % below
-    };
+    let mut random = fastrand::Rng::with_seed(seed);
     let mut reports = Vec::new();
     for (lane, sequence) in lanes.iter().flat_map(|lane| (0..3).map(move |sequence| (lane, sequence))) {
-        let fragments = 1 + random(3) as u32;
+        let fragments = random.u32(1..=3);
         reports.extend(
             (0..fragments)
                 .map(|fragment| landed((lane.source, lane.target), sequence, (fragment, fragments))),
         );
     }
-    for _ in 0..random(5) {
-        let again = reports[random(reports.len())].clone();
+    for _ in 0..random.usize(..5) {
+        let again = reports[random.usize(..reports.len())].clone();
         reports.push(again);
     }
-    for at in (1..reports.len()).rev() {
-        reports.swap(at, random(at + 1));
-    }
+    random.shuffle(&mut reports);
     reports
 }
 

@@ -2,6 +2,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
+use fastrand::Rng;
+
 use super::*;
 
 /// Runs each rank's `work` on a thread of its own.
@@ -95,16 +97,6 @@ fn a_rank_that_left_for_good_breaks_all_that_follows() {
     assert_eq!(stays.turn().err(), Some(Broken { rank: 1 }));
 }
 
-/// A generator that is good enough to choose who fails when.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-}
-
 /// What all ranks know of a turn beforehand: its calls, and who gives up before which of them, by a panic or an error.
 struct Script {
     calls: u64,
@@ -113,16 +105,15 @@ struct Script {
 
 impl Script {
     fn of(seed: u64, turn: u64, ranks: u64) -> Self {
-        let mut random = Random(seed * 1_000_003 + turn);
-        random.below(2);
-        let calls = 1 + random.below(6);
-        let fails = (random.below(3) == 0)
-            .then(|| (random.below(ranks) as usize, random.below(calls + 1), random.below(2) == 0));
+        let mut random = Rng::with_seed(seed * 1_000_003 + turn);
+        let calls = random.u64(1..=6);
+        let fails = (random.u64(..3) == 0)
+            .then(|| (random.u64(..ranks) as usize, random.u64(..=calls), random.bool()));
         Script { calls, fails }
     }
 }
 
-fn play(seat: &mut Seat, script: &Script, seed: u64, delay: &mut Random) -> Result<(), Broken> {
+fn play(seat: &mut Seat, script: &Script, seed: u64, delay: &mut Rng) -> Result<(), Broken> {
     let mut turn = seat.turn()?;
     let (rank, ranks) = (turn.seat.rank, turn.seat.ranks);
     for call in 0..=script.calls {
@@ -136,7 +127,7 @@ fn play(seat: &mut Seat, script: &Script, seed: u64, delay: &mut Random) -> Resu
         if call == script.calls {
             break;
         }
-        for _ in 0..delay.below(3) {
+        for _ in 0..delay.u64(..3) {
             thread::yield_now();
         }
         let value = |rank: usize| seed ^ (call << 8) ^ rank as u64;
@@ -161,7 +152,7 @@ fn whoever_fails_whenever_the_others_go_on() {
     for seed in 0..60 {
         let ranks = 2 + seed as usize % 7;
         on_every_rank(ranks, |seat| {
-            let mut delay = Random(seed ^ (seat.rank() as u64) << 32);
+            let mut delay = Rng::with_seed(seed ^ (seat.rank() as u64) << 32);
             for number in 0..40 {
                 let script = Script::of(seed, number, ranks as u64);
                 let rank = seat.rank();

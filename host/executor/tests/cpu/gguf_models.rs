@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use fastrand::Rng;
 use host_core::layout::KvOrder;
 use host_core::window::WindowPages;
 use host_core::{Batch, Dtype, KvLayout, KvShape, PageId, Room, Sampling, Sequence};
@@ -113,32 +114,20 @@ fn logits_and_kv_are_those_of_the_safetensors_model() {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), as bytes.
-fn random_bytes(state: &mut u64, count: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(count + 8);
-    while bytes.len() < count {
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bytes.extend((z ^ (z >> 31)).to_le_bytes());
-    }
-    bytes.truncate(count);
-    bytes
-}
-
 /// Random blocks of a type, with scales from 2^-10 to 2^-8 where its blocks have theirs.
-fn random_blocks(kind: Kind, blocks: usize, state: &mut u64) -> Vec<u8> {
+fn random_blocks(kind: Kind, blocks: usize, random: &mut Rng) -> Vec<u8> {
     let scales: &[usize] = match kind {
         Kind::Q8_0 | Kind::Q4_0 | Kind::Q5_0 => &[0],
         Kind::Q4_1 | Kind::Q5_1 | Kind::Q4K | Kind::Q5K => &[0, 2],
         Kind::Q6K => &[208],
         other => panic!("{other:?} has no blocks"),
     };
-    let mut data = random_bytes(state, blocks * kind.block_bytes());
+    let mut data = vec![0; blocks * kind.block_bytes()];
+    random.fill(&mut data);
     for block in data.chunks_exact_mut(kind.block_bytes()) {
         for scale in scales {
-            let random = u16::from_le_bytes([block[*scale], block[scale + 1]]);
-            let half = (0x1400 + random % 0x800) | (random & 0x8000);
+            let bits = u16::from_le_bytes([block[*scale], block[scale + 1]]);
+            let half = (0x1400 + bits % 0x800) | (bits & 0x8000);
             block[*scale..scale + 2].copy_from_slice(&half.to_le_bytes());
         }
     }
@@ -149,7 +138,7 @@ fn random_blocks(kind: Kind, blocks: usize, state: &mut u64) -> Vec<u8> {
 fn mixed(model: &TinyModel) -> GgufFile {
     let mut file = model.gguf();
     let kinds = [3, 4, 5, 6, 7, 8, 9, 10].map(|index| Kind::ALL[index]);
-    let (mut turn, mut state) = (0, 7);
+    let (mut turn, mut random) = (0, Rng::with_seed(7));
     for tensor in file.tensors.iter_mut().filter(|tensor| tensor.dimensions.len() == 2) {
         turn += 1;
         // Two of ten stay as they are or become half as long.
@@ -162,7 +151,7 @@ fn mixed(model: &TinyModel) -> GgufFile {
             other => {
                 let kind = kinds[other - 2];
                 let blocks = tensor.data.len() / 4 / kind.block_elements();
-                (tensor.data, tensor.kind) = (random_blocks(kind, blocks, &mut state), kind.number());
+                (tensor.data, tensor.kind) = (random_blocks(kind, blocks, &mut random), kind.number());
             }
         }
     }

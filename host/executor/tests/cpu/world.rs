@@ -64,7 +64,7 @@ pub struct World<E> {
     pub window: WindowShape,
     kind: Kind,
     free: Vec<PageId>,
-    random: u64,
+    random: fastrand::Rng,
     /// Whether window parts stay that nobody sees any more.
     keeps: bool,
 }
@@ -100,16 +100,21 @@ impl<E: Computes> World<E> {
         let ranks: Vec<Rank<E>> = seats(kind.ranks).into_iter().enumerate().map(rank).collect();
         let window = ranks[0].executor.shape().window().unwrap();
         let free = (0..kind.pages as u32).map(PageId).collect();
-        let mut world = Self { ranks, window, kind, free, random: kind.pages as u64, keeps: false };
+        let mut world = Self {
+            ranks,
+            window,
+            kind,
+            free,
+            random: fastrand::Rng::with_seed(kind.pages as u64),
+            keeps: false,
+        };
         (0..kind.pages as u32).for_each(|page| world.spoil(PageId(page)));
         world
     }
 
     /// Any free page.
     fn take(&mut self) -> PageId {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let index = (self.random >> 33) as usize % self.free.len();
+        let index = self.random.usize(..self.free.len());
         self.free.swap_remove(index)
     }
 

@@ -166,13 +166,10 @@ mod tests {
     #[test]
     fn any_tokens_stream_to_what_the_library_decodes_at_once() {
         let tokenizer = byte_level();
-        let mut state = 3_u32;
+        let mut random = fastrand::Rng::with_seed(3);
         for _ in 0..500 {
             let tokens: Vec<u32> = (0..10)
-                .map(|_| {
-                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    [104, 256, 257, 258, 259, 260, 0xa6, 0x80, 0xe2, 0xff][(state >> 16) as usize % 10]
-                })
+                .map(|_| [104, 256, 257, 258, 259, 260, 0xa6, 0x80, 0xe2, 0xff][random.usize(..10)])
                 .collect();
             let mut stream = Arc::clone(&tokenizer).stream();
             let mut text: String = tokens.iter().map(|&token| stream.push(token)).collect();

@@ -1,10 +1,10 @@
 //! A plugin's lines in the host's log: under its id, and not more than an operator can bear.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::Level;
+use parking_lot::Mutex;
 
 /// Lines of one plugin per second; what is more is counted and not written.
 pub(super) const LINES_PER_SECOND: u32 = 200;
@@ -62,7 +62,7 @@ impl Log {
 
     /// Writes a line, or counts it.
     pub(super) fn line(&self, level: u32, target: &str, message: &str) {
-        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budget = self.budget.lock();
         let (write, left_out) = budget.take(self.started.elapsed());
         drop(budget);
         if left_out > 0 {

@@ -1,11 +1,11 @@
 //! Counters and gauges that plugins write and `/metrics` reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use host_plugin_api::abi::services::{COUNTER, GAUGE};
 use host_plugin_api::services::{LONGEST_WORD_NAME, MOST_WORDS};
 use host_plugin_api::{Error, ErrorCode, Result};
+use parking_lot::Mutex;
 
 /// What a word means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(super) struct Words(Mutex<Vec<Word>>);
 
 impl Words {
     pub(super) fn all(&self) -> Vec<Word> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 
     pub(super) fn get(&self, kind: u32, name: &str) -> Result<&'static AtomicU64> {
@@ -66,7 +66,7 @@ impl Words {
                 name.len()
             )));
         }
-        let mut words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut words = self.0.lock();
         if let Some(word) = words.iter().find(|word| word.name == name) {
             if word.kind != kind {
                 return Err(invalid(format!("{name} is a {:?} already", word.kind).to_lowercase()));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use host_core::hierarchy::{CostModel, HierarchyConfig};
 
 use crate::cli::Refused;
-use crate::cli::settings::{HicacheSettings, parse_bytes};
+use crate::cli::settings::HicacheSettings;
 
 /// Longest wait that can be set, in milliseconds: longer than any request lasts.
 const LONGEST_MS: u64 = 600_000;
@@ -41,13 +41,11 @@ pub fn apply(set: &HicacheSettings, mut below: HierarchyConfig) -> Result<Hierar
         }
     }
     for (key, value, limit) in [
-        ("read-bytes", &set.read_bytes, &mut below.read_bytes),
-        ("write-bytes", &set.write_bytes, &mut below.write_bytes),
-        ("copy-bytes", &set.copy_bytes, &mut below.copy_bytes),
+        ("read-bytes", set.read_bytes, &mut below.read_bytes),
+        ("write-bytes", set.write_bytes, &mut below.write_bytes),
+        ("copy-bytes", set.copy_bytes, &mut below.copy_bytes),
     ] {
-        let value = value.as_deref().map(parse_bytes).transpose();
-        let value = value.map_err(|refused| Refused(format!("[hicache] {key}: {refused}")))?;
-        if let Some(value) = within(key, value, 1, u64::MAX)? {
+        if let Some(value) = within(key, value.map(|value| value.0), 1, u64::MAX)? {
             *limit = value;
         }
     }
@@ -119,11 +117,12 @@ mod tests {
             ("write-after-hits = 5000000000", "write-after-hits"),
             ("wait-ms = 600001", "it must be 0 to 600000"),
             ("copy-bytes = \"0\"", "copy-bytes is 0"),
-            ("write-bytes = \"much\"", "write-bytes: \"much\""),
         ] {
             let refused = apply(&parse(text), standard.clone()).unwrap_err().to_string();
             assert!(refused.contains(says) && refused.contains("[hicache]"), "{text}: {refused}");
         }
+        let refused = toml::from_str::<HicacheSettings>("write-bytes = \"much\"").unwrap_err().to_string();
+        assert!(refused.contains("write-bytes") && refused.contains("\"much\" is not a size"), "{refused}");
         assert!(toml::from_str::<HicacheSettings>("wait-s = 1").is_err());
     }
 }

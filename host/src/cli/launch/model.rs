@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use host_core::Dtype;
 use host_executor::cpu;
 use host_executor::group::Seat;
 use host_executor::synthetic::{Cost, Hold, Synthetic, SyntheticShape};
@@ -34,8 +33,8 @@ pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
                 .map_err(|error| refused(format!("the model cannot be served: {error}")))?
         }
     };
-    if let Some(text) = &settings.kv_dtype {
-        shape.kv_dtype = text.parse().map_err(refused)?;
+    if let Some(dtype) = settings.kv_dtype {
+        shape.kv_dtype = dtype.into();
     }
     Ok(shape)
 }
@@ -47,7 +46,6 @@ pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
 pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError> {
     let given = settings.synthetic.clone().unwrap_or_default();
     let standard = SyntheticShape::default();
-    let kv_dtype = settings.kv_dtype.as_deref().and_then(|text| text.parse::<Dtype>().ok());
     let sliding = match (given.sliding_layers, given.window) {
         (Some(layers), Some(window)) => Some(Sliding { layers, window }),
         (None, None) => None,
@@ -64,7 +62,7 @@ pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, Ex
         head_dim: given.head_dim.unwrap_or(standard.head_dim),
         vocabulary: given.vocabulary.unwrap_or(standard.vocabulary),
         max_positions: given.max_positions.unwrap_or(standard.max_positions),
-        kv_dtype: kv_dtype.unwrap_or(standard.kv_dtype),
+        kv_dtype: settings.kv_dtype.map_or(standard.kv_dtype, Into::into),
     };
     let cost = Cost {
         step: Duration::from_micros(given.step_us),

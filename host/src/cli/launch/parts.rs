@@ -36,7 +36,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         _ => Some(plugins::open_transfer(settings, instance, ranks)?),
     };
     let (transfer, backends) = opened.unzip();
-    let below = below::open(settings, instance, radix_cache(settings, core_role)?.is_some())?;
+    let below = below::open(settings, instance, radix_cache(settings, core_role).is_some())?;
     let executors = ranks::executors(settings, ranks)?;
     let identity = identity_of(settings, &plan);
     let config = config(settings, core_role, &plan, below.as_ref(), &identity)?;
@@ -85,7 +85,7 @@ fn config(
 ) -> anyhow::Result<Config> {
     let Plan { shape, layouts, pool_tokens: _, max_tokens, layer_groups } = plan;
     let page = layouts[0].shape;
-    let radix_cache = radix_cache(settings, role)?;
+    let radix_cache = radix_cache(settings, role);
     let cached = radix_cache.is_some();
     let alignment = below.and_then(Below::alignment).map(usize::try_from).transpose()?;
     Ok(Config {

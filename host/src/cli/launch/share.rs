@@ -3,8 +3,10 @@
 //! The workers of a machine (pools, host memory for pages, staging) share a quarter of its memory; the rest is for weights
 //! and other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
 
+use host_core::transfer::StagingMode;
+
 use crate::cli::memory;
-use crate::cli::settings::{RoleName, Settings, parse_bytes};
+use crate::cli::settings::{RoleName, Settings};
 
 /// All workers together take one part in so many of the machine's memory.
 const PARTS: u64 = 4;
@@ -35,13 +37,8 @@ pub fn staging_bytes(settings: &Settings) -> u64 {
 }
 
 fn staging_of(settings: &Settings, machine: u64) -> u64 {
-    let packs = settings.role != Some(RoleName::Aggregated) && settings.staging.as_deref() != Some("never");
+    let packs = settings.role != Some(RoleName::Aggregated) && settings.staging != Some(StagingMode::Never);
     if packs { (of_worker(settings, machine) / STAGING_PARTS).min(MOST_STAGING) } else { 0 }
-}
-
-/// What the operator gives, if it can be read; that it cannot is said elsewhere.
-fn given(text: Option<&str>) -> Option<u64> {
-    text.and_then(|text| parse_bytes(text).ok())
 }
 
 /// Most bytes of a worker beside what is given: a quarter of the machine is left to others.
@@ -57,8 +54,8 @@ pub fn pool_bytes(settings: &Settings) -> u64 {
 
 fn pool_of(settings: &Settings, machine: u64) -> u64 {
     let share = of_worker(settings, machine).saturating_sub(staging_of(settings, machine));
-    let staging = given(settings.staging_bytes.as_deref()).unwrap_or(0);
-    let host = given(settings.hicache_memory.as_deref());
+    let staging = settings.staging_bytes.map_or(0, |given| given.0);
+    let host = settings.hicache_memory.map(|given| given.0);
     let pool = match host {
         // What is below the pool adapts to it.
         None if settings.hierarchical_cache() => share / (1 + HOST_PER_POOL),
@@ -77,8 +74,8 @@ pub fn host_bytes(settings: &Settings, pool: u64) -> u64 {
 }
 
 fn host_of(settings: &Settings, pool: u64, machine: u64) -> u64 {
-    let staging = given(settings.staging_bytes.as_deref());
-    let taken = pool.saturating_add(staging.unwrap_or_else(|| staging_of(settings, machine)));
+    let staging = settings.staging_bytes.map_or_else(|| staging_of(settings, machine), |given| given.0);
+    let taken = pool.saturating_add(staging);
     let rest = most_of_worker(settings, machine).saturating_sub(taken);
     pool.saturating_mul(HOST_PER_POOL).min(rest)
 }
@@ -112,8 +109,8 @@ mod tests {
     fn the_pool_makes_room_for_what_the_operator_gives() {
         let with = |hicache: &str, staging: &str| Settings {
             hierarchical_cache: Some(true),
-            hicache_memory: Some(hicache.into()),
-            staging_bytes: Some(staging.into()),
+            hicache_memory: Some(hicache.parse().unwrap()),
+            staging_bytes: Some(staging.parse().unwrap()),
             ..Settings::default()
         };
         let pool = pool_of(&with("8GiB", "128MiB"), 24 * GIB);

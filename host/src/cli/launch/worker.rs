@@ -8,17 +8,14 @@ use host_executor::ModelShape;
 
 use super::{Plan, Refused, refused, share};
 use crate::cli::allocator;
-use crate::cli::settings::{Settings, parse_bytes};
+use crate::cli::settings::Settings;
 
 /// Plans a worker of `ranks` ranks.
 ///
 /// # Errors
 /// When its pool can hold nothing, or not what it was told to hold.
 pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Result<Plan, Refused> {
-    let order: KvOrder = match &settings.kv_layout {
-        Some(text) => text.parse().map_err(refused)?,
-        None => KvOrder::PageHeadLayerKvTokenDim,
-    };
+    let order = settings.kv_layout.map_or(KvOrder::PageHeadLayerKvTokenDim, Into::into);
     let page = |heads| KvShape {
         pages: 1,
         heads,
@@ -52,7 +49,7 @@ fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
     if let Some(pages) = settings.pool_pages {
         return Ok(pages);
     }
-    let pages = pool_bytes(settings)? / page_bytes;
+    let pages = pool_bytes(settings) / page_bytes;
     u32::try_from(pages).map_err(|_too_many| {
         refused(format!(
             "a pool of {pages} pages is too large: choose a larger --page-size or less --kv-memory"
@@ -61,8 +58,8 @@ fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
 }
 
 /// Bytes of a pool that is not given in pages.
-fn pool_bytes(settings: &Settings) -> Result<u64, Refused> {
-    settings.kv_memory.as_deref().map_or_else(|| Ok(share::pool_bytes(settings)), parse_bytes)
+fn pool_bytes(settings: &Settings) -> u64 {
+    settings.kv_memory.map_or_else(|| share::pool_bytes(settings), |given| given.0)
 }
 
 /// Checks that a pool of `pages` pages, into which a sequence of `positions` fits, holds a request that is of use.
@@ -78,7 +75,6 @@ fn is_of_use(
     if positions >= least {
         return Ok(());
     }
-    let bytes = pool_bytes(settings)?;
     let holds =
         |pages: &u32| self::positions(settings, shape, *pages).is_ok_and(|positions| positions >= least);
     let enough = (pages..pages.saturating_add(MOST_MISSING)).find(holds);
@@ -89,9 +85,12 @@ fn is_of_use(
     Err(refused(format!(
         "{} holds {positions} tokens, too few for one request of {least}: {enough}, or say --max-model-len; one page of {} \
          tokens has {page_bytes} bytes",
-        match &settings.kv_memory {
-            Some(text) => format!("--kv-memory {text}"),
-            None => format!("a KV pool of {bytes} bytes, this machine's share (--kv-memory),"),
+        match settings.kv_memory {
+            Some(given) => format!("--kv-memory {given}"),
+            None => {
+                let bytes = share::pool_bytes(settings);
+                format!("a KV pool of {bytes} bytes, this machine's share (--kv-memory),")
+            }
         },
         settings.page_size()
     )))
@@ -130,14 +129,13 @@ fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32, positions: u6
 
 /// In how many groups of layers pages are sent.
 fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
-    let wish = settings.layer_groups.as_deref().map_or(Ok(Wish::default()), str::parse);
-    let rule = wish.and_then(|wish| match (shape.sliding, wish) {
+    let rule = match (shape.sliding, settings.layer_groups.unwrap_or_default()) {
         (None, wish) => LayerGroups::new(wish, layout),
         // News of layers is counted over the model, whose sliding layers are not in these pages.
         (Some(_), Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
         (Some(_), Wish::Groups(groups)) => Err(format!(
             "{groups} layer groups of a model with sliding layers, whose pages are sent whole: use auto or off"
         )),
-    });
+    };
     rule.map_err(|error| refused(format!("--layer-groups: {error}")))
 }

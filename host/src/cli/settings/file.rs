@@ -1,6 +1,9 @@
 //! The file that `--config` names. Flags win over it.
 
-use serde::{Deserialize, Deserializer};
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, de};
 
 use super::{Settings, meant};
 use crate::cli::Refused;
@@ -65,18 +68,23 @@ impl Settings {
     }
 }
 
-/// Reads a key that is a word or a number.
-pub(super) fn word_or_number<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
+/// Reads a key that is a word or a number, as its flag is read.
+pub(super) fn word_or_number<'de, D, T>(value: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Either {
         Number(i64),
         Word(String),
     }
-    Ok(Some(match Either::deserialize(value)? {
+    let word = match Either::deserialize(value)? {
         Either::Number(number) => number.to_string(),
         Either::Word(word) => word,
-    }))
+    };
+    word.parse().map(Some).map_err(de::Error::custom)
 }
 
 /// One name may be written without the brackets of a list.
@@ -95,6 +103,8 @@ pub(super) fn one_or_several<'de, D: Deserializer<'de>>(value: D) -> Result<Opti
 
 #[cfg(test)]
 mod tests {
+    use host_core::layer_groups::Wish;
+
     use super::*;
 
     #[test]
@@ -106,13 +116,23 @@ mod tests {
         let flags = Settings { config: Some(path.clone()), port: Some(2), ..Settings::default() };
         let settings = flags.clone().with_file().unwrap();
         assert_eq!((settings.port, settings.page_size), (Some(2), Some(32)));
-        assert_eq!(settings.layer_groups.as_deref(), Some("4"));
+        assert_eq!(settings.layer_groups, Some(Wish::Groups(4)));
         assert!(settings.plugin.contains_key("shm"));
         std::fs::write(&path, "prefill-radix-cache = false\ndecode-radix-cache = true\n").unwrap();
         let off = Settings { no_decode_radix_cache: true, ..flags.clone() }.with_file().unwrap();
         assert_eq!((off.prefill_radix_cache, off.decode_radix_cache), (Some(false), Some(false)));
-        std::fs::write(&path, "prot = 1\n").unwrap();
-        let message = format!("{:#}", flags.with_file().unwrap_err());
-        assert!(message.contains("prot") && message.contains("host.toml"), "{message}");
+        for (wrong, says) in [
+            ("prot = 1\n", "prot"),
+            ("radix-eviction = \"mru\"\n", "`mru`, expected one of `lru`, `lfu`, `slru`, `priority`"),
+            ("hicache-write-policy = \"write-back\"\n", "`write_through_selective`, `write_back`"),
+            ("staging = \"some\"\n", "use auto, always or never"),
+            ("kv-memory = \"lots\"\n", "\"lots\" is not a size"),
+            ("[hicache]\nwrite-bytes = \"much\"\n", "\"much\" is not a size"),
+            ("layer-groups = 0\n", "use auto, off or 2 to 32"),
+        ] {
+            std::fs::write(&path, wrong).unwrap();
+            let message = format!("{:#}", flags.clone().with_file().unwrap_err());
+            assert!(message.contains(says) && message.contains("host.toml"), "{message}");
+        }
     }
 }

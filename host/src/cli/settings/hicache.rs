@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use super::Bytes;
+
 /// `[hicache]` of the configuration file. What is not set is as [`host_core::hierarchy::HierarchyConfig::new`] has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -21,11 +23,11 @@ pub struct HicacheSettings {
     /// Pages in one batch of reads, writes or copies.
     pub batch_pages: Option<u64>,
     /// Bytes of pages being read from one tier at once, for example 256MiB.
-    pub read_bytes: Option<String>,
+    pub read_bytes: Option<Bytes>,
     /// The same for writes to one tier.
-    pub write_bytes: Option<String>,
+    pub write_bytes: Option<Bytes>,
     /// The same for copies between pool and host memory, each way.
-    pub copy_bytes: Option<String>,
+    pub copy_bytes: Option<Bytes>,
     /// Pages that may wait for their write to one tier.
     pub queued_write_pages: Option<u64>,
     /// Times that are given instead of measured.

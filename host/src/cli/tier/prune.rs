@@ -8,9 +8,9 @@ use host_plugin_api::{ErrorCode, Key};
 use super::open::{Found, Tier};
 use super::selected::{Prefix, hex};
 use super::session::Session;
-use super::shown;
 use crate::cli::Refused;
 use crate::cli::output::say;
+use crate::cli::settings::Bytes;
 
 /// What `--help` says below the flags.
 pub const ABOUT: &str = "Without --yes it says what would go, and removes nothing. It may run beside workers, which compute again \
@@ -41,7 +41,7 @@ impl Prune {
         let prefix = self.prefix.unwrap_or_default();
         let there = look(&found, &prefix, &[])?;
         if !self.yes {
-            let (values, bytes) = (there.values, shown(there.bytes));
+            let (values, bytes) = (there.values, Bytes(there.bytes).rounded());
             let text = format!("{values} values of {bytes} would be removed: say --yes to do it");
             return Err(Refused(text).into());
         }
@@ -66,7 +66,7 @@ impl Prune {
         removed.sort_unstable();
         let left = look(&found, &prefix, &removed)?;
         let gone = removed.len() as u64 - left.still;
-        say!("removed {gone} values, {}", shown(freed.saturating_sub(left.still_bytes)));
+        say!("removed {gone} values, {}", Bytes(freed.saturating_sub(left.still_bytes)).rounded());
         if let Some((key, code)) = refused {
             bail!("value {} cannot be removed: {:?}", hex(&key), ErrorCode(code));
         }
@@ -99,7 +99,7 @@ fn look(found: &Found, prefix: &Prefix, removed: &[Key]) -> anyhow::Result<There
     let mut session: Session = found.open_to_read()?;
     let usage = session.usage()?;
     if usage.capacity > 0 && usage.bytes > usage.capacity {
-        let (bytes, capacity) = (shown(usage.bytes), shown(usage.capacity));
+        let (bytes, capacity) = (Bytes(usage.bytes).rounded(), Bytes(usage.capacity).rounded());
         let text = format!(
             "there are {bytes}, and this configuration allows {capacity}: values that you did not name would be evicted; give \
              the workers' configuration with --config"

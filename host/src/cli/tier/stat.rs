@@ -4,8 +4,8 @@ use clap::Args;
 use serde_json::json;
 
 use super::open::Tier;
-use super::shown;
 use crate::cli::output::say;
+use crate::cli::settings::Bytes;
 
 /// What to look at.
 #[derive(Args, Debug)]
@@ -33,15 +33,15 @@ impl Stat {
         }
         say!("plugin     {} {} ({})", plugin.name, plugin.version, plugin.id);
         say!("values     {}", usage.values);
-        say!("bytes      {} ({})", usage.bytes, shown(usage.bytes));
+        say!("bytes      {} ({})", usage.bytes, Bytes(usage.bytes).rounded());
         match capacity {
             Some(capacity) => {
                 let used = usage.bytes as f64 * 100.0 / capacity as f64;
-                say!("capacity   {capacity} ({}), {used:.1} % of it used", shown(capacity));
+                say!("capacity   {capacity} ({}), {used:.1} % of it used", Bytes(capacity).rounded());
             }
             None => say!("capacity   the plugin knows no bound"),
         }
-        say!("largest    a value may have {}", shown(limits.max_value));
+        say!("largest    a value may have {}", Bytes(limits.max_value).rounded());
         if damaged > 0 {
             say!(
                 "damaged    {damaged}, found while the tier was opened; host tier verify reads the values, too"

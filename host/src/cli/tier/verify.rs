@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::open::Tier;
 use super::selected::{Prefix, hex};
 use super::session::Session;
-use super::shown;
 use crate::cli::output::say;
+use crate::cli::settings::Bytes;
 
 /// What to read.
 #[derive(Args, Debug)]
@@ -66,7 +66,7 @@ impl Verify {
         if self.json {
             say!("{}", serde_json::to_string_pretty(&counts)?);
         } else {
-            say!("good       {} values, {}", counts.good, shown(counts.good_bytes));
+            say!("good       {} values, {}", counts.good, Bytes(counts.good_bytes).rounded());
             say!("missing    {}, removed or evicted meanwhile", counts.missing);
             say!("damaged    {}", counts.damaged);
             if counts.damaged_elsewhere > 0 {

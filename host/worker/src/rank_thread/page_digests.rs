@@ -1,12 +1,11 @@
 //! Digests of the pages that hold a prompt, for the log: what the ranks find in their pools, added up.
 
-use std::sync::{Mutex, PoisonError};
-
 use host_core::heads::counted_heads;
 use host_core::{PageId, Room};
 
 use host_executor::KvMemory;
 use host_executor::digest::{self, PagePart};
+use parking_lot::Mutex;
 
 /// One prompt's pages.
 #[derive(Debug)]
@@ -39,7 +38,7 @@ impl PageDigests {
             digest::part(kv, &PagePart { page: *page, index, layers, heads, tokens })
         };
         let own: Vec<u64> = self.pages.iter().enumerate().map(part).collect();
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.found.lock();
         for (digest, own) in found.digests.iter_mut().zip(own) {
             *digest = digest::sum([*digest, own]);
         }

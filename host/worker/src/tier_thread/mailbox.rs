@@ -1,10 +1,10 @@
 //! What the thread of one storage tier is told, and what wakes it up.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use host_core::hierarchy::TierAction;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -40,14 +40,14 @@ impl Mailbox {
     }
 
     fn change(&self, change: impl FnOnce(&mut Letters)) {
-        change(&mut self.letters.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.letters.lock());
         // A full counter is a wake-up that is already there.
         let _full = rustix::io::write(&self.wake, &1u64.to_ne_bytes()).is_err();
     }
 
     /// What came since the last call; `None` once it is closed.
     pub(super) fn take(&self) -> Option<VecDeque<TierAction>> {
-        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut letters = self.letters.lock();
         (!letters.closed).then(|| std::mem::take(&mut letters.actions))
     }
 

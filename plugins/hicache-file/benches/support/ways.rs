@@ -75,13 +75,7 @@ impl Bench {
             std::slice::from_raw_parts_mut(base.cast::<Block>(), MEMORY / 4096)
         };
         for (number, block) in memory.iter_mut().enumerate() {
-            let mut word = number as u64 + 1;
-            for bytes in block.0.chunks_exact_mut(8) {
-                word ^= word << 13;
-                word ^= word >> 7;
-                word ^= word << 17;
-                bytes.copy_from_slice(&word.to_le_bytes());
-            }
+            fastrand::Rng::with_seed(number as u64).fill(&mut block.0);
         }
         Self { dir: dir.to_owned(), memory, page: 0, pages: 0 }
     }

@@ -1,13 +1,12 @@
 //! What the keeper does when the system refuses.
 
-use std::sync::Mutex;
-
 use super::*;
 use crate::config::Config;
 use crate::format::Value;
 use crate::queue::Kind;
 use crate::writer::{NoRoom, OpenSegment};
 use host_plugin_api::{ErrorCode, Key, Memory, MemoryKind, Tag, TierPage};
+use parking_lot::Mutex;
 
 /// What is done with a keeper of this store.
 fn with_keeper(store: &Store, run: impl FnOnce(&mut Keeper<'_>)) {
@@ -17,7 +16,7 @@ fn with_keeper(store: &Store, run: impl FnOnce(&mut Keeper<'_>)) {
 /// The same with a device that does nothing while it is locked.
 fn with_device(store: &Store, device: &Mutex<()>, run: impl FnOnce(&mut Keeper<'_>)) {
     let seal = |open: &OpenSegment| {
-        drop(locked(device));
+        drop(device.lock());
         open.seal(store.config.fsync)
     };
     let (sealer, work) = sealer::new();
@@ -85,12 +84,12 @@ fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanw
         let (index, _data) = store.directory.make(name, 1 << 20, &lock).unwrap();
         drop(lock);
         let data = Arc::new(store.directory.data(name).unwrap());
-        let segment = locked(&store.index).add(|id| Segment::new(id, name, Some(data.clone())));
+        let segment = store.index.lock().add(|id| Segment::new(id, name, Some(data.clone())));
         store.writer.supply(Ok(OpenSegment::new(segment.clone(), data, index, 1 << 20)));
         let value = |n: u8| Value { key: Key([n; 32]), checksum: 0, block: n.into(), length: 4096 };
         let (Ok(room), _) = store.writer.room(3 * 4096) else { panic!("there is room") };
         room.open.publish(&[value(0), value(1), value(2)], Fsync::Never).unwrap();
-        (0..3).for_each(|n| assert!(locked(&store.index).insert(segment.id, n.into(), value(n))));
+        (0..3).for_each(|n| assert!(store.index.lock().insert(segment.id, n.into(), value(n))));
         room.open.ended();
         drop(room);
         store.delete(&value(0).key).unwrap();
@@ -104,7 +103,7 @@ fn a_segment_that_could_not_be_sealed_is_sealed_later_and_what_was_deleted_meanw
         keeper.refresh(false);
         assert!(segment.is_sealed() && records().sealed);
         assert_eq!(records().values.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [2]);
-        let found = |n: u8| locked(&store.index).find(&value(n).key).is_some();
+        let found = |n: u8| store.index.lock().find(&value(n).key).is_some();
         assert!(!found(0) && !found(1) && found(2));
     });
 }
@@ -147,7 +146,7 @@ fn what_a_slow_device_has_yet_to_seal_is_waited_for_and_evicted() {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _held = locked(&device);
+                let _held = device.lock();
                 tell.send(()).unwrap();
                 // Longer than anybody else is waited for.
                 std::thread::sleep(2 * crate::room::PATIENCE);
@@ -166,8 +165,8 @@ fn segments_are_made_while_others_wait_for_their_seals_which_are_not_many() {
     let store = Store::new(Config::parse(&text).unwrap(), 0).unwrap();
     let device = Mutex::new(());
     with_device(&store, &device, |keeper| {
-        locked(&store.index).complete = true;
-        let held = locked(&device);
+        store.index.lock().complete = true;
+        let held = device.lock();
         let made = |keeper: &mut Keeper<'_>, n: usize| {
             assert!(matches!(store.writer.room(1 << 20), (Err(NoRoom::Wait), true)));
             keeper.attend();

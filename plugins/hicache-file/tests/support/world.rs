@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use fastrand::Rng;
 use host_plugin_api::tier::{FOUND, STORED};
 use host_plugin_api::{
     ErrorCode, Key, Memory, MemoryKind, Opening, RegionId, StorageTier, Tag, TierCompletion, TierPage,
@@ -22,32 +23,15 @@ pub struct World {
 #[derive(Clone, Copy)]
 struct Block([u8; 4096]);
 
-/// Numbers that are the same for the same seed: splitmix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    /// A seed of this run, printed so that the run can be repeated with `SEED`.
-    pub fn seeded() -> Self {
-        let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = seed.unwrap_or_else(|| {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-            now.as_nanos() as u64
-        });
-        println!("SEED={seed}");
-        Self(seed)
-    }
+/// Numbers by a seed of this run, printed so that the run can be repeated with `SEED`.
+pub fn seeded() -> Rng {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        now.as_nanos() as u64
+    });
+    println!("SEED={seed}");
+    Rng::with_seed(seed)
 }
 
 pub fn key(number: u64) -> Key {
@@ -58,12 +42,8 @@ pub fn key(number: u64) -> Key {
 
 /// What the page of this number holds.
 pub fn value(number: u64, length: usize) -> Vec<u8> {
-    let mut random = Random(number ^ 0x5EED);
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        bytes.extend_from_slice(&random.next().to_le_bytes());
-    }
-    bytes.truncate(length);
+    let mut bytes = vec![0; length];
+    Rng::with_seed(number ^ 0x5EED).fill(&mut bytes);
     bytes
 }
 

@@ -16,9 +16,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    const ALL: [Policy; 4] = [Policy::Prefix, Policy::LeastLoaded, Policy::RoundRobin, Policy::Random];
-
-    /// As flags and metrics write it.
+    /// As metrics write it, and `--router-policy`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -27,16 +25,5 @@ impl Policy {
             Policy::RoundRobin => "round-robin",
             Policy::Random => "random",
         }
-    }
-}
-
-impl std::str::FromStr for Policy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
-            let names = Self::ALL.map(Policy::name).join(", ");
-            format!("unknown routing policy {text:?}: use one of {names}")
-        })
     }
 }

@@ -1,0 +1,131 @@
+//! Settings whose value is one of a few words. `--help` and the errors of flags and of the file list them.
+
+use clap::ValueEnum;
+use host_core::hierarchy::{PrefetchPolicy, WritePolicy};
+use host_core::layout::{Dtype, KvOrder};
+use host_core::radix::Policy as EvictionPolicy;
+use host_front::registry::Policy as RouterPolicy;
+use serde::Deserialize;
+
+/// An enum whose variants are words of a flag and of a key, each with its value of another crate.
+macro_rules! words {
+    (
+        $(#[$about:meta])*
+        $name:ident for $target:ident, $case:tt { $($(#[$says:meta])* $variant:ident,)+ }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+        #[serde(rename_all = $case)]
+        #[value(rename_all = $case)]
+        pub enum $name { $($(#[$says])* $variant,)+ }
+
+        impl From<$name> for $target {
+            fn from(name: $name) -> Self {
+                match name { $($name::$variant => $target::$variant,)+ }
+            }
+        }
+    };
+}
+
+words! {
+    /// How the router chooses workers.
+    RouterPolicyName for RouterPolicy, "kebab-case" {
+        /// What workers hold of the prompt against what they have to do
+        Prefix,
+        /// The fewest requests
+        LeastLoaded,
+        /// In turn
+        RoundRobin,
+        /// By lot
+        Random,
+    }
+}
+
+words! {
+    /// Element type of K and V.
+    KvDtypeName for Dtype, "kebab-case" {
+        /// 32-bit float
+        F32,
+        /// The upper half of a 32-bit float
+        Bf16,
+    }
+}
+
+words! {
+    /// Order of a pool's dimensions.
+    KvLayoutName for KvOrder, "kebab-case" {
+        /// A page, and a head range of it, is one contiguous piece
+        PageHeadLayerKvTokenDim,
+        /// A page, and a range of its layers, is one contiguous piece
+        PageLayerHeadKvTokenDim,
+        /// One array per layer and per K or V, token-major within
+        LayerKvPageTokenHeadDim,
+    }
+}
+
+words! {
+    /// When pages are written to the offload tiers.
+    WritePolicyName for WritePolicy, "snake_case" {
+        /// When they enter a radix cache
+        WriteThrough,
+        /// Once they were used twice
+        WriteThroughSelective,
+        /// When they are about to leave a radix cache
+        WriteBack,
+    }
+}
+
+words! {
+    /// How long a request waits for pages from storage.
+    PrefetchPolicyName for PrefetchPolicy, "snake_case" {
+        /// Not at all
+        BestEffort,
+        /// As long as having them computed or sent would take, at most 1 s and 0.25 s per 1024 tokens
+        Timeout,
+        /// Until all are there
+        WaitComplete,
+    }
+}
+
+words! {
+    /// What leaves a radix cache first.
+    EvictionPolicyName for EvictionPolicy, "kebab-case" {
+        /// What was released longest ago
+        Lru,
+        /// What was matched least often
+        Lfu,
+        /// What was matched less than twice
+        Slru,
+        /// What has the lowest priority; requests carry none yet, so that it is lru
+        Priority,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use super::*;
+
+    /// Each word of a flag, as the value that it stands for calls itself, and as the file has it.
+    fn agree<N, T>(of: impl Fn(T) -> String)
+    where
+        N: ValueEnum + Into<T> + for<'de> Deserialize<'de> + Copy + Debug + PartialEq,
+    {
+        for name in N::value_variants() {
+            let word = name.to_possible_value().unwrap().get_name().to_owned();
+            assert_eq!(of((*name).into()), word);
+            assert_eq!(N::deserialize(toml::Value::String(word)).unwrap(), *name);
+        }
+    }
+
+    #[test]
+    fn flags_the_file_metrics_and_peers_use_the_same_words() {
+        agree::<RouterPolicyName, RouterPolicy>(|policy| policy.name().to_owned());
+        agree::<KvDtypeName, Dtype>(|dtype| dtype.to_string());
+        agree::<KvLayoutName, KvOrder>(|order| order.to_string());
+        agree::<WritePolicyName, WritePolicy>(|policy| policy.as_str().to_owned());
+        agree::<PrefetchPolicyName, PrefetchPolicy>(|policy| policy.as_str().to_owned());
+        agree::<EvictionPolicyName, EvictionPolicy>(|policy| policy.as_str().to_owned());
+    }
+}
