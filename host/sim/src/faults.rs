@@ -57,7 +57,7 @@ counters! {
     failed,
     /// Requests that followed an answer.
     turns,
-    /// Pages in quarantine, summed over points in time.
+    /// Pages in quarantine, summed over [audits](crate::World::audit_every).
     quarantined,
     /// Workers that died.
     deaths,

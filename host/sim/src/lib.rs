@@ -5,18 +5,17 @@
 //! second, and a run that fails is run again by its seed.
 //!
 //! ```text
-//!        Clients ── Ask ──►┌────────────────── World ──────────────────┐
-//!    (what is asked,       │  Agenda: the clock, and what happens when │
-//!     tokens, ends) ◄──────│                                           │
-//!                          │   Worker 0 ◄── messages, writes ──► Worker 1  ...
-//!        Times ───────────►│   Scheduler      (lost, late,       Scheduler
-//!   (how long steps,       │   pool           twice, cut)        pool
-//!    messages, writes,     │   host memory                       host memory
-//!    tiers take)           │       └───────── storage ───────────────┘
-//!                          │                                           │
-//!        Faults ──────────►│  deaths, disconnects, flips, flushes, ... │──► Outcome
-//!   (what goes wrong,      └───────────────────────────────────────────┘
-//!    how often)                Random: one seed        Kv: what pages hold
+//! Clients ── asks ──────────►┌───────────────────── World ─────────────────────┐
+//!         ◄── tokens, ends ──│     Agenda: the clock, and what happens when    │
+//!                            │                                                 │
+//! Times ── how long ────────►│  Worker 0          messages         Worker 1    │
+//!          each Work takes   │  Scheduler  ◄──── page writes ────► Scheduler   │ ...
+//!                            │  pool             (lost, late,      pool        │
+//! Faults ── how often ──────►│  host memory       twice, cut)      host memory │
+//!           what goes wrong  │       └───────────── storage ────────────┘      │
+//!                            │                                                 │
+//! Random ── one seed ───────►│   Kv: what pages hold, and the right answer     │──► Outcome
+//!                            └─────────────────────────────────────────────────┘
 //! ```
 //!
 //! There are two levels.

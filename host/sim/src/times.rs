@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use host_core::hierarchy::Direction;
 use host_core::scheduler::PageWrite;
-use host_core::{Batch, Instance, Time};
+use host_core::{Batch, Time};
 
 use crate::random::Random;
 
-/// One thing that takes time. A worker is named by its place in the world, which outlives its process, or, where two take
-/// part, by the processes.
+/// One thing that takes time. Workers are named by their places in the world, which outlive their processes.
 #[derive(Clone, Copy, Debug)]
 pub enum Work<'a> {
     /// An executor computes a batch.
@@ -19,64 +18,64 @@ pub enum Work<'a> {
         /// What it computes.
         batch: &'a Batch,
     },
-    /// A message, from worker to worker.
+    /// A message from worker to worker.
     Message {
         /// Its sender.
-        from: Instance,
+        from: usize,
         /// Its receiver.
-        to: Instance,
+        to: usize,
     },
     /// Half of a handshake: the way to the prefill worker, or the way back.
     Handshake {
-        /// The decode worker.
-        decode: Instance,
-        /// The prefill worker.
-        prefill: Instance,
-    },
-    /// Cutting a connection off in both directions.
-    Fence {
-        /// The worker that does.
-        at: Instance,
-        /// Its peer.
-        peer: Instance,
-    },
-    /// Until a worker hears that a connection is gone.
-    Loss {
-        /// The worker.
-        at: Instance,
+        /// From.
+        from: usize,
+        /// To.
+        to: usize,
     },
     /// Pages that are written into a peer's memory, and the settling of the write.
     Write {
         /// The writer.
-        from: Instance,
-        /// What, and to which worker.
+        from: usize,
+        /// Whose memory is written.
+        to: usize,
+        /// The write.
         write: &'a PageWrite,
+    },
+    /// Cutting a connection off in both directions.
+    Fence {
+        /// The worker that does.
+        at: usize,
+    },
+    /// Until a worker hears that a connection is gone.
+    Loss {
+        /// The worker.
+        at: usize,
     },
     /// A worker copies pages that arrived beside its pool into it.
     Scatter {
         /// The worker.
-        at: Instance,
+        at: usize,
         /// How many.
         pages: usize,
     },
     /// A worker digests pages that arrived.
     Verify {
         /// The worker.
-        at: Instance,
+        at: usize,
         /// How many.
         pages: usize,
     },
     /// News from one thread of a worker to another: a part arrived, a peer is ready, a room is closed.
     News {
         /// The worker.
-        at: Instance,
+        at: usize,
     },
     /// The router tells a worker that an answer is not wanted any more.
     Cancel,
     /// Pages are copied between the pool and host memory.
     Copy {
         /// The worker.
-        at: Instance,
+        at: usize,
         /// Which way.
         direction: Direction,
         /// How many.
@@ -85,7 +84,7 @@ pub enum Work<'a> {
     /// A tier says which pages it has.
     Query {
         /// The worker that asks.
-        at: Instance,
+        at: usize,
         /// The tier.
         tier: usize,
         /// How many it is asked for.
@@ -94,14 +93,14 @@ pub enum Work<'a> {
     /// A tier reads one page of a batch.
     Read {
         /// The worker that asks.
-        at: Instance,
+        at: usize,
         /// The tier.
         tier: usize,
     },
     /// A tier writes one page of a batch.
     Store {
         /// The worker that asks.
-        at: Instance,
+        at: usize,
         /// The tier.
         tier: usize,
     },

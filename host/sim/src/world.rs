@@ -44,6 +44,7 @@ pub struct World<C> {
     faults: Faults,
     kv: Kv,
     workers: Vec<Worker>,
+    /// Where each process lives, or lived.
     places: BTreeMap<Instance, usize>,
     /// Workers that heard something since they last decided.
     awake: BTreeSet<usize>,
@@ -141,8 +142,18 @@ impl<C: Clients> World<C> {
         Instance(self.last_instance)
     }
 
+    /// Where a process lives or lived.
+    fn place(&self, at: Instance) -> usize {
+        self.places[&at]
+    }
+
+    /// Where a process lives that has not died.
+    fn alive(&self, at: Instance) -> Option<usize> {
+        Some(self.place(at)).filter(|place| self.workers[*place].instance == at)
+    }
+
     fn worker(&mut self, at: Instance) -> Option<&mut Worker> {
-        self.places.get(&at).map(|place| &mut self.workers[*place])
+        self.alive(at).map(|place| &mut self.workers[place])
     }
 
     /// Lets something happen as soon as this work is done.
@@ -153,7 +164,7 @@ impl<C: Clients> World<C> {
 
     /// Lets a worker hear something as soon as its threads have told each other.
     fn tell(&mut self, at: Instance, event: Event) {
-        self.later(Work::News { at }, Pending::Tell { at, event });
+        self.later(Work::News { at: self.place(at) }, Pending::Tell { at, event });
     }
 
     fn soon(&mut self, most: Duration) -> Duration {
@@ -220,7 +231,7 @@ impl<C: Clients> World<C> {
         if let Some(trace) = &mut self.trace {
             trace.push(format!("{now:?} {at:?} {event:?}"));
         }
-        let Some(place) = self.places.get(&at).copied() else { return };
+        let Some(place) = self.alive(at) else { return };
         self.awake.insert(place);
         let mut actions = Vec::new();
         self.workers[place].scheduler.handle(now, event, &mut actions);

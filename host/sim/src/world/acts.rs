@@ -18,11 +18,11 @@ impl<C: Clients> World<C> {
                     // What is left of an earlier connection is fenced before the peer is called.
                     let (decode, prefill) = (at, peer.instance);
                     self.cut(decode, prefill);
-                    let way = Work::Handshake { decode, prefill };
+                    let way = Work::Handshake { from: self.place(decode), to: self.place(prefill) };
                     self.later(way, Pending::Handshake { decode, prefill, floor });
                 }
                 Action::Fence { peer, session } => {
-                    self.later(Work::Fence { at, peer }, Pending::Fence { at, peer, session });
+                    self.later(Work::Fence { at: self.place(at) }, Pending::Fence { at, peer, session });
                 }
                 Action::Write(write) => self.begin_write(write, at),
                 Action::CancelWrite(_) | Action::PromptReady { .. } => {}
@@ -57,7 +57,7 @@ impl<C: Clients> World<C> {
     }
 
     fn begin_step(&mut self, at: Instance, batch: Batch) {
-        let Some(place) = self.places.get(&at).copied() else { return };
+        let Some(place) = self.alive(at) else { return };
         let now = self.agenda.now();
         self.clients.begun(now, place, &batch);
         let takes = self.times.takes(now, Work::Step { at: place, batch: &batch }, &mut self.random);
@@ -87,7 +87,7 @@ impl<C: Clients> World<C> {
     }
 
     pub(super) fn computed(&mut self, at: Instance, batch: u64) {
-        let Some(place) = self.places.get(&at).copied() else { return };
+        let Some(place) = self.alive(at) else { return };
         let worker = &mut self.workers[place];
         let Some(batch) = worker.batch.take_if(|current| current.id == batch) else { return };
         if worker.config.role == Role::Prefill && self.random.chance(self.faults.executor) {

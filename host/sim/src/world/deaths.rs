@@ -53,7 +53,6 @@ impl<C: Clients> World<C> {
         };
         deadline.map(|deadline| self.deadlines.remove(&(deadline, place)));
         self.awake.remove(&place);
-        self.places.remove(&dead);
         self.places.insert(instance, place);
         // A dead process writes no more; the backends of its peers tell them so.
         let ends: Vec<(Instance, Instance)> = self.links.keys().copied().collect();

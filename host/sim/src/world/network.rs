@@ -27,23 +27,24 @@ impl<C: Clients> World<C> {
                 let wait = self.soon(HELD_UP);
                 self.agenda.after(wait, what);
             } else {
-                self.later(Work::Message { from, to }, what);
+                self.later(Work::Message { from: self.place(from), to: self.place(to) }, what);
             }
         }
     }
 
     /// Prefill hears a handshake.
     pub(super) fn shake_hands(&mut self, decode: Instance, prefill: Instance, floor: u64) {
-        if !self.places.contains_key(&decode) {
+        if self.alive(decode).is_none() {
             return;
         }
-        let Some(place) = self.places.get(&prefill).copied() else { return self.refused(decode, prefill) };
+        let Some(place) = self.alive(prefill) else { return self.refused(decode, prefill) };
         let session = self.new_session(prefill, decode);
         // What the old session still decides between the new connection and the news of it must not go out
         // over the new one.
         self.tick(place);
         self.handle(prefill, Event::PeerReady { peer: decode, floor, session });
-        self.later(Work::Handshake { decode, prefill }, Pending::Connected { decode, prefill });
+        let way = Work::Handshake { from: place, to: self.place(decode) };
+        self.later(way, Pending::Connected { decode, prefill });
     }
 
     fn refused(&mut self, decode: Instance, prefill: Instance) {
@@ -59,10 +60,10 @@ impl<C: Clients> World<C> {
 
     /// Decode hears prefill's answer.
     pub(super) fn connected(&mut self, decode: Instance, prefill: Instance) {
-        if !self.places.contains_key(&decode) {
+        if self.alive(decode).is_none() {
             return;
         }
-        if !self.places.contains_key(&prefill) {
+        if self.alive(prefill).is_none() {
             return self.refused(decode, prefill);
         }
         let session = self.new_session(decode, prefill);
@@ -81,7 +82,7 @@ impl<C: Clients> World<C> {
             Event::PeerLost { peer, session, fenced: true }
         };
         // The news takes its time; a new connection may be there first.
-        self.later(Work::Loss { at }, Pending::Tell { at, event });
+        self.later(Work::Loss { at: self.place(at) }, Pending::Tell { at, event });
     }
 
     /// Ends a connection in both directions: writes in flight land nowhere and settle with an error. Each side that
@@ -95,7 +96,7 @@ impl<C: Clients> World<C> {
     pub(super) fn unlink(&mut self, at: Instance, peer: Instance) {
         if let Some(session) = self.links.remove(&(at, peer)) {
             let event = Event::PeerLost { peer, session, fenced: true };
-            self.later(Work::Loss { at }, Pending::Tell { at, event });
+            self.later(Work::Loss { at: self.place(at) }, Pending::Tell { at, event });
         }
     }
 

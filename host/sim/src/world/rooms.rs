@@ -33,7 +33,7 @@ impl<C: Clients> World<C> {
         let Some(room) = room.filter(|room| !room.closing && room.attempt == notice.attempt) else { return };
         room.copies += 1;
         let pages = arrival.write.target.len();
-        self.later(Work::Scatter { at, pages }, Pending::Copy(Box::new(arrival)));
+        self.later(Work::Scatter { at: self.place(at), pages }, Pending::Copy(Box::new(arrival)));
     }
 
     pub(super) fn copy(&mut self, arrival: &Arrival) {
@@ -73,7 +73,7 @@ impl<C: Clients> World<C> {
             panic!("{room:?} is closed, but is not open");
         };
         open.closing = true;
-        self.later(Work::News { at }, Pending::Close { at, room });
+        self.later(Work::News { at: self.place(at) }, Pending::Close { at, room });
     }
 
     pub(super) fn closed(&mut self, at: Instance, room: Room) {

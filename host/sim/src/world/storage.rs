@@ -55,11 +55,11 @@ impl<C: Clients> World<C> {
                     Direction::Load => worker.host.page(slot(*host)).to_vec(),
                 };
                 let read = pages.iter().map(from).collect();
-                let takes = Work::Copy { at, direction, pages: pages.len() };
+                let takes = Work::Copy { at: self.place(at), direction, pages: pages.len() };
                 self.later(takes, Pending::Tier { at, work: TierWork::Copy { tag, direction, pages, read } });
             }
             TierAction::Query { tag, tier, names } => {
-                let asks = Work::Query { at, tier, pages: names.len() };
+                let asks = Work::Query { at: self.place(at), tier, pages: names.len() };
                 let work = TierWork::Query { tag, tier, names };
                 if self.random.chance(self.faults.tier) {
                     let wait = self.soon(LATE_ANSWER);
@@ -69,18 +69,12 @@ impl<C: Clients> World<C> {
                 }
             }
             TierAction::Read { tag, tier, pages } => {
-                self.begin_pages(at, Work::Read { at, tier }, pages, |page| TierWork::Read {
-                    tag,
-                    tier,
-                    page,
-                });
+                let takes = Work::Read { at: self.place(at), tier };
+                self.begin_pages(at, takes, pages, |page| TierWork::Read { tag, tier, page });
             }
             TierAction::Write { tag, tier, pages } => {
-                self.begin_pages(at, Work::Store { at, tier }, pages, |page| TierWork::Write {
-                    tag,
-                    tier,
-                    page,
-                });
+                let takes = Work::Store { at: self.place(at), tier };
+                self.begin_pages(at, takes, pages, |page| TierWork::Write { tag, tier, page });
             }
             TierAction::Cancel { tag, .. } => {
                 // What hangs comes to an end some time after.

@@ -35,7 +35,8 @@ impl<C: Clients> World<C> {
         let Some(worker) = self.worker(from) else { return };
         let sum = worker.memory.sum(&write.source, write.first_page, write.layers.clone());
         let words = early.then(|| carried(&worker.memory, &write));
-        let wait = self.times.takes(self.agenda.now(), Work::Write { from, write: &write }, &mut self.random);
+        let work = Work::Write { from: self.place(from), to: self.place(write.to), write: &write };
+        let wait = self.times.takes(self.agenda.now(), work, &mut self.random);
         self.agenda.after(wait, Pending::Land(Box::new(Landing { write, from, sum, words })));
     }
 
@@ -111,6 +112,6 @@ impl<C: Clients> World<C> {
         let lanes = Some(vec![LaneSum { source: 0, target: 0, sent, found }]);
         let found = Found { aux_row: worker.aux[aux_slot as usize], lanes };
         let event = Event::Verified { room, attempt, found: Box::new(found) };
-        self.later(Work::Verify { at, pages: pages.len() }, Pending::Tell { at, event });
+        self.later(Work::Verify { at: self.place(at), pages: pages.len() }, Pending::Tell { at, event });
     }
 }
