@@ -10,9 +10,9 @@
 use std::time::{Duration, Instant};
 
 use host_core::hierarchy::{HierarchyConfig, TierConfig};
-use host_core::radix::{NamespaceKey, PageHash, Policy};
+use host_core::radix::{PageHash, Policy};
 use host_core::request::Request;
-use host_core::{Config, Event, Role, Room, Sampling, Scheduler, Time};
+use host_core::{Config, Event, Role, Scheduler, Time};
 
 const PAGE: u32 = 16;
 const PROMPTS: u32 = 21;
@@ -55,42 +55,20 @@ fn scheduler(tokens: u32) -> Scheduler {
     let long = Duration::from_secs(1_000_000);
     let tier = TierConfig { writes: true, latency: Duration::from_millis(1), bytes_per_second: 1e9 };
     Scheduler::new(Config {
-        role: Role::Aggregated,
-        pages: tokens,
         page_tokens: PAGE,
         max_tokens: tokens + 8,
-        vocabulary: 1_000,
         chunk_tokens: 512,
         radix_cache: Some(Policy::Lru),
         hierarchy: Some(HierarchyConfig::new(tokens, 1 << 20, vec![tier])),
-        cache_events: false,
-        identity: PageHash([0; 32]),
         reserved_decode_tokens: 8,
-        target_itl: None,
-        seed: 1,
-        window: None,
-        layer_groups: host_core::layer_groups::LayerGroups::off(1),
-        max_batch: 64,
-        max_running: 64,
         max_queued: PROMPTS,
-        max_attempts: 1,
         bootstrap_timeout: long,
         request_timeout: long,
-        peer_patience: long,
+        ..host_sim::config(Role::Aggregated, tokens)
     })
 }
 
 fn request(number: u32, tokens: u32) -> Request {
-    Request {
-        room: Room(u64::from(number)),
-        prompt: (0..tokens).map(|token| (token * 7 + number) % 1_000).collect(),
-        max_new_tokens: 8,
-        stop_tokens: Vec::new(),
-        ignore_stop: true,
-        sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
-        namespace: NamespaceKey::default(),
-        no_cache: false,
-        names: Vec::new(),
-        prefill: None,
-    }
+    let prompt: Vec<u32> = (0..tokens).map(|token| (token * 7 + number) % 1_000).collect();
+    host_sim::request(u64::from(number), &prompt, 8)
 }

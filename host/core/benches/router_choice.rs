@@ -17,21 +17,10 @@ use host_core::radix::PageHash;
 use host_core::routing::{
     BlockKey, EVENT_KEYS, KvEvent, Placement, PrefixIndex, Prompt, Weights, WorkerSlot,
 };
+use host_sim::Random;
 
 const PAGE: usize = 16;
 const CHOICES: usize = 20_000;
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-}
 
 fn report(what: &str, mut nanos: Vec<u128>) {
     nanos.sort_unstable();
@@ -54,10 +43,10 @@ fn main() {
     let number = |at: usize, default| arguments.get(at).copied().unwrap_or(default);
     let (workers, pages, tokens) = (number(0, 8), number(1, 100_000), number(2, 12_000));
     let blocks = tokens / PAGE;
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut index = PrefixIndex::default();
     let slots: Vec<WorkerSlot> = (0..workers).map(|_| index.add_worker(pages as u64)).collect();
-    let shared: Vec<BlockKey> = (0..64).map(|_| BlockKey(random.next())).collect();
+    let shared: Vec<BlockKey> = (0..64).map(|_| BlockKey(random.word())).collect();
     let mut conversations: Vec<Vec<BlockKey>> = Vec::new();
     let mut applied = Vec::new();
     for slot in &slots {
@@ -74,7 +63,7 @@ fn main() {
         let mut held = shared.len();
         while held + blocks <= pages {
             let own: Vec<BlockKey> =
-                (shared.len()..blocks * 3 / 4).map(|_| BlockKey(random.next())).collect();
+                (shared.len()..blocks * 3 / 4).map(|_| BlockKey(random.word())).collect();
             tell(&mut index, &own);
             held += own.len();
             conversations.push([shared.as_slice(), &own].concat());
@@ -93,8 +82,8 @@ fn main() {
 
     let prompts: Vec<Vec<BlockKey>> = (0..CHOICES)
         .map(|_| {
-            let mut prompt = conversations[random.next() as usize % conversations.len()].clone();
-            prompt.resize_with(blocks, || BlockKey(random.next()));
+            let mut prompt = conversations[random.place(conversations.len())].clone();
+            prompt.resize_with(blocks, || BlockKey(random.word()));
             prompt
         })
         .collect();

@@ -9,11 +9,9 @@
 
 use std::time::{Duration, Instant};
 
-use host_core::radix::{NamespaceKey, PageHash, Policy};
+use host_core::radix::Policy;
 use host_core::request::Request;
-use host_core::{
-    Action, Batch, Config, Event, Role, Room, Sampled, Sampling, Scheduler, SequenceOutput, Time,
-};
+use host_core::{Action, Config, Event, Role, Scheduler, Time};
 
 const STEPS: usize = 2_000;
 const PROMPT: u32 = 1_000;
@@ -33,28 +31,18 @@ fn measure(running: u32, queued: u32, cache: bool) -> (f64, f64) {
     let pages = running * (PROMPT + 3_000).div_ceil(16) + 1;
     let long = Duration::from_secs(1_000_000);
     let mut scheduler = Scheduler::new(Config {
-        role: Role::Aggregated,
-        pages,
         page_tokens: 16,
         max_tokens: 8_000,
-        vocabulary: 1_000,
         chunk_tokens: 1 << 20,
         radix_cache: cache.then_some(Policy::Lru),
-        hierarchy: None,
-        cache_events: false,
-        identity: PageHash([0; 32]),
         reserved_decode_tokens: 3_000,
         target_itl: Some(Duration::from_secs(1)),
-        seed: 1,
-        window: None,
-        layer_groups: host_core::layer_groups::LayerGroups::off(1),
         max_batch: running,
         max_running: running + 8,
         max_queued: queued + running,
-        max_attempts: 1,
         bootstrap_timeout: long,
         request_timeout: long,
-        peer_patience: long,
+        ..host_sim::config(Role::Aggregated, pages)
     });
     let mut now = Time::default();
     let mut actions = Vec::new();
@@ -79,18 +67,8 @@ fn measure(running: u32, queued: u32, cache: bool) -> (f64, f64) {
 }
 
 fn request(room: u64) -> Request {
-    Request {
-        room: Room(room),
-        prompt: (0..PROMPT).map(|token| (token * 7 + room as u32) % 1_000).collect(),
-        max_new_tokens: 3_000,
-        stop_tokens: Vec::new(),
-        ignore_stop: true,
-        sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
-        namespace: NamespaceKey::default(),
-        no_cache: false,
-        names: Vec::new(),
-        prefill: None,
-    }
+    let prompt: Vec<u32> = (0..PROMPT).map(|token| (token * 7 + room as u32) % 1_000).collect();
+    host_sim::request(room, &prompt, 3_000)
 }
 
 /// One decision, the batch that it leads to, and taking it over.
@@ -103,15 +81,6 @@ fn step(scheduler: &mut Scheduler, now: &mut Time, actions: &mut Vec<Action>) {
         _ => None,
     });
     if let Some(batch) = batch {
-        scheduler.handle(*now, Event::BatchDone(outputs(&batch)), actions);
+        scheduler.handle(*now, Event::BatchDone(host_sim::outputs(&batch, |_| 3)), actions);
     }
-}
-
-fn outputs(batch: &Batch) -> Vec<SequenceOutput> {
-    let sampled = Sampled { token: 3, logprob: None, top: Vec::new() };
-    let outputs = batch.sequences.iter().map(|sequence| SequenceOutput {
-        room: sequence.room,
-        sampled: sequence.sample.map(|_| sampled.clone()),
-    });
-    outputs.collect()
 }

@@ -13,6 +13,7 @@ use host_core::radix::{
 use host_core::routing::{
     Applied, BlockKey, EventLog, KvEvent, PrefixIndex, Replay, SnapshotPart, WorkerSlot,
 };
+use host_sim::Random;
 
 const PAGES: u32 = 60;
 const PAGE_TOKENS: usize = 2;
@@ -20,21 +21,6 @@ const PAGE_TOKENS: usize = 2;
 const REMEMBERED: usize = 40;
 const IDENTITY: PageHash = PageHash([3; 32]);
 const SEEDS: u64 = if cfg!(debug_assertions) { 300 } else { 5000 };
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
 
 /// One life of a worker.
 struct Worker {
@@ -83,14 +69,14 @@ impl Worker {
             }
             _ => self.insert(random),
         }
-        let lost = random.chance(5);
+        let lost = random.chance(0.05);
         if let Some(changes) = self.changes.take() {
             match lost || self.overflowed {
                 true => self.overflowed = true,
                 false => changes.iter().for_each(|change| self.log.record(change)),
             }
         }
-        if self.overflowed && random.chance(50) {
+        if self.overflowed && random.chance(0.50) {
             self.tell_everything();
         }
     }
@@ -192,7 +178,7 @@ struct World {
 impl World {
     fn new(seed: u64) -> Self {
         let mut world = Self {
-            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: Random::new(seed),
             workers: BTreeMap::new(),
             routers: vec![Router::default(), Router::default()],
             lives: 0,
@@ -209,10 +195,10 @@ impl World {
     }
 
     fn post(&mut self, router: usize, life: u64, message: Message) {
-        if self.random.chance(20) {
+        if self.random.chance(0.20) {
             return;
         }
-        let again = self.random.chance(15);
+        let again = self.random.chance(0.15);
         self.wire.extend(std::iter::repeat_n((router, life, message), 1 + usize::from(again)));
     }
 

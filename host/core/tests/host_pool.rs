@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use host_core::hierarchy::{Found, HostCounts, HostPool, HostSlot};
 use host_core::radix::PageHash;
+use host_sim::Random;
 
 const SLOTS: u32 = 6;
 const NAMES: u8 = 12;
@@ -41,7 +42,7 @@ struct Seen {
 }
 
 struct World {
-    random: u64,
+    random: Random,
     step: u64,
     pool: HostPool,
     model: BTreeMap<HostSlot, Page>,
@@ -54,12 +55,7 @@ fn name(number: u8) -> PageHash {
 
 impl World {
     fn below(&mut self, bound: usize) -> usize {
-        // SplitMix64.
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % bound as u64) as usize
+        self.random.place(bound)
     }
 
     /// One of the slots of which this is true.
@@ -189,7 +185,7 @@ fn host_memory_equals_the_model() {
     for seed in 0..SEEDS {
         println!("seed {seed}");
         let (pool, model) = (HostPool::new(SLOTS), BTreeMap::new());
-        let mut world = World { random: seed, step: 0, pool, model, seen };
+        let mut world = World { random: Random::new(seed), step: 0, pool, model, seen };
         for _ in 0..400 {
             world.take();
             world.check();

@@ -15,6 +15,7 @@ use host_core::ids::PageId;
 use host_core::pool::{HeldPages, PagePool};
 use host_core::radix::{Namespace, NamespaceKey, PageHash, Policy, PrefixLock, RadixTree, TreeConfig};
 use host_core::window::WindowShape;
+use host_sim::Random;
 use radix::model::{PAGE, Prefix};
 use radix::sliding::{Receipt, Sliding};
 
@@ -48,7 +49,7 @@ struct Job {
 }
 
 struct World {
-    random: u64,
+    random: Random,
     shape: WindowShape,
     pool: PagePool,
     tree: RadixTree,
@@ -98,16 +99,11 @@ impl World {
         let namespaces = (0..NAMESPACES).map(|each| tree.namespace(&key(each)).unwrap()).collect();
         let model = Sliding::new(policy, shape.tokens as usize);
         let pool = PagePool::new(POOL);
-        Self { random: seed, shape, pool, tree, namespaces, model, jobs: Vec::new(), seen }
+        Self { random: Random::new(seed), shape, pool, tree, namespaces, model, jobs: Vec::new(), seen }
     }
 
     fn below(&mut self, bound: usize) -> usize {
-        // SplitMix64.
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % bound as u64) as usize
+        self.random.place(bound)
     }
 
     fn tokens(&mut self) -> Vec<u32> {

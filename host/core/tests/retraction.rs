@@ -1,135 +1,56 @@
 //! Whose pages are taken when answers outgrow the pool, and how those requests go on.
 
-use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use host_core::aux_row::AuxRow;
-use host_core::integrity::Found;
-use host_core::message::{Body, Message};
-use host_core::notice::Notice;
-use host_core::radix::{NamespaceKey, Policy};
-use host_core::request::{PeerRef, Request};
-use host_core::scheduler::Stats;
-use host_core::{
-    Action, Batch, Config, Event, Instance, Role, Room, Sampled, Sampling, Scheduler, SequenceOutput, Time,
-};
-
-const PREFILL: Instance = Instance(7);
+use host_core::message::Body;
+use host_core::radix::Policy;
+use host_core::{Config, Event, Role, Room};
+use host_sim::{Leg, PEER as PREFILL};
 
 fn config(role: Role, pages: u32, cache: bool) -> Config {
     Config {
-        role,
-        pages,
         page_tokens: 2,
         max_tokens: 1_000,
-        vocabulary: 100,
-        chunk_tokens: 8,
         radix_cache: cache.then_some(Policy::Lru),
-        hierarchy: None,
-        cache_events: false,
-        identity: host_core::radix::PageHash([0; 32]),
         reserved_decode_tokens: 1,
-        target_itl: None,
-        seed: 0,
-        window: None,
-        layer_groups: host_core::layer_groups::LayerGroups::off(1),
-        max_batch: 64,
-        max_running: 64,
-        max_queued: 100,
-        max_attempts: 3,
-        bootstrap_timeout: Duration::from_secs(30),
-        request_timeout: Duration::from_secs(600),
         peer_patience: Duration::from_secs(100),
+        ..host_sim::config(role, pages)
     }
 }
 
-fn sampled(token: u32) -> Sampled {
-    Sampled { token, logprob: None, top: Vec::new() }
+/// A worker whose n-th token of every answer is n.
+struct Worker(Leg);
+
+impl Deref for Worker {
+    type Target = Leg;
+    fn deref(&self) -> &Leg {
+        &self.0
+    }
 }
 
-/// A worker whose n-th token of every answer is n.
-struct Worker {
-    scheduler: Scheduler,
-    now: Time,
-    batch: Option<Batch>,
-    tokens: BTreeMap<Room, Vec<u32>>,
-    finished: Vec<Room>,
-    failed: Vec<Room>,
-    begun: Vec<Room>,
-    prompts: BTreeMap<Room, usize>,
+impl DerefMut for Worker {
+    fn deref_mut(&mut self) -> &mut Leg {
+        &mut self.0
+    }
 }
 
 impl Worker {
     fn new(config: Config) -> Self {
-        Self {
-            scheduler: Scheduler::new(config),
-            now: Time::default(),
-            batch: None,
-            tokens: BTreeMap::new(),
-            finished: Vec::new(),
-            failed: Vec::new(),
-            begun: Vec::new(),
-            prompts: BTreeMap::new(),
-        }
+        let mut leg = Leg::unconnected(config);
+        leg.draw = |sequence, prompt| (sequence.end() - prompt) as u32;
+        Self(leg)
     }
 
     fn submit(&mut self, room: u64, prompt: usize, answer: u32) {
-        let request = Request {
-            room: Room(room),
-            prompt: vec![room as u32 % 100; prompt],
-            max_new_tokens: answer,
-            stop_tokens: Vec::new(),
-            ignore_stop: true,
-            sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None },
-            namespace: NamespaceKey::default(),
-            no_cache: false,
-            names: Vec::new(),
-            prefill: Some(PeerRef { instance: PREFILL, address: String::new() }),
-        };
-        self.prompts.insert(Room(room), prompt);
-        self.handle(Event::Submit(request));
+        self.enqueue(room, &vec![room as u32 % 100; prompt], answer);
     }
 
-    fn handle(&mut self, event: Event) {
-        let mut actions = Vec::new();
-        self.scheduler.handle(self.now, event, &mut actions);
-        self.act(actions);
-    }
-
-    fn act(&mut self, actions: Vec<Action>) {
-        for action in actions {
-            match action {
-                Action::Run(batch) => self.batch = Some(batch),
-                Action::Emit { room, token } => self.tokens.entry(room).or_default().push(token.token),
-                Action::Finish { room, .. } => self.finished.push(room),
-                Action::Fail { room, .. } => self.failed.push(room),
-                Action::PromptReady { room, .. } => self.begun.push(room),
-                Action::CloseRoom { room } => self.handle(Event::RoomClosed { room }),
-                _ => {}
-            }
-        }
-    }
-
-    /// Decides; then computes what was decided, and returns who was in the batch with how many tokens.
+    /// Decides; then computes what was decided, and returns which rooms were in the batch with how many tokens.
     fn step(&mut self) -> Vec<(u64, usize)> {
-        self.now = self.now.after(Duration::from_millis(1));
-        let mut actions = Vec::new();
-        self.scheduler.tick(self.now, &mut actions);
-        self.act(actions);
-        self.scheduler.audit();
-        let Some(batch) = self.batch.take() else { return Vec::new() };
-        let outputs = batch.sequences.iter().map(|sequence| {
-            let nth = |_| sampled((sequence.end() - self.prompts[&sequence.room]) as u32);
-            SequenceOutput { room: sequence.room, sampled: sequence.sample.map(nth) }
-        });
-        let outputs = outputs.collect();
-        self.handle(Event::BatchDone(outputs));
-        self.scheduler.audit();
-        batch.sequences.iter().map(|sequence| (sequence.room.0, sequence.tokens.len())).collect()
-    }
-
-    fn stats(&self) -> Stats {
-        self.scheduler.stats()
+        let batch = self.0.step();
+        let sequences = batch.iter().flat_map(|batch| &batch.sequences);
+        sequences.map(|sequence| (sequence.room.0, sequence.tokens.len())).collect()
     }
 
     /// Steps until a request was retracted; returns who was computed in the step that did it.
@@ -154,7 +75,7 @@ impl Worker {
         }
         assert_eq!(self.finished.len(), answers.len(), "not all ended: {:?}", self.scheduler);
         for (room, count) in answers {
-            assert_eq!(self.tokens[&Room(*room)], (0..*count).collect::<Vec<_>>(), "room {room}");
+            assert_eq!(self.emitted[&Room(*room)], (0..*count).collect::<Vec<_>>(), "room {room}");
             assert_eq!(self.begun.iter().filter(|begun| begun.0 == *room).count(), 1, "room {room} began");
         }
         let pool = self.stats().pool;
@@ -221,7 +142,7 @@ fn what_is_retracted_is_found_again_if_nobody_took_its_pages() {
         worker.submit(1, 8, 12);
         worker.submit(2, 8, 9);
         worker.until_retraction();
-        worker.handle(Event::Cancel(Room(1)));
+        worker.hear(Event::Cancel(Room(1)));
         worker.finish(&[(2, 9)]);
         let stats = worker.stats();
         assert_eq!(stats.retractions, 1);
@@ -250,11 +171,11 @@ fn a_retracted_request_that_does_not_fit_blocks_nobody_and_is_next() {
             small += 1;
         }
         worker.step();
-        if worker.tokens.get(&Room(1)).is_some_and(|tokens| tokens.len() == 18) {
+        if worker.emitted.get(&Room(1)).is_some_and(|tokens| tokens.len() == 18) {
             let overtook = worker.finished.iter().filter(|room| room.0 >= 100).count();
             assert!(overtook > 0, "the line stood still");
             assert!(step < 40, "it was not next when 2 ended: done in step {step} after {overtook} others");
-            assert_eq!(worker.tokens[&Room(1)], (0..18).collect::<Vec<_>>());
+            assert_eq!(worker.emitted[&Room(1)], (0..18).collect::<Vec<_>>());
             return;
         }
     }
@@ -279,21 +200,13 @@ fn decode_worker(pages: u32, requests: &[(u64, usize, u32)]) -> Worker {
     for (room, prompt, answer) in requests {
         worker.submit(*room, *prompt, *answer);
     }
-    worker.handle(Event::PeerReady { peer: PREFILL, floor: 0, session: 1 });
+    worker.hear(Event::PeerReady { peer: PREFILL, floor: 0, session: 1 });
     worker.step();
-    for (room, prompt, _) in requests {
-        let room = Room(*room);
-        worker.handle(Event::Arrived(Notice { room, attempt: 1, sequence: 0, pages: 1, last: true }));
-        let row = AuxRow {
-            room,
-            attempt: 1,
-            prompt_tokens: *prompt as u32,
-            cached_tokens: 0,
-            pages: prompt.div_ceil(2) as u32,
-            first: sampled(0),
-        };
-        let found = Box::new(Found { aux_row: row.encode(), lanes: None });
-        worker.handle(Event::Verified { room, attempt: 1, found });
+    for (room, _, _) in requests {
+        let arrived = worker.arrival(*room);
+        worker.hear(arrived);
+        let verified = worker.verification(*room, true, 0);
+        worker.hear(verified);
     }
     worker
 }
@@ -305,12 +218,12 @@ fn a_retracted_request_needs_its_prefill_worker_no_more() {
     let gone = if left == [1] { 2 } else { 1 };
     // Neither a late word about the room nor the end of the worker that sent its pages changes anything.
     let body = Body::PrefillFailed { message: "late".into(), retryable: true };
-    let message = Message { id: 9, answers: None, room: Room(gone), attempt: 1, body };
-    worker.handle(Event::Message { from: PREFILL, floor: 0, message });
-    worker.handle(Event::PeerLost { peer: PREFILL, session: 1, fenced: false });
+    let late = worker.said(gone, 1, body);
+    worker.hear(late);
+    worker.hear(Event::PeerLost { peer: PREFILL, session: 1, fenced: false });
     worker.now = worker.now.after(Duration::from_secs(60));
     worker.finish(&[(1, 12), (2, 12)]);
-    assert_eq!(worker.failed, []);
+    assert!(worker.failed.is_empty(), "{:?}", worker.failed);
     assert!(worker.stats().recomputed_tokens > 0);
 }
 
@@ -323,7 +236,7 @@ fn pages_of_a_transfer_under_way_are_not_taken() {
     }
     // 2's transfer never ends, so 1 waits for the page that it lacks rather than take one that prefill may write.
     assert_eq!((worker.stats().retractions, worker.finished.len()), (0, 0));
-    worker.handle(Event::PeerLost { peer: PREFILL, session: 1, fenced: true });
+    worker.hear(Event::PeerLost { peer: PREFILL, session: 1, fenced: true });
     worker.failed.clear();
     worker.finish(&[(1, 12)]);
 }
@@ -353,8 +266,8 @@ fn a_cancelled_retracted_request_leaves_nothing_behind() {
     worker.submit(2, 8, 12);
     let left = worker.until_retraction();
     let gone = if left == [1] { 2 } else { 1 };
-    worker.handle(Event::Cancel(Room(gone)));
-    assert_eq!(worker.failed, [Room(gone)]);
+    worker.hear(Event::Cancel(Room(gone)));
+    assert_eq!(worker.failed.keys().collect::<Vec<_>>(), [&Room(gone)]);
     worker.finish(&[(left[0], 12)]);
     assert_eq!((worker.stats().queued, worker.stats().active, worker.stats().locked_pages), (0, 0, 0));
 }

@@ -4,15 +4,16 @@ use host_core::aux_row::AuxRow;
 use host_core::integrity::{Found, LaneSum};
 use host_core::notice::Notice;
 use host_core::{Event, Role, Room, Sampled};
+use host_sim::{DRAWN, Leg};
 
-use super::leg::{DRAWN, Leg, tokens};
+use super::leg::{config, tokens};
 
 fn notice(room: u64, attempt: u32, sequence: u32, last: bool) -> Event {
     Event::Arrived(Notice { room: Room(room), attempt, sequence, pages: 1, last })
 }
 
 fn transferring() -> Leg {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..18), 1);
     leg
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use host_core::hierarchy::{Direction, HierarchyConfig, PageEnd, PrefetchPolicy, TierAction, TierEvent};
 use host_core::{Event, Role, Room};
+use host_sim::{Leg, PAGE, names};
 
-use super::leg::{Leg, PAGE, tokens};
-use super::storage::{hierarchy, names, with_below};
+use super::leg::tokens;
+use super::storage::{hierarchy, with_below};
 
 fn is_query(action: &TierAction) -> bool {
     matches!(action, TierAction::Query { .. })

@@ -7,8 +7,9 @@ use host_core::Role;
 use host_core::hierarchy::{Direction, HierarchyConfig, PageEnd, PrefetchPolicy, TierAction, TierConfig};
 use host_core::message::Body;
 use host_core::radix::PageHash;
+use host_sim::{Leg, PAGE};
 
-use super::leg::{Leg, PAGE, tokens};
+use super::leg::tokens;
 use super::storage::{hierarchy, tier, with_below};
 
 const MS: Duration = Duration::from_millis(1);

@@ -7,8 +7,9 @@ use host_core::hierarchy::{HierarchyConfig, PageEnd, TierAction, TierConfig, Tie
 use host_core::message::Body;
 use host_core::radix::PageHash;
 use host_core::{Event, Role};
+use host_sim::Leg;
 
-use super::leg::{Leg, tokens};
+use super::leg::tokens;
 use super::storage::{hierarchy, tier, with_below};
 
 fn queries(leg: &Leg) -> usize {

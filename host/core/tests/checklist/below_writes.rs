@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use host_core::hierarchy::{Direction, HierarchyConfig, PageEnd, TierAction, WritePolicy};
 use host_core::{Config, Event, Role, Room};
+use host_sim::{DRAWN, Leg, names};
 
-use super::leg::{DRAWN, Leg, tokens};
-use super::storage::{hierarchy, names, with_below};
+use super::leg::tokens;
+use super::storage::{hierarchy, with_below};
 
 fn answer(leg: &mut Leg, room: u64, prompt: &[u32], count: u32) {
     leg.submit(room, prompt, count);

@@ -2,8 +2,9 @@
 
 use host_core::message::Body;
 use host_core::{Event, PageId, Role, Room};
+use host_sim::{Leg, PAGE};
 
-use super::leg::{Leg, PAGE, tokens};
+use super::leg::{config, tokens};
 
 /// Pages of the prompt, from decode's prefix on, in the order in which they were sent; part by part.
 fn parts(leg: &Leg, room: u64) -> Vec<(Vec<PageId>, bool)> {
@@ -17,7 +18,7 @@ fn parts_cover_what_decode_lacks_once_and_in_order_wherever_its_prefix_ends() {
     for length in [1, 3, 4, 7, 8, 9, 16, 22, 24, 31] {
         let prompt = tokens(0..length);
         for prefix in (0..=prompt.len() / PAGE).map(|pages| pages * PAGE) {
-            let mut leg = Leg::new(Role::Prefill, 64);
+            let mut leg = Leg::with(config(Role::Prefill, 64));
             leg.submit(1, &prompt, 1);
             leg.reserve(1, &prompt, prefix);
             leg.compute_all();
@@ -41,7 +42,7 @@ fn parts_cover_what_decode_lacks_once_and_in_order_wherever_its_prefix_ends() {
 #[test]
 fn a_reserve_that_comes_twice_moves_no_cursor_back() {
     let prompt = tokens(0..22);
-    let mut leg = Leg::new(Role::Prefill, 64);
+    let mut leg = Leg::with(config(Role::Prefill, 64));
     leg.submit(1, &prompt, 1);
     leg.reserve(1, &prompt, 4);
     leg.compute();
@@ -61,7 +62,7 @@ fn a_reserve_that_comes_twice_moves_no_cursor_back() {
 #[test]
 fn another_attempt_begins_anew_when_the_writes_of_the_last_have_settled() {
     let prompt = tokens(0..22);
-    let mut leg = Leg::new(Role::Prefill, 64);
+    let mut leg = Leg::with(config(Role::Prefill, 64));
     leg.submit(1, &prompt, 1);
     leg.reserve(1, &prompt, 8);
     leg.compute_all();
@@ -81,7 +82,7 @@ fn another_attempt_begins_anew_when_the_writes_of_the_last_have_settled() {
 #[test]
 fn a_write_that_fails_ends_the_request_and_tells_decode() {
     let prompt = tokens(0..22);
-    let mut leg = Leg::new(Role::Prefill, 64);
+    let mut leg = Leg::with(config(Role::Prefill, 64));
     leg.submit(1, &prompt, 1);
     leg.reserve(1, &prompt, 0);
     leg.compute_all();

@@ -2,12 +2,13 @@
 
 use host_core::request::FailureCode;
 use host_core::{Role, Room};
+use host_sim::{DRAWN, Leg};
 
-use super::leg::{DRAWN, Leg, tokens};
+use super::leg::{config, tokens};
 
 #[test]
 fn one_that_the_model_does_not_have_ends_its_own_request_and_no_other() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     for room in 1..=3 {
         leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 8), 3);
         leg.arrive(room);

@@ -3,8 +3,9 @@
 use host_core::radix::CacheEvent;
 use host_core::scheduler::Flushed;
 use host_core::{Event, Role, Room};
+use host_sim::{Leg, PEER};
 
-use super::leg::{Leg, PEER, config, tokens};
+use super::leg::{config, tokens};
 
 #[test]
 fn an_idle_cache_is_empty_at_once_and_says_so() {
@@ -57,7 +58,7 @@ fn pages_in_use_stay_for_their_requests_are_found_by_nobody_and_go_with_the_last
 
 #[test]
 fn a_flush_frees_those_who_wait_for_pages_that_will_not_be_kept() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     for room in 0..3 {
         leg.submit(room, &tokens(0..16), 1);
     }
@@ -75,7 +76,7 @@ fn a_flush_frees_those_who_wait_for_pages_that_will_not_be_kept() {
 
 #[test]
 fn a_flushed_request_that_fails_gives_its_pages_back_when_they_are_safe() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..16), 1);
     leg.deliver(1);
     leg.submit(2, &tokens(0..24), 1);

@@ -6,8 +6,9 @@ use std::time::Duration;
 use host_core::Role;
 use host_core::hierarchy::{CostModel, Direction, HierarchyConfig, PageEnd, TierAction};
 use host_core::radix::PageHash;
+use host_sim::Leg;
 
-use super::leg::{Leg, tokens};
+use super::leg::tokens;
 use super::storage::{hierarchy, with_below};
 
 const MS: Duration = Duration::from_millis(1);

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use host_core::message::Body;
 use host_core::{Config, Event, Role, Room};
+use host_sim::{Leg, PAGE, PEER};
 
-use super::leg::{Leg, PAGE, PEER, config, tokens};
+use super::leg::{config, tokens};
 
 /// What is cached of a request's 16 tokens.
 const HITS: [(&str, u32); 3] = [("no hit", 0), ("partial hit", 8), ("full hit", 16)];
@@ -53,7 +54,7 @@ fn a_request_that_succeeds_swaps_its_lock_for_the_whole_prompt_and_lets_go_at_th
 
 #[test]
 fn a_refused_handshake_ends_what_waits_for_it() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
     leg.submit(1, &tokens(0..16), 1);
     leg.event(Event::PeerRefused { peer: PEER, message: "another model".into() });
@@ -209,7 +210,7 @@ fn a_request_that_does_not_fit_gives_its_lock_back_each_time() {
 fn a_prefill_worker_unlocks_on_commit_abort_and_loss() {
     for end in ["commit", "abort", "lost", "cancel"] {
         println!("{end}");
-        let mut leg = Leg::new(Role::Prefill, 64);
+        let mut leg = Leg::with(config(Role::Prefill, 64));
         let prompt = tokens(0..18);
         for room in [0, 1] {
             leg.submit(room, &prompt, 1);

@@ -4,8 +4,9 @@ use host_core::message::{Body, Reserve};
 use host_core::radix::NamespaceKey;
 use host_core::request::{FailureCode, Request};
 use host_core::{PageId, Role, Room};
+use host_sim::{Leg, PAGE};
 
-use super::leg::{Leg, PAGE, tokens};
+use super::leg::{config, tokens};
 
 fn salted(salt: &str) -> NamespaceKey {
     NamespaceKey { salt: salt.into(), ..NamespaceKey::default() }
@@ -24,7 +25,7 @@ fn ask(leg: &mut Leg, room: u64, prompt: &[u32], change: impl FnOnce(&mut Reques
 
 #[test]
 fn equal_prompts_share_pages_within_a_namespace_and_never_across() {
-    let mut leg = Leg::new(Role::Aggregated, 32);
+    let mut leg = Leg::with(config(Role::Aggregated, 32));
     let prompt = tokens(0..13);
     let keys = [
         NamespaceKey::default(),
@@ -46,7 +47,7 @@ fn equal_prompts_share_pages_within_a_namespace_and_never_across() {
 
 #[test]
 fn a_request_without_cache_finds_nothing_and_leaves_nothing() {
-    let mut leg = Leg::new(Role::Aggregated, 32);
+    let mut leg = Leg::with(config(Role::Aggregated, 32));
     let prompt = tokens(0..12);
     assert_eq!(ask(&mut leg, 1, &prompt, |request| request.no_cache = true), 0);
     assert_eq!(leg.stats().pool.cached, 0, "a warm-up entered the tree");
@@ -58,7 +59,7 @@ fn a_request_without_cache_finds_nothing_and_leaves_nothing() {
 
 #[test]
 fn a_client_that_invents_salts_shuts_nobody_out() {
-    let mut leg = Leg::new(Role::Aggregated, 4);
+    let mut leg = Leg::with(config(Role::Aggregated, 4));
     for room in 0..1000 {
         let salt = format!("invented {room}");
         // Every other one leaves no page at all.
@@ -74,7 +75,7 @@ fn a_client_that_invents_salts_shuts_nobody_out() {
 
 #[test]
 fn a_salt_that_is_too_long_is_refused() {
-    let mut leg = Leg::new(Role::Aggregated, 4);
+    let mut leg = Leg::with(config(Role::Aggregated, 4));
     let mut request = leg.request(1, &[1], 1);
     request.namespace = salted(&"x".repeat(NamespaceKey::MAX_PART + 1));
     leg.send(request);
@@ -101,12 +102,12 @@ fn prefill_refuses_a_reserve_of_another_namespace_whichever_comes_first() {
             _ => false,
         })
     };
-    let mut leg = Leg::new(Role::Prefill, 8);
+    let mut leg = Leg::with(config(Role::Prefill, 8));
     leg.submit(1, &prompt, 1);
     leg.message(1, 1, Body::Reserve(reserve.clone()));
     assert!(refused(&leg) && leg.batch.is_none(), "{:?}", leg.sent);
 
-    let mut leg = Leg::new(Role::Prefill, 8);
+    let mut leg = Leg::with(config(Role::Prefill, 8));
     leg.message(1, 1, Body::Reserve(reserve));
     leg.submit(1, &prompt, 1);
     assert!(refused(&leg), "{:?}", leg.sent);

@@ -3,12 +3,13 @@
 use host_core::message::{Body, Reserve};
 use host_core::radix::NamespaceKey;
 use host_core::{PageId, Role, Room};
+use host_sim::{Leg, PAGE};
 
-use super::leg::{Leg, PAGE, config, tokens};
+use super::leg::{config, tokens};
 
 #[test]
 fn a_promise_is_whole_pages_and_never_more_than_the_prompt() {
-    let mut leg = Leg::new(Role::Decode, 512);
+    let mut leg = Leg::with(config(Role::Decode, 512));
     leg.submit(0, &tokens(0..30), 1);
     leg.deliver(0);
     for length in 1..40 {
@@ -67,7 +68,7 @@ fn prefill_refuses_promises_that_cannot_be() {
         ("pages where", Reserve { pages: good.pages[..2].to_vec(), ..good.clone() }),
     ];
     for (words, reserve) in wrong {
-        let mut leg = Leg::new(Role::Prefill, 64);
+        let mut leg = Leg::with(config(Role::Prefill, 64));
         leg.submit(1, &prompt, 1);
         leg.message(1, 1, Body::Reserve(reserve.clone()));
         let refusal = leg.sent.iter().find_map(|message| match &message.body {
@@ -77,7 +78,7 @@ fn prefill_refuses_promises_that_cannot_be() {
         assert!(refusal.as_ref().is_some_and(|text| text.contains(words)), "{reserve:?}: {refusal:?}");
         assert!(leg.batch.is_none());
     }
-    let mut leg = Leg::new(Role::Prefill, 64);
+    let mut leg = Leg::with(config(Role::Prefill, 64));
     leg.submit(1, &prompt, 1);
     leg.message(1, 1, Body::Reserve(good));
     assert!(leg.batch.is_some());
@@ -86,7 +87,7 @@ fn prefill_refuses_promises_that_cannot_be() {
 #[test]
 fn what_arrives_twice_is_kept_once_and_both_requests_go_on() {
     // They do not follow each other any more: the first one is too slow.
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     let prompt = tokens(0..18);
     leg.submit(1, &prompt, 3);
     leg.submit(2, &prompt, 3);

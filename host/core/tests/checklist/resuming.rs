@@ -6,9 +6,10 @@ use std::time::Duration;
 use host_core::hierarchy::{Direction, HierarchyConfig, PageEnd, TierAction};
 use host_core::radix::PageHash;
 use host_core::{Config, Event, Role, Room};
+use host_sim::{Leg, PAGE, names};
 
-use super::leg::{Leg, PAGE, config, tokens};
-use super::storage::{hierarchy, names, with_below};
+use super::leg::{config, tokens};
+use super::storage::{hierarchy, with_below};
 
 const PROMPT: usize = 16;
 const ANSWER: u32 = 24;
@@ -67,7 +68,7 @@ pub fn to_the_end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.answer_messages();
     assert!(leg.failed.is_empty(), "{:?}", leg.failed);
     assert_eq!(leg.finished.len(), 2);
-    assert!(leg.emitted.values().all(|count| *count == ANSWER as usize), "{:?}", leg.emitted);
+    assert!(leg.emitted.values().all(|tokens| tokens.len() == ANSWER as usize), "{:?}", leg.emitted);
     leg.below_at_rest();
 }
 

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use host_core::message::Body;
 use host_core::{Event, Role, Room};
+use host_sim::{Leg, PEER};
 
-use super::leg::{Leg, PEER, config, tokens};
+use super::leg::{config, tokens};
 
 /// A decode leg that is told when rooms are closed, and whose one request waits for its pages.
 fn transferring() -> Leg {
-    let mut leg = Leg::new(Role::Decode, 8);
+    let mut leg = Leg::with(config(Role::Decode, 8));
     leg.closes = false;
     leg.submit(1, &tokens(0..18), 1);
     leg

@@ -6,12 +6,13 @@ use host_core::message::Body;
 use host_core::radix::NamespaceKey;
 use host_core::request::PeerRef;
 use host_core::{Config, Event, Instance, Role, Room};
+use host_sim::{Leg, PAGE, PEER};
 
-use super::leg::{Leg, PAGE, PEER, config, tokens};
+use super::leg::{config, tokens};
 
 /// A decode worker with this many requests for one prompt, the first of which is being sent.
 fn waiting(requests: u64, prompt: &[u32]) -> Leg {
-    let mut leg = Leg::new(Role::Decode, 512);
+    let mut leg = Leg::with(config(Role::Decode, 512));
     for room in 0..requests {
         leg.submit(room, prompt, 2);
     }
@@ -50,7 +51,7 @@ fn of_thirty_two_identical_prompts_each_page_moves_once() {
 
 #[test]
 fn a_prompt_that_begins_alike_waits_and_is_sent_the_rest() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..16), 1);
     let other = [tokens(0..12), tokens(500..512)].concat();
     leg.submit(2, &other, 1);
@@ -63,7 +64,7 @@ fn a_prompt_that_begins_alike_waits_and_is_sent_the_rest() {
 
 #[test]
 fn nobody_waits_for_a_small_part_of_what_he_lacks() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..32), 1);
     // One page of 8 in common, and two of them.
     leg.submit(2, &[tokens(0..4), tokens(500..528)].concat(), 1);
@@ -77,7 +78,7 @@ fn nobody_waits_for_a_small_part_of_what_he_lacks() {
 
 #[test]
 fn a_page_alike_behind_another_beginning_is_not_waited_for() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..32), 1);
     leg.submit(2, &[tokens(500..504), tokens(4..32)].concat(), 1);
     assert_eq!(asked(&leg), (16, 2));
@@ -86,7 +87,7 @@ fn a_page_alike_behind_another_beginning_is_not_waited_for() {
 
 #[test]
 fn pages_far_into_a_long_prompt_are_found_too() {
-    let mut leg = Leg::new(Role::Decode, 8000);
+    let mut leg = Leg::with(config(Role::Decode, 8000));
     let prompt: Vec<u32> = (0..700 * PAGE as u32).map(|token| token * 7 % 997).collect();
     leg.submit(1, &prompt, 1);
     // 660 pages in common of 2560: a quarter ends at page 639, which is not among those found one by one.
@@ -94,7 +95,7 @@ fn pages_far_into_a_long_prompt_are_found_too() {
     leg.submit(2, &[&prompt[..660 * PAGE], &other].concat(), 1);
     assert_eq!(leg.reserves.len(), 1);
     // Two pages fewer are less than a quarter.
-    let mut leg = Leg::new(Role::Decode, 8000);
+    let mut leg = Leg::with(config(Role::Decode, 8000));
     leg.submit(1, &prompt, 1);
     leg.submit(2, &[&prompt[..638 * PAGE], &other[..], &other[..22 * PAGE]].concat(), 1);
     assert_eq!(leg.reserves.len(), 2);
@@ -104,7 +105,7 @@ fn pages_far_into_a_long_prompt_are_found_too() {
 
 #[test]
 fn who_cannot_use_the_pages_does_not_wait_for_them() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     let prompt = tokens(0..16);
     leg.submit(1, &prompt, 1);
     let mut other = leg.request(2, &prompt, 1);
@@ -122,7 +123,7 @@ fn who_cannot_use_the_pages_does_not_wait_for_them() {
     leg.send(far);
     assert_eq!(asked(&leg), (16, 4));
     // Nobody waits for one who leaves nothing.
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     let mut uncached = leg.request(1, &prompt, 1);
     uncached.no_cache = true;
     leg.send(uncached);
@@ -196,7 +197,7 @@ fn a_follower_that_is_cancelled_leaves_nothing_behind() {
 fn a_slow_leader_is_waited_for_no_longer_than_the_other_leg_has_patience() {
     let prompt = tokens(0..16);
     let mut decode = waiting(3, &prompt);
-    let mut prefill = Leg::new(Role::Prefill, 64);
+    let mut prefill = Leg::with(config(Role::Prefill, 64));
     for room in 0..3 {
         prefill.submit(room, &prompt, 1);
     }
@@ -221,7 +222,7 @@ fn a_slow_leader_is_waited_for_no_longer_than_the_other_leg_has_patience() {
 #[test]
 fn one_that_has_lost_patience_and_lacks_pages_asks_for_no_tick_without_end() {
     // The leader takes all pages but two.
-    let mut decode = Leg::new(Role::Decode, 10);
+    let mut decode = Leg::with(config(Role::Decode, 10));
     decode.submit(0, &tokens(0..32), 1);
     decode.submit(1, &tokens(0..32), 1);
     decode.answer_messages();
@@ -235,7 +236,7 @@ fn one_that_has_lost_patience_and_lacks_pages_asks_for_no_tick_without_end() {
 #[test]
 fn a_prompt_that_is_being_computed_is_not_computed_twice() {
     for role in [Role::Aggregated, Role::Prefill] {
-        let mut leg = Leg::new(role, 64);
+        let mut leg = Leg::with(config(role, 64));
         let prompt = tokens(0..18);
         for room in 0..8 {
             leg.submit(room, &prompt, 1);

@@ -5,14 +5,15 @@ use std::time::Duration;
 use host_core::message::Body;
 use host_core::request::FailureCode;
 use host_core::{Event, Role, Room};
+use host_sim::{Leg, PEER};
 
-use super::leg::{Leg, PEER, config, tokens};
+use super::leg::{config, tokens};
 
 const MILLI: Duration = Duration::from_millis(1);
 
 #[test]
 fn a_prefill_leg_waits_for_decode_as_long_as_decode_may_let_it_wait_for_pages() {
-    let mut leg = Leg::new(Role::Prefill, 64);
+    let mut leg = Leg::with(config(Role::Prefill, 64));
     leg.submit(1, &tokens(0..16), 1);
     let timeout = config(Role::Decode, 1).request_timeout;
     assert_eq!(leg.scheduler.next_deadline().unwrap().0, timeout);
@@ -25,7 +26,7 @@ fn a_prefill_leg_waits_for_decode_as_long_as_decode_may_let_it_wait_for_pages() 
 
 #[test]
 fn a_decode_leg_waits_for_its_peer_as_long_as_the_bootstrap_timeout() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
     leg.submit(1, &tokens(0..16), 1);
     let timeout = config(Role::Decode, 1).bootstrap_timeout;
@@ -38,7 +39,7 @@ fn a_decode_leg_waits_for_its_peer_as_long_as_the_bootstrap_timeout() {
 
 #[test]
 fn a_reserve_without_a_request_is_given_up_and_decode_told() {
-    let mut leg = Leg::new(Role::Prefill, 64);
+    let mut leg = Leg::with(config(Role::Prefill, 64));
     let prompt = tokens(0..16);
     leg.reserve(1, &prompt, 0);
     let timeout = config(Role::Prefill, 1).bootstrap_timeout;
@@ -54,7 +55,7 @@ fn no_request_takes_longer_than_the_request_timeout_in_whatever_stage() {
     let whole = config(Role::Decode, 1).request_timeout;
     for stage in ["queued", "transfer", "verifying", "running"] {
         println!("{stage}");
-        let mut leg = Leg::new(Role::Decode, if stage == "queued" { 6 } else { 64 });
+        let mut leg = Leg::with(config(Role::Decode, if stage == "queued" { 6 } else { 64 }));
         if stage == "queued" {
             // Somebody else has the pages; it times out too.
             leg.submit(0, &tokens(100..116), 4);
@@ -88,7 +89,7 @@ fn no_request_takes_longer_than_the_request_timeout_in_whatever_stage() {
 
 #[test]
 fn a_peer_that_answers_nothing_counts_as_lost() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..16), 1);
     let patience = config(Role::Decode, 1).peer_patience;
     leg.wait(patience - MILLI);
@@ -102,7 +103,7 @@ fn a_peer_that_answers_nothing_counts_as_lost() {
 
 #[test]
 fn a_peer_that_answers_is_waited_for() {
-    let mut leg = Leg::new(Role::Decode, 64);
+    let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..16), 1);
     leg.answer_messages();
     leg.wait(config(Role::Decode, 1).peer_patience * 3);

@@ -12,9 +12,10 @@ use host_core::pool::PoolLimits;
 use host_core::radix::PageHash;
 use host_core::window::WindowShape;
 use host_core::{Config, Event, Role, Room};
+use host_sim::{Leg, names};
 
-use super::leg::{Leg, tokens};
-use super::storage::{hierarchy, names, with_below};
+use super::leg::tokens;
+use super::storage::{hierarchy, with_below};
 
 /// Two pages of tokens, in two pages of the pool each; none is computed again.
 pub const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };

@@ -7,8 +7,9 @@ use host_core::message::{Body, Reserve};
 use host_core::request::Request;
 use host_core::window::WindowShape;
 use host_core::{Config, PageId, Role, Room};
+use host_sim::Leg;
 
-use super::leg::{Leg, config, tokens};
+use super::leg::{config, tokens};
 use super::storage::{hierarchy, with_below};
 
 /// Two pages of tokens, in two pages of the pool each.

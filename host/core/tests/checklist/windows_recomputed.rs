@@ -4,8 +4,9 @@ use host_core::message::Body;
 use host_core::pool::PoolLimits;
 use host_core::window::WindowShape;
 use host_core::{Batch, Config, Event, PageId, Role, Room};
+use host_sim::{Leg, PAGE};
 
-use super::leg::{Leg, PAGE, config, tokens};
+use super::leg::{config, tokens};
 
 /// Three layers see two pages of tokens, a page of the pool for each token page: 5 + 2 x 7 tokens and the rest of a page are
 /// computed for a window that is gone.
@@ -253,6 +254,9 @@ fn a_request_that_lost_its_pages_goes_on_behind_them_without_its_window() {
     leg.compute_all();
     let stats = leg.stats();
     assert!(stats.retractions > 0 && stats.window_recomputed_tokens > 0, "{stats:?}");
-    assert_eq!((leg.emitted[&Room(1)], leg.emitted[&Room(2)], leg.emitted[&Room(3)]), (40, 40, 40));
+    assert_eq!(
+        (leg.emitted[&Room(1)].len(), leg.emitted[&Room(2)].len(), leg.emitted[&Room(3)].len()),
+        (40, 40, 40)
+    );
     leg.at_rest();
 }

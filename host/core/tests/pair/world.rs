@@ -1,254 +1,129 @@
-//! The world around two schedulers, under a virtual clock and one seed.
+//! The worlds of these tests, and who lives in them.
 
-mod actions;
-mod clients;
-mod faults;
-mod network;
-mod pending;
-mod rooms;
-mod storage;
-mod transfer;
-mod worker;
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use host_core::layer_groups::LayerGroups;
-use host_core::{Event, Instance, Role, Room, Time};
+use host_core::radix::NamespaceKey;
+use host_core::request::Request;
+use host_core::{Role, Time};
+use host_sim::{Ask, Asked, Clients, Erratic, Random, World};
 
-pub use super::memory::answer_to;
-use super::memory::{LAYERS, mix};
-use super::sliding::Sliding;
-use clients::Client;
-pub use faults::{Faults, Outcome};
-use pending::Pending;
-use rooms::OpenRoom;
-use storage::Storage;
-use worker::{Worker, groups};
+use super::scene::{Scene, VOCABULARY};
 
-const DECODE: Instance = Instance(1_000_000);
+/// Clients of one worker that answers, and of one that computes prompts, unless the first does.
+pub struct Talkers {
+    scene: Scene,
+    answers: usize,
+    prefill: Option<usize>,
+}
 
-struct Random(u64);
-
-impl Random {
-    /// SplitMix64.
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0, 0)
+/// A prefill and a decode worker.
+pub fn pair(seed: u64, scene: Scene) -> World<Talkers> {
+    let kv = scene.kv(seed);
+    let talkers = Talkers { scene, answers: 1, prefill: Some(0) };
+    let mut world = World::new(seed, kv, scene.faults(), Erratic, talkers);
+    let spread = match (scene.pressure, scene.forks) {
+        (true, _) => 4,
+        (false, true) => 60,
+        (false, false) => 20,
+    };
+    for role in [Role::Prefill, Role::Decode] {
+        let pages = Scene::window_pages(&kv) + 17 + world.random.below(spread) as u32;
+        let (config, limits) = scene.worker(seed, role, pages);
+        world.add(config, limits);
     }
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-    fn chance(&mut self, probability: f64) -> bool {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
+    begin(&mut world);
+    world
+}
+
+/// One aggregated worker.
+pub fn aggregated(seed: u64, scene: Scene) -> World<Talkers> {
+    let kv = scene.kv(seed);
+    let talkers = Talkers { scene, answers: 0, prefill: None };
+    let mut world = World::new(seed, kv, scene.faults(), Erratic, talkers);
+    let pages = if scene.below { 18 + (seed % 4) as u32 } else { 20 };
+    let (config, limits) = scene.worker(seed, Role::Aggregated, pages + Scene::window_pages(&kv));
+    world.add(config, limits);
+    begin(&mut world);
+    world
+}
+
+fn begin(world: &mut World<Talkers>) {
+    let scene = world.clients.scene;
+    for _ in 0..if scene.forks { 24 } else { 8 } {
+        let most = match (scene.forks, scene.pressure || scene.alike) {
+            (true, _) => 12_000,
+            (false, true) => 300,
+            (false, false) => 3_000,
+        };
+        let at = world.random.below(most);
+        let ask = world.clients.begins(&mut world.random, at);
+        world.ask(ask);
     }
 }
 
-pub struct World {
-    random: Random,
-    faults: Faults,
-    sliding: Option<Sliding>,
-    now: Time,
-    prefill: Worker,
-    decode: Worker,
-    aggregated: bool,
-    pending: BTreeMap<(Time, u64), Pending>,
-    order: u64,
-    clients: BTreeMap<Room, Client>,
-    /// Prefill's connection to decode, by its own count: a write lands only over the one it was given for.
-    prefill_link: Option<u64>,
-    /// Decode's connection to prefill, by its own count. Cutting it cuts prefill's.
-    decode_link: Option<u64>,
-    last_session: u64,
-    fence_fails: u64,
-    /// Each page, by its place in the attempt, and layer that was sent, by prefill worker, room and attempt.
-    sent: BTreeMap<(Instance, Room, u32), BTreeSet<(u32, u32)>>,
-    /// Decode's rooms that are open.
-    rooms: BTreeMap<Room, OpenRoom>,
-    /// Attempts that another has taken the place of.
-    superseded: BTreeSet<(Room, u32)>,
-    layer_groups: LayerGroups,
-    /// What all workers write to and read from.
-    storage: Storage,
-    outcome: Outcome,
-    trace: Vec<String>,
+impl Talkers {
+    /// A request of its own.
+    fn begins(&self, random: &mut Random, at_ms: u64) -> Ask {
+        let (length, longest) = if self.scene.pressure { (20, 44) } else { (40, 12) };
+        let length = 1 + random.place(length);
+        let prompt = self.prompt(random, length);
+        let count = 1 + random.below(longest) as u32;
+        // A third of the requests are another tenant's.
+        let salt = if random.chance(0.33) { "tenant" } else { "" };
+        let namespace = NamespaceKey { salt: salt.into(), ..NamespaceKey::default() };
+        self.asks(random, at_ms, Request { namespace, ..host_sim::request(0, &prompt, count) })
+    }
+
+    /// A request that reaches both workers at some time, and is perhaps given up later.
+    fn asks(&self, random: &mut Random, at_ms: u64, request: Request) -> Ask {
+        let later = |random: &mut Random, most| Duration::from_millis(at_ms + random.below(most));
+        let request = Request { ignore_stop: false, no_cache: random.chance(0.1), ..request };
+        Ask {
+            request,
+            leaves: random.chance(self.scene.abort).then(|| later(random, 1_500)),
+            prefill: self.prefill.map(|place| (place, later(random, 300))),
+            answers: (self.answers, later(random, 300)),
+        }
+    }
+
+    /// Half of the prompts begin like one of three others.
+    fn prompt(&self, random: &mut Random, length: usize) -> Vec<u32> {
+        if self.scene.alike && random.chance(0.5) {
+            return (0..23).collect();
+        }
+        let mut own = Random::new(random.word());
+        let base = random.below(if self.scene.forks { 2 } else { 6 });
+        let shared = if base < 3 { random.place(length + 1) } else { 0 };
+        let mut alike = Random::new(base);
+        let token = |place: usize| {
+            let random = if place < shared { &mut alike } else { &mut own };
+            random.below(u64::from(VOCABULARY)) as u32
+        };
+        (0..length).map(token).collect()
+    }
 }
 
-impl World {
-    pub fn new(seed: u64, faults: Faults) -> Self {
-        let mut random = Random(seed);
-        let sliding =
-            faults.window.then(|| if faults.forks { Sliding::few(seed) } else { Sliding::some(seed) });
-        // What the longest request needs for its window.
-        let window = sliding.map_or(0, Sliding::most_pages);
-        let pages = |random: &mut Random| {
-            window
-                + 17
-                + random.below(if faults.pressure {
-                    4
-                } else if faults.forks {
-                    60
-                } else {
-                    20
-                }) as u32
+impl Clients for Talkers {
+    /// The client has its answer and says something more, as long as there is room for it.
+    fn ended(&mut self, _now: Time, asked: &Asked, complete: bool, random: &mut Random) -> Vec<Ask> {
+        let mut conversation = [&asked.request.prompt[..], &asked.tokens].concat();
+        let said = random.place(7);
+        if !complete || !self.scene.talk || conversation.len() + said > 48 || random.below(3) == 0 {
+            return Vec::new();
+        }
+        conversation.extend((0..said).map(|_| random.below(u64::from(VOCABULARY)) as u32));
+        let (at, count) = (random.below(500), 1 + random.below(8) as u32);
+        let namespace = asked.request.namespace.clone();
+        let request = Request { namespace, ..host_sim::request(0, &conversation, count) };
+        vec![self.asks(random, at, request)]
+    }
+
+    /// Some come when a new worker is there.
+    fn died(&mut self, _now: Time, _place: usize, random: &mut Random) -> Vec<Ask> {
+        let ask = |_| {
+            let at = 200 + random.below(1_000);
+            self.begins(random, at)
         };
-        let (prefill_pages, decode_pages) = (pages(&mut random), pages(&mut random));
-        let layer_groups = match faults.layers {
-            true => groups(2 + (seed % 4) as u32),
-            false => LayerGroups::off(LAYERS),
-        };
-        let mut world = Self {
-            sliding,
-            prefill: Worker::new(Instance(1), Role::Prefill, prefill_pages, faults, layer_groups, sliding),
-            decode: Worker::new(DECODE, Role::Decode, decode_pages, faults, layer_groups, sliding),
-            random,
-            faults,
-            now: Time::default(),
-            aggregated: false,
-            pending: BTreeMap::new(),
-            order: 0,
-            clients: BTreeMap::new(),
-            prefill_link: None,
-            decode_link: None,
-            last_session: 0,
-            fence_fails: 0,
-            sent: BTreeMap::new(),
-            rooms: BTreeMap::new(),
-            superseded: BTreeSet::new(),
-            layer_groups,
-            storage: Storage::default(),
-            outcome: Outcome::default(),
-            trace: Vec::new(),
-        };
-        for _ in 0..if faults.forks { 24 } else { 8 } {
-            let most = if faults.pressure || faults.alike { 300 } else { 3_000 };
-            let at = world.random.below(if faults.forks { 12_000 } else { most });
-            world.add_request(at);
-        }
-        world
-    }
-
-    pub fn aggregated(seed: u64, faults: Faults) -> Self {
-        let mut world = Self::new(seed, faults);
-        world.aggregated = true;
-        let pages = if faults.below { 18 + (seed % 4) as u32 } else { 20 };
-        let (groups, sliding) = (world.layer_groups, world.sliding);
-        let pages = pages + sliding.map_or(0, Sliding::most_pages);
-        world.decode = Worker::new(DECODE, Role::Aggregated, pages, faults, groups, sliding);
-        world
-    }
-
-    fn schedule(&mut self, after: Duration, what: Pending) {
-        self.order += 1;
-        self.pending.insert((self.now.after(after), self.order), what);
-    }
-
-    fn soon(&mut self, most_ms: u64) -> Duration {
-        Duration::from_micros(self.random.below(most_ms * 1000))
-    }
-
-    /// Runs until nothing is left to do.
-    pub fn run(&mut self) {
-        let mut steps = 0;
-        while self.step() {
-            steps += 1;
-            assert!(steps < 200_000, "the world does not come to rest: {:?}", self.decode.scheduler);
-        }
-        self.check_rest();
-    }
-
-    fn step(&mut self) -> bool {
-        let busy = !self.pending.is_empty()
-            || self.prefill.batch.is_some()
-            || self.decode.batch.is_some()
-            || !self.prefill.scheduler.is_settled()
-            || !self.decode.scheduler.is_settled();
-        if !busy {
-            return false;
-        }
-        if self.random.chance(self.faults.death) && self.outcome.deaths == 0 {
-            self.kill_prefill();
-        }
-        if self.random.chance(self.faults.disconnect) {
-            self.drop_connection();
-        }
-        let flush = self.random.chance(self.faults.flush);
-        if flush {
-            let flushed = [&mut self.prefill, &mut self.decode].map(|worker| worker.scheduler.flush_cache());
-            self.outcome.flushed_in_use +=
-                flushed.iter().flatten().map(|flushed| flushed.in_use as u64).sum::<u64>();
-        }
-        let deadlines = [self.prefill.scheduler.next_deadline(), self.decode.scheduler.next_deadline()];
-        let batches = [&self.prefill.batch, &self.decode.batch].map(|batch| batch.as_ref().map(|b| b.0));
-        let first = self.pending.keys().next().map(|key| key.0);
-        let next = deadlines.into_iter().chain(batches).chain([first]).flatten().min();
-        // A flush may have ended all that there was to wait for; that it was one is still to be told.
-        let next = next.or(flush.then_some(self.now));
-        let Some(next) = next else { panic!("nothing will ever happen: {:?}", self.decode.scheduler) };
-        self.now = self.now.max(next);
-        self.finish_batches();
-        while let Some(entry) = self.pending.first_entry() {
-            if entry.key().0 > self.now {
-                break;
-            }
-            let what = entry.remove();
-            self.happen(what);
-        }
-        self.tick(true);
-        self.tick(false);
-        for worker in [&self.prefill, &self.decode] {
-            worker.scheduler.audit();
-            let next = worker.scheduler.next_deadline();
-            assert!(next.is_none_or(|next| next > self.now), "what is due was not done: a worker would spin");
-        }
-        self.outcome.quarantined += self.decode.scheduler.stats().pool.quarantined as u64;
-        true
-    }
-
-    fn worker(&mut self, at: Instance) -> Option<&mut Worker> {
-        [&mut self.prefill, &mut self.decode].into_iter().find(|worker| worker.instance == at)
-    }
-
-    fn handle(&mut self, at: Instance, event: Event) {
-        let now = self.now;
-        self.trace.push(format!("{now:?} {at:?} {event:?}"));
-        let mut actions = Vec::new();
-        if let Some(worker) = self.worker(at) {
-            worker.scheduler.handle(now, event, &mut actions);
-        }
-        self.act(at, actions);
-    }
-
-    fn tick(&mut self, prefill: bool) {
-        let now = self.now;
-        let worker = if prefill { &mut self.prefill } else { &mut self.decode };
-        let mut actions = Vec::new();
-        worker.scheduler.tick(now, &mut actions);
-        let at = worker.instance;
-        self.act(at, actions);
-    }
-
-    fn finish_batches(&mut self) {
-        for at in [self.prefill.instance, DECODE] {
-            let now = self.now;
-            let Some(worker) = self.worker(at) else { continue };
-            if worker.batch.as_ref().is_some_and(|(due, _)| *due <= now)
-                && let Some((_, batch)) = worker.batch.take()
-            {
-                if at != DECODE && self.random.chance(self.faults.executor) {
-                    self.outcome.batches_failed += 1;
-                    self.handle(at, Event::BatchFailed("the model fell over".into()));
-                    continue;
-                }
-                let Some(worker) = self.worker(at) else { continue };
-                worker.memory.compute(&batch, worker.layers, LAYERS);
-                let outputs = worker.memory.outputs(&batch);
-                self.handle(at, Event::BatchDone(outputs));
-            }
-        }
-    }
-
-    pub fn trace(&self) -> Vec<String> {
-        self.trace.clone()
+        (0..3).map(ask).collect()
     }
 }

@@ -7,9 +7,9 @@ use host_core::staging::{
 };
 use host_core::transfer::Tag;
 use host_core::{Instance, Room, Time};
+use host_sim::Random;
 
 use crate::fixture::*;
-use crate::world::Random;
 
 #[test]
 fn h1_a_target_that_is_not_ready_makes_nobody_send_twice_to_the_others() {
@@ -202,7 +202,7 @@ fn grants(answers: Vec<(PeerRank, Answer)>) -> impl Iterator<Item = (PeerRank, K
 
 /// Small pieces come and go, at random places; returns how many until room 9 has a slot.
 fn turn_over(seed: u64, ring: &mut Ring<Key>, live: &mut Vec<(PeerRank, Key, u32)>) -> u32 {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for turn in 0..1000 {
         let (from, key, generation) = live.swap_remove(random.below(live.len() as u64) as usize);
         assert_eq!(ring.arrived(from, key, generation, key), Arrival::Taken);
@@ -244,7 +244,7 @@ fn h7_memory_that_is_kept_free_for_a_room_is_everybodys_again_when_the_room_ends
     }
     let in_use = |ring: &Ring<Key>| ring.stats().bytes_in_use;
     let full = in_use(&ring);
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     while in_use(&ring) > full - 512 {
         let (from, key, generation) = live.swap_remove(random.below(live.len() as u64) as usize);
         ring.arrived(from, key, generation, key);

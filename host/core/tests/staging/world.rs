@@ -17,40 +17,13 @@ use host_core::staging::message::{Answer, Ask};
 use host_core::staging::{Key, PeerRank, Span, Target, Written};
 use host_core::transfer::Tag;
 use host_core::{Instance, PageId, Room, Time};
+use host_sim::{Agenda, Random, scramble};
 
 use rooms::{Side, Story};
 use workers::{DecodeWorker, PrefillWorker};
 
 pub const BLOCK: u32 = 8;
 const LONGEST: Duration = Duration::from_secs(300);
-
-pub struct Random(pub u64);
-
-pub fn mix(mut word: u64) -> u64 {
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
-}
-
-impl Random {
-    /// SplitMix64.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-    pub fn within(&mut self, range: Range<u64>) -> u64 {
-        range.start + self.below(range.end - range.start)
-    }
-    pub fn chance(&mut self, probability: f64) -> bool {
-        ((self.next() >> 11) as f64 / (1u64 << 53) as f64) < probability
-    }
-    pub fn micros(&mut self, range: Range<u64>) -> Duration {
-        Duration::from_micros(self.within(range))
-    }
-}
 
 /// What goes wrong, and how often.
 #[derive(Clone, Copy, Default)]
@@ -155,14 +128,12 @@ pub struct World {
     pub seed: u64,
     pub random: Random,
     pub faults: Faults,
-    pub now: Time,
     pub heads: u16,
     pub layers: u16,
     pub prefill: Vec<PrefillWorker>,
     pub decode: Vec<DecodeWorker>,
     pub stories: BTreeMap<Room, Story>,
-    pending: BTreeMap<(Time, u64), Pending>,
-    order: u64,
+    agenda: Agenda<Pending>,
     pub tags: BTreeMap<Tag, (Room, u32, u32)>,
     pub last_tag: u64,
     pub last_instance: u64,
@@ -176,19 +147,17 @@ pub struct World {
 
 impl World {
     pub fn new(seed: u64, faults: Faults) -> Self {
-        let mut random = Random(mix(seed));
+        let mut random = Random::new(scramble(seed));
         let (heads, layers) = (random.within(1..7) as u16, random.within(1..5) as u16);
         let mut world = Self {
             seed,
             faults,
-            now: Time::default(),
             heads,
             layers,
             prefill: Vec::new(),
             decode: Vec::new(),
             stories: BTreeMap::new(),
-            pending: BTreeMap::new(),
-            order: 0,
+            agenda: Agenda::default(),
             tags: BTreeMap::new(),
             last_tag: 0,
             last_instance: 0,
@@ -233,8 +202,7 @@ impl World {
     }
 
     pub fn after(&mut self, wait: Duration, what: Pending) {
-        self.order += 1;
-        self.pending.insert((self.now.after(wait), self.order), what);
+        self.agenda.after(wait, what);
     }
 
     pub fn lanes(&self, prefill: usize, decode: usize) -> Vec<HeadLane> {
@@ -244,16 +212,13 @@ impl World {
     pub fn run(mut self) -> Outcome {
         let seed = self.seed;
         loop {
-            let event = self.pending.first_key_value().map(|((at, _), _)| *at);
             let timer = self.prefill.iter().filter_map(PrefillWorker::next_deadline).min();
-            let Some(next) = event.into_iter().chain(timer).min() else { break };
+            let Some(next) = self.agenda.next().into_iter().chain(timer).min() else { break };
             assert!(next <= Time(LONGEST), "seed {seed}: {:?}", self.stuck());
-            self.now = self.now.max(next);
-            if event.is_some_and(|at| at <= next) {
-                let (_, what) = self.pending.pop_first().unwrap();
-                self.happen(what);
-            } else {
-                self.tick_senders();
+            self.agenda.go_to(next);
+            match self.agenda.take_due() {
+                Some(what) => self.happen(what),
+                None => self.tick_senders(),
             }
             self.audit();
         }
@@ -333,7 +298,7 @@ pub fn cut(pages: Range<u32>, layers: Range<u16>, heads: Range<u16>, limit: u64)
 }
 
 pub fn block(room: Room, page: u32, layer: u16, head: u16) -> u64 {
-    mix(room.0 ^ mix(u64::from(page) << 32 | u64::from(layer) << 16 | u64::from(head)))
+    scramble(room.0 ^ scramble(u64::from(page) << 32 | u64::from(layer) << 16 | u64::from(head)))
 }
 
 /// The blocks of a span in their order within a slot.

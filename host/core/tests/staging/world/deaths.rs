@@ -63,7 +63,7 @@ impl World {
                         for session in 1..4 {
                             let mut actions = Vec::new();
                             let sender = &mut self.prefill[prefill].senders[rank].sender;
-                            sender.peer_lost(self.now, dead, session, &mut actions);
+                            sender.peer_lost(self.agenda.now(), dead, session, &mut actions);
                             self.sender_acts(prefill, rank, actions);
                         }
                     }

@@ -187,7 +187,7 @@ impl World {
             let lane_of = Lane { tag, room, attempt, sequence, target, target_bytes, pieces };
             let mut actions = Vec::new();
             let sender = &mut self.prefill[prefill].senders[lane.source].sender;
-            sender.add(self.now, lane_of, &mut actions).unwrap();
+            sender.add(self.agenda.now(), lane_of, &mut actions).unwrap();
             self.sender_acts(prefill, lane.source, actions);
         }
         self.stories.get_mut(&room).unwrap().announced += 1;
@@ -345,7 +345,7 @@ impl World {
         for rank in 0..self.prefill[prefill].ranks() {
             for tag in &tags {
                 let mut actions = Vec::new();
-                self.prefill[prefill].senders[rank].sender.cancel(self.now, *tag, &mut actions);
+                self.prefill[prefill].senders[rank].sender.cancel(self.agenda.now(), *tag, &mut actions);
                 self.sender_acts(prefill, rank, actions);
             }
         }

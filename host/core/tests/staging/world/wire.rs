@@ -45,7 +45,12 @@ impl World {
             return;
         }
         let mut actions = Vec::new();
-        worker.senders[usize::from(to.2)].sender.heard(self.now, rank_of(from), answer, &mut actions);
+        worker.senders[usize::from(to.2)].sender.heard(
+            self.agenda.now(),
+            rank_of(from),
+            answer,
+            &mut actions,
+        );
         self.sender_acts(to.0, usize::from(to.2), actions);
     }
 
@@ -90,15 +95,14 @@ impl World {
             return;
         }
         let same = |flight: &Flight| flight.from == from && flight.written.id == id;
-        let landed =
-            !self.pending.values().any(|what| matches!(what, Pending::Land { flight } if same(flight)));
-        if landed {
+        let unlanded = |what: &Pending| matches!(what, Pending::Land { flight } if same(flight));
+        if !self.agenda.ahead().any(unlanded) {
             return;
         }
-        self.pending.retain(
-            |_, what| !matches!(what, Pending::Land { flight } | Pending::Notice { flight } if same(flight)),
+        self.agenda.take_where(
+            |what| matches!(what, Pending::Land { flight } | Pending::Notice { flight } if same(flight)),
         );
-        for what in self.pending.values_mut() {
+        for what in self.agenda.ahead_mut() {
             if let Pending::Settle { flight, error } = what
                 && same(flight)
             {
@@ -164,7 +168,7 @@ impl World {
         }
         let mut actions = Vec::new();
         let sender = &mut worker.senders[usize::from(flight.from.2)].sender;
-        sender.settled(self.now, flight.written.id, error, &mut actions);
+        sender.settled(self.agenda.now(), flight.written.id, error, &mut actions);
         self.sender_acts(flight.from.0, usize::from(flight.from.2), actions);
     }
 
@@ -179,7 +183,7 @@ impl World {
         let rooms: Vec<Room> = self.stories.keys().copied().collect();
         let room = match self.random.chance(0.8) {
             true => rooms[self.random.below(rooms.len() as u64) as usize],
-            false => Room(self.random.next()),
+            false => Room(self.random.word()),
         };
         let (attempt, sequence) = (self.random.below(3) as u32, self.random.below(1 << 32) as u32);
         let key = Key { room, attempt, sequence, piece: self.random.below(1 << 16) as u16 };
@@ -190,7 +194,7 @@ impl World {
         let to = (decode, self.decode[decode].instance, to_rank as u8);
         if self.random.chance(0.7) {
             let (first, layer, head) =
-                (self.random.next() as u32, self.random.next() as u16, self.random.next() as u16);
+                (self.random.word() as u32, self.random.word() as u16, self.random.word() as u16);
             let span = match self.random.below(4) {
                 0 => Span { pages: first..first.wrapping_add(1), layers: 0..1, heads: 0..1, bytes: 8 },
                 1 => Span { pages: 0..1, layers: 0..layer, heads: head..head, bytes: 8 },

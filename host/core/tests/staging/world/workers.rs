@@ -134,7 +134,7 @@ impl World {
         let at = &mut self.prefill[prefill].senders[rank];
         at.turn = false;
         let mut actions = Vec::new();
-        let Some(gather) = at.sender.next_gather(self.now, &mut actions) else {
+        let Some(gather) = at.sender.next_gather(self.agenda.now(), &mut actions) else {
             assert!(actions.is_empty());
             return;
         };
@@ -153,7 +153,7 @@ impl World {
         for prefill in 0..self.prefill.len() {
             for rank in 0..self.prefill[prefill].ranks() {
                 let mut actions = Vec::new();
-                self.prefill[prefill].senders[rank].sender.tick(self.now, &mut actions);
+                self.prefill[prefill].senders[rank].sender.tick(self.agenda.now(), &mut actions);
                 if !actions.is_empty() {
                     self.sender_acts(prefill, rank, actions);
                 }

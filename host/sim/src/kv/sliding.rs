@@ -5,51 +5,37 @@
 
 use std::ops::Range;
 
-use host_core::pool::PoolLimits;
 use host_core::window::WindowShape;
 use host_core::{Batch, Sequence};
 
-use super::memory::{LAYERS, Memory, PAGE_TOKENS, layer_value, mix};
+use super::{Kv, Memory, layer_value};
+use crate::random::mix;
 
 /// Added to a sliding layer's number, so that none has the KV of another layer.
 const SLIDES: u32 = 1_000;
 
 /// Layers that see the newest tokens only.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sliding {
+    /// How many.
     pub layers: u32,
+    /// Tokens that they see.
     pub window: usize,
 }
 
+impl Kv {
+    /// What the sliding layers take of the pool.
+    #[must_use]
+    pub fn window(&self) -> Option<WindowShape> {
+        self.sliding.map(|Sliding { layers, window }| WindowShape {
+            tokens: u32::try_from(window).unwrap_or(u32::MAX),
+            parts: layers.div_ceil(self.layers),
+            layers,
+        })
+    }
+}
+
 impl Sliding {
-    /// One of some: windows shorter than a page, of some pages, and longer than most prompts.
-    pub fn some(seed: u64) -> Self {
-        let windows = [1, 2, 4, 5, 9, 12, 30];
-        Self { layers: 1 + (seed / 7 % 7) as u32, window: windows[(seed % 7) as usize] }
-    }
-
-    /// Some that look a page or two back, in as few layers.
-    pub fn few(seed: u64) -> Self {
-        Self { layers: 1 + (seed / 3 % 3) as u32, window: [4, 6, 9][(seed % 3) as usize] }
-    }
-
-    pub fn shape(self) -> WindowShape {
-        let Self { layers, window } = self;
-        WindowShape { tokens: window as u32, parts: layers.div_ceil(LAYERS), layers }
-    }
-
-    /// Pages of the pool that the longest request takes beside its own.
-    pub fn most_pages(self) -> u32 {
-        (self.shape().least_pages(64, PAGE_TOKENS) - 64 / PAGE_TOKENS) as u32
-    }
-
-    /// Limits under which the longest request just fits, and few at once.
-    pub fn limits(self, pages: u32) -> PoolLimits {
-        let shape = self.shape();
-        let window = shape.parts * (shape.most_kept(1, PAGE_TOKENS) as u32 + 1);
-        PoolLimits { total: pages, full: pages.min(19), window }
-    }
-
     /// Positions that the one at `position` sees.
     fn seen(self, position: usize) -> Range<usize> {
         (position + 1).saturating_sub(self.window)..position + 1
@@ -61,7 +47,7 @@ impl Sliding {
     }
 
     /// One position more, given its KV in the model's first layer: `words` are those of each position in each of these layers.
-    pub fn add(self, words: &mut Vec<Vec<u64>>, first: u64) {
+    pub(super) fn add(self, words: &mut Vec<Vec<u64>>, first: u64) {
         let mut position = Vec::new();
         let seen = self.seen(words.len());
         for layer in 0..self.layers {
@@ -75,22 +61,27 @@ impl Sliding {
     }
 
     /// What the last of some positions sees, given the words of each.
-    pub fn words_seen(self, words: &[Vec<u64>]) -> impl Iterator<Item = u64> {
+    pub(super) fn words_seen(self, words: &[Vec<u64>]) -> impl Iterator<Item = u64> {
         words[self.seen(words.len() - 1)].iter().flatten().copied()
     }
 
-    fn place(self, sequence: &Sequence, layer: u32, position: usize) -> usize {
-        let parts = self.shape().parts as usize;
-        let page = sequence.window.page(position / PAGE_TOKENS, (layer / LAYERS) as usize, parts);
+    fn place(memory: &Memory, sequence: &Sequence, layer: u32, position: usize) -> usize {
+        let Kv { page_tokens, layers, .. } = memory.kv;
+        let parts = memory.kv.window().map_or(0, |shape| shape.parts as usize);
+        let page = sequence.window.page(position / page_tokens, (layer / layers) as usize, parts);
         let Some(page) = page else {
             panic!("position {position} is not in the window of {sequence:?}");
         };
-        Memory::at(page, layer % LAYERS, position % PAGE_TOKENS)
+        memory.at(page, layer % layers, position % page_tokens)
+    }
+
+    fn word(memory: &Memory, sequence: &Sequence, layer: u32, position: usize) -> u64 {
+        memory.words[Self::place(memory, sequence, layer, position)]
     }
 
     /// Computes these layers of a batch whose first layer is computed, and looks whether all is there that each position
     /// sees which is not computed for its window alone.
-    pub fn compute(self, memory: &mut Memory, batch: &Batch) {
+    pub(super) fn compute(self, memory: &mut Memory, batch: &Batch) {
         for sequence in &batch.sequences {
             let new = sequence.start as usize..sequence.end();
             for (layer, position) in (0..self.layers).flat_map(|layer| new.clone().map(move |at| (layer, at)))
@@ -101,15 +92,17 @@ impl Sliding {
                 let before = before
                     .into_iter()
                     .flatten()
-                    .map(|(layer, seen)| memory.word_at(self.place(sequence, layer, seen)));
+                    .map(|(layer, seen)| Self::word(memory, sequence, layer, seen));
                 let value = Self::value(memory.first(sequence, position), layer, before);
-                *memory.word(self.place(sequence, layer, position)) = value;
+                let place = Self::place(memory, sequence, layer, position);
+                memory.words[place] = value;
             }
             // What no layer uses is the same under one name, too, as executors leave it.
-            for (layer, position) in (self.layers..self.shape().parts * LAYERS)
-                .flat_map(|layer| new.clone().map(move |at| (layer, at)))
-            {
-                *memory.word(self.place(sequence, layer, position)) = 0;
+            let parts = memory.kv.window().map_or(0, |shape| shape.parts);
+            let unused = self.layers..parts * memory.kv.layers;
+            for (layer, position) in unused.flat_map(|layer| new.clone().map(move |at| (layer, at))) {
+                let place = Self::place(memory, sequence, layer, position);
+                memory.words[place] = 0;
             }
             self.check(memory, sequence);
         }
@@ -122,23 +115,21 @@ impl Sliding {
         for (seen, layer) in
             kept.flat_map(|at| self.seen(at)).flat_map(|at| (0..self.layers).map(move |layer| (at, layer)))
         {
-            let found = memory.word_at(self.place(sequence, layer, seen));
             assert_eq!(
-                found, words[seen][layer as usize],
+                Self::word(memory, sequence, layer, seen),
+                words[seen][layer as usize],
                 "sliding layer {layer} of position {seen} is not what it was: {sequence:?}"
             );
         }
     }
 
     /// What lies where a sequence's last position looks.
-    pub fn words_read<'a>(
+    pub(super) fn words_read<'a>(
         self,
         memory: &'a Memory,
         sequence: &'a Sequence,
     ) -> impl Iterator<Item = u64> + 'a {
         let seen = self.seen(sequence.end() - 1);
-        seen.flat_map(move |position| {
-            (0..self.layers).map(move |layer| memory.word_at(self.place(sequence, layer, position)))
-        })
+        seen.flat_map(move |at| (0..self.layers).map(move |layer| Self::word(memory, sequence, layer, at)))
     }
 }

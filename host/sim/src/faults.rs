@@ -1,0 +1,122 @@
+//! What may go wrong, and what happened.
+
+use std::ops::AddAssign;
+
+/// How likely each mishap is, from 0 to 1. None is the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// Per message: it is lost.
+    pub loss: f64,
+    /// Per message: it comes twice. As often, it is up to five seconds late.
+    pub repeat: f64,
+    /// Per write that lands: one bit of its first page flips.
+    pub flip: f64,
+    /// Per point in time: a prefill worker dies, and another one takes its place. Each place has one death at most.
+    pub death: f64,
+    /// The same for workers that answer.
+    pub decode_death: f64,
+    /// Per point in time: one side of a connection sees it break. Late writes may still land until a fence is proven, and
+    /// up to two fences fail.
+    pub disconnect: f64,
+    /// Per batch of a prefill worker: it fails, some of its layers computed.
+    pub executor: f64,
+    /// Per report that some layers of a batch are computed: it is lost. Those that are not may come later than the batch.
+    pub news: f64,
+    /// Per point in time: all caches are emptied.
+    pub flush: f64,
+    /// Per batch and per page of a storage tier: it is late, hangs, loses, cuts off, refuses or gives wrong answers.
+    pub tier: f64,
+    /// Per page: a copy between pool and host memory fails.
+    pub copy: f64,
+    /// No mishap. Per write: it lands beside the receiver's pages and is copied into them later, as with staging.
+    pub staged: f64,
+    /// No mishap. Per write: its pages are read when it begins, and not when it lands. A backend may do either.
+    pub read_early: f64,
+}
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// What happened in a world, or in many.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Outcome {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        impl AddAssign for Outcome {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$name += other.$name;)+
+            }
+        }
+    };
+}
+
+counters! {
+    /// Requests that were answered.
+    finished,
+    /// Requests that were not.
+    failed,
+    /// Requests that followed an answer.
+    turns,
+    /// Pages in quarantine, summed over [audits](crate::World::audit_every).
+    quarantined,
+    /// Workers that died.
+    deaths,
+    /// Connections that one side saw break.
+    disconnects,
+    /// Fences that could not be proven at once.
+    fences_failed,
+    /// Writes that were copied into the receiver's pages.
+    copies,
+    /// Rooms that were given up while their pages were copied.
+    closed_late,
+    /// Batches that failed.
+    batches_failed,
+    /// Pages in use when caches were emptied.
+    flushed_in_use,
+    /// Batches of reads or writes that hung.
+    hung,
+    /// Of all workers, see [`Stats`](host_core::scheduler::Stats); so are the next ones.
+    integrity_failures,
+    /// Messages repeated.
+    messages_repeated,
+    /// Messages dropped.
+    messages_stale,
+    /// Prompt tokens found cached.
+    cached_tokens,
+    /// Cached pages given up.
+    evicted_pages,
+    /// Parts sent while later layers were computed.
+    layer_parts_sent,
+    /// Requests that shared a transfer.
+    shared_transfers,
+    /// Preemptions.
+    retractions,
+    /// Tokens that preempted requests found again.
+    restored_tokens,
+    /// Those of them that came from offload tiers.
+    restored_offload_tokens,
+    /// Tokens that preempted requests computed again.
+    recomputed_tokens,
+    /// Tokens computed again for a window.
+    window_recomputed_tokens,
+    /// See [`HierarchyStats`](host_core::hierarchy::HierarchyStats); so are the next ones.
+    promised_host,
+    /// Pages promised by storage tiers.
+    promised_storage,
+    /// Window parts promised.
+    promised_windows,
+    /// Pages loaded.
+    loaded,
+    /// Restores that failed.
+    restores_failed,
+    /// Transfers that were asked for again, larger.
+    renegotiated,
+    /// Prompts computed instead of restored.
+    computed_instead,
+    /// Pages saved.
+    saved,
+    /// Pages dropped.
+    dropped,
+    /// Pages written to storage tiers.
+    written,
+}

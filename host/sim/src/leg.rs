@@ -1,0 +1,286 @@
+//! One worker whose other side is the test: it says what peers, transfer, executor and tiers do, event by event.
+
+mod peer;
+mod tiers;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use host_core::hierarchy::TierAction;
+use host_core::message::{Body, Message, Reserve};
+use host_core::pool::PoolLimits;
+use host_core::radix::CacheEvent;
+use host_core::request::{Failure, Request};
+use host_core::scheduler::{PageWrite, Stats};
+use host_core::{
+    Action, Batch, Config, Event, Instance, PageId, Role, Room, Scheduler, Sequence, SequenceOutput, Time,
+};
+
+use crate::fixture::{self, outputs};
+
+/// The worker on the other side.
+pub const PEER: Instance = Instance(77);
+/// Every token that is drawn unless [`Leg::draw`] says otherwise.
+pub const DRAWN: u32 = 9;
+
+/// One worker, and what came out of it. Everything that it is told goes through [`after`](Self::after) or
+/// [`hear`](Self::hear), which audit it.
+#[derive(Debug)]
+pub struct Leg {
+    /// The worker.
+    pub scheduler: Scheduler,
+    config: Config,
+    /// The time, which passes only when the test lets it.
+    pub now: Time,
+    last_message: u64,
+    /// Rooms' prompts, for aux rows.
+    prompts: BTreeMap<Room, Vec<u32>>,
+    /// What a sequence draws, given the length of its prompt.
+    pub draw: fn(&Sequence, usize) -> u32,
+    /// What is to be computed.
+    pub batch: Option<Batch>,
+    /// The last reserve of each room, and its attempt.
+    pub reserves: BTreeMap<Room, (u32, Reserve)>,
+    /// All messages, repeats included.
+    pub sent: Vec<Message>,
+    /// Verifications asked for and not answered: attempt and pages.
+    pub verifying: BTreeMap<Room, (u32, Vec<PageId>)>,
+    /// Writes that have not settled.
+    pub writes: Vec<PageWrite>,
+    /// Rooms that the transfer threads know, and the attempt.
+    pub open: BTreeMap<Room, u32>,
+    /// Whether the transfer threads close rooms at once.
+    pub closes: bool,
+    /// Rooms to be closed.
+    pub closing: Vec<Room>,
+    /// What was told of the cache, when it is.
+    pub cache_events: Vec<CacheEvent>,
+    /// What is to be done in offload tiers.
+    pub below: Vec<TierAction>,
+    /// Prompts whose KV is complete, in this order.
+    pub begun: Vec<Room>,
+    /// Tokens that clients were given.
+    pub emitted: BTreeMap<Room, Vec<u32>>,
+    /// Requests that were answered, in this order.
+    pub finished: Vec<Room>,
+    /// Requests that failed.
+    pub failed: BTreeMap<Room, Failure>,
+}
+
+impl Leg {
+    /// A worker that is connected to [`PEER`], unless it needs no peer, with one pool for all its pages.
+    #[must_use]
+    pub fn with(config: Config) -> Self {
+        let limits = PoolLimits::shared(config.pages);
+        Self::with_limits(config, limits)
+    }
+
+    /// The same with a pool that its components divide.
+    #[must_use]
+    pub fn with_limits(config: Config, limits: PoolLimits) -> Self {
+        let alone = config.role == Role::Aggregated;
+        let mut leg = Self::opened(config, limits);
+        if !alone {
+            leg.event(Event::PeerReady { peer: PEER, floor: 0, session: 1 });
+        }
+        leg
+    }
+
+    /// A worker that has heard of no peer.
+    #[must_use]
+    pub fn unconnected(config: Config) -> Self {
+        let limits = PoolLimits::shared(config.pages);
+        Self::opened(config, limits)
+    }
+
+    fn opened(config: Config, limits: PoolLimits) -> Self {
+        Self {
+            scheduler: Scheduler::with_pages(config.clone(), limits, None),
+            config,
+            now: Time::default(),
+            last_message: 0,
+            prompts: BTreeMap::new(),
+            draw: |_, _| DRAWN,
+            batch: None,
+            reserves: BTreeMap::new(),
+            sent: Vec::new(),
+            verifying: BTreeMap::new(),
+            writes: Vec::new(),
+            open: BTreeMap::new(),
+            closes: true,
+            closing: Vec::new(),
+            cache_events: Vec::new(),
+            below: Vec::new(),
+            begun: Vec::new(),
+            emitted: BTreeMap::new(),
+            finished: Vec::new(),
+            failed: BTreeMap::new(),
+        }
+    }
+
+    /// A request as [`submit`](Self::submit) makes it: of a decode worker, with [`PEER`] as its prefill worker.
+    #[must_use]
+    pub fn request(&self, room: u64, prompt: &[u32], count: u32) -> Request {
+        let prefill = if self.config.role == Role::Decode { fixture::peer(PEER) } else { None };
+        Request { prefill, ..fixture::request(room, prompt, count) }
+    }
+
+    /// A request comes, and the worker decides.
+    pub fn submit(&mut self, room: u64, prompt: &[u32], count: u32) {
+        self.send(self.request(room, prompt, count));
+    }
+
+    /// The same with a request of the test's own.
+    pub fn send(&mut self, request: Request) {
+        self.event(Event::Submit(request));
+    }
+
+    /// A request comes, and nothing is decided yet.
+    pub fn enqueue(&mut self, room: u64, prompt: &[u32], count: u32) {
+        self.hear(Event::Submit(self.request(room, prompt, count)));
+    }
+
+    /// One event and one decision.
+    pub fn event(&mut self, event: Event) {
+        self.events([event]);
+    }
+
+    /// Some events and one decision.
+    pub fn events(&mut self, events: impl IntoIterator<Item = Event>) {
+        let mut actions = Vec::new();
+        for event in events {
+            self.take(event, &mut actions);
+        }
+        self.scheduler.tick(self.now, &mut actions);
+        self.note(actions);
+    }
+
+    /// One event and one decision; returns what is to be done.
+    pub fn after(&mut self, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.take(event, &mut actions);
+        self.scheduler.tick(self.now, &mut actions);
+        self.note(actions.clone());
+        actions
+    }
+
+    /// One event, and no decision.
+    pub fn hear(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        self.take(event, &mut actions);
+        self.note(actions);
+    }
+
+    fn take(&mut self, event: Event, actions: &mut Vec<Action>) {
+        if let Event::Submit(request) = &event {
+            self.prompts.insert(request.room, request.prompt.clone());
+        }
+        if let Event::RoomClosed { room } = &event {
+            self.closing.retain(|other| other != room);
+        }
+        self.scheduler.handle(self.now, event, actions);
+    }
+
+    /// Lets time pass, and asks for a decision.
+    pub fn wait(&mut self, time: Duration) {
+        self.now = self.now.after(time);
+        self.events([]);
+    }
+
+    /// A millisecond passes, and one decision is made; then computes what was decided, without another decision.
+    pub fn step(&mut self) -> Option<Batch> {
+        self.wait(Duration::from_millis(1));
+        let batch = self.batch.take()?;
+        let outputs = self.outputs(&batch);
+        self.hear(Event::BatchDone(outputs));
+        Some(batch)
+    }
+
+    fn note(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Run(batch) => {
+                    assert!(self.batch.replace(batch).is_none(), "two batches at once");
+                }
+                Action::Send { message, .. } => {
+                    if let Body::Reserve(reserve) = &message.body {
+                        self.reserves.insert(message.room, (message.attempt, reserve.clone()));
+                    }
+                    self.sent.push(message);
+                }
+                Action::Verify { room, attempt, pages, .. } => {
+                    self.verifying.insert(room, (attempt, pages));
+                }
+                Action::Write(write) => self.writes.push(write),
+                Action::Tier(action) => self.below.push(action),
+                Action::OpenRoom(opening) => {
+                    let before = self.open.insert(opening.room, opening.attempt);
+                    assert!(before.is_none_or(|before| before < opening.attempt), "{opening:?}");
+                }
+                Action::CloseRoom { room } => {
+                    assert!(self.open.contains_key(&room) && !self.closing.contains(&room), "{room:?}");
+                    self.closing.push(room);
+                }
+                Action::ForgetRoom { room } => {
+                    let closing = self.closing.contains(&room);
+                    assert!(self.open.remove(&room).is_some() && !closing, "{room:?} is forgotten too early");
+                }
+                Action::Cache(events) => self.cache_events.extend(events),
+                Action::PromptReady { room, .. } => self.begun.push(room),
+                Action::Emit { room, token } => self.emitted.entry(room).or_default().push(token.token),
+                Action::Finish { room, .. } => self.finished.push(room),
+                Action::Fail { room, failure } => {
+                    assert!(self.failed.insert(room, failure).is_none(), "{room:?} fails twice");
+                }
+                Action::Connect { .. } | Action::Fence { .. } | Action::CancelWrite(_) => {}
+            }
+        }
+        self.scheduler.audit();
+        if self.closes && !self.closing.is_empty() {
+            self.close_rooms();
+        }
+    }
+
+    /// Nothing is copied any more into the pages of rooms that were given up.
+    pub fn close_rooms(&mut self) {
+        for room in std::mem::take(&mut self.closing) {
+            self.event(Event::RoomClosed { room });
+        }
+    }
+
+    /// What comes of a batch.
+    #[must_use]
+    pub fn outputs(&self, batch: &Batch) -> Vec<SequenceOutput> {
+        outputs(batch, |sequence| (self.draw)(sequence, self.prompts.get(&sequence.room).map_or(0, Vec::len)))
+    }
+
+    /// Computes the batch that is asked for, if one is, and decides.
+    pub fn compute(&mut self) -> bool {
+        let Some(batch) = self.batch.take() else { return false };
+        let outputs = self.outputs(&batch);
+        self.event(Event::BatchDone(outputs));
+        true
+    }
+
+    /// Computes until nothing is asked for.
+    pub fn compute_all(&mut self) {
+        while self.compute() {}
+    }
+
+    /// What the worker counts.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.scheduler.stats()
+    }
+
+    /// Everything is free or cached, and no request keeps what is cached.
+    ///
+    /// # Panics
+    /// When that is not so.
+    pub fn at_rest(&self) {
+        let stats = self.stats();
+        assert_eq!((stats.pool.held, stats.pool.quarantined, stats.locked_pages), (0, 0, 0));
+        assert_eq!((stats.queued, stats.active, stats.quarantined_rooms), (0, 0, 0));
+        assert!(self.open.is_empty(), "rooms that were not forgotten: {:?}", self.open);
+    }
+}

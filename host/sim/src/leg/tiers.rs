@@ -1,0 +1,96 @@
+//! What answers for host memory and storage.
+
+use std::collections::BTreeSet;
+
+use host_core::hierarchy::{Direction, HostSlot, PageEnd, TierAction, TierEvent, TierTag};
+use host_core::radix::PageHash;
+use host_core::{Event, PageId};
+
+use super::Leg;
+
+impl Leg {
+    /// Does everything that is asked for in offload tiers, at once, until nothing is asked for. `stored` is what all tiers
+    /// hold.
+    pub fn serve(&mut self, stored: &mut BTreeSet<PageHash>) {
+        while !self.below.is_empty() {
+            for action in std::mem::take(&mut self.below) {
+                let found = |there| if there { PageEnd::Done } else { PageEnd::Missing };
+                match action {
+                    TierAction::Copy { tag, pages, .. } => self.all_end(tag, pages.len(), PageEnd::Done),
+                    TierAction::Query { tag, names, .. } => {
+                        let found = names.iter().map(|name| stored.contains(name)).collect();
+                        self.event(Event::Tier(TierEvent::Answered { tag, found }));
+                    }
+                    TierAction::Read { tag, pages, .. } => {
+                        let ends = pages.iter().map(|(name, _)| found(stored.contains(name)));
+                        let pages = (0..).zip(ends).collect();
+                        self.event(Event::Tier(TierEvent::Ended { tag, pages }));
+                    }
+                    TierAction::Write { tag, pages, .. } => {
+                        stored.extend(pages.iter().map(|(name, _)| *name));
+                        self.all_end(tag, pages.len(), PageEnd::Done);
+                    }
+                    TierAction::Cancel { .. } => {}
+                }
+            }
+        }
+    }
+
+    /// All pages of a batch end alike.
+    pub fn all_end(&mut self, tag: TierTag, pages: usize, end: PageEnd) {
+        let pages = (0..pages as u32).map(|place| (place, end)).collect();
+        self.event(Event::Tier(TierEvent::Ended { tag, pages }));
+    }
+
+    /// Takes the first of what is asked for that `wanted` makes something of.
+    fn take_below<T>(&mut self, what: &str, wanted: impl Fn(&TierAction) -> Option<T>) -> T {
+        let found = self.below.iter().enumerate().find_map(|(at, action)| Some((at, wanted(action)?)));
+        let Some((at, taken)) = found else { panic!("no {what} is asked for: {:?}", self.below) };
+        self.below.remove(at);
+        taken
+    }
+
+    /// The only query that is asked; it is answered with this.
+    pub fn answer_query(&mut self, found: impl Fn(&PageHash) -> bool) -> Vec<PageHash> {
+        let (tag, names) = self.take_below("query", |action| match action {
+            TierAction::Query { tag, names, .. } => Some((*tag, names.clone())),
+            _ => None,
+        });
+        let found = names.iter().map(found).collect();
+        self.event(Event::Tier(TierEvent::Answered { tag, found }));
+        names
+    }
+
+    /// The first read that is asked for.
+    pub fn take_read(&mut self) -> (TierTag, Vec<(PageHash, HostSlot)>) {
+        self.take_below("read", |action| match action {
+            TierAction::Read { tag, pages, .. } => Some((*tag, pages.clone())),
+            _ => None,
+        })
+    }
+
+    /// The first copy this way that is asked for.
+    pub fn take_copy(&mut self, wanted: Direction) -> (TierTag, Vec<(PageId, HostSlot)>) {
+        self.take_below("copy", |action| match action {
+            TierAction::Copy { tag, direction, pages } if *direction == wanted => Some((*tag, pages.clone())),
+            _ => None,
+        })
+    }
+
+    /// How many of what is asked for are such.
+    pub fn asked(&self, is: impl Fn(&TierAction) -> bool) -> usize {
+        self.below.iter().filter(|action| is(action)).count()
+    }
+
+    /// Nothing is under way in offload tiers, and no request keeps anything there.
+    ///
+    /// # Panics
+    /// When that is not so.
+    pub fn below_at_rest(&self) {
+        self.at_rest();
+        let stats = self.stats().hierarchy;
+        let host = stats.host;
+        assert_eq!((host.filling, host.spoilt, host.abandoned, stats.host_pinned), (0, 0, 0, 0));
+        assert!(self.scheduler.is_settled());
+    }
+}

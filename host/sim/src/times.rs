@@ -1,0 +1,156 @@
+//! How long everything takes.
+
+use std::time::Duration;
+
+use host_core::hierarchy::Direction;
+use host_core::scheduler::PageWrite;
+use host_core::{Batch, Time};
+
+use crate::random::Random;
+
+/// One thing that takes time. Workers are named by their places in the world, which outlive their processes.
+#[derive(Clone, Copy, Debug)]
+pub enum Work<'a> {
+    /// An executor computes a batch.
+    Step {
+        /// The worker.
+        at: usize,
+        /// What it computes.
+        batch: &'a Batch,
+    },
+    /// A message from worker to worker.
+    Message {
+        /// Its sender.
+        from: usize,
+        /// Its receiver.
+        to: usize,
+    },
+    /// Half of a handshake: the way to the prefill worker, or the way back.
+    Handshake {
+        /// From.
+        from: usize,
+        /// To.
+        to: usize,
+    },
+    /// Pages that are written into a peer's memory, and the settling of the write.
+    Write {
+        /// The writer.
+        from: usize,
+        /// Whose memory is written.
+        to: usize,
+        /// The write.
+        write: &'a PageWrite,
+    },
+    /// Cutting a connection off in both directions.
+    Fence {
+        /// The worker that does.
+        at: usize,
+    },
+    /// Until a worker hears that a connection is gone.
+    Loss {
+        /// The worker.
+        at: usize,
+    },
+    /// A worker copies pages that arrived beside its pool into it.
+    Scatter {
+        /// The worker.
+        at: usize,
+        /// How many.
+        pages: usize,
+    },
+    /// A worker digests pages that arrived.
+    Verify {
+        /// The worker.
+        at: usize,
+        /// How many.
+        pages: usize,
+    },
+    /// News from one thread of a worker to another: a part arrived, a peer is ready, a room is closed.
+    News {
+        /// The worker.
+        at: usize,
+    },
+    /// The router tells a worker that an answer is not wanted any more.
+    Cancel,
+    /// Pages are copied between the pool and host memory.
+    Copy {
+        /// The worker.
+        at: usize,
+        /// Which way.
+        direction: Direction,
+        /// How many.
+        pages: usize,
+    },
+    /// A tier says which pages it has.
+    Query {
+        /// The worker that asks.
+        at: usize,
+        /// The tier.
+        tier: usize,
+        /// How many it is asked for.
+        pages: usize,
+    },
+    /// A tier reads one page of a batch.
+    Read {
+        /// The worker that asks.
+        at: usize,
+        /// The tier.
+        tier: usize,
+    },
+    /// A tier writes one page of a batch.
+    Store {
+        /// The worker that asks.
+        at: usize,
+        /// The tier.
+        tier: usize,
+    },
+}
+
+/// A model of time. Its answers depend on nothing but what it is given and what it was given before; what varies is drawn.
+///
+/// Any closure of the same shape is one:
+///
+/// ```
+/// # use std::time::Duration;
+/// # use host_core::Time;
+/// # use host_sim::{Random, Times, Work};
+/// let model = |_now: Time, work: Work<'_>, _random: &mut Random| match work {
+///     Work::Step { batch, .. } => Duration::from_micros(4_000 + 20 * batch.tokens() as u64),
+///     Work::Write { write, .. } => Duration::from_micros(50 * write.source.len() as u64),
+///     _ => Duration::ZERO,
+/// };
+/// # fn takes(_: impl Times) {}
+/// # takes(model);
+/// ```
+pub trait Times {
+    /// How long this takes that begins now.
+    fn takes(&mut self, now: Time, work: Work<'_>, random: &mut Random) -> Duration;
+}
+
+impl<F: FnMut(Time, Work<'_>, &mut Random) -> Duration> Times for F {
+    fn takes(&mut self, now: Time, work: Work<'_>, random: &mut Random) -> Duration {
+        self(now, work, random)
+    }
+}
+
+/// A world without any order: everything takes any time up to a bound, whatever its size, so that whatever can be
+/// overtaken is.
+#[derive(Clone, Copy, Debug)]
+pub struct Erratic;
+
+impl Times for Erratic {
+    fn takes(&mut self, _now: Time, work: Work<'_>, random: &mut Random) -> Duration {
+        let most = match work {
+            Work::Read { .. } | Work::Store { .. } => 6,
+            Work::Copy { .. } => 10,
+            Work::Query { .. } => 15,
+            Work::Step { .. } | Work::News { .. } | Work::Cancel => 20,
+            Work::Verify { .. } => 30,
+            Work::Message { .. } | Work::Handshake { .. } => 50,
+            Work::Fence { .. } | Work::Scatter { .. } => 100,
+            Work::Loss { .. } => 200,
+            Work::Write { .. } => 400,
+        };
+        random.up_to(Duration::from_millis(most))
+    }
+}

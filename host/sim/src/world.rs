@@ -1,0 +1,267 @@
+//! Several workers, their clients, and everything between them.
+
+mod acts;
+mod clients;
+mod deaths;
+mod ends;
+mod network;
+mod pending;
+mod rooms;
+mod storage;
+mod transfer;
+mod worker;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use host_core::pool::PoolLimits;
+use host_core::{Config, Event, Instance, Room, Scheduler, Time};
+
+use crate::agenda::Agenda;
+use crate::faults::{Faults, Outcome};
+use crate::kv::Kv;
+use crate::random::Random;
+use crate::times::{Times, Work};
+pub use clients::{Ask, Asked, Clients};
+use pending::Pending;
+use storage::Storage;
+use worker::Worker;
+
+/// Points in time after which a world that is to come to rest does not.
+const RESTLESS: u64 = 200_000;
+
+/// Workers and their clients under one clock and one seed. The same seed, configuration and calls give the same run.
+///
+/// A worker is named by its place, in the order in which workers were [added](Self::add); when its process dies another
+/// one takes its place.
+pub struct World<C> {
+    /// What everything that varies is drawn from.
+    pub random: Random,
+    /// What sends requests and hears of answers.
+    pub clients: C,
+    agenda: Agenda<Pending>,
+    times: Box<dyn Times>,
+    faults: Faults,
+    kv: Kv,
+    workers: Vec<Worker>,
+    /// Where each process lives, or lived.
+    places: BTreeMap<Instance, usize>,
+    /// Workers that heard something since they last decided.
+    awake: BTreeSet<usize>,
+    /// When workers have to decide though they hear nothing.
+    deadlines: BTreeSet<(Time, usize)>,
+    asked: BTreeMap<Room, Asked>,
+    /// The connection of a worker to another one, by its own count: a write lands only over the one it was given for.
+    links: BTreeMap<(Instance, Instance), u64>,
+    last_session: u64,
+    last_instance: u64,
+    fences_to_fail: u64,
+    /// Each page, by its place in the attempt, and layer that was sent, by sender, room and attempt.
+    sent: BTreeMap<(Instance, Room, u32), BTreeSet<(u32, u32)>>,
+    /// What all workers write to and read from.
+    storage: Storage,
+    outcome: Outcome,
+    audit_every: u64,
+    decisions: u64,
+    trace: Option<Vec<String>>,
+}
+
+impl<C: Clients> World<C> {
+    /// A world without workers.
+    #[must_use]
+    pub fn new(seed: u64, kv: Kv, faults: Faults, times: impl Times + 'static, clients: C) -> Self {
+        Self {
+            random: Random::new(seed),
+            clients,
+            agenda: Agenda::default(),
+            times: Box::new(times),
+            faults,
+            kv,
+            workers: Vec::new(),
+            places: BTreeMap::new(),
+            awake: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            links: BTreeMap::new(),
+            last_session: 0,
+            last_instance: 0,
+            fences_to_fail: 0,
+            sent: BTreeMap::new(),
+            storage: Storage::default(),
+            outcome: Outcome::default(),
+            audit_every: 1,
+            decisions: 0,
+            trace: None,
+        }
+    }
+
+    /// Adds a worker, and returns its place.
+    ///
+    /// # Panics
+    /// When the configuration does not fit the world's KV.
+    pub fn add(&mut self, config: Config, limits: PoolLimits) -> usize {
+        assert_eq!(config.page_tokens as usize, self.kv.page_tokens, "one model has one size of pages");
+        assert_eq!(config.window, self.kv.window(), "one model has one window");
+        let worker = Worker::new(self.new_instance(), config, limits, self.kv);
+        let place = self.workers.len();
+        self.places.insert(worker.instance, place);
+        self.workers.push(worker);
+        place
+    }
+
+    /// Audits workers at every so many decisions instead of at each, which is what large worlds take most time for.
+    pub fn audit_every(&mut self, decisions: u64) {
+        self.audit_every = decisions;
+    }
+
+    /// Writes down from now on what workers hear and want done.
+    pub fn keep_trace(&mut self) {
+        self.trace.get_or_insert_default();
+    }
+
+    /// What was written down.
+    #[must_use]
+    pub fn trace(&self) -> &[String] {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.agenda.now()
+    }
+
+    /// The scheduler at a place.
+    #[must_use]
+    pub fn scheduler(&self, place: usize) -> &Scheduler {
+        &self.workers[place].scheduler
+    }
+
+    fn new_instance(&mut self) -> Instance {
+        self.last_instance += 1;
+        Instance(self.last_instance)
+    }
+
+    /// Where a process lives or lived.
+    fn place(&self, at: Instance) -> usize {
+        self.places[&at]
+    }
+
+    /// Where a process lives that has not died.
+    fn alive(&self, at: Instance) -> Option<usize> {
+        Some(self.place(at)).filter(|place| self.workers[*place].instance == at)
+    }
+
+    fn worker(&mut self, at: Instance) -> Option<&mut Worker> {
+        self.alive(at).map(|place| &mut self.workers[place])
+    }
+
+    /// Lets something happen as soon as this work is done.
+    fn later(&mut self, work: Work<'_>, what: Pending) {
+        let wait = self.times.takes(self.agenda.now(), work, &mut self.random);
+        self.agenda.after(wait, what);
+    }
+
+    /// Lets a worker hear something as soon as its threads have told each other.
+    fn tell(&mut self, at: Instance, event: Event) {
+        self.later(Work::News { at: self.place(at) }, Pending::Tell { at, event });
+    }
+
+    fn soon(&mut self, most: Duration) -> Duration {
+        self.random.up_to(most)
+    }
+
+    /// Runs until nothing is left to do, and looks whether everything was put back.
+    ///
+    /// # Panics
+    /// When the world does not come to rest, leaks something, or a request has not ended.
+    pub fn run(&mut self) {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+            assert!(steps < RESTLESS, "the world does not come to rest: {:?}", self.stuck());
+        }
+        self.check_rest();
+    }
+
+    /// Runs until a time.
+    pub fn run_until(&mut self, until: Time) {
+        while self.next().is_some_and(|next| next <= until) && self.step() {}
+        self.agenda.go_to(until);
+    }
+
+    fn stuck(&self) -> Option<&Scheduler> {
+        self.workers.iter().map(|worker| &worker.scheduler).rfind(|scheduler| !scheduler.is_settled())
+    }
+
+    fn next(&self) -> Option<Time> {
+        if !self.awake.is_empty() {
+            return Some(self.agenda.now());
+        }
+        let deadline = self.deadlines.first().map(|(at, _)| *at);
+        self.agenda.next().into_iter().chain(deadline).min()
+    }
+
+    /// Goes on to the next point in time: everything happens whose time has come, then workers decide that heard
+    /// something. Returns whether there was one.
+    ///
+    /// # Panics
+    /// When work is left, and nothing will ever happen.
+    pub fn step(&mut self) -> bool {
+        if self.agenda.is_empty() && self.stuck().is_none() && self.awake.is_empty() {
+            return false;
+        }
+        self.strike();
+        let Some(next) = self.next() else { panic!("nothing will ever happen: {:?}", self.stuck()) };
+        self.agenda.go_to(next);
+        while let Some(what) = self.agenda.take_due() {
+            self.happen(what);
+        }
+        let now = self.agenda.now();
+        let due = self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, place)| *place);
+        self.awake.extend(due);
+        for place in std::mem::take(&mut self.awake) {
+            self.decide(place);
+        }
+        true
+    }
+
+    fn handle(&mut self, at: Instance, event: Event) {
+        let now = self.agenda.now();
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{now:?} {at:?} {event:?}"));
+        }
+        let Some(place) = self.alive(at) else { return };
+        self.awake.insert(place);
+        let mut actions = Vec::new();
+        self.workers[place].scheduler.handle(now, event, &mut actions);
+        self.act(at, actions);
+    }
+
+    fn tick(&mut self, place: usize) {
+        let now = self.agenda.now();
+        let worker = &mut self.workers[place];
+        let mut actions = Vec::new();
+        worker.scheduler.tick(now, &mut actions);
+        let at = worker.instance;
+        self.act(at, actions);
+    }
+
+    fn decide(&mut self, place: usize) {
+        self.tick(place);
+        let now = self.agenda.now();
+        let worker = &mut self.workers[place];
+        let next = worker.scheduler.next_deadline();
+        assert!(next.is_none_or(|next| next > now), "what is due was not done: a worker would spin");
+        if next != worker.deadline {
+            let before = std::mem::replace(&mut worker.deadline, next);
+            before.map(|before| self.deadlines.remove(&(before, place)));
+            self.deadlines.extend(next.map(|next| (next, place)));
+        }
+        self.decisions += 1;
+        if self.decisions.is_multiple_of(self.audit_every) {
+            worker.scheduler.audit();
+            self.outcome.quarantined += worker.scheduler.stats().pool.quarantined as u64;
+        }
+    }
+}

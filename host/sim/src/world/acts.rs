@@ -1,0 +1,101 @@
+//! What becomes of a scheduler's actions, and the executor.
+
+use host_core::{Action, Batch, Event, Instance, Role};
+
+use super::{Clients, Pending, World};
+use crate::times::Work;
+
+impl<C: Clients> World<C> {
+    pub(super) fn act(&mut self, at: Instance, actions: Vec<Action>) {
+        for action in actions {
+            if let Some(trace) = &mut self.trace {
+                trace.push(format!("{:?} {at:?} {action:?}", self.agenda.now()));
+            }
+            match action {
+                Action::Run(batch) => self.begin_step(at, batch),
+                Action::Send { to, floor, message } => self.post(at, to, floor, &message),
+                Action::Connect { peer, floor } => {
+                    // What is left of an earlier connection is fenced before the peer is called.
+                    let (decode, prefill) = (at, peer.instance);
+                    self.cut(decode, prefill);
+                    let way = Work::Handshake { from: self.place(decode), to: self.place(prefill) };
+                    self.later(way, Pending::Handshake { decode, prefill, floor });
+                }
+                Action::Fence { peer, session } => {
+                    self.later(Work::Fence { at: self.place(at) }, Pending::Fence { at, peer, session });
+                }
+                Action::Write(write) => self.begin_write(write, at),
+                Action::CancelWrite(_) | Action::PromptReady { .. } => {}
+                Action::OpenRoom(opening) => self.open(at, &opening),
+                Action::CloseRoom { room } => self.close(at, room),
+                Action::ForgetRoom { room } => self.forget(at, room),
+                Action::Verify { room, attempt, pages, aux_slot } => {
+                    self.verify(at, (room, attempt), &pages, aux_slot);
+                }
+                Action::Emit { room, token } => self.emit(room, token.token),
+                Action::Finish { room, .. } => {
+                    if self.asked.get(&room).is_some_and(|asked| asked.answers == at) {
+                        self.end(room, true);
+                    }
+                }
+                Action::Fail { room, .. } => {
+                    // The router gives the other leg up.
+                    if let Some(asked) = self.end(room, false) {
+                        let legs = asked.prefill.into_iter().chain([asked.answers]);
+                        for at in legs.filter(|leg| *leg != at) {
+                            self.later(Work::Cancel, Pending::Tell { at, event: Event::Cancel(room) });
+                        }
+                    }
+                }
+                Action::Cache(events) => {
+                    let Some(worker) = self.worker(at) else { continue };
+                    events.iter().for_each(|event| worker.log.record(event));
+                }
+                Action::Tier(action) => self.begin_tier(at, action),
+            }
+        }
+    }
+
+    fn begin_step(&mut self, at: Instance, batch: Batch) {
+        let Some(place) = self.alive(at) else { return };
+        let now = self.agenda.now();
+        self.clients.begun(now, place, &batch);
+        let takes = self.times.takes(now, Work::Step { at: place, batch: &batch }, &mut self.random);
+        let (group, all) = (batch.layer_group, self.kv.layers);
+        for layers in (1..=all).filter(|layers| group > 0 && layers.is_multiple_of(group)) {
+            let exact = takes * layers / all;
+            // Every now and then later than the batch itself.
+            let late =
+                if self.faults.news > 0.0 { exact * (4 + self.random.below(6) as u32) / 6 } else { exact };
+            self.agenda.after(late, Pending::Layers { at, batch: batch.id, layers });
+        }
+        self.agenda.after(takes, Pending::Computed { at, batch: batch.id });
+        let worker = &mut self.workers[place];
+        worker.layers = 0;
+        assert!(worker.batch.replace(batch).is_none(), "two batches at once");
+    }
+
+    pub(super) fn layers(&mut self, at: Instance, batch: u64, layers: u32) {
+        let Some(worker) = self.worker(at) else { return };
+        if let Some(current) = worker.batch.as_ref().filter(|current| current.id == batch) {
+            worker.memory.compute(current, worker.layers..layers);
+            worker.layers = worker.layers.max(layers);
+        }
+        if !self.random.chance(self.faults.news) {
+            self.handle(at, Event::LayersDone { batch, layers });
+        }
+    }
+
+    pub(super) fn computed(&mut self, at: Instance, batch: u64) {
+        let Some(place) = self.alive(at) else { return };
+        let worker = &mut self.workers[place];
+        let Some(batch) = worker.batch.take_if(|current| current.id == batch) else { return };
+        if worker.config.role == Role::Prefill && self.random.chance(self.faults.executor) {
+            self.outcome.batches_failed += 1;
+            return self.handle(at, Event::BatchFailed("the model fell over".into()));
+        }
+        worker.memory.compute(&batch, worker.layers..self.kv.layers);
+        let outputs = worker.memory.outputs(&batch);
+        self.handle(at, Event::BatchDone(outputs));
+    }
+}

@@ -1,0 +1,127 @@
+//! What clients want, and what they are given.
+
+use std::time::Duration;
+
+use host_core::request::Request;
+use host_core::{Batch, Event, Instance, Room, Time};
+
+use super::{Pending, World};
+use crate::fixture::peer;
+use crate::random::Random;
+
+/// A request that is about to be sent.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// The request; the world draws its room, and names its prefill worker.
+    pub request: Request,
+    /// The place of the worker that answers, and after how long the request is there.
+    pub answers: (usize, Duration),
+    /// The same of the worker that computes the prompt, unless the one that answers does.
+    pub prefill: Option<(usize, Duration)>,
+    /// After how long the client leaves, if it does.
+    pub leaves: Option<Duration>,
+}
+
+/// A request that was sent and has not ended.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// What was asked.
+    pub request: Request,
+    /// When.
+    pub since: Time,
+    /// Tokens of the answer, as far as they have come.
+    pub tokens: Vec<u32>,
+    pub(super) answers: Instance,
+    pub(super) prefill: Option<Instance>,
+}
+
+/// What sends requests, and hears of everything that a client or a meter hears of.
+pub trait Clients {
+    /// A worker begins a step.
+    fn begun(&mut self, _now: Time, _place: usize, _batch: &Batch) {}
+
+    /// A token has come. Returns whether the client still wants the rest.
+    fn token(&mut self, _now: Time, _asked: &Asked) -> bool {
+        true
+    }
+
+    /// An answer is complete, or will never be. Returns what is asked next.
+    fn ended(&mut self, _now: Time, _asked: &Asked, _complete: bool, _random: &mut Random) -> Vec<Ask> {
+        Vec::new()
+    }
+
+    /// A worker has died; its requests end soon. Returns what is asked next.
+    fn died(&mut self, _now: Time, _place: usize, _random: &mut Random) -> Vec<Ask> {
+        Vec::new()
+    }
+}
+
+/// None that want anything.
+impl Clients for () {}
+
+impl<C: Clients> World<C> {
+    /// Sends a request, and perhaps gives it up later. Returns its room.
+    pub fn ask(&mut self, ask: Ask) -> Room {
+        let room = Room(self.random.word());
+        let instance = |place: usize| self.workers[place].instance;
+        let answers = instance(ask.answers.0);
+        let prefill = ask.prefill.map(|(place, wait)| (instance(place), wait));
+        let request = Request { room, prefill: None, ..ask.request };
+        if let Some(wait) = ask.leaves {
+            self.agenda.after(wait, Pending::Cancel(room));
+        }
+        if let Some((to, wait)) = prefill {
+            self.agenda.after(wait, Pending::Submit { to, request: request.clone() });
+        }
+        let prefill = prefill.map(|(instance, _)| instance);
+        let leg = Request { prefill: prefill.and_then(peer), ..request.clone() };
+        self.agenda.after(ask.answers.1, Pending::Submit { to: answers, request: leg });
+        let since = self.agenda.now();
+        self.asked.insert(room, Asked { request, since, tokens: Vec::new(), answers, prefill });
+        room
+    }
+
+    pub(super) fn submit(&mut self, to: Instance, request: Request) {
+        if self.asked.contains_key(&request.room) {
+            self.handle(to, Event::Submit(request));
+        }
+    }
+
+    /// Gives a request up.
+    pub fn cancel(&mut self, room: Room) {
+        let Some(asked) = self.end(room, false) else { return };
+        for at in asked.prefill.into_iter().chain([asked.answers]) {
+            self.handle(at, Event::Cancel(room));
+        }
+    }
+
+    pub(super) fn emit(&mut self, room: Room, token: u32) {
+        let now = self.agenda.now();
+        let Some(asked) = self.asked.get_mut(&room) else { return };
+        asked.tokens.push(token);
+        if !self.clients.token(now, asked) {
+            self.agenda.after(Duration::ZERO, Pending::Cancel(room));
+        }
+    }
+
+    /// Looks at an answer, and lets its client go on.
+    pub(super) fn end(&mut self, room: Room, complete: bool) -> Option<Asked> {
+        let asked = self.asked.remove(&room)?;
+        if complete {
+            self.outcome.finished += 1;
+            let request = &asked.request;
+            if self.kv.words {
+                let expected = self.kv.answer_to(&request.prompt, request.max_new_tokens as usize);
+                assert_eq!(asked.tokens, expected, "wrong answer in {room:?}");
+            }
+        } else {
+            self.outcome.failed += 1;
+        }
+        let next = self.clients.ended(self.agenda.now(), &asked, complete, &mut self.random);
+        self.outcome.turns += next.len() as u64;
+        for ask in next {
+            self.ask(ask);
+        }
+        Some(asked)
+    }
+}

@@ -1,0 +1,78 @@
+//! What strikes a world as a whole: deaths, broken connections, emptied caches.
+
+use host_core::{Instance, Role, Room};
+
+use super::worker::Worker;
+use super::{Clients, Pending, World};
+use crate::times::Work;
+
+impl<C: Clients> World<C> {
+    /// What goes wrong at this point in time.
+    pub(super) fn strike(&mut self) {
+        for (probability, prefill) in [(self.faults.death, true), (self.faults.decode_death, false)] {
+            if self.random.chance(probability) {
+                let mortal =
+                    |worker: &Worker| worker.deaths == 0 && (worker.config.role == Role::Prefill) == prefill;
+                let places: Vec<usize> =
+                    (0..self.workers.len()).filter(|place| mortal(&self.workers[*place])).collect();
+                if !places.is_empty() {
+                    let place = places[self.random.place(places.len())];
+                    self.kill(place);
+                }
+            }
+        }
+        if self.random.chance(self.faults.disconnect) {
+            self.disconnect();
+        }
+        if self.random.chance(self.faults.flush) {
+            self.flush();
+        }
+    }
+
+    /// Empties all caches.
+    pub fn flush(&mut self) {
+        for (place, worker) in self.workers.iter_mut().enumerate() {
+            let flushed = worker.scheduler.flush_cache();
+            self.outcome.flushed_in_use += flushed.map_or(0, |flushed| flushed.in_use as u64);
+            // That it was emptied is still to be told.
+            self.awake.insert(place);
+        }
+    }
+
+    /// A worker's process dies, with its pool and its host memory. Another one takes its place, which knows no peer.
+    pub fn kill(&mut self, place: usize) {
+        self.outcome.deaths += 1;
+        self.count(place);
+        let instance = self.new_instance();
+        let worker = &mut self.workers[place];
+        let dead = worker.instance;
+        let deadline = worker.deadline;
+        *worker = Worker {
+            deaths: worker.deaths + 1,
+            ..Worker::new(instance, worker.config.clone(), worker.limits, self.kv)
+        };
+        deadline.map(|deadline| self.deadlines.remove(&(deadline, place)));
+        self.awake.remove(&place);
+        self.places.insert(instance, place);
+        // A dead process writes no more; the backends of its peers tell them so.
+        let ends: Vec<(Instance, Instance)> = self.links.keys().copied().collect();
+        for (at, peer) in ends {
+            if at == dead {
+                self.links.remove(&(at, peer));
+            } else if peer == dead {
+                self.unlink(at, peer);
+            }
+        }
+        // The router sees the legs there break, and gives the other ones up.
+        let legs = self.asked.iter();
+        let legs = legs.filter(|(_, asked)| asked.answers == dead || asked.prefill == Some(dead));
+        let rooms: Vec<Room> = legs.map(|(room, _)| *room).collect();
+        for room in rooms {
+            self.later(Work::Cancel, Pending::Cancel(room));
+        }
+        let next = self.clients.died(self.agenda.now(), place, &mut self.random);
+        for ask in next {
+            self.ask(ask);
+        }
+    }
+}

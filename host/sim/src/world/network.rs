@@ -1,0 +1,114 @@
+//! Messages and connections.
+
+use std::time::Duration;
+
+use host_core::message::Message;
+use host_core::{Event, Instance};
+
+use super::{Clients, Pending, World};
+use crate::times::Work;
+
+/// A message that was held up in the network comes this late at most.
+const HELD_UP: Duration = Duration::from_secs(5);
+
+impl<C: Clients> World<C> {
+    /// Sends a message that may get lost, come late, or come twice.
+    pub(super) fn post(&mut self, from: Instance, to: Instance, floor: u64, message: &Message) {
+        let copies = if self.random.chance(self.faults.loss) {
+            0
+        } else if self.random.chance(self.faults.repeat) {
+            2
+        } else {
+            1
+        };
+        for _ in 0..copies {
+            let what = Pending::Deliver { to, from, floor, message: message.clone() };
+            if self.random.chance(self.faults.repeat) {
+                let wait = self.soon(HELD_UP);
+                self.agenda.after(wait, what);
+            } else {
+                self.later(Work::Message { from: self.place(from), to: self.place(to) }, what);
+            }
+        }
+    }
+
+    /// Prefill hears a handshake.
+    pub(super) fn shake_hands(&mut self, decode: Instance, prefill: Instance, floor: u64) {
+        if self.alive(decode).is_none() {
+            return;
+        }
+        let Some(place) = self.alive(prefill) else { return self.refused(decode, prefill) };
+        let session = self.new_session(prefill, decode);
+        // What the old session still decides between the new connection and the news of it must not go out
+        // over the new one.
+        self.tick(place);
+        self.handle(prefill, Event::PeerReady { peer: decode, floor, session });
+        let way = Work::Handshake { from: place, to: self.place(decode) };
+        self.later(way, Pending::Connected { decode, prefill });
+    }
+
+    fn refused(&mut self, decode: Instance, prefill: Instance) {
+        let message = "connection refused".to_owned();
+        self.handle(decode, Event::PeerRefused { peer: prefill, message });
+    }
+
+    fn new_session(&mut self, at: Instance, peer: Instance) -> u64 {
+        self.last_session += 1;
+        self.links.insert((at, peer), self.last_session);
+        self.last_session
+    }
+
+    /// Decode hears prefill's answer.
+    pub(super) fn connected(&mut self, decode: Instance, prefill: Instance) {
+        if self.alive(decode).is_none() {
+            return;
+        }
+        if self.alive(prefill).is_none() {
+            return self.refused(decode, prefill);
+        }
+        let session = self.new_session(decode, prefill);
+        self.tell(decode, Event::PeerReady { peer: prefill, floor: 0, session });
+    }
+
+    pub(super) fn fence(&mut self, at: Instance, peer: Instance, session: u64) {
+        let event = if self.fences_to_fail > 0 {
+            self.fences_to_fail -= 1;
+            self.outcome.fences_failed += 1;
+            Event::FenceFailed { peer, session }
+        } else {
+            if self.links.get(&(at, peer)) == Some(&session) {
+                self.cut(at, peer);
+            }
+            Event::PeerLost { peer, session, fenced: true }
+        };
+        // The news takes its time; a new connection may be there first.
+        self.later(Work::Loss { at: self.place(at) }, Pending::Tell { at, event });
+    }
+
+    /// Ends a connection in both directions: writes in flight land nowhere and settle with an error. Each side that
+    /// has one hears of it.
+    pub(super) fn cut(&mut self, one: Instance, other: Instance) {
+        self.unlink(one, other);
+        self.unlink(other, one);
+    }
+
+    /// Ends one side of a connection, which hears of it.
+    pub(super) fn unlink(&mut self, at: Instance, peer: Instance) {
+        if let Some(session) = self.links.remove(&(at, peer)) {
+            let event = Event::PeerLost { peer, session, fenced: true };
+            self.later(Work::Loss { at: self.place(at) }, Pending::Tell { at, event });
+        }
+    }
+
+    /// One side sees a connection break; late writes may still land until the fence is proven.
+    pub(super) fn disconnect(&mut self) {
+        if self.links.is_empty() {
+            return;
+        }
+        let which = self.random.place(self.links.len());
+        let Some((&(at, peer), &session)) = self.links.iter().nth(which) else { return };
+        self.outcome.disconnects += 1;
+        self.fences_to_fail = self.random.below(3);
+        self.handle(at, Event::PeerLost { peer, session, fenced: false });
+    }
+}

@@ -1,0 +1,117 @@
+//! Pages on their way from one memory to another.
+
+use host_core::integrity::{Found, LaneSum};
+use host_core::scheduler::PageWrite;
+use host_core::{Event, Instance, PageId, Room};
+
+use super::rooms::Arrival;
+use super::{Clients, Pending, World};
+use crate::kv::Memory;
+use crate::times::Work;
+
+/// The words that a write carries, page by page.
+fn carried(memory: &Memory, write: &PageWrite) -> Vec<Vec<u64>> {
+    write.source.iter().map(|page| memory.words(*page, write.layers.clone()).to_vec()).collect()
+}
+
+/// A write on its way.
+pub(super) struct Landing {
+    pub write: PageWrite,
+    pub from: Instance,
+    /// Digest of what is sent.
+    pub sum: u64,
+    /// What it carries, where that was read when the write was begun. Else it is read when it lands.
+    pub words: Option<Vec<Vec<u64>>>,
+}
+
+impl<C: Clients> World<C> {
+    /// Digests what a write carries, and reads it now or when it lands.
+    pub(super) fn begin_write(&mut self, write: PageWrite, from: Instance) {
+        if self.kv.words {
+            self.note_sent(&write, from);
+        }
+        assert!(!write.source.is_empty() || write.notice.last, "an empty part that is not the last");
+        let early = self.random.chance(self.faults.read_early);
+        let Some(worker) = self.worker(from) else { return };
+        let sum = worker.memory.sum(&write.source, write.first_page, write.layers.clone());
+        let words = early.then(|| carried(&worker.memory, &write));
+        let work = Work::Write { from: self.place(from), to: self.place(write.to), write: &write };
+        let wait = self.times.takes(self.agenda.now(), work, &mut self.random);
+        self.agenda.after(wait, Pending::Land(Box::new(Landing { write, from, sum, words })));
+    }
+
+    /// Each layer of each page is sent once, and all of them with the last part.
+    fn note_sent(&mut self, write: &PageWrite, from: Instance) {
+        let layers = self.kv.layers;
+        let sent = self.sent.entry((from, write.notice.room, write.notice.attempt)).or_default();
+        let places = (write.first_page..).take(write.target.len());
+        for (place, layer) in places.flat_map(|place| write.layers.clone().map(move |l| (place, l))) {
+            assert!(sent.insert((place, layer)), "layer {layer} of page {place} is sent twice: {write:?}");
+        }
+        if let Some((row, _, _)) = &write.aux {
+            assert_eq!(sent.len(), (row.pages * layers) as usize, "not all layers of all pages were sent");
+        }
+        let completes = write.layers.end == layers;
+        assert_eq!(write.notice.pages as usize, if completes { write.source.len() } else { 0 });
+    }
+
+    /// A write lands: in the receiver's pages, or where the receiver copies it from into its pages.
+    pub(super) fn land(&mut self, landing: Landing) {
+        let Landing { write, from, sum, words } = landing;
+        let cut = self.links.get(&(from, write.to)) != Some(&write.session);
+        let error = cut.then(|| "the connection is gone".to_owned());
+        self.handle(from, Event::Written { tag: write.tag, error });
+        let Some(sender) = self.worker(from).filter(|_| !cut) else { return };
+        let words = words.unwrap_or_else(|| carried(&sender.memory, &write));
+        let arrival = Arrival { write, words, sum };
+        match self.random.chance(self.faults.staged) {
+            true => self.stage(arrival),
+            false => self.put(&arrival),
+        }
+    }
+
+    /// Fills the receiver's pages, and lets it know.
+    pub(super) fn put(&mut self, arrival: &Arrival) {
+        let Arrival { write, words, sum } = arrival;
+        let (at, notice) = (write.to, write.notice);
+        let bit = self.random.chance(self.faults.flip).then(|| self.random.below(64));
+        let check = self.kv.words;
+        let Some(worker) = self.worker(at) else { return };
+        for (room, pages) in worker.scheduler.holdings().filter(|(room, _)| check && *room != notice.room) {
+            let foreign = write.target.iter().any(|page| pages.contains(page));
+            assert!(!foreign, "a write for {:?} landed on pages of {room:?}", notice.room);
+        }
+        for (target, words) in write.target.iter().zip(words) {
+            worker.memory.put(*target, write.layers.start, words);
+        }
+        if let (Some(bit), Some(target)) = (bit, write.target.first()) {
+            worker.memory.flip(*target, write.layers.start, bit);
+        }
+        let attempts = worker.sent_sums.entry(notice.room).or_default();
+        attempts.entry(notice.attempt).or_default().insert(notice.sequence, *sum);
+        if let Some((row, _, slot)) = &write.aux {
+            worker.aux[*slot as usize] = row.encode();
+        }
+        self.tell(at, Event::Arrived(notice));
+    }
+
+    /// Digests what lies in a worker's memory.
+    pub(super) fn verify(
+        &mut self,
+        at: Instance,
+        (room, attempt): (Room, u32),
+        pages: &[PageId],
+        aux_slot: u32,
+    ) {
+        let layers = self.kv.layers;
+        let Some(worker) = self.worker(at) else { return };
+        let parts = worker.sent_sums.get(&room).and_then(|attempts| attempts.get(&attempt));
+        let sums = parts.into_iter().flat_map(|parts| parts.values());
+        let sent = sums.fold(0, |all: u64, sum| all.wrapping_add(*sum));
+        let found = worker.memory.sum(pages, 0, 0..layers);
+        let lanes = Some(vec![LaneSum { source: 0, target: 0, sent, found }]);
+        let found = Found { aux_row: worker.aux[aux_slot as usize], lanes };
+        let event = Event::Verified { room, attempt, found: Box::new(found) };
+        self.later(Work::Verify { at: self.place(at), pages: pages.len() }, Pending::Tell { at, event });
+    }
+}
