@@ -9,9 +9,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "abi_lock/dump.rs"]
 mod dump;
-#[path = "abi_lock/rules.rs"]
 mod rules;
 
 use std::path::PathBuf;
