@@ -36,7 +36,12 @@ fn a_target_out_of_reach_is_said_once_and_answers_stay_the_same() {
     let (paced, _more) = start(&["--target-itl-ms", "0.5"], STEPS);
     assert_eq!(answers(&paced), right);
     assert_eq!(answers(&paced), right);
-    let metrics = paced.metrics(&paced.worker("decode"));
+    let decode = paced.worker("decode");
+    // An answer may be there before its last token is counted.
+    paced.wait("all tokens to be counted", || {
+        paced.metrics(&decode)["host_between_tokens_seconds_count"] >= 2.0 * 8.0 * 29.0
+    });
+    let metrics = paced.metrics(&decode);
     assert_eq!((metrics["host_target_itl_out_of_reach"], metrics["host_decode_limit"]), (1.0, 1.0));
     let tokens = metrics["host_between_tokens_seconds_count"];
     assert_eq!(tokens, 2.0 * 8.0 * 29.0, "every token but the first ones has a time");

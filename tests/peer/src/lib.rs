@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
+pub mod between_processes;
 pub mod process;
 pub mod ranks;
 
