@@ -1,7 +1,7 @@
 //! What it costs to look at a plugin and to load it. Each line is the median and the worst of 40 fresh processes, since
 //! a process loads a file once; the page cache is warm.
 //!
-//! `cargo build --release -p host-plugin-shm -p host-plugin-null && cargo bench -p host --bench plugin_loading`
+//! `cargo bench -p host --bench plugin_loading`
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods, reason = "a benchmark")]
 
@@ -12,6 +12,7 @@ use std::time::Instant;
 use host_plugin_api::Opening;
 use host_plugins::lock::sha256;
 use host_plugins::{Entry, Policy, load_root, open_transfer, preflight};
+use host_tests::plugin_files;
 
 const PROCESSES: usize = 40;
 const STEPS: [&str; 5] = ["inspect", "hash", "load", "load pinned", "open"];
@@ -52,10 +53,9 @@ fn main() {
         return;
     }
     let exe = std::env::current_exe().unwrap();
-    let profile = exe.parent().and_then(Path::parent).unwrap();
     println!("{:<10} {:>8} {:<12} {:>10} {:>10}", "plugin", "kB", "step", "median us", "worst us");
     for name in ["null", "shm"] {
-        let file = profile.join(format!("libhost_plugin_{name}.so"));
+        let file = plugin_files::plugin(name);
         let runs: Vec<Vec<f64>> = (0..PROCESSES)
             .map(|_| {
                 let output = Command::new(&exe).arg("--one").arg(&file).output().unwrap();

@@ -2,10 +2,8 @@
 
 #![allow(clippy::expect_used, reason = "what fails here is the test")]
 
-#[path = "../../host/tests/plugin_support/skip.rs"]
-mod skip;
-
 use host_kernels::cuda::{CudaError, CudaKernels};
+use host_tests::skip::skipped;
 
 #[test]
 fn a_machine_without_a_driver_says_so() {
@@ -15,7 +13,7 @@ fn a_machine_without_a_driver_says_so() {
         }
         other => {
             let found = other.err().map_or("it works".to_owned(), |error| error.to_string());
-            skip::skipped(&format!("the error without a CUDA driver: there is one here, and {found}"));
+            skipped(&format!("the error without a CUDA driver: there is one here, and {found}"));
         }
     }
 }

@@ -5,19 +5,17 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what fails here is the test")]
 
-#[path = "../../host/tests/plugin_support/skip.rs"]
-mod skip;
-
 use std::path::PathBuf;
 
 use host_kernels::cuda::{Architecture, CudaError, Image, Nvrtc, SOURCE};
+use host_tests::skip::skipped;
 
 fn compilers() -> Vec<Nvrtc> {
     let paths = std::env::var_os("NVRTC").unwrap_or_default();
     let paths: Vec<PathBuf> =
         std::env::split_paths(&paths).filter(|path| !path.as_os_str().is_empty()).collect();
     if paths.is_empty() {
-        skip::skipped("compiling the CUDA kernels: NVRTC names no library");
+        skipped("compiling the CUDA kernels: NVRTC names no library");
     }
     paths.iter().map(|path| Nvrtc::open(Some(path)).unwrap()).collect()
 }

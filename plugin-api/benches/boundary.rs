@@ -10,12 +10,11 @@
 //!
 //! Ends with exit code 1 when *loaded* or *held* costs more than 5 % over *direct* from 64 writes up.
 //!
-//! `cargo build --release -p host-plugin-null && cargo bench -p host-plugin-api --bench boundary`
+//! `cargo bench -p host-plugin-api --bench boundary`
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::hint::black_box;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -23,6 +22,7 @@ use host_plugin_api::abi::RSlice;
 use host_plugin_api::{NOTIFICATION_BYTES, Opening, PeerId, Submission, Tag, TransferBackend, Write};
 use host_plugin_null::NullBackend;
 use host_plugins::{Catalog, load_root, open_transfer};
+use host_tests::plugin_files;
 
 const REPETITIONS: usize = 60;
 /// Writes in a call, from which on the boundary may cost so much.
@@ -39,9 +39,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let opening = Opening { name: "bench".into(), config: String::new() };
-    let exe = std::env::current_exe().unwrap();
-    let profile = exe.parent().and_then(Path::parent).unwrap();
-    let catalog = Catalog::scan([profile]);
+    let directory = plugin_files::directory(&["null"]);
+    let catalog = Catalog::scan([directory.path()]);
     let entry = catalog.find("null").unwrap();
     let held = open_transfer(entry, &opening).unwrap();
     let loaded = load_root(entry).unwrap().open_transfer(&opening).unwrap();

@@ -1,16 +1,26 @@
 //! Fixtures shared by the tests.
 
-#![allow(clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
+pub mod alone;
+pub mod built;
 pub mod caches;
 pub mod cluster;
+pub mod defect;
 pub mod fetched;
 pub mod gguf;
 pub mod hold;
 pub mod lines;
 pub mod llama_cpp;
 pub mod model;
+pub mod mooncake;
+pub mod mooncake_pool;
+pub mod nixl;
+pub mod plugin_files;
 pub mod ports;
 pub mod program;
+pub mod s3;
+pub mod skip;
 pub mod streaming;
+pub mod variant;
 pub mod wait;

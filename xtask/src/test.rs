@@ -36,10 +36,11 @@ compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the
 Usage: cargo xtask test [--only WORD[,WORD...]] [--times N] [--under-load]
        cargo xtask test ARGUMENTS FOR CARGO TEST
 
-With other arguments, only `cargo test` runs, with them: `cargo xtask test -p host --test walk`.
+With other arguments, only `cargo test` runs, with them: `cargo xtask test -p host --test transfer`.
 
 Options:
-  --only WORDS  Test programs whose names contain one of these; `external` is the group that runs one at a time
+  --only WORDS  Test programs whose names contain one of these, and of the others the tests whose names do, with their modules;
+                `external` is the group that runs one at a time
   --times N     So often, one after the other [default: 1]
   --under-load  Two busy loops for each core and a writer on the same disk beside the tests
 
@@ -69,7 +70,7 @@ enum Outcome {
 /// What is run.
 #[derive(Debug, PartialEq, Eq)]
 struct Choice {
-    /// Words, one of which a program's name contains; none: all, with the client.
+    /// Words, one of which the name of a program or of a test contains; none: all, with the client.
     only: Vec<String>,
     times: u32,
     under_load: bool,
@@ -111,10 +112,25 @@ impl Choice {
     }
 
     fn takes(&self, program: &Program) -> bool {
-        let takes = |word: &String| {
-            program.name.contains(word.as_str()) || (word == "external" && program.is_external)
-        };
+        let takes = |word: &String| program.name.contains(word.as_str());
         self.only.is_empty() || self.only.iter().any(takes)
+    }
+
+    /// The programs to run, those that are not taken as a whole with the words for their tests.
+    fn chosen(&self, programs: Vec<Program>) -> anyhow::Result<Vec<Program>> {
+        let mut chosen = Vec::new();
+        for mut program in programs {
+            if !self.takes(&program) {
+                let tests = program.tests()?;
+                let names_test = |word: &&String| tests.iter().any(|test| test.contains(word.as_str()));
+                program.arguments = self.only.iter().filter(names_test).cloned().collect();
+                if program.arguments.is_empty() {
+                    continue;
+                }
+            }
+            chosen.push(program);
+        }
+        Ok(chosen)
     }
 }
 
@@ -133,7 +149,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         let built = programs::build(&workspace);
         (built, needs.join())
     });
-    let (mut programs, Ok(mut variables)) = (built?, variables) else {
+    let (programs, Ok(mut variables)) = (built?, variables) else {
         bail!("what tests need cannot be installed")
     };
     println!("\nbuilt in {:.0} s", start.elapsed().as_secs_f64());
@@ -141,8 +157,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     if choice.cargo.is_empty() {
         // Built with the tests, so that none of them has to.
         variables.push(("BUILT_PLUGINS", workspace.built(Profile::Dev).into()));
-        programs.retain(|program| choice.takes(program));
-        ensure!(!programs.is_empty(), "no test program's name contains one of {:?}", choice.only);
+        let mut programs = choice.chosen(programs)?;
+        ensure!(!programs.is_empty(), "no test's name contains one of {:?}", choice.only);
         if choice.only.is_empty() {
             programs.push(doctests(&workspace));
         }
@@ -377,24 +393,49 @@ mod tests {
     fn options_are_ours_and_the_rest_is_cargos() {
         let parse =
             |words: &str| Choice::parse(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        let choice = parse("--only nixl,external --times 30 --under-load").unwrap();
+        let choice = parse("--only nixl,plugins/ --times 30 --under-load").unwrap();
         assert_eq!(
             (choice.only.len(), choice.times, choice.under_load, choice.cargo.len()),
             (2, 30, true, 0)
         );
-        let program = |name: &str, is_external| Program {
+        let program = |name: &str| Program {
             name: name.into(),
             path: "p".into(),
             arguments: Vec::new(),
             folder: ".".into(),
-            is_external,
+            is_external: false,
         };
-        let taken = [("host/nixl_walk", false), ("host/everything", true), ("host/walk", false)];
-        assert_eq!(taken.map(|(name, is)| choice.takes(&program(name, is))), [true, true, false]);
+        let taken = ["nixl/external", "plugins/loading", "host/plugins"];
+        assert_eq!(taken.map(|name| choice.takes(&program(name))), [true, true, false]);
         assert_eq!(parse("-p host --test walk").unwrap().cargo, ["-p", "host", "--test", "walk"]);
         for wrong in ["--times", "--times 0", "--times x", "--only", "--under-load -p host"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn words_choose_tests_of_programs_that_they_do_not_name() {
+        // This program stands for two, of which a word names one.
+        let program = |name: &str| Program {
+            name: name.into(),
+            path: std::env::current_exe().unwrap(),
+            arguments: Vec::new(),
+            folder: ".".into(),
+            is_external: false,
+        };
+        let choice =
+            |word: &str| Choice { only: vec![word.into()], times: 1, under_load: false, cargo: vec![] };
+        let chosen = |word: &str| {
+            let chosen = choice(word).chosen(vec![program("a/first"), program("a/second")]).unwrap();
+            chosen.into_iter().map(|program| (program.name, program.arguments)).collect::<Vec<_>>()
+        };
+        assert_eq!(chosen("a/first"), [("a/first".to_owned(), vec![])]);
+        let word = vec!["words_choose".to_owned()];
+        assert_eq!(
+            chosen("words_choose"),
+            [("a/first".to_owned(), word.clone()), ("a/second".to_owned(), word)]
+        );
+        assert_eq!(chosen("no_test_is_named_so"), []);
     }
 
     #[test]

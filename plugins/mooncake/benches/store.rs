@@ -13,13 +13,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
-#[path = "../../../host/tests/plugin_support/mooncake.rs"]
-mod mooncake;
-#[path = "../../../host/tests/plugin_support/mooncake_pool.rs"]
-mod mooncake_pool;
-#[path = "../../../host/tests/plugin_support/skip.rs"]
-mod skip;
-
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::BorrowedFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -27,6 +20,7 @@ use std::time::Instant;
 
 use host_memory::SharedMemory;
 use host_plugin_api::*;
+use host_tests::{mooncake, mooncake_pool};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CpuSet, sched_setaffinity};
 

@@ -16,9 +16,9 @@
 //! # What is not here
 //!
 //! The allocator whose window tail this one takes over (SGLang's, `reference` of its formulas: the vectors in
-//! `tests/vectors.rs`) addresses both parts by the *full* part's slot, and finds the window's through a map with an entry
+//! `tests/allocator/vectors.rs`) addresses both parts by the *full* part's slot, and finds the window's through a map with an entry
 //! per token. A sequence of this host has two page lists side by side, the second with the place of its first page, so
-//! that three of its devices have no place here. What each protects from holds all the same (`tests/safety.rs`):
+//! that three of its devices have no place here. What each protects from holds all the same (`tests/allocator/safety.rs`):
 //!
 //! | There | Protects from | Here |
 //! | --- | --- | --- |
@@ -32,7 +32,7 @@
 //! | There | Here |
 //! | --- | --- |
 //! | the copy of a retracted request in host memory, with a mask of the slots whose window is still there | `host_core::hierarchy`: pages and the window parts that are there go below the pool by their names, and come back when the request does, or are computed again |
-//! | how long a retracted request is when it comes back | [`need`](host_plugin_api::PoolAllocator::need) with the tail says so (`tests/vectors.rs`); the host's scheduler counts the same and counts what is cached |
+//! | how long a retracted request is when it comes back | [`need`](host_plugin_api::PoolAllocator::need) with the tail says so (`tests/allocator/vectors.rs`); the host's scheduler counts the same and counts what is cached |
 //! | giving back what the window has left behind, every so many steps | [`first_live`](host_plugin_api::PoolAllocator::first_live) says from where on pages are read; the host gives back the others after each step |
 
 mod allocator;

@@ -1,15 +1,16 @@
 //! The test programs of the workspace: built in one go with everything that they load and start.
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
+use host_tests::plugin_files;
 
 use crate::workspace::Workspace;
 
-/// Files with the fixtures of other projects' libraries and programs: NIXL, Mooncake, moto.
-const EXTERNAL: [&str; 3] = ["plugin_support/nixl.rs", "plugin_support/mooncake.rs", "plugin_support/s3.rs"];
+/// What the names of programs begin with whose tests run libraries and programs of other projects: NIXL, Mooncake, moto.
+const EXTERNAL: &str = "external";
 
 /// A test program.
 #[derive(Clone, Debug)]
@@ -47,6 +48,14 @@ pub fn build(workspace: &Workspace) -> anyhow::Result<Vec<Program>> {
     }
     let status = child.wait().context("cargo build cannot be waited for")?;
     ensure!(status.success(), "the workspace does not build; see above");
+    // In a folder of their own, so that no folder of the product has them.
+    for plugin in plugin_files::for_tests() {
+        let status = plugin_files::build(&workspace.target, "dev", &plugin).status();
+        ensure!(
+            status.context("cargo cannot be run")?.success(),
+            "the plugin {plugin} does not build; see above"
+        );
+    }
     programs.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(programs)
 }
@@ -57,19 +66,28 @@ fn program(message: &serde_json::Value) -> Option<Program> {
         return None;
     }
     let text = |value: &serde_json::Value| value.as_str().map(PathBuf::from);
-    let (path, source) = (text(&message["executable"])?, text(&message["target"]["src_path"])?);
+    let path = text(&message["executable"])?;
     let folder = text(&message["manifest_path"])?.parent()?.to_owned();
     let package = folder.file_name()?.to_str()?.to_owned();
     let target = message["target"]["name"].as_str()?;
     let kind = message["target"]["kind"][0].as_str()?;
     let name = if kind == "test" { format!("{package}/{target}") } else { format!("{package} ({kind})") };
-    let is_external = kind == "test" && names_external(&source);
+    let is_external = kind == "test" && target.starts_with(EXTERNAL);
     Some(Program { name, path, arguments: Vec::new(), folder, is_external })
 }
 
-fn names_external(source: &Path) -> bool {
-    let text = std::fs::read_to_string(source).unwrap_or_default();
-    EXTERNAL.iter().any(|file| text.contains(file))
+impl Program {
+    /// The names of its tests, with their modules.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub fn tests(&self) -> anyhow::Result<Vec<String>> {
+        let mut list = Command::new(&self.path);
+        list.args(["--list", "--format", "terse"]).current_dir(&self.folder).stdin(Stdio::null());
+        let output = list.output().with_context(|| format!("{} cannot be run", self.path.display()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    }
 }
 
 #[cfg(test)]
@@ -80,22 +98,22 @@ mod tests {
 
     #[test]
     fn messages_of_cargo_name_test_programs_and_their_group() {
-        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../host/tests");
-        let message = |kind: &str, file: &str, test: bool| {
+        let message = |kind: &str, name: &str, test: bool| {
             json!({
                 "reason": "compiler-artifact",
                 "profile": { "test": test },
                 "executable": "/target/debug/deps/some-1234",
                 "manifest_path": "/somewhere/host/Cargo.toml",
-                "target": { "name": "some", "kind": [kind], "src_path": tests.join(file) },
+                "target": { "name": name, "kind": [kind] },
             })
         };
-        let of = |kind, file, test| program(&message(kind, file, test));
-        let found = |kind, file| of(kind, file, true).map(|program| (program.name, program.is_external));
-        assert_eq!(found("test", "nixl_walk.rs"), Some(("host/some".to_owned(), true)));
-        assert_eq!(found("test", "walk.rs"), Some(("host/some".to_owned(), false)));
-        assert_eq!(found("bin", "walk.rs"), Some(("host (bin)".to_owned(), false)));
-        assert!(of("test", "walk.rs", false).is_none(), "a program that is no test");
+        let of = |kind, name, test| program(&message(kind, name, test));
+        let found = |kind, name| of(kind, name, true).map(|program| (program.name, program.is_external));
+        assert_eq!(found("test", "external"), Some(("host/external".to_owned(), true)));
+        assert_eq!(found("test", "external_nixl"), Some(("host/external_nixl".to_owned(), true)));
+        assert_eq!(found("test", "transfer"), Some(("host/transfer".to_owned(), false)));
+        assert_eq!(found("bin", "external"), Some(("host (bin)".to_owned(), false)));
+        assert!(of("test", "transfer", false).is_none(), "a program that is no test");
         assert!(program(&json!({ "reason": "build-finished", "success": true })).is_none());
     }
 }

@@ -61,6 +61,7 @@ fn generate(
     tokens.split_off(prompt.len())
 }
 
+/// Of the fixture: tests that compare answers of the made-up models see a wrong token only where tokens differ.
 #[test]
 fn greedy_text_of_the_made_up_model_is_varied_and_does_not_end_early() {
     // Gemma-3's output matrix is its embedding: what came last comes again more often.

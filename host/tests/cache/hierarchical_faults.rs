@@ -1,0 +1,248 @@
+//! A storage tier that damages, fails, forgets, refuses, dawdles and hangs, below real workers: every answer stays what it
+//! was without a cache, and nothing is held afterwards.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::Path;
+
+use host_tests::caches::{RESTORES, TRIES};
+use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::hold::Hold;
+use host_tests::plugin_files;
+
+const PAGE_TOKENS: usize = 16;
+const ALONE: &[&str] = &["--role", "aggregated", "--prefill-radix-cache"];
+const PAIR: &[&str] = &["--decode-radix-cache", "--prefill-radix-cache"];
+/// Answers take long enough that something can happen meanwhile.
+const STEPS: &str = "[synthetic]\nstep-us = 1000\n";
+
+fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_files::directory(&["shm", "faulty-tier", "hicache-file"]);
+    let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
+    all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
+    let program = Path::new(env!("CARGO_BIN_EXE_host"));
+    (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
+}
+
+fn faulty(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
+    let below = ["--hierarchical-cache", "--hicache-storage", "faulty-tier"];
+    let costs = if config.contains("hang-") { TRIES } else { RESTORES };
+    start(&[flags, &below].concat(), &format!("{STEPS}{costs}[plugin.faulty-tier]\n{config}"))
+}
+
+/// Prompts of which some begin alike.
+fn prompts() -> Vec<Vec<u32>> {
+    (0..8_u32)
+        .map(|number| {
+            let shared = (0..5 * PAGE_TOKENS as u32).map(|at| (at * 7 + number % 3) % 200);
+            shared.chain((0..40 + number * 9).map(|at| (at * (number + 3) + number) % 200)).collect()
+        })
+        .collect()
+}
+
+fn ask(cluster: &Cluster) -> Vec<Vec<u64>> {
+    let prompts = prompts();
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.generate(prompt, 9).unwrap().tokens))
+            .collect();
+        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn expected() -> Vec<Vec<u64>> {
+    let (plain, _plugins) = start(&["--role", "aggregated"], "");
+    ask(&plain)
+}
+
+#[test]
+fn no_damage_to_stored_pages_reaches_an_answer() {
+    let expected = expected();
+    let ranks = [PAIR, &["--prefill-tp", "4", "--decode-tp", "2"]].concat();
+    for (flags, fault) in
+        [(ALONE, "flip"), (PAIR, "truncate"), (PAIR, "foreign"), (&ranks, "flip truncate foreign")]
+    {
+        let (cluster, _plugins) = faulty(flags, &format!("faults = {fault:?}\nevery = 3\nseed = 7\n"));
+        for turn in 0..3 {
+            assert_eq!(ask(&cluster), expected, "{fault} in turn {turn} with {flags:?}");
+            cluster.await_none("host_storage_queue_pages");
+            cluster.flush();
+        }
+        cluster.await_nothing_held();
+        assert!(
+            cluster.all_storage_pages("read") > 0.0 && cluster.all_storage_pages("damaged") > 0.0,
+            "{fault} with {flags:?}"
+        );
+    }
+}
+
+#[test]
+fn errors_lies_and_refusals_change_no_answer() {
+    let expected = expected();
+    for flags in [ALONE, PAIR] {
+        let config = "faults = \"fail forget lie refuse\"\nevery = 3\nseed = 5\ndelay_ms = 3\n";
+        let (cluster, _plugins) = faulty(flags, config);
+        for turn in 0..3 {
+            assert_eq!(ask(&cluster), expected, "turn {turn} with {flags:?}");
+            cluster.await_none("host_storage_queue_pages");
+            cluster.flush();
+        }
+        cluster.await_nothing_held();
+        for end in ["read", "read_failed", "written", "write_refused"] {
+            assert!(cluster.all_storage_pages(end) > 0.0, "{end} with {flags:?}");
+        }
+    }
+}
+
+#[test]
+fn storage_that_hangs_for_ever_costs_a_request_its_deadline_and_nothing_else() {
+    let expected = expected();
+    for (flags, fault) in
+        [(ALONE, "hang-get"), (PAIR, "hang-get"), (PAIR, "hang-exists"), (ALONE, "hang-put")]
+    {
+        let (cluster, _plugins) = faulty(flags, &format!("faults = {fault:?}\n"));
+        assert_eq!(ask(&cluster), expected, "{fault} with {flags:?}");
+        if fault != "hang-put" {
+            cluster.await_none("host_storage_queue_pages");
+        }
+        cluster.flush();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if fault != "hang-put" {
+                    cluster.wait("the tier to be left alone", || resting(&cluster));
+                }
+            });
+            assert_eq!(ask(&cluster), expected, "{fault} with {flags:?}");
+        });
+        assert_eq!(ask(&cluster), expected, "{fault} with {flags:?}");
+        cluster.wait("all requests to end", || cluster.all_free());
+        if fault != "hang-put" {
+            cluster.await_none("host_hicache_slots_pinned");
+            cluster.await_none("host_hicache_slots{state=\"filling\"}");
+        }
+    }
+}
+
+/// Whether some worker leaves the tier alone.
+fn resting(cluster: &Cluster) -> bool {
+    let rests =
+        |worker| cluster.metrics(worker).get("host_storage_resting{tier=\"faulty-tier\"}") == Some(&1.0);
+    cluster.workers().iter().any(rests)
+}
+
+/// Asks for all prompts while something happens to the workers. Whoever gets an answer gets the right one, whoever gets
+/// none is told why.
+fn ask_during(cluster: &Cluster, expected: &[Vec<u64>], happens: impl FnOnce()) {
+    let prompts = prompts();
+    std::thread::scope(|scope| {
+        let asked: Vec<_> =
+            prompts.iter().map(|prompt| scope.spawn(|| cluster.generate(prompt, 9))).collect();
+        happens();
+        for (thread, expected) in asked.into_iter().zip(expected) {
+            match thread.join().unwrap() {
+                Ok(answer) => assert_eq!(answer.tokens, *expected),
+                Err(why) => assert!(why.starts_with("50") && why.contains("message"), "{why}"),
+            }
+        }
+    });
+}
+
+fn reads(cluster: &Cluster, role: &str) -> f64 {
+    let workers = cluster.workers();
+    let Some(worker) = workers.iter().find(|worker| worker.role == role) else { return 0.0 };
+    let metrics = cluster.metrics(worker);
+    let mut reads = metrics
+        .iter()
+        .filter(|(name, _)| name.starts_with("host_storage_queue_pages") && name.contains("way=\"read\""));
+    reads.next().map_or(0.0, |(_, pages)| *pages)
+}
+
+#[test]
+fn workers_killed_while_pages_are_read_leave_nothing_behind_in_the_others() {
+    let expected = expected();
+    for role in ["decode", "prefill"] {
+        let hold = Hold::new();
+        let (cluster, _plugins) = faulty(PAIR, &hold.reads());
+        assert_eq!(ask(&cluster), expected);
+        cluster.await_none("host_storage_queue_pages");
+        cluster.flush();
+        let before = cluster.worker(role);
+        let held = hold.begin();
+        ask_during(&cluster, &expected, || {
+            cluster.wait("pages to be read", || reads(&cluster, role) > 0.0);
+            signal(cluster.pid(role).unwrap(), "KILL");
+            held.end();
+        });
+        cluster.wait_for_another(&before);
+        assert_eq!(ask(&cluster), expected, "after the {role} worker was killed");
+        cluster.await_nothing_held();
+    }
+}
+
+/// Sends a request, waits until something has become of it, and goes away.
+fn abandon(cluster: &Cluster, prompt: &[u32], until: impl FnMut() -> bool) {
+    let body = format!(
+        "{{\"input_ids\":{prompt:?},\"sampling_params\":{{\"max_new_tokens\":400,\"ignore_eos\":true}}}}"
+    );
+    let address = cluster.url.trim_start_matches("http://");
+    let mut client = TcpStream::connect(address).unwrap();
+    let head = "POST /generate HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: ";
+    client.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+    cluster.wait("a request to get so far", until);
+}
+
+#[test]
+fn clients_that_go_away_at_any_moment_and_flushes_leave_nothing_held() {
+    let expected = expected();
+    for flags in [ALONE, PAIR] {
+        let (cluster, _plugins) = faulty(flags, "faults = \"flip fail forget\"\nevery = 6\ndelay_ms = 20\n");
+        assert_eq!(ask(&cluster), expected);
+        let last = if flags == ALONE { "aggregated" } else { "decode" };
+        for (round, prompt) in prompts().iter().enumerate() {
+            cluster.await_none("host_storage_queue_pages");
+            cluster.flush();
+            let others = prompts();
+            std::thread::scope(|scope| {
+                let others: Vec<_> = others
+                    .iter()
+                    .skip(round % 2)
+                    .step_by(2)
+                    .map(|prompt| scope.spawn(|| cluster.generate(prompt, 9)))
+                    .collect();
+                abandon(&cluster, prompt, || match round % 3 {
+                    0 => true,
+                    1 => reads(&cluster, last) > 0.0 || cluster.all_storage_pages("read") > 0.0,
+                    _ => cluster.metrics(&cluster.worker(last))["host_requests_active"] > 0.0,
+                });
+                cluster.flush();
+                for (thread, expected) in others.into_iter().zip(expected.iter().skip(round % 2).step_by(2)) {
+                    assert_eq!(thread.join().unwrap().unwrap().tokens, *expected);
+                }
+            });
+        }
+        cluster.await_nothing_held();
+        assert_eq!(ask(&cluster), expected, "{flags:?}");
+    }
+}
+
+#[test]
+fn almost_no_host_memory_and_a_store_that_is_taken_away_change_no_answer() {
+    let expected = expected();
+    let store = tempfile::tempdir().unwrap();
+    let directory = store.path().join("pages");
+    let config = format!("{STEPS}{RESTORES}[plugin.hicache-file]\ndir = {directory:?}\n");
+    let below = ["--hierarchical-cache", "--hicache-storage", "hicache-file", "--hicache-memory", "96KiB"];
+    let (cluster, _plugins) = start(&[PAIR, &below].concat(), &config);
+    for turn in 0..4 {
+        assert_eq!(ask(&cluster), expected, "turn {turn}");
+        cluster.await_none("host_storage_queue_pages");
+        cluster.flush();
+        if turn == 1 {
+            std::fs::remove_dir_all(&directory).unwrap();
+        }
+    }
+    cluster.await_nothing_held();
+}

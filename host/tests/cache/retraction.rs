@@ -1,0 +1,110 @@
+//! Answers that outgrow the KV pool, live: requests lose their pages and go on, and no answer changes.
+
+use std::path::Path;
+
+use host_tests::caches::RESTORES;
+use host_tests::cluster::{Cluster, Start};
+use host_tests::plugin_files;
+use serde_json::{Value, json};
+
+const REQUESTS: u32 = 12;
+const ANSWER_TOKENS: u32 = 300;
+/// 768 tokens: two whole requests. Twelve are to run at once.
+const TINY: [&str; 8] =
+    ["--pool-pages", "48", "--reserved-decode-tokens", "16", "--max-batch", "16", "--chunk-tokens", "64"];
+
+fn start(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_files::directory(&["shm", "memory"]);
+    let config = if flags.contains(&"--hierarchical-cache") { RESTORES } else { "" };
+    let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
+    all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
+    let program = Path::new(env!("CARGO_BIN_EXE_host"));
+    (Cluster::start(&Start { program, flags: all, config: config.to_owned(), workers }), plugins)
+}
+
+/// Tokens and log probabilities of a drawn (not greedy) answer.
+fn answer(cluster: &Cluster, request: u32) -> (Value, Value) {
+    let prompt: Vec<u32> = (0..30 + request * 3).map(|token| (token * 7 + request) % 200).collect();
+    let body = json!({
+        "input_ids": prompt,
+        "sampling_params": {
+            "max_new_tokens": ANSWER_TOKENS, "temperature": 1.0, "sampling_seed": 40 + request, "ignore_eos": true
+        },
+    });
+    let (status, text) = cluster.post("/generate", &body.to_string()).unwrap();
+    assert_eq!(status, 200, "{text}");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    (answer["output_ids"].clone(), answer["text"].clone())
+}
+
+/// All answers, asked for at once.
+fn answers_at_once(cluster: &Cluster) -> Vec<(Value, Value)> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> =
+            (0..REQUESTS).map(|request| scope.spawn(move || answer(cluster, request))).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn answers_that_outgrow_the_pool_equal_those_that_had_room() {
+    let (roomy, _plugins) = start(&["--role", "aggregated"]);
+    let right: Vec<_> = (0..REQUESTS).map(|request| answer(&roomy, request)).collect();
+    for (tokens, _) in &right {
+        assert_eq!(tokens.as_array().map(Vec::len), Some(ANSWER_TOKENS as usize));
+    }
+    let arrangements: [(&str, &[&str]); 7] = [
+        ("aggregated", &["--role", "aggregated"]),
+        ("aggregated", &["--role", "aggregated", "--prefill-radix-cache"]),
+        ("decode", &[]),
+        ("decode", &["--decode-radix-cache", "--prefill-radix-cache"]),
+        ("aggregated", &["--role", "aggregated", "--prefill-radix-cache", "--hierarchical-cache"]),
+        ("decode", &["--decode-radix-cache", "--hierarchical-cache"]),
+        // Host memory for 32 pages of the some 240 that there are, so that storage has more of them. With much less, what
+        // is on its way to storage and back fills it, and whether anything comes back in time is luck.
+        (
+            "decode",
+            &[
+                "--decode-radix-cache",
+                "--hierarchical-cache",
+                "--hicache-memory",
+                "1MiB",
+                "--hicache-storage",
+                "memory",
+                "--hicache-prefetch-policy",
+                "wait_complete",
+            ],
+        ),
+    ];
+    for (role, flags) in arrangements {
+        let (cluster, _plugins) = start(&[flags, TINY.as_slice()].concat());
+        for round in 0..2 {
+            let answers = answers_at_once(&cluster);
+            for (request, (answer, right)) in answers.iter().zip(&right).enumerate() {
+                assert_eq!(answer, right, "{flags:?}, round {round}, request {request}");
+            }
+        }
+        let metrics = cluster.metrics(&cluster.worker(role));
+        let count = |name: &str| metrics[&format!("host_{name}_total")];
+        let counted = format!(
+            "{role} {flags:?}: {} retractions, {} tokens found again, {} of them below the pool, {} computed again",
+            count("retractions"),
+            count("restored_tokens"),
+            count("restored_below_tokens"),
+            count("recomputed_tokens")
+        );
+        println!("{counted}");
+        assert!(count("retractions") > 0.0, "pages never ran short: {counted}");
+        assert!(count("recomputed_tokens") > 0.0, "{counted}");
+        let below = flags.contains(&"--hierarchical-cache");
+        assert_eq!(count("restored_below_tokens") > 0.0, below, "{counted}");
+        if flags.contains(&"--hicache-storage") {
+            let stored = metrics["host_hicache_restored_pages_total{tier=\"storage\"}"];
+            assert!(stored > 0.0, "nothing came back from storage: {counted}");
+        }
+        assert_eq!(count("requests_failed"), 0.0, "{counted}");
+        cluster.wait("all requests to end", || cluster.all_free());
+    }
+}

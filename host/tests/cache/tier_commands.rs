@@ -1,0 +1,311 @@
+//! `host tier ..` on the real program, the real file tier, and real files.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use host_memory::SharedMemory;
+use host_plugin_api::tier::STORED;
+use host_plugin_api::*;
+use host_plugins::{Catalog, open_tier};
+use host_tests::plugin_files;
+use serde_json::Value;
+
+const PAGE: usize = 32 << 10;
+
+/// Plugins, and a directory of pages.
+struct Place {
+    plugins: tempfile::TempDir,
+    pages: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            plugins: plugin_files::directory(&["hicache-file", "memory", "shm"]),
+            pages: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn config(&self) -> String {
+        format!("dir = {:?}\nsegment_mib = 1\nsize_limit_mib = 16\nfree_floor_mib = 0\n", self.pages.path())
+    }
+
+    /// A worker's instance.
+    fn open(&self) -> Arc<dyn StorageTier> {
+        let catalog = Catalog::scan([self.plugins.path()]);
+        let opening = Opening { name: "worker".into(), config: self.config() };
+        open_tier(catalog.find("hicache-file").unwrap(), &opening).unwrap()
+    }
+
+    /// Exit code, standard output, standard error.
+    fn host(&self, command: &str, more: &[&str]) -> (i32, String, String) {
+        let directory = format!("dir={}", self.pages.path().display());
+        let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
+        host.args(["tier", command, "--plugins-dir"]).arg(self.plugins.path());
+        if !more.contains(&"--config") && !more.contains(&"--plugin") {
+            host.args(["--plugin", "hicache-file", "--set", &directory]);
+        }
+        let output = host.args(more).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code().expect("an exit code"), text(&output.stdout), text(&output.stderr))
+    }
+
+    /// All files with their times and bytes.
+    fn files(&self) -> Vec<(PathBuf, SystemTime, Vec<u8>)> {
+        let entries = std::fs::read_dir(self.pages.path().join("tier-v1")).unwrap();
+        let file = |path: PathBuf| {
+            (path.clone(), path.metadata().unwrap().modified().unwrap(), std::fs::read(&path).unwrap())
+        };
+        let mut files: Vec<_> = entries.map(|entry| file(entry.unwrap().path())).collect();
+        files.sort();
+        files
+    }
+
+    fn file(&self, extension: &str) -> PathBuf {
+        let mut files = self.files().into_iter().map(|(path, ..)| path);
+        files.find(|path| path.extension().is_some_and(|e| e == extension)).unwrap()
+    }
+}
+
+fn key(number: u8) -> Key {
+    Key([number; 32])
+}
+
+/// The bytes of this key's value, which end in an odd length.
+fn value(number: u8) -> Vec<u8> {
+    (0..PAGE - usize::from(number)).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)).collect()
+}
+
+fn put(tier: &dyn StorageTier, numbers: &[u8]) {
+    let memory = SharedMemory::new("put", PAGE * numbers.len()).unwrap();
+    let region = tier
+        .register(&Memory {
+            address: memory.address().as_ptr() as u64,
+            length: memory.bytes() as u64,
+            kind: MemoryKind::DRAM,
+            device: 0,
+            fd: -1,
+            generation: 1,
+            fd_offset: 0,
+        })
+        .unwrap();
+    let page = |(at, number): (usize, &u8)| {
+        memory.write(at * PAGE, &value(*number));
+        let length = value(*number).len() as u32;
+        TierPage { key: key(*number), region: region.0, length, offset: (at * PAGE) as u64 }
+    };
+    let pages: Vec<TierPage> = numbers.iter().enumerate().map(page).collect();
+    assert_eq!(tier.put(Tag(1), &pages), 0);
+    let (mut done, mut left) = (vec![TierCompletion::default(); 16], pages.len());
+    while left > 0 {
+        let count = tier.poll(&mut done) as usize;
+        assert!(done[..count].iter().all(|done| done.status == STORED), "{done:?}");
+        left -= count;
+        std::thread::yield_now();
+    }
+    tier.deregister(region).unwrap();
+}
+
+/// A directory with the values 1 to 20, whose worker is gone.
+fn filled() -> Place {
+    let place = Place::new();
+    let tier = place.open();
+    put(&*tier, &(1..=20).collect::<Vec<u8>>());
+    tier.shutdown(5000).unwrap();
+    place
+}
+
+fn flip(file: &Path, at: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(file).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
+fn hex(number: u8) -> String {
+    format!("{number:02x}").repeat(32)
+}
+
+#[test]
+fn what_is_stored_is_listed_with_its_bytes_and_looking_changes_no_file() {
+    let place = filled();
+    let before = place.files();
+    let (code, said, error) = place.host("ls", &[]);
+    assert_eq!((code, said.lines().count()), (0, 20), "{said}{error}");
+    for number in 1..=20 {
+        let line = said.lines().find(|line| line.starts_with(&hex(number))).unwrap();
+        assert!(line.ends_with(&format!(" {}", value(number).len())), "{line}");
+    }
+    let (code, said, _) = place.host("ls", &["--limit", "3", "--json"]);
+    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(
+        code == 0 && lines.len() == 3 && lines.iter().all(|line| line["bytes"].as_u64() > Some(8000)),
+        "{said}"
+    );
+    let (_, said, _) = place.host("ls", &["--prefix", "0A"]);
+    assert_eq!(said.lines().map(|line| &line[..64]).collect::<Vec<_>>(), [hex(10)]);
+
+    let (code, said, error) = place.host("stat", &["--json", "--set", "size_limit_mib=2048"]);
+    let stat: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}{error}"));
+    let bytes: usize = (1..=20).map(|number| value(number).len()).sum();
+    assert_eq!(
+        (code, stat["values"].as_u64(), stat["bytes"].as_u64()),
+        (0, Some(20), Some(bytes as u64)),
+        "{said}"
+    );
+    assert_eq!((stat["capacity"].as_u64(), stat["damaged"].as_u64()), (Some(2 << 30), Some(0)), "{said}");
+    let (_, said, _) = place.host("stat", &[]);
+    assert!(said.contains("values     20\n") && said.contains("10.0 GiB"), "{said}");
+
+    let (code, said, error) = place.host("verify", &[]);
+    assert_eq!(code, 0, "{said}{error}");
+    assert!(said.contains("good       20 values") && said.contains("damaged    0\n"), "{said}");
+    assert!(place.files() == before, "looking changed a file");
+}
+
+#[test]
+fn a_flipped_byte_is_found_with_its_key_and_nothing_is_removed() {
+    let place = filled();
+    // Each value starts at a block of 4096 bytes, in the order of the puts; the fourth has number 4.
+    flip(&place.file("dat"), 3 * PAGE as u64 + 77);
+    let before = place.files();
+    let (code, said, error) = place.host("verify", &[]);
+    assert_eq!(code, 1, "{said}{error}");
+    assert!(said.contains("good       19 values") && said.contains("damaged    1\n"), "{said}");
+    assert!(said.contains(&format!("damaged    {}", hex(4))), "{said}");
+    assert!(error.contains("host: 1 damaged") && error.contains(".dat is damaged: not served"), "{error}");
+    assert!(place.files() == before, "verify changed a file");
+    let (code, said, _) = place.host("verify", &["--json"]);
+    let counts: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, counts["good"].as_u64(), counts["damaged"].as_u64()), (1, Some(19), Some(1)), "{said}");
+    assert_eq!(counts["damaged_keys"], serde_json::json!([hex(4)]));
+    // What is not asked for is not read.
+    assert_eq!(place.host("verify", &["--prefix", "05"]).0, 0);
+}
+
+#[test]
+fn what_no_key_leads_to_any_more_counts_as_damaged() {
+    // Values behind the end of a file that was cut are not listed.
+    let place = filled();
+    let data = std::fs::File::options().write(true).open(place.file("dat")).unwrap();
+    data.set_len(10 * PAGE as u64).unwrap();
+    let (code, said, error) = place.host("verify", &[]);
+    assert!(code == 1 && said.contains("good       10 values"), "{said}{error}");
+    assert!(said.contains("and 10 records or files") && error.contains("10 records of"), "{said}{error}");
+    let (_, said, _) = place.host("stat", &[]);
+    assert!(said.contains("values     10\n") && said.contains("damaged    10, found"), "{said}");
+    // Nor is anything of an index without its header.
+    let place = filled();
+    flip(&place.file("idx"), 3);
+    let (code, said, error) = place.host("verify", &[]);
+    assert!(
+        code == 1 && said.contains("good       0 values") && said.contains("and 1 records or files"),
+        "{said}{error}"
+    );
+}
+
+#[test]
+fn prune_removes_what_is_named_and_only_when_it_is_told_to() {
+    let place = filled();
+    let before = place.files();
+    let (code, said, error) = place.host("prune", &["--all"]);
+    assert!(
+        code == 2 && error.contains("20 values of 639.8 KiB would be removed: say --yes"),
+        "{said}{error}"
+    );
+    assert!(place.files() == before, "it did not wait for --yes");
+    let (code, said, error) = place.host("prune", &["--prefix", "1", "--yes"]);
+    assert!(code == 0 && said.contains("removed 5 values"), "{said}{error}");
+    let (_, said, _) = place.host("ls", &[]);
+    assert_eq!(said.lines().filter(|line| line.starts_with('0')).count(), 15);
+    assert_eq!(said.lines().count(), 15, "{said}");
+    let (code, said, error) = place.host("prune", &["--all", "--yes"]);
+    assert!(code == 0 && said == "removed 15 values, 479.9 KiB\n", "{said}{error}");
+    let (code, said, _) = place.host("ls", &[]);
+    assert_eq!((code, said.as_str()), (0, ""));
+    let (code, _, error) = place.host("prune", &["--yes"]);
+    assert!(code == 2 && error.contains("--all") && error.contains("--prefix"), "{error}");
+}
+
+#[test]
+fn commands_and_a_running_worker_leave_each_other_in_peace() {
+    let place = filled();
+    let worker = place.open();
+    put(&*worker, &[30, 31]);
+    let (code, said, error) = place.host("verify", &[]);
+    assert!(code == 0 && said.contains("good       22 values"), "{said}{error}");
+    // What the worker is writing right now stays, and that is said.
+    let (code, said, error) = place.host("prune", &["--all", "--yes"]);
+    assert!(
+        code == 0 && said.contains("removed 20 values, 639.8 KiB\n2 are there still or again: a worker"),
+        "{said}{error}"
+    );
+    let (code, said, error) = place.host("prune", &["--all", "--yes"]);
+    assert!(code == 0 && said.contains("removed 0 values, 0 B\n2 are there still"), "{said}{error}");
+    put(&*worker, &[32]);
+    let (code, said, error) = place.host("verify", &[]);
+    assert!(code == 0 && said.contains("good       3 values"), "{said}{error}");
+    worker.shutdown(5000).unwrap();
+    let (_, said, _) = place.host("prune", &["--all", "--yes"]);
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
+fn a_limit_below_what_is_there_is_refused_before_anything_is_evicted() {
+    let place = Place::new();
+    let tier = place.open();
+    // 8 MiB.
+    put(&*tier, &(1..=255).collect::<Vec<u8>>());
+    tier.shutdown(5000).unwrap();
+    let before = place.files();
+    let small = ["--set", "segment_mib=1", "--set", "size_limit_mib=4", "--set", "free_floor_mib=0"];
+    let (code, _, error) = place.host("prune", &[&small[..], &["--prefix", "01", "--yes"]].concat());
+    assert!(code == 2 && error.contains("this configuration allows 4.0 MiB"), "{error}");
+    assert!(place.files() == before, "something was evicted");
+}
+
+#[test]
+fn a_configuration_file_of_the_workers_says_which_tier_and_where() {
+    let place = filled();
+    let config = place.plugins.path().join("host.toml");
+    std::fs::write(
+        &config,
+        format!("hicache-storage = \"hicache-file\"\n[plugin.hicache-file]\n{}", place.config()),
+    )
+    .unwrap();
+    let (code, said, error) = place.host("stat", &["--config", config.to_str().unwrap()]);
+    assert!(code == 0 && said.contains("values     20\n") && said.contains("16.0 MiB"), "{said}{error}");
+    std::fs::write(&config, place.config()).unwrap();
+    let arguments = ["--plugin", "hicache-file", "--plugin-config", config.to_str().unwrap()];
+    let (code, said, error) = place.host("ls", &arguments);
+    assert_eq!((code, said.lines().count()), (0, 20), "{error}");
+}
+
+#[test]
+fn what_cannot_work_is_refused_in_a_sentence() {
+    let place = Place::new();
+    let nowhere = format!("dir={}", place.pages.path().join("nowhere").display());
+    let cases: [(&[&str], &str); 7] = [
+        (&["--plugin", "shm"], "plugin \"shm\" is no storage tier"),
+        (&["--plugin", "nothing"], "nothing"),
+        (&["--plugin", "hicache-file"], "dir is not set"),
+        (&["--plugin", "hicache-file", "--set", "dir"], "is not of the form KEY=VALUE"),
+        (&["--plugin", "hicache-file", "--set", "dri=/x"], "unknown key \"dri\""),
+        (&["--plugin", "hicache-file", "--set", &nowhere], "nowhere"),
+        (&["--config", "/nowhere/host.toml"], "cannot be read"),
+    ];
+    for (arguments, says) in cases {
+        let (code, said, error) = place.host("ls", arguments);
+        assert!(code == 2 && error.contains(says) && said.is_empty(), "{arguments:?}: {code} {said}{error}");
+    }
+    assert!(!place.pages.path().join("nowhere").exists(), "looking made a directory");
+    // Any tier that can list: this one keeps nothing beyond its process.
+    let (code, said, error) = place.host("stat", &["--plugin", "memory"]);
+    assert!(
+        code == 0 && said.contains("values     0\n") && said.contains("(host.test.memory)"),
+        "{said}{error}"
+    );
+}

@@ -1,0 +1,73 @@
+//! What the program says of the NIXL and Mooncake plugins with their libraries, and without.
+
+use std::process::Command;
+
+use host_tests::{nixl, plugin_files};
+
+#[test]
+fn the_conformance_kit_passes_on_the_real_library() {
+    let Some(library) = nixl::library() else { return };
+    // The tier's cases are run in a test of their own.
+    let pages = tempfile::tempdir().unwrap();
+    let config = pages.path().join("config.toml");
+    std::fs::write(&config, format!("[storage]\ndirectory = {:?}", pages.path().display().to_string()))
+        .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--plugin-config"])
+        .args([&config, &plugin_files::plugin("nixl")])
+        .env("NIXL_LIBRARY", library)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    // Other machines are what one machine cannot show, and what outlives a process is another test's.
+    let skipped: Vec<&str> = said.lines().filter(|line| line.starts_with("skip")).collect();
+    assert!(output.status.success() && skipped.len() == 2, "{said}");
+    assert!(skipped.iter().any(|line| line.contains("transfer-multi-host")), "{said}");
+}
+
+#[test]
+fn without_the_library_check_says_where_it_looked_and_listing_needs_none() {
+    let directory = plugin_files::directory(&["nixl"]);
+    let host = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_host"))
+            .args(["plugins"])
+            .args(arguments)
+            .args(["--plugins-dir".as_ref(), directory.path().as_os_str()])
+            .env("NIXL_LIBRARY", "/nowhere/libnixl_capi.so")
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (output.status.code().unwrap(), text.concat())
+    };
+    let (code, said) = host(&["check", "--executor", "synthetic", "--plugins", "nixl"]);
+    assert_eq!(code, 2, "{said}");
+    for part in ["nixl", "/nowhere/libnixl_capi.so: there is no such file", "pip install"] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    let (code, said) = host(&["list"]);
+    assert!(code == 0 && said.contains("nixl"), "{said}");
+}
+
+#[test]
+fn without_mooncake_check_says_all_that_it_tried_and_listing_needs_none() {
+    let directory = plugin_files::directory(&["mooncake"]);
+    let host = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_host"))
+            .args(["plugins"])
+            .args(arguments)
+            .args(["--plugins-dir".as_ref(), directory.path().as_os_str()])
+            .env("MOONCAKE_PYTHON", "/nowhere/python")
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (output.status.code().unwrap(), text.concat())
+    };
+    let (code, said) = host(&["check", "--executor", "synthetic", "--plugins", "mooncake"]);
+    assert_eq!(code, 2, "{said}");
+    for part in ["libtransfer_engine.so", "cannot run /nowhere/python", "pip install", "MOONCAKE_TE_LIBRARY"]
+    {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    let (code, said) = host(&["list"]);
+    assert!(code == 0 && said.contains("mooncake"), "{said}");
+}

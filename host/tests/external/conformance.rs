@@ -1,0 +1,349 @@
+//! The conformance kit passes plugins that keep their contract, and names the right case for each that does not.
+
+use std::path::Path;
+use std::process::Command;
+
+use host_tests::defect::with_defect;
+use host_tests::{nixl, plugin_files};
+use serde_json::Value;
+
+/// The exit code, and every case's name, status and text.
+fn test(file: &Path, more: &[&str]) -> (i32, Vec<(String, String, String)>) {
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--json"])
+        .args(more)
+        .arg(file)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let reports: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let text = |report: &Value, key: &str| report[key].as_str().unwrap().to_owned();
+    let reports = reports.as_array().unwrap().iter();
+    let reports = reports.map(|r| (text(r, "case"), text(r, "status"), text(r, "text"))).collect();
+    (output.status.code().unwrap(), reports)
+}
+
+/// The reports that are neither pass nor skip.
+fn broken(reports: &[(String, String, String)]) -> Vec<&(String, String, String)> {
+    reports.iter().filter(|(_, status, _)| status != "pass" && status != "skip").collect()
+}
+
+#[test]
+fn plugins_that_keep_their_contract_pass() {
+    for name in ["shm", "wire", "loopback", "memory", "plain", "swa"] {
+        let (code, reports) = test(&plugin_files::plugin(name), &[]);
+        assert_eq!(broken(&reports), [] as [&(String, String, String); 0], "{name}");
+        let skipped: Vec<_> = reports.iter().filter(|(_, status, _)| status == "skip").collect();
+        let no_descriptor = |(case, _, text): &&&(String, String, String)| {
+            case.ends_with("-event-fd") && text.contains("offers no descriptor")
+        };
+        assert!(code == 0 && skipped.iter().all(|skip| no_descriptor(&skip)), "{name}: {code} {skipped:?}");
+        assert!(
+            reports.len() > 12 && (!["shm", "wire"].contains(&name) || skipped.is_empty()),
+            "{name}: {reports:?}"
+        );
+    }
+}
+
+#[test]
+fn the_file_tier_keeps_its_contract_with_each_of_its_ways_to_read_and_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("config.toml");
+    for way in ["io = \"uring\"", "io = \"threads\"\nthreads = 4"] {
+        let pages = directory.path().join("pages");
+        let limits = "segment_mib = 4\nsize_limit_mib = 64\nfree_floor_mib = 0";
+        std::fs::write(&config, format!("dir = {pages:?}\n{limits}\n{way}\n")).unwrap();
+        let (code, reports) =
+            test(&plugin_files::plugin("hicache-file"), &["--plugin-config", config.to_str().unwrap()]);
+        if reports.iter().any(|(_, _, text)| text.contains("no io_uring here")) {
+            println!("SKIPPED {way}: this kernel has no io_uring");
+            continue;
+        }
+        assert_eq!((code, broken(&reports)), (0, vec![]), "{way}");
+        let skipped = reports.iter().filter(|(_, status, _)| status == "skip");
+        let skipped: Vec<&str> = skipped.map(|(case, ..)| case.as_str()).collect();
+        // What one process cannot check is in the plugin's own tests.
+        assert_eq!(skipped, ["tier-persistent", "tier-shared"], "{way}");
+        assert!(reports.len() > 12, "{reports:?}");
+    }
+}
+
+#[test]
+fn a_role_that_needs_a_configuration_is_skipped_without_one_and_that_is_said() {
+    let file = plugin_files::plugin("hicache-file");
+    let (code, reports) = test(&file, &[]);
+    assert_eq!((code, broken(&reports)), (0, vec![]));
+    let passed: Vec<&str> =
+        reports.iter().filter(|(_, status, _)| status == "pass").map(|(case, ..)| case.as_str()).collect();
+    assert_eq!(passed, ["manifest", "load", "config-unknown-key", "config-garbage"]);
+    let (_, _, text) = reports.iter().find(|(case, ..)| case == "tier-data").unwrap();
+    assert!(
+        text.starts_with("not tested without a configuration: role tier: ")
+            && text.contains("dir is not set"),
+        "{text}"
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--case", "tier-"])
+        .arg(&file)
+        .output();
+    let said = String::from_utf8(output.unwrap().stdout).unwrap();
+    assert!(said.contains("\nNOT TESTED: ") && said.contains("--plugin-config FILE"), "{said}");
+    // One that was given has to work.
+    let config = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(config.path(), "threads = 2").unwrap();
+    let arguments = ["--case", "tier-data", "--plugin-config", config.path().to_str().unwrap()];
+    let (code, reports) = test(&file, &arguments);
+    assert!(code == 2 && reports[0].1 == "fail" && reports[0].2.contains("dir is not set"), "{reports:?}");
+}
+
+#[test]
+fn of_a_plugin_with_several_roles_those_that_open_are_tested_and_measured() {
+    let Some(config) = nixl::config() else { return };
+    let (directory, file) = (tempfile::tempdir().unwrap(), plugin_files::plugin("nixl"));
+    let path = directory.path().join("config.toml");
+    // Where the library is found without being named, nothing else is needed either.
+    std::fs::write(&path, &config).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "bench", "--json", "--plugin-config"])
+        .args([&path, &file])
+        .output()
+        .unwrap();
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let calls = all["measured"]["calls"].as_array().unwrap();
+    assert!(calls.len() == 3 && calls.iter().all(|call| call["role"] == "transfer"), "{all}");
+    assert_eq!(all["measured"]["skipped"][0]["role"], "tier", "{all}");
+    assert!(
+        all["measured"]["skipped"][0]["reason"].as_str().unwrap().contains("[plugin.nixl.storage]"),
+        "{all}"
+    );
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args([
+            "plugins",
+            "test",
+            "--json",
+            "--case",
+            "config-defaults",
+            "--case",
+            "tier-data",
+            "--case",
+            "manifest-matches",
+        ])
+        .arg(&file)
+        .env("NIXL_LIBRARY", nixl::library().unwrap())
+        .output()
+        .unwrap();
+    let reports: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let statuses: Vec<&str> =
+        reports.as_array().unwrap().iter().map(|r| r["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["pass", "skip", "skip"], "{reports}");
+}
+
+#[test]
+fn what_cannot_be_checked_is_skipped_with_the_reason() {
+    let (code, reports) = test(&plugin_files::plugin("null"), &[]);
+    assert_eq!(code, 0, "{reports:?}");
+    let data = reports.iter().find(|(case, ..)| case == "transfer-data").unwrap();
+    assert_eq!(data.1, "skip");
+    assert!(data.2.contains("declares no page_writes"), "{}", data.2);
+    assert!(!reports.iter().any(|(case, ..)| case.starts_with("tier-")), "{reports:?}");
+}
+
+/// Defects of a plugin, each with the cases that must fail, and no other, and what they say.
+fn each_is_found(plugin: &str, defects: &[(&str, &[&str], &str)]) {
+    let original = std::fs::read(plugin_files::plugin(plugin)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut wrong = Vec::new();
+    for (defect, expected, says) in defects {
+        let (code, reports) = test(&with_defect(&original, defect, directory.path()), &[]);
+        let found = broken(&reports);
+        let cases: Vec<_> = found.iter().map(|(case, ..)| case.as_str()).collect();
+        let right = cases == *expected && code == if expected.is_empty() { 0 } else { 2 };
+        if !right || !found.iter().all(|(_, _, text)| text.contains(says)) {
+            wrong.push(format!("{defect}: {found:?}, it should be {expected:?} with {says:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{plugin}:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_other() {
+    each_is_found(
+        "broken",
+        &[
+            ("none", &[], ""),
+            ("wrong-capabilities", &["transfer-words", "transfer-capabilities"], "no notification came"),
+            ("leaks-thread", &["lifecycle", "lifecycle-drop"], "left 20 threads and 0 descriptors behind"),
+            ("fills-pool", &[], ""),
+            ("needs-shutdown", &["lifecycle-drop"], "dropped without a shutdown left 20 threads"),
+            ("loses-completion", &["transfer-completions"], "1 never completed, the first is number 40"),
+            ("repeats-completion", &["transfer-repeats"], "submission 40 completed 2 times"),
+            ("allocates-on-submit", &["transfer-hot-allocations"], "200 calls of submit allocated 200 times"),
+            ("blocks-in-poll", &["transfer-hot-blocking"], "in 200 rounds poll gave up the processor"),
+            ("panics", &["transfer-panics"], "submit of nothing made the plugin panic"),
+            ("needs-writes", &["transfer-words"], "words alone: submit of 0 writes answered"),
+            ("corrupts-byte", &["transfer-data"], "inside a write, is "),
+        ],
+    );
+}
+
+#[test]
+fn each_defect_of_a_tier_fails_the_case_that_is_about_it_and_no_other() {
+    each_is_found(
+        "broken-tier",
+        &[
+            ("none", &[], ""),
+            ("corrupts-value", &["tier-data"], "of what was put came back changed"),
+            ("loses-completion", &["tier-completions"], ""),
+            ("repeats-completion", &["tier-completions"], ""),
+            ("finds-what-is-not-there", &["tier-data", "tier-missing"], "ended with 1, it should be 0"),
+            ("scan-repeats", &["tier-scan"], "a scan lists a key twice"),
+            ("scan-never-ends", &["tier-scan"], "a scan does not come to its end"),
+            ("accepts-out-of-bounds", &["tier-bounds"], "ended as if it had worked"),
+            ("never-recovers", &["tier-flow-control"], "still answers WOULD_BLOCK"),
+            ("loses-batches-of-threads", &["tier-threads"], "4 threads asked for"),
+            ("allocates-on-get", &["tier-hot-allocations"], "200 calls of get allocated 200 times"),
+            ("blocks-in-poll", &["tier-hot-blocking"], "in 200 rounds poll gave up the processor"),
+            ("panics", &["tier-panics"], "put of nothing made the plugin panic"),
+            ("forgets-cancelled", &["tier-cancel"], "pages of a cancelled put only 0 completed"),
+            ("answers-when-closed", &["tier-closed"], "exists after shutdown answers 0 instead of CLOSED"),
+            ("event-fd-silent", &["tier-event-fd"], "batch 1 ended, and the descriptor stays quiet"),
+            ("event-fd-stuck", &["tier-event-fd"], "the descriptor stays readable"),
+        ],
+    );
+}
+
+#[test]
+fn each_defect_of_an_allocator_fails_the_case_that_is_about_it_and_no_other() {
+    each_is_found(
+        "broken-allocator",
+        &[
+            ("none", &[], ""),
+            ("hands-out-twice", &["allocator-books"], "a page was handed out twice"),
+            ("loses-pages", &["allocator-books"], "are not 256"),
+            ("needs-too-much", &["allocator-grants"], "are lacking"),
+            ("tail-is-everything", &["allocator-grants"], "extend_tail of"),
+            ("frees-too-early", &["allocator-grants"], "first_live of"),
+            ("keeps-what-fits", &["allocator-all-or-nothing"], "an extend that did not fit kept pages"),
+            ("accepts-double-free", &["allocator-free"], "free of a page named twice answered 0"),
+            ("fails-other-threads", &["allocator-threads"], "in 4 of 4 threads"),
+            (
+                "allocates-on-extend",
+                &["allocator-hot-allocations"],
+                "200 calls of extend allocated 200 times",
+            ),
+            ("panics", &["allocator-panics"], "alloc of an unknown component made the plugin panic"),
+            ("hands-out-shared-twice", &["allocator-shared-books"], "was handed out twice"),
+            ("forgets-parts", &["allocator-shared-grants"], "entries (round"),
+            ("ignores-limits", &["allocator-shared-books", "allocator-shared-limits"], "answered 0"),
+            (
+                "frees-for-others",
+                &["allocator-shared-free"],
+                "free of a window's page for the full component",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_promise_that_cannot_be_checked_here_is_in_the_report() {
+    let (code, reports) =
+        test(&plugin_files::plugin("broken-tier"), &["--case", "tier-shared", "--case", "tier-persistent"]);
+    // Only what is declared is reported.
+    assert_eq!((code, reports.len()), (0, 1), "{reports:?}");
+    let (case, status, text) = &reports[0];
+    assert_eq!((case.as_str(), status.as_str()), ("tier-shared", "skip"));
+    assert!(text.contains("declared, and not checked: the kit has one machine"), "{text}");
+}
+
+#[test]
+fn a_case_that_runs_wild_is_stopped_by_its_limits() {
+    let (panicking, directory) = (plugin_files::plugin("panicking"), tempfile::tempdir().unwrap());
+    let config = directory.path().join("config.toml");
+    let run = |what: &str, limit: &[&str]| {
+        std::fs::write(&config, format!("in = \"{what}\"")).unwrap();
+        let common = ["--plugin-config", config.to_str().unwrap(), "--case", "lifecycle-drop"];
+        let (_, mut reports) = test(&panicking, &[&common, limit].concat());
+        assert_eq!(reports.len(), 1);
+        reports.remove(0)
+    };
+    let (_, status, text) = run("exhaust", &["--memory-limit", "2"]);
+    assert!(
+        status == "crash" && text.contains("memory allocation of 3221225472 bytes failed"),
+        "{status}: {text}"
+    );
+    assert_eq!(run("exhaust", &["--memory-limit", "8"]).1, "pass", "the limit is what stopped it");
+    // Four threads that spin use twice the time limit up before it ends, where there are processors enough.
+    let (_, status, text) = run("spin", &["--time-limit", "3"]);
+    assert!((status == "crash" && text.contains("signal: 24")) || status == "timeout", "{status}: {text}");
+}
+
+#[test]
+fn a_process_that_a_plugin_leaves_behind_holds_nobody_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, left) = (directory.path().join("config.toml"), directory.path().join("left"));
+    std::fs::write(&config, "in = \"daemon\"").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--case", "manifest-matches", "--plugin-config"])
+        .args([&config, &plugin_files::plugin("panicking")])
+        .env("DAEMON", &left)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let left = std::fs::read_to_string(left).unwrap();
+    let ended = left.lines().filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).count();
+    assert!(
+        Command::new("kill").args(left.lines()).status().unwrap().success() && ended == 0,
+        "waited for it"
+    );
+    assert!(said.starts_with("pass     manifest-matches"), "{said}");
+}
+
+#[test]
+fn a_panic_is_said_with_its_place_where_no_log_is() {
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "run-case", "--case", "lifecycle", "--config-text", "in = \"open\""])
+        .arg(plugin_files::plugin("panicking"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("panicking/src/lib.rs:") && said.contains("told to panic while opening"), "{said}");
+}
+
+#[test]
+fn crashes_and_hangs_end_one_case_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("text.so");
+    std::fs::write(&file, "not a plugin").unwrap();
+    let (code, reports) = test(&file, &["--case", "load"]);
+    assert_eq!(code, 2);
+    assert_eq!(reports.len(), 1);
+    assert!(reports[0].2.contains("is not an ELF shared object"), "{reports:?}");
+
+    let panicking = plugin_files::plugin("panicking");
+    let config = directory.path().join("config.toml");
+    std::fs::write(&config, "in = \"abort\"").unwrap();
+    let config = config.to_str().unwrap();
+    let (code, reports) =
+        test(&panicking, &["--plugin-config", config, "--case", "load", "--case", "config-d"]);
+    assert_eq!(code, 2);
+    let statuses: Vec<_> = reports.iter().map(|(case, status, _)| (case.as_str(), status.as_str())).collect();
+    assert_eq!(statuses, [("load", "pass"), ("config-defaults", "crash")], "{reports:?}");
+    assert!(reports[1].2.contains("signal: 6"), "{reports:?}");
+
+    std::fs::write(config, "in = \"hang\"").unwrap();
+    let arguments = ["--plugin-config", config, "--time-limit", "1", "--case", "config-defaults"];
+    let (_, reports) = test(&panicking, &arguments);
+    assert_eq!(reports[0].1, "timeout", "{reports:?}");
+}
+
+#[test]
+fn cases_are_named_on_the_command_line_and_unknown_names_are_refused() {
+    let (_, reports) = test(&plugin_files::plugin("memory"), &["--case", "tier-data"]);
+    assert_eq!(reports.iter().map(|(case, ..)| case.as_str()).collect::<Vec<_>>(), ["tier-data"]);
+    let output = Command::new(env!("CARGO_BIN_EXE_host"))
+        .args(["plugins", "test", "--case", "nonsense", "x.so"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("no case starts with \"nonsense\""), "{said}");
+}

@@ -1,0 +1,17 @@
+//! Servers over the real NIXL, the real Mooncake and a real S3 server, in processes of their own.
+//!
+//! A program of the group that runs one at a time: `cargo xtask test` knows it by its name.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
+mod checks;
+mod conformance;
+mod everything_together;
+mod mooncake_store;
+mod mooncake_walk;
+mod nixl_bucket;
+mod nixl_walk;
+mod sliding_window;
+mod staging;
+mod tensor_parallel_transfer;
+mod window_walk;

@@ -1,0 +1,137 @@
+//! Prefill and decode over the real Mooncake: the same tokens as one aggregated worker, also when a worker dies on the way.
+
+use std::path::Path;
+
+use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::hold::Hold;
+use host_tests::{mooncake, plugin_files};
+
+/// A synthetic server; `None` when there is no Mooncake here.
+fn start(flags: &[&str], synthetic: &str) -> Option<(Cluster, tempfile::TempDir)> {
+    let config = mooncake::config()?;
+    let plugins = plugin_files::directory(&["mooncake"]);
+    let mut all = ["--executor", "synthetic", "--plugins", "mooncake", "--kv-memory", "16MiB"]
+        .map(str::to_owned)
+        .to_vec();
+    all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
+    let config = format!("[plugin.mooncake]\n{config}\n[synthetic]\n{synthetic}");
+    let program = Path::new(env!("CARGO_BIN_EXE_host"));
+    Some((Cluster::start(&Start { program, flags: all, config, workers }), plugins))
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    let prompt = |length: u32| (0..length).map(|token| (token * 7 + length) % 250).collect();
+    [1, 15, 16, 17, 33, 64, 100, 200].map(prompt).to_vec()
+}
+
+/// All prompts at once, so that batches mix.
+fn tokens(cluster: &Cluster) -> Vec<Vec<u64>> {
+    let prompts = prompts();
+    std::thread::scope(|scope| {
+        let asks: Vec<_> = prompts
+            .iter()
+            .map(|prompt| scope.spawn(|| cluster.generate(prompt, 12).unwrap().tokens))
+            .collect();
+        asks.into_iter().map(|ask| ask.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_split_server_over_mooncake_answers_as_an_aggregated_one_with_and_without_caches() {
+    let Some((whole, _plugins)) = start(&["--role", "aggregated"], "") else { return };
+    let right = tokens(&whole);
+    for caches in [&[][..], &["--decode-radix-cache", "--prefill-radix-cache"]] {
+        for chunk in ["512", "16", "33"] {
+            let flags = [caches, &["--chunk-tokens", chunk]].concat();
+            let Some((split, _plugins)) = start(&flags, "") else { return };
+            let moved = split.generate(&prompts()[7], 1).unwrap().transferred_bytes;
+            assert!(moved > 0, "{flags:?} moved nothing");
+            for round in 0..2 {
+                assert_eq!(tokens(&split), right, "{flags:?}, round {round}");
+            }
+            split.wait("all requests to end", || split.all_free());
+        }
+    }
+}
+
+#[test]
+fn a_conversation_over_mooncake_moves_only_what_decode_lacks() {
+    let flags = ["--decode-radix-cache", "--prefill-radix-cache"];
+    let Some((split, _plugins)) = start(&flags, "") else { return };
+    let page = split.generate(&[201; 16], 1).unwrap().transferred_bytes;
+    let first: Vec<u32> = (0..160).map(|token| token * 7 % 200).collect();
+    assert_eq!(split.generate(&first, 1).unwrap().transferred_bytes, 10 * page);
+    // Counted when decode has said that it knows of them, which may be after its answer.
+    let counter = "host_plugin_counter_total{plugin=\"host.mooncake\",name=\"bytes_written\"}";
+    split.wait("the bytes to be counted", || {
+        split.metrics(&split.worker("prefill"))[counter] >= 11.0 * page as f64
+    });
+    let second: Vec<u32> = first.iter().copied().chain(220..236).collect();
+    assert_eq!(split.generate(&second, 1).unwrap().transferred_bytes, page);
+}
+
+/// A page of a prompt takes some milliseconds, and the 51st stands still while it is held.
+fn steady(hold: &Hold) -> String {
+    format!("prefill-token-us = 500\n{}", hold.prompts_from(800))
+}
+
+#[test]
+fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
+    // 50 parts of one page each, and then it stands still: the kill falls among them.
+    for victim in ["prefill", "decode"] {
+        let hold = Hold::new();
+        let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], &steady(&hold)) else { return };
+        let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
+        let right = split.generate(&prompt, 8).unwrap();
+        let first = split.worker(victim);
+        let prefill = split.worker("prefill");
+        let sent = || split.metrics(&prefill).get("host_pages_sent_total").copied().unwrap_or(0.0);
+        let before = sent();
+        std::thread::scope(|scope| {
+            let held = hold.begin();
+            let request = scope.spawn(|| split.generate(&prompt, 8));
+            split.wait("some pages of the request to be sent", || sent() > before + 5.0);
+            signal(split.pid(victim).unwrap(), "KILL");
+            held.end();
+            // Tried again on the restarted worker; nobody notices.
+            assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
+        });
+        split.wait_for_another(&first);
+        split.wait("the pages to come back", || split.all_free());
+        assert_eq!(split.generate(&prompt, 8).unwrap().tokens, right.tokens);
+    }
+}
+
+#[test]
+fn a_worker_frozen_in_mid_transfer_over_mooncake_costs_time_and_no_token() {
+    for victim in ["prefill", "decode"] {
+        let hold = Hold::new();
+        let Some((split, _plugins)) = start(&["--chunk-tokens", "16"], &steady(&hold)) else { return };
+        let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
+        let right = split.generate(&prompt, 8).unwrap().tokens;
+        let (prefill, frozen) = (split.worker("prefill"), split.pid(victim).unwrap());
+        let sent = || split.metrics(&prefill).get("host_pages_sent_total").copied().unwrap_or(0.0);
+        let before = sent();
+        std::thread::scope(|scope| {
+            let held = hold.begin();
+            let request = scope.spawn(|| split.generate(&prompt, 8));
+            split.wait("some pages of the request to be sent", || sent() > before + 5.0);
+            signal(frozen, "STOP");
+            split.wait("the router to miss it", || split.workers().len() == 1);
+            signal(frozen, "CONT");
+            held.end();
+            // Whether it is given up or goes on, what is answered is right.
+            let answer = request.join().unwrap();
+            assert!(answer.as_ref().map_or(true, |answer| answer.tokens == right), "{victim}: {answer:?}");
+        });
+        split.wait("both to be there again", || split.workers().len() == 2);
+        split.wait("an answer", || split.generate(&prompt, 8).is_ok_and(|answer| answer.tokens == right));
+        split.wait("all pages to be free", || split.all_free());
+        for role in ["prefill", "decode"] {
+            let metrics = split.metrics(&split.worker(role));
+            assert_eq!(metrics.get("host_integrity_failures_total").copied().unwrap_or(0.0), 0.0);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! KV that travels through staging memory gives the answers of an aggregated worker, whoever dies or leaves on the way.
+
+use std::path::Path;
+
+use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::hold::Hold;
+use host_tests::{mooncake, nixl, plugin_files};
+
+/// The order of engines: a head of a token is a piece of its own as soon as two ranks share a layer.
+const LAYER_FIRST: [&str; 2] = ["--kv-layout", "layer-kv-page-token-head-dim"];
+/// What a page's order is worst for: nothing but whole pages would go directly.
+const ALWAYS: [&str; 2] = ["--staging", "always"];
+
+struct Server {
+    cluster: Cluster,
+    _plugins: tempfile::TempDir,
+}
+
+impl Server {
+    /// A synthetic server of four KV heads.
+    fn start(plugin: &str, config: &str, synthetic: &str, flags: &[&str]) -> Self {
+        let plugins = plugin_files::directory(&[plugin]);
+        let directory = plugins.path().display().to_string();
+        let always = ["--executor", "synthetic", "--plugins", plugin, "--plugins-dir", &directory];
+        let flags: Vec<String> = always.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+        let workers = if flags.iter().any(|flag| flag == "aggregated") { 1 } else { 2 };
+        let config = format!("{config}[synthetic]\nkv-heads = 4\n{synthetic}");
+        let program = Path::new(env!("CARGO_BIN_EXE_host"));
+        Self { cluster: Cluster::start(&Start { program, flags, config, workers }), _plugins: plugins }
+    }
+
+    fn shm(synthetic: &str, flags: &[&str]) -> Self {
+        Self::start("shm", "", synthetic, flags)
+    }
+
+    fn metric(&self, role: &str, name: &str) -> f64 {
+        let worker = self.cluster.workers().into_iter().find(|worker| worker.role == role);
+        worker.map_or(0.0, |worker| self.cluster.metrics(&worker).get(name).copied().unwrap_or(0.0))
+    }
+
+    fn staged(&self) -> f64 {
+        self.metric("decode", "host_staged_received_bytes_total")
+    }
+
+    /// Nothing is anybody's any more: no page, no byte of staging memory, no question.
+    fn settles(&self) {
+        self.cluster.wait("everything to be free", || {
+            let free = |role| {
+                ["host_staging_bytes_in_use", "host_staging_waiting"]
+                    .iter()
+                    .all(|name| self.metric(role, name) == 0.0)
+            };
+            self.cluster.all_free() && free("prefill") && free("decode")
+        });
+    }
+
+    /// All prompts at once, so that batches mix.
+    fn tokens(&self) -> Vec<Vec<u64>> {
+        let prompts = prompts();
+        std::thread::scope(|scope| {
+            let asks: Vec<_> = prompts
+                .iter()
+                .map(|prompt| scope.spawn(|| self.cluster.generate(prompt, 8).unwrap().tokens))
+                .collect();
+            asks.into_iter().map(|ask| ask.join().unwrap()).collect()
+        })
+    }
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    let prompt = |length: u32| (0..length).map(|token| (token * 7 + length) % 250).collect();
+    [1, 15, 16, 17, 33, 64, 100, 200, 400].map(prompt).to_vec()
+}
+
+fn long_prompt() -> Vec<u32> {
+    (0..1600).map(|token| token % 256).collect()
+}
+
+#[test]
+fn staged_answers_are_those_of_an_aggregated_worker_for_every_layout() {
+    let whole = Server::shm("", &["--role", "aggregated"]);
+    let right = whole.tokens();
+    for layout in host_core::layout::KvOrder::ALL {
+        for memory in ["128MiB", "64KiB"] {
+            let layout = layout.to_string();
+            let flags = ["--kv-layout", &layout, "--staging-bytes", memory, "--chunk-tokens", "64"];
+            let split = Server::shm("", &[&flags[..], &ALWAYS].concat());
+            assert_eq!(split.tokens(), right, "{layout}, {memory}");
+            split.settles();
+            let direct = split.metric("prefill", "host_lane_bytes_total{kind=\"direct\"}");
+            assert_eq!(direct, 256.0 * prompts().len() as f64, "aux rows: {layout}, {memory}");
+            // 4 KiB of a token in all; the longest prompt alone is 25 times the smaller memory.
+            assert!(split.staged() >= 400.0 * 4096.0, "{layout}, {memory}");
+            for name in ["host_staging_refused_total", "host_integrity_failures_total"] {
+                assert_eq!(split.metric("decode", name), 0.0, "{name}, {layout}, {memory}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pools_of_different_ranks_are_staged_where_it_pays_and_answer_as_an_aggregated_worker() {
+    let whole = Server::shm("", &["--role", "aggregated"]);
+    let right = whole.tokens();
+    for (prefill, decode) in [("4", "2"), ("2", "4"), ("3", "2")] {
+        for (mode, staged) in [("auto", true), ("always", true), ("never", false)] {
+            let ranks = ["--prefill-tp", prefill, "--decode-tp", decode];
+            let flags = ["--staging", mode, "--chunk-tokens", "64"];
+            let bytes: &[&str] = if staged { &["--staging-bytes", "1MiB"] } else { &[] };
+            let split = Server::shm("", &[&LAYER_FIRST[..], &ranks, &flags, bytes].concat());
+            let how = format!("{prefill} to {decode}, {mode}");
+            assert_eq!(split.tokens(), right, "{how}");
+            split.settles();
+            assert_eq!(split.staged() > 0.0, staged, "{how}");
+            let failures = split.metric("decode", "host_integrity_failures_total");
+            assert_eq!(failures + split.metric("decode", "host_staging_refused_total"), 0.0, "{how}");
+        }
+    }
+}
+
+#[test]
+fn clients_that_leave_during_staged_transfers_leave_nothing_behind() {
+    let flags =
+        ["--staging-bytes", "64KiB", "--chunk-tokens", "32", "--pool-pages", "256", "--layer-groups", "2"];
+    let split = Server::shm("prefill-token-us = 20\n", &[&flags[..], &ALWAYS].concat());
+    let right = split.cluster.generate(&long_prompt()[..300], 4).unwrap().tokens;
+    let seed = 0x5eed_u64;
+    println!("seed {seed:#x}");
+    for round in 0..3 {
+        std::thread::scope(|scope| {
+            for number in 0..40u64 {
+                let wait = (seed * (number + 1) * (round + 7) * 2_654_435_761) >> 16 & 63;
+                let cluster = &split.cluster;
+                scope.spawn(move || leave_after(cluster, std::time::Duration::from_millis(wait)));
+            }
+        });
+        split.settles();
+    }
+    assert_eq!(split.cluster.generate(&long_prompt()[..300], 4).unwrap().tokens, right);
+    assert!(split.staged() > 0.0);
+}
+
+/// Asks for an answer and hangs up so long after.
+fn leave_after(cluster: &Cluster, wait: std::time::Duration) {
+    use std::io::{Read, Write};
+    let prompt: Vec<u32> = long_prompt()[..500].to_vec();
+    let body = serde_json::json!({
+        "input_ids": prompt,
+        "sampling_params": { "max_new_tokens": 4, "temperature": 0, "ignore_eos": true },
+        "stream": true,
+    })
+    .to_string();
+    let mut connection = std::net::TcpStream::connect(cluster.url.trim_start_matches("http://")).unwrap();
+    connection.set_read_timeout(Some(wait.max(std::time::Duration::from_millis(1)))).unwrap();
+    let head = format!(
+        "POST /generate HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    connection.write_all(head.as_bytes()).unwrap();
+    connection.write_all(body.as_bytes()).unwrap();
+    // The time-out is the client's patience; whatever came by then is of no interest.
+    let _left = connection.read(&mut [0; 1]).is_err();
+}
+
+#[test]
+fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answered() {
+    let flags = [&["--chunk-tokens", "16", "--staging-bytes", "64KiB"][..], &ALWAYS].concat();
+    for role in ["prefill", "decode"] {
+        let hold = Hold::new();
+        let steady = format!("prefill-token-us = 500\n{}", hold.prompts_from(800));
+        let split = Server::shm(&steady, &flags);
+        let prompt = long_prompt();
+        let right = split.cluster.generate(&prompt, 8).unwrap().tokens;
+        let first = split.cluster.worker(role);
+        let before = split.staged();
+        std::thread::scope(|scope| {
+            let held = hold.begin();
+            let request = scope.spawn(|| split.cluster.generate(&prompt, 8));
+            split.cluster.wait("some of the request to be staged", || split.staged() > before + 40_000.0);
+            signal(split.cluster.pid(role).unwrap(), "KILL");
+            held.end();
+            // Tried again on the restarted worker; nobody notices.
+            assert_eq!(request.join().unwrap().unwrap().tokens, right, "{role}");
+        });
+        split.cluster.wait_for_another(&first);
+        split.settles();
+    }
+}
+
+#[test]
+fn staged_answers_over_mooncake_are_those_of_an_aggregated_worker() {
+    let Some(config) = mooncake::config() else { return };
+    let right = Server::shm("", &["--role", "aggregated"]).tokens();
+    let config = format!("[plugin.mooncake]\n{config}\n");
+    let flags = [&LAYER_FIRST[..], &ALWAYS, &["--staging-bytes", "1MiB"]].concat();
+    let split = Server::start("mooncake", &config, "", &flags);
+    assert_eq!(split.tokens(), right);
+    split.settles();
+    assert!(split.staged() > 0.0);
+}
+
+#[test]
+fn staged_answers_over_nixl_are_those_of_an_aggregated_worker() {
+    let Some(config) = nixl::config() else { return };
+    let right = Server::shm("", &["--role", "aggregated"]).tokens();
+    let config = format!("[plugin.nixl]\n{config}\n");
+    let flags = [&LAYER_FIRST[..], &ALWAYS, &["--staging-bytes", "1MiB"]].concat();
+    let split = Server::start("nixl", &config, "", &flags);
+    assert_eq!(split.tokens(), right);
+    split.settles();
+    assert!(split.staged() > 0.0);
+}

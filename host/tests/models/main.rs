@@ -1,0 +1,6 @@
+//! Models: real ones, and those with sliding layers.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
+mod real_models;
+mod window_servers;

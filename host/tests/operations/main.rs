@@ -1,0 +1,13 @@
+//! What an operator does: start, refuse to start, watch, route, and end.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
+mod by_hand;
+mod companions;
+mod docs_commands;
+mod first_minutes;
+mod metrics;
+mod pace;
+mod routing;
+mod start_refused;
+mod worker_death;

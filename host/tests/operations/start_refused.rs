@@ -1,0 +1,29 @@
+//! A configuration that cannot work ends with exit code 2 and one message, before any worker starts.
+
+mod addresses;
+mod numbers;
+mod plugins;
+mod settings;
+mod windows;
+
+use std::process::Command;
+
+/// Runs the program to its end; exit code and what it said.
+fn run(flags: &[&str]) -> (Option<i32>, String) {
+    // A server that comes up after all is ended, and its exit code (124) fails the test.
+    let host = env!("CARGO_BIN_EXE_host");
+    let output =
+        Command::new("timeout").args(["60", host]).args(flags).args(["--port", "0"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said + &String::from_utf8_lossy(&output.stdout))
+}
+
+fn refused(flags: &[&str], says: &[&str]) {
+    let (code, said) = run(flags);
+    println!("{flags:?}: {code:?}\n{said}");
+    assert_eq!(code, Some(2), "{flags:?}: {said}");
+    for part in says {
+        assert!(said.contains(part), "{flags:?} does not say {part:?}: {said}");
+    }
+    assert!(!said.contains("worker ready") && !said.contains("panicked"), "{said}");
+}

@@ -1,0 +1,171 @@
+//! The walk: a model split over two processes answers as one aggregated worker does, token for token.
+
+use std::path::Path;
+
+use host_tests::cluster::{Answer, Cluster, Start};
+use host_tests::plugin_files;
+
+/// The program under test.
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_host"))
+}
+
+fn text(flags: &[&str]) -> Vec<String> {
+    flags.iter().map(|flag| (*flag).to_owned()).collect()
+}
+
+/// A split or aggregated server of a model with these chunk and batch sizes.
+fn start(
+    role: Option<&str>,
+    model: &[String],
+    chunk: u32,
+    batch: u32,
+    plugins: &Path,
+    more: &[&str],
+) -> Cluster {
+    let mut flags = model.to_vec();
+    flags.extend(["--chunk-tokens".into(), chunk.to_string(), "--max-batch".into(), batch.to_string()]);
+    flags.extend(["--plugins-dir".into(), plugins.display().to_string(), "--threads".into(), "2".into()]);
+    flags.extend(text(&["--kv-memory", "16MiB"]));
+    flags.extend(text(more));
+    let workers = match role {
+        Some(role) => {
+            flags.extend(["--role".into(), role.to_owned()]);
+            1
+        }
+        None => 2,
+    };
+    Cluster::start(&Start { program: program(), flags, config: String::new(), workers })
+}
+
+/// Prompts of lengths around the page size and the chunk sizes, from a fixed generator.
+fn prompts() -> Vec<Vec<u32>> {
+    let mut state = 0x1234_5678_u32;
+    [1, 2, 15, 16, 17, 31, 32, 33, 64, 100, 200]
+        .iter()
+        .map(|length| {
+            let mut token = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                state >> 16 & 0xff
+            };
+            (0..*length).map(|_| token()).collect()
+        })
+        .collect()
+}
+
+/// All prompts at once, so that batches mix.
+fn answers(cluster: &Cluster, count: u32) -> Vec<Answer> {
+    let prompts = prompts();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            prompts.iter().map(|prompt| scope.spawn(|| cluster.generate(prompt, count).unwrap())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_arrangement_gives_the_same_tokens() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("tiny");
+    host_tests::model::tiny_qwen3(&model, 1).unwrap();
+    let plugins = plugin_files::directory(&["shm"]);
+    let models = [
+        ("synthetic", text(&["--executor", "synthetic"])),
+        ("tiny Qwen3", vec!["--model".into(), model.display().to_string()]),
+    ];
+    for (name, model) in &models {
+        let mut reference = None;
+        for role in [Some("aggregated"), None] {
+            for (chunk, batch) in [(512, 64), (16, 4), (7, 1), (33, 2)] {
+                let cluster = start(role, model, chunk, batch, plugins.path(), &[]);
+                let answers = answers(&cluster, 12);
+                let how = role.unwrap_or("1P1D over shm");
+                println!("{name}, {how}, chunk {chunk}, batch {batch}");
+                for answer in &answers {
+                    assert_eq!(answer.tokens.len(), 12);
+                    assert_eq!(answer.transferred_bytes > 0, role.is_none(), "{how} moved {answer:?}");
+                }
+                let tokens: Vec<_> = answers.into_iter().map(|answer| answer.tokens).collect();
+                match &reference {
+                    None => reference = Some(tokens),
+                    Some(reference) => {
+                        assert_eq!(*reference, tokens, "{name}, {how}, chunk {chunk}, batch {batch}");
+                    }
+                }
+                cluster.wait("all pages to be free", || cluster.all_free());
+            }
+        }
+    }
+}
+
+/// Digests of the pages that hold a prompt, as each worker logged them.
+fn page_digests(cluster: &Cluster, tokens: usize) -> Vec<String> {
+    let lines = cluster
+        .log_lines()
+        .into_iter()
+        .filter(|line| line["target"] == "host::pages" && line["fields"]["tokens"] == tokens as u64);
+    lines.map(|line| line["fields"]["digests"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn kv_bytes_are_equal_on_prefill_after_transfer_and_aggregated() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("tiny");
+    host_tests::model::tiny_qwen3(&model, 1).unwrap();
+    let plugins = plugin_files::directory(&["shm"]);
+    let model = vec!["--model".to_owned(), model.display().to_string()];
+    let log = ["--log-level", "info,host::pages=debug"];
+    let split = start(None, &model, 24, 8, plugins.path(), &log);
+    let whole = start(Some("aggregated"), &model, 512, 8, plugins.path(), &log);
+    for length in [16_usize, 75] {
+        let prompt: Vec<u32> = (0..length as u32).map(|token| token * 13 % 250).collect();
+        split.generate(&prompt, 4).unwrap();
+        whole.generate(&prompt, 4).unwrap();
+        let mut digests = Vec::new();
+        split.wait("digests of both workers", || {
+            digests = page_digests(&split, length);
+            digests.len() == 2
+        });
+        whole.wait("the digests", || page_digests(&whole, length).len() == 1);
+        digests.extend(page_digests(&whole, length));
+        assert_eq!(digests[0].split(',').count(), length.div_ceil(16));
+        assert!(digests.iter().all(|other| *other == digests[0]), "{digests:?}");
+    }
+}
+
+/// A split synthetic server over the plugin that flips one byte of one transferred page.
+fn start_corrupting(flips: u32, more: &[&str]) -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_files::directory(&["corrupting"]);
+    let mut flags = text(&["--executor", "synthetic", "--plugins", "corrupting", "--kv-memory", "16MiB"]);
+    flags.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
+    flags.extend(text(more));
+    let config = format!("[plugin.corrupting]\nflip_write = 1\nflips = {flips}\n");
+    (Cluster::start(&Start { program: program(), flags, config, workers: 2 }), plugins)
+}
+
+#[test]
+fn one_flipped_byte_changes_the_synthetic_answer() {
+    let plugins = plugin_files::directory(&["shm"]);
+    let whole = start(Some("aggregated"), &text(&["--executor", "synthetic"]), 512, 8, plugins.path(), &[]);
+    let (split, _plugins) = start_corrupting(1, &["--no-page-integrity"]);
+    let prompt: Vec<u32> = (0..100).collect();
+    let right = whole.generate(&prompt, 16).unwrap().tokens;
+    let wrong = split.generate(&prompt, 16).unwrap().tokens;
+    assert_ne!(right, wrong, "the executor did not notice a flipped byte");
+    assert_eq!(right[0], wrong[0], "the first token is prefill's, whose pages were intact");
+    // The plugin flips once; from then on answers are right.
+    assert_eq!(split.generate(&prompt, 16).unwrap().tokens, right);
+}
+
+#[test]
+fn with_page_integrity_a_flipped_byte_costs_a_second_transfer_and_no_answer() {
+    let plugins = plugin_files::directory(&["shm"]);
+    let whole = start(Some("aggregated"), &text(&["--executor", "synthetic"]), 512, 8, plugins.path(), &[]);
+    let (split, _plugins) = start_corrupting(1, &[]);
+    let prompt: Vec<u32> = (0..100).collect();
+    let right = whole.generate(&prompt, 16).unwrap().tokens;
+    assert_eq!(split.generate(&prompt, 16).unwrap().tokens, right);
+    let metrics = split.metrics(&split.worker("decode"));
+    assert_eq!(metrics.get("host_integrity_failures_total"), Some(&1.0), "{metrics:?}");
+    split.wait("all pages to be free", || split.all_free());
+}

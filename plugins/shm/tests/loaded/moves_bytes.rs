@@ -1,0 +1,76 @@
+//! Two processes move bytes through the loaded shared-memory plugin.
+
+use host_plugin_api::*;
+use host_test_peer::*;
+use host_tests::plugin_files;
+
+const BYTES: usize = 8 << 20;
+
+/// A seeded generator (splitmix64), the seed printed.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let seed = std::env::var("SEED")
+            .ok()
+            .and_then(|s| s.parse().ok())
+            .unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(1, |t| t.as_nanos() as u64));
+        println!("seed {seed}, set SEED to repeat");
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+}
+
+#[test]
+fn random_writes_arrive_whole_and_before_their_notification() {
+    let mut random = Random::new();
+    let directory = plugin_files::directory(&["shm"]);
+    let sender = Worker::open(directory.path(), "shm", "prefill", BYTES, "copy_threads = 2");
+    let mut receiver = Remote::start(directory.path(), "shm", "decode", BYTES, "");
+    let target: u32 = receiver.ask("region").parse().unwrap();
+    let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
+    let mut expected = vec![0u8; BYTES];
+    for round in 1..=40u64 {
+        sender.bytes_mut().iter_mut().for_each(|byte| *byte = random.next() as u8);
+        // Writes of one round do not overlap in the target: each has its own stripe.
+        let count = 1 + random.below(16);
+        let stripe = BYTES / count;
+        let mut writes = Vec::new();
+        for i in 0..count {
+            let length = 1 + random.below(stripe);
+            let (from, to) =
+                (random.below(BYTES - length + 1), i * stripe + random.below(stripe - length + 1));
+            expected[to..to + length].copy_from_slice(&sender.bytes()[from..from + length]);
+            writes.push(Write {
+                source_region: sender.region.0,
+                target_region: target,
+                source_offset: from as u64,
+                target_offset: to as u64,
+                length: length as u32,
+                target_generation: 1,
+            });
+        }
+        assert_eq!(sender.backend.submit(&submission(peer, round, &round.to_le_bytes()), &writes), 0);
+        // Told by the receiver, before the sender looks at its own completion.
+        assert_eq!(receiver.ask("notification"), format!("arrived prefill {}", hex(&round.to_le_bytes())));
+        assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&expected).to_string(), "round {round}");
+        let completion = sender.completion();
+        let bytes = writes.iter().map(|w| u64::from(w.length)).sum();
+        assert_eq!(completion, Completion { tag: Tag(round), bytes, status: 0, reserved: 0 });
+        assert_eq!(sender.backend.settled(Tag(round)), 1);
+    }
+    sender.backend.shutdown(5000).unwrap();
+    assert_eq!(sender.backend.poll(&mut []), ErrorCode::CLOSED.0);
+    assert_eq!(receiver.ask("notification"), "lost prefill");
+}

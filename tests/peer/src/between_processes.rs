@@ -1,0 +1,277 @@
+//! What a transfer plugin over a network promises between processes: bytes arrive before their notification, and fences hold
+//! whatever the peer does. The tests of every such plugin call these.
+
+use std::path::Path;
+
+use host_plugin_api::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{Remote, Worker, hash, hex, submission, wait};
+
+const BYTES: usize = 4 << 20;
+
+/// A plugin to test.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    /// The directory that has it.
+    pub directory: &'a Path,
+    /// Its name.
+    pub plugin: &'a str,
+    /// Its configuration.
+    pub config: String,
+}
+
+impl Setup<'_> {
+    fn worker(&self, name: &str) -> Worker {
+        self.worker_with(name, &self.config)
+    }
+
+    fn worker_with(&self, name: &str, config: &str) -> Worker {
+        Worker::open(self.directory, self.plugin, name, BYTES, config)
+    }
+
+    fn remote(&self, name: &str) -> Remote {
+        self.remote_with(name, &self.config)
+    }
+
+    fn remote_with(&self, name: &str, config: &str) -> Remote {
+        Remote::start(self.directory, self.plugin, name, BYTES, config)
+    }
+}
+
+fn write(sender: &Worker, target: u32, offset: usize, length: usize) -> Write {
+    Write {
+        source_region: sender.region.0,
+        target_region: target,
+        source_offset: offset as u64,
+        target_offset: offset as u64,
+        length: length as u32,
+        target_generation: 1,
+    }
+}
+
+/// A child that writes all of our memory over and over, and the peer that stands for it.
+fn flooded(setup: &Setup<'_>) -> (Worker, Remote, PeerId) {
+    let receiver = setup.worker("decode");
+    let mut sender = setup.remote("prefill");
+    let peer = receiver.backend.connect("prefill", &sender.endpoint()).unwrap();
+    sender.ask("fill 7");
+    sender.ask(&format!("connect {}", hex(&receiver.backend.endpoint().unwrap())));
+    sender.ask(&format!("flood {}", receiver.region.0));
+    assert_eq!(receiver.notification().kind, NotificationKind::ARRIVED);
+    (receiver, sender, peer)
+}
+
+fn is_all(worker: &Worker, value: u8) -> bool {
+    worker.bytes().iter().all(|byte| *byte == value)
+}
+
+/// Time for bytes that are on their way to arrive: longer than the driver ever leaves a door alone. It cannot make a
+/// right plugin fail.
+#[allow(clippy::disallowed_methods, reason = "what must not happen is given time to happen")]
+fn let_late_writes_land() {
+    std::thread::sleep(std::time::Duration::from_millis(50));
+}
+
+/// Scattered writes are in another process when their completion or notification is seen.
+pub fn scattered_writes_are_in_another_process_when_their_completion_or_notification_is_seen(
+    setup: &Setup<'_>,
+) {
+    let sender = setup.worker("prefill");
+    let mut receiver = setup.remote("decode");
+    let target: u32 = receiver.ask("region").parse().unwrap();
+    let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
+    let mut state = 0x9e37_79b9_u32;
+    println!("seed {state:#x}");
+    let mut expected = vec![0; BYTES];
+    for round in 1..=20u8 {
+        sender.bytes_mut().fill(round);
+        // Pieces of many sizes, some next to each other, in an order of their own.
+        let mut writes = Vec::new();
+        let mut offset = 0;
+        while offset < BYTES && writes.len() < 1000 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let length = (1 + (state >> 8) as usize % 20_000).min(BYTES - offset);
+            if state >> 30 != 0 {
+                writes.push(write(&sender, target, offset, length));
+                expected[offset..offset + length].fill(round);
+            }
+            offset += length;
+        }
+        // Neighbours in ascending order are what the plugin joins.
+        if round % 2 == 0 {
+            writes.reverse();
+        }
+        assert_eq!(sender.backend.submit(&submission(peer, round.into(), &[0, round, 0]), &writes), 0);
+        let completed = || {
+            let bytes: u64 = writes.iter().map(|write| u64::from(write.length)).sum();
+            let done = sender.completion();
+            assert_eq!((done.status, done.bytes), (0, bytes));
+        };
+        let arrived = format!("arrived prefill 00{round:02x}00");
+        // Either says by itself that everything is there.
+        if round % 3 == 0 {
+            completed();
+        } else {
+            assert_eq!(receiver.ask("notification"), arrived);
+        }
+        assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&expected).to_string(), "round {round}");
+        if round % 3 == 0 {
+            assert_eq!(receiver.ask("notification"), arrived);
+        } else {
+            completed();
+        }
+    }
+}
+
+/// A sender killed in mid transfer is reported lost and leaves nothing behind.
+pub fn a_sender_killed_in_mid_transfer_is_reported_lost_and_leaves_nothing_behind(setup: &Setup<'_>) {
+    let (receiver, mut sender, _peer) = flooded(setup);
+    sender.kill();
+    while receiver.notification().kind != NotificationKind::PEER_LOST {}
+    receiver.bytes_mut().fill(1);
+    let_late_writes_land();
+    assert!(is_all(&receiver, 1), "a write of a lost peer landed");
+    receiver.backend.deregister(receiver.region).unwrap();
+}
+
+/// Nothing lands after a disconnect although the peer keeps writing.
+pub fn nothing_lands_after_a_disconnect_although_the_peer_keeps_writing(setup: &Setup<'_>) {
+    for _ in 0..5 {
+        let (receiver, _sender, peer) = flooded(setup);
+        receiver.backend.disconnect(peer).unwrap();
+        receiver.bytes_mut().fill(1);
+        let_late_writes_land();
+        assert!(is_all(&receiver, 1), "a late write landed");
+        assert_eq!(receiver.backend.disconnect(peer).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
+    }
+}
+
+/// Nothing lands after a deregistration although the peer keeps writing.
+pub fn nothing_lands_after_a_deregistration_although_the_peer_keeps_writing(setup: &Setup<'_>) {
+    for _ in 0..5 {
+        let (receiver, _sender, _peer) = flooded(setup);
+        receiver.backend.deregister(receiver.region).unwrap();
+        receiver.bytes_mut().fill(1);
+        let_late_writes_land();
+        assert!(is_all(&receiver, 1), "a late write landed");
+    }
+}
+
+/// A stopped sender is fenced without its help and lands nothing when it goes on.
+pub fn a_stopped_sender_is_fenced_without_its_help_and_lands_nothing_when_it_goes_on(setup: &Setup<'_>) {
+    let (receiver, sender, peer) = flooded(setup);
+    let pid = Pid::from_child(&sender.process);
+    kill_process(pid, Signal::STOP).unwrap();
+    // It has bytes in its buffers and in the network's.
+    receiver.backend.disconnect(peer).unwrap();
+    receiver.bytes_mut().fill(1);
+    kill_process(pid, Signal::CONT).unwrap();
+    let_late_writes_land();
+    assert!(is_all(&receiver, 1), "a late write landed");
+}
+
+/// A receiver killed in mid transfer ends every submission and its successor is reached.
+pub fn a_receiver_killed_in_mid_transfer_ends_every_submission_and_its_successor_is_reached(
+    setup: &Setup<'_>,
+) {
+    let sender = setup.worker("prefill");
+    let mut receiver = setup.remote("decode");
+    let target: u32 = receiver.ask("region").parse().unwrap();
+    let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
+    for tag in 1..=200 {
+        let everything = [write(&sender, target, 0, BYTES)];
+        assert_eq!(sender.backend.submit(&submission(peer, tag, b"n"), &everything), 0);
+    }
+    receiver.kill();
+    let ends: Vec<_> = (0..200).map(|_| sender.completion()).collect();
+    let lost = ends.iter().filter(|end| end.status == ErrorCode::PEER_LOST.0).count();
+    assert!(lost > 0 && ends.iter().all(|end| [0, ErrorCode::PEER_LOST.0].contains(&end.status)), "{ends:?}");
+    for end in &ends {
+        // The peer's death is what settles them, and it shows a moment later.
+        wait("the submissions to settle", || (sender.backend.settled(end.tag) == 1).then_some(()));
+    }
+    assert_eq!(sender.notification().kind, NotificationKind::PEER_LOST);
+    assert_eq!(sender.backend.submit(&submission(peer, 1, b""), &[]), ErrorCode::PEER_LOST.0);
+
+    // The same name again, in another process.
+    let mut receiver = setup.remote("decode");
+    let target: u32 = receiver.ask("region").parse().unwrap();
+    let again = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
+    assert_ne!(again, peer);
+    sender.bytes_mut().fill(9);
+    let everything = [write(&sender, target, 0, BYTES)];
+    assert_eq!(sender.backend.submit(&submission(again, 1, b"again"), &everything), 0);
+    assert_eq!(receiver.ask("notification"), format!("arrived prefill {}", hex(b"again")));
+    assert_eq!(receiver.ask(&format!("byte {}", BYTES - 1)), "9");
+}
+
+/// A sender with much in flight to a receiver that is stopped, and its peer; once nothing can be in flight because the
+/// driver had not come to it, it is tried again.
+fn stuck(setup: &Setup<'_>, config: &str) -> (Worker, Remote, PeerId) {
+    for _ in 0..20 {
+        let sender = setup.worker_with("prefill", config);
+        let mut receiver = setup.remote_with("decode", config);
+        let target: u32 = receiver.ask("region").parse().unwrap();
+        let peer = sender.backend.connect("decode", &receiver.endpoint()).unwrap();
+        kill_process(Pid::from_child(&receiver.process), Signal::STOP).unwrap();
+        for tag in 1..=64 {
+            let everything = [write(&sender, target, 0, BYTES)];
+            assert_eq!(sender.backend.submit(&submission(peer, tag, b"n"), &everything), 0);
+        }
+        let_late_writes_land();
+        match sender.backend.disconnect(peer) {
+            Ok(()) => (1..=64).for_each(|tag| assert_eq!(sender.backend.settled(Tag(tag)), 1)),
+            Err(error) => {
+                assert_eq!(error.code, ErrorCode::TIMEOUT, "{error}");
+                return (sender, receiver, peer);
+            }
+        }
+    }
+    panic!("nothing was ever in flight");
+}
+
+/// Writes to a stopped receiver settle only when it says so or is dead.
+pub fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead(setup: &Setup<'_>) {
+    let config = format!("{}fence_timeout_ms = 300\n", setup.config);
+    for revive in [true, false] {
+        // Bytes are in its kernel's buffers; whether they land depends on it.
+        let (sender, mut receiver, peer) = stuck(setup, &config);
+        let ends: Vec<_> = (0..64).map(|_| sender.completion()).collect();
+        assert!(ends.iter().all(|end| end.status == ErrorCode::PEER_LOST.0), "{ends:?}");
+        assert_eq!(sender.backend.settled(Tag(1)), 0, "nobody has said that its door is closed");
+        if revive {
+            kill_process(Pid::from_child(&receiver.process), Signal::CONT).unwrap();
+        } else {
+            receiver.kill();
+        }
+        wait("the fence", || sender.backend.disconnect(peer).ok());
+        assert!(ends.iter().all(|end| sender.backend.settled(end.tag) == 1));
+        if revive {
+            receiver.ask("fill 1");
+            let_late_writes_land();
+            assert_eq!(receiver.ask(&format!("hash 0 {BYTES}")), hash(&vec![1; BYTES]).to_string());
+        }
+    }
+}
+
+/// Endpoints that are stale or damaged harm nobody.
+pub fn endpoints_that_are_stale_or_damaged_harm_nobody(setup: &Setup<'_>) {
+    let receiver = setup.worker("decode");
+    let sender = setup.worker("prefill");
+    let endpoint = receiver.backend.endpoint().unwrap();
+    assert_eq!(sender.backend.connect("x", b"").unwrap_err().code, ErrorCode::VERSION);
+    assert_eq!(sender.backend.connect("x", &endpoint[..30]).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
+    assert_eq!(receiver.backend.connect("self", &endpoint).unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
+    let mut stolen = endpoint.clone();
+    stolen[8..24].fill(0);
+    let error = sender.backend.connect("decode", &stolen).unwrap_err();
+    assert!(error.code == ErrorCode::PEER_LOST && error.message.contains("gone"), "{error}");
+    let gone = setup.worker("gone");
+    let stale = gone.backend.endpoint().unwrap();
+    drop(gone);
+    assert_eq!(sender.backend.connect("gone", &stale).unwrap_err().code, ErrorCode::PEER_LOST);
+    let peer = sender.backend.connect("decode", &endpoint).unwrap();
+    assert_eq!(sender.backend.submit(&submission(peer, 1, b"hi"), &[]), 0);
+    assert_eq!(receiver.notification().kind, NotificationKind::ARRIVED);
+}

@@ -1,0 +1,134 @@
+//! A worker's memory with a loaded backend, and the same in another process, driven by lines.
+//!
+//! The other process is the example `plugin_process` of this crate; [`process`] starts it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
+
+pub mod between_processes;
+pub mod process;
+pub mod ranks;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use host_memory::SharedMemory;
+use host_plugin_api::*;
+use host_plugins::{Catalog, open_transfer};
+use host_tests::wait::poll_until;
+
+pub use process::Remote;
+
+/// One instance with one region.
+pub struct Worker {
+    /// The instance.
+    pub backend: Arc<dyn TransferBackend>,
+    /// Its memory.
+    pub memory: SharedMemory,
+    /// As what the memory is registered.
+    pub region: RegionId,
+    /// The registration's generation.
+    pub generation: u32,
+}
+
+impl Worker {
+    /// Opens the plugin of this name in a directory, and registers so many bytes.
+    pub fn open(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str) -> Self {
+        let catalog = Catalog::scan([directory]);
+        let entry = catalog.find(plugin).unwrap();
+        let opening = Opening { name: name.to_owned(), config: config.to_owned() };
+        let backend = open_transfer(entry, &opening).unwrap();
+        let memory = SharedMemory::new("test", bytes).unwrap();
+        let region = register(&*backend, &memory, 1).unwrap();
+        Self { backend, memory, region, generation: 1 }
+    }
+
+    /// All of its memory.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping lives as long as `self`; tests read what is written no more.
+        unsafe { std::slice::from_raw_parts(self.memory.address().as_ptr(), self.memory.bytes()) }
+    }
+
+    /// All of its memory, to write.
+    #[allow(clippy::mut_from_ref, reason = "the memory is shared with other processes anyway")]
+    pub fn bytes_mut(&self) -> &mut [u8] {
+        // SAFETY: as above; tests hold one such slice at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.address().as_ptr(), self.memory.bytes()) }
+    }
+
+    /// The next completion; drives nothing else.
+    pub fn completion(&self) -> Completion {
+        let mut one = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }];
+        wait("a completion", || match self.backend.poll(&mut one) {
+            0 => None,
+            1 => Some(one[0]),
+            code => panic!("poll answered {code}"),
+        })
+    }
+
+    /// The next notification; drives nothing else.
+    pub fn notification(&self) -> Notification {
+        let mut one = [empty_notification()];
+        wait("a notification", || match self.backend.notifications(&mut one) {
+            0 => None,
+            1 => Some(one[0]),
+            code => panic!("notifications answered {code}"),
+        })
+    }
+}
+
+/// Room for a notification.
+pub fn empty_notification() -> Notification {
+    Notification {
+        kind: NotificationKind(0),
+        length: 0,
+        peer_name_length: 0,
+        reserved: 0,
+        payload: [0; NOTIFICATION_BYTES],
+        peer_name: [0; 64],
+    }
+}
+
+/// Registers memory with a backend.
+///
+/// # Errors
+/// The backend's.
+pub fn register(backend: &dyn TransferBackend, memory: &SharedMemory, generation: u32) -> Result<RegionId> {
+    use std::os::fd::AsRawFd;
+    backend.register(&Memory {
+        address: memory.address().as_ptr() as u64,
+        length: memory.bytes() as u64,
+        kind: MemoryKind::DRAM,
+        device: 0,
+        fd: memory.fd().as_raw_fd(),
+        generation,
+        fd_offset: 0,
+    })
+}
+
+/// A submission with `text` as its notification.
+pub fn submission(peer: PeerId, tag: u64, text: &[u8]) -> Submission {
+    let mut notification = [0; NOTIFICATION_BYTES];
+    notification[..text.len()].copy_from_slice(text);
+    Submission { peer, notification_length: text.len() as u32, tag: Tag(tag), notification }
+}
+
+/// Asks until there is an answer.
+pub fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    poll_until(what, || ask().ok_or("still no answer"))
+}
+
+/// A digest of bytes, to compare over processes.
+pub fn hash(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+/// Bytes as text.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The bytes of [`hex`].
+pub fn unhex(text: &str) -> Vec<u8> {
+    let digit = |i| u8::from_str_radix(&text[i..i + 2], 16).unwrap();
+    (0..text.len()).step_by(2).map(digit).collect()
+}

@@ -1,0 +1,320 @@
+//! The other process of tests: what it can be, and how it is started.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Barrier, OnceLock};
+
+use host_plugin_api::*;
+use host_plugins::{Catalog, Entry, Policy, open_transfer};
+use host_tests::built::{BUILT, profile, target};
+use host_tests::lines::Lines;
+
+use crate::{Worker, hash, hex, ranks, register, submission, unhex};
+
+const PACKAGE: &str = env!("CARGO_PKG_NAME");
+const PROGRAM: &str = "plugin_process";
+
+/// What the other process is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A [`Worker`], driven by lines: directory, plugin, name, bytes, configuration.
+    Worker,
+    /// A side of [`ranks`], driven by lines: directory, plugin, name, configuration.
+    Ranks,
+    /// Opens the plugin of a name, and says how that went: directory, name.
+    Load,
+    /// Opens the only plugin of a directory, uses it, and says how that went: directory. Variables say what happens
+    /// between the steps.
+    Use,
+    /// Opens files one after the other, and says how each went.
+    Each,
+    /// Opens copies of a plugin at the same time, one of which then writes to the other: plugin, configuration, directories.
+    AtOnce,
+}
+
+const ROLES: [(Role, &str); 6] = [
+    (Role::Worker, "worker"),
+    (Role::Ranks, "ranks"),
+    (Role::Load, "load"),
+    (Role::Use, "use"),
+    (Role::Each, "each"),
+    (Role::AtOnce, "at-once"),
+];
+
+/// Between finding the only plugin of a directory and opening it: a shell command in the directory.
+pub const AFTER_SCAN: &str = "AFTER_SCAN";
+/// After it was opened, and before it is opened again: a shell command in the directory.
+pub const AFTER_LOAD: &str = "AFTER_LOAD";
+/// Plugins may abort.
+pub const MAY_ABORT: &str = "MAY_ABORT";
+
+/// The program: built with this test where [`BUILT`] says so, and else built now, once in a process.
+pub fn program() -> PathBuf {
+    static PROGRAM_FILE: OnceLock<PathBuf> = OnceLock::new();
+    let find = || {
+        let profile = profile();
+        let file = profile.join("examples").join(PROGRAM);
+        if std::env::var_os(BUILT).is_none() {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", PACKAGE, "--example", PROGRAM, "--profile"]);
+            cargo.arg(if profile.ends_with("debug") { "dev" } else { "release" });
+            cargo.current_dir(env!("CARGO_MANIFEST_DIR")).env("CARGO_TARGET_DIR", target());
+            let output = cargo.output().expect("cargo runs");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{cargo:?} failed, run it by hand:\n{said}");
+        }
+        assert!(file.is_file(), "{} is missing, although it was built", file.display());
+        file
+    };
+    PROGRAM_FILE.get_or_init(find).clone()
+}
+
+/// The program in a role, without the role's arguments.
+pub fn command(role: Role) -> Command {
+    let (_, word) = ROLES.iter().find(|(known, _)| *known == role).expect("every role has a word");
+    let mut command = Command::new(program());
+    command.arg(word);
+    command
+}
+
+/// What the program says in a role; it must end by itself, and well.
+pub fn said(name: &str, command: &mut Command) -> String {
+    let output = command.output().expect("the other process runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {}\n{text}{errors}", output.status);
+    text.lines().filter_map(|line| Some(line.split_once("@ ")?.1)).collect::<Vec<_>>().join("\n")
+}
+
+/// Is what the arguments say.
+pub fn be(arguments: &[String]) {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (role, rest) = words.split_first().expect("a role");
+    let (role, _) = ROLES.iter().find(|(_, word)| word == role).expect("a known role");
+    match (role, rest) {
+        (Role::Worker, [directory, plugin, name, bytes, config]) => {
+            serve(Path::new(directory), plugin, name, bytes.parse().unwrap(), config);
+        }
+        (Role::Ranks, [directory, plugin, name, config]) => {
+            ranks::serve(Path::new(directory), plugin, name, config);
+        }
+        (Role::Load, [directory, name]) => load(directory, name),
+        (Role::Use, [directory]) => find_and_use(directory),
+        (Role::Each, files) => open_each(files),
+        (Role::AtOnce, [plugin, config, folders @ ..]) => open_at_once(plugin, config, folders),
+        _ => panic!("{role:?} takes other arguments than {rest:?}"),
+    }
+}
+
+/// A [`Worker`] in a child process: the program [`program`], whose role is [`Role::Worker`].
+pub struct Remote {
+    /// The process.
+    pub process: Child,
+    input: ChildStdin,
+    output: Lines,
+}
+
+impl Remote {
+    /// Starts it with a worker as [`Worker::open`] makes it.
+    pub fn start(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str) -> Self {
+        let bytes = bytes.to_string();
+        Self::of(Role::Worker, directory, &[plugin, name, &bytes, config])
+    }
+
+    /// One that plays another role, with these arguments behind the directory.
+    pub fn of(role: Role, directory: &Path, arguments: &[&str]) -> Self {
+        let mut process = command(role)
+            .arg(directory)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = process.stdin.take().unwrap();
+        let output = Lines::of(process.stdout.take().unwrap());
+        Self { process, input, output }
+    }
+
+    /// Says a line and returns the answer.
+    pub fn ask(&mut self, line: &str) -> String {
+        self.say(line);
+        self.answer()
+    }
+
+    /// Says a line.
+    pub fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    /// The next answer.
+    pub fn answer(&mut self) -> String {
+        // What libraries print shares the pipe, also on our line.
+        let answer = |line: &str| line.split_once("@ ").map(|(_, answer)| answer.trim_end().to_owned());
+        self.output.find("the child process's answer", answer).expect("the child process ended")
+    }
+
+    /// Its endpoint.
+    pub fn endpoint(&mut self) -> Vec<u8> {
+        unhex(&self.ask("endpoint"))
+    }
+
+    /// Ends it at once.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let _already_gone = self.process.kill();
+        let _reaped = self.process.wait();
+    }
+}
+
+/// The other process's side of a [`Remote`] worker.
+fn serve(directory: &Path, plugin: &str, name: &str, bytes: usize, config: &str) {
+    let mut worker = Worker::open(directory, plugin, name, bytes, config);
+    let mut peer = PeerId(0);
+    let answer = |text: String| println!("@ {text}");
+    let outcome = |result: Result<()>| match result {
+        Ok(()) => "ok".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<usize>().unwrap();
+        match words[0] {
+            "endpoint" => answer(hex(&worker.backend.endpoint().unwrap())),
+            "region" => answer(worker.region.0.to_string()),
+            "notification" => {
+                let n = worker.notification();
+                let kind = if n.kind == NotificationKind::PEER_LOST { "lost" } else { "arrived" };
+                let name = std::str::from_utf8(&n.peer_name[..n.peer_name_length as usize]).unwrap();
+                answer(format!("{kind} {name} {}", hex(&n.payload[..n.length as usize])));
+            }
+            "hash" => answer(hash(&worker.bytes()[number(1)..number(1) + number(2)]).to_string()),
+            "byte" => answer(worker.bytes()[number(1)].to_string()),
+            "fill" => {
+                worker.bytes_mut().fill(number(1) as u8);
+                answer("ok".to_owned());
+            }
+            "connect" => {
+                peer = worker.backend.connect("parent", &unhex(words[1])).unwrap();
+                answer("ok".to_owned());
+            }
+            "disconnect" => answer(outcome(worker.backend.disconnect(peer))),
+            "deregister" => answer(outcome(worker.backend.deregister(worker.region))),
+            "reregister" => {
+                worker.backend.deregister(worker.region).unwrap();
+                worker.generation += 1;
+                worker.region = register(&*worker.backend, &worker.memory, worker.generation).unwrap();
+                answer(worker.region.0.to_string());
+            }
+            // Submits one write of everything, over and over, until killed.
+            "flood" => {
+                let target = words[1].parse().unwrap();
+                let write = Write {
+                    source_region: worker.region.0,
+                    target_region: target,
+                    length: worker.memory.bytes() as u32,
+                    target_generation: 1,
+                    ..Write::default()
+                };
+                answer("ok".to_owned());
+                let mut done = [Completion { tag: Tag(0), bytes: 0, status: 0, reserved: 0 }; 16];
+                for tag in 1.. {
+                    if worker.backend.submit(&submission(peer, tag, &tag.to_le_bytes()), &[write]) < 0 {
+                        worker.backend.poll(&mut done);
+                        std::thread::yield_now();
+                    }
+                }
+            }
+            other => panic!("unknown word {other}"),
+        }
+    }
+}
+
+fn opening() -> Opening {
+    Opening { name: "test".into(), config: String::new() }
+}
+
+/// Loads what the directory has under a name, as the host would, and says how that went.
+fn load(directory: &str, name: &str) {
+    let catalog = Catalog::scan([directory]);
+    match catalog.find(name).and_then(|entry| open_transfer(entry, &opening())) {
+        Ok(backend) => println!("@ opened {}", backend.limits().max_writes > 0),
+        Err(error) => println!("@ {} | {error}", error.reason()),
+    }
+    for file in catalog.unusable() {
+        println!("@ unusable {} | {}", file.reason.reason(), file.reason);
+    }
+}
+
+/// Finds the only plugin of a directory as the host would, opens it, uses it, and says how that went.
+fn find_and_use(directory: &str) {
+    let policy = Policy { panic_abort: std::env::var(MAY_ABORT).is_ok(), ..Policy::default() };
+    let catalog = Catalog::scan_with(policy, [directory]);
+    for file in catalog.unusable() {
+        println!("@ {} | {}", file.reason.reason(), file.reason);
+    }
+    let Some(entry) = catalog.entries().first() else {
+        if catalog.unusable().is_empty() {
+            println!("@ not_found | {}", catalog.find("x").unwrap_err());
+        }
+        return;
+    };
+    let then = |variable: &str| {
+        let Ok(then) = std::env::var(variable) else { return false };
+        assert!(Command::new("sh").args(["-c", &then]).current_dir(directory).status().unwrap().success());
+        true
+    };
+    then(AFTER_SCAN);
+    let backend = match open_transfer(entry, &opening()) {
+        Ok(backend) => backend,
+        Err(error) => return println!("@ {} | {error}", error.reason()),
+    };
+    if then(AFTER_LOAD) {
+        match open_transfer(entry, &opening()) {
+            Ok(_again) => println!("@ again opened"),
+            Err(error) => println!("@ again {} | {error}", error.reason()),
+        }
+    }
+    assert_eq!(backend.settled(Tag(1)), 1);
+    backend.shutdown(1000).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let from = if maps.contains("/memfd:") { "sealed memory" } else { "its place" };
+    println!("@ opened from {from}, api {}", entry.manifest.api.version);
+}
+
+/// Opens one file after the other in one process, and says how each went.
+fn open_each(files: &[&str]) {
+    for file in files {
+        match open_transfer(&Entry::of_file(Path::new(file)).unwrap(), &opening()) {
+            Ok(backend) => println!("@ settled {}", backend.settled(Tag(1))),
+            Err(error) => println!("@ {} | {error}", error.reason()),
+        }
+    }
+}
+
+/// Opens a copy of the plugin from each folder at the same time, and has the first write to the second.
+fn open_at_once(plugin: &str, config: &str, folders: &[&str]) {
+    const BYTES: usize = 1 << 16;
+    let both = Barrier::new(folders.len());
+    let open = |folder: &Path| {
+        both.wait();
+        Worker::open(folder, plugin, &folder.file_name().unwrap().to_string_lossy(), BYTES, config)
+    };
+    let workers: Vec<Worker> = std::thread::scope(|scope| {
+        let opening: Vec<_> = folders.iter().map(|folder| scope.spawn(|| open(Path::new(folder)))).collect();
+        opening.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    // And both can work with it.
+    let [sender, receiver] = &workers[..] else { panic!("two copies") };
+    let peer = sender.backend.connect("receiver", &receiver.backend.endpoint().unwrap()).unwrap();
+    assert_eq!(sender.backend.submit(&submission(peer, 1, b"n"), &[]), 0);
+    assert_eq!(sender.completion().status, 0);
+    println!("@ both work");
+}

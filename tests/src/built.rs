@@ -1,0 +1,30 @@
+//! Where this build's programs and plugins lie.
+
+use std::path::{Path, PathBuf};
+
+/// Names the folder of a build in which everything that tests load and start was built with them, so that no test builds.
+pub const BUILT: &str = "BUILT_PLUGINS";
+
+/// The folder of the profile that this program was built with: it lies in `TARGET/PROFILE/deps` or `TARGET/PROFILE/examples`.
+///
+/// # Panics
+/// When this program lies nowhere.
+#[must_use]
+pub fn profile() -> PathBuf {
+    let program = std::env::current_exe().expect("the path of this program");
+    program.ancestors().nth(2).expect("tests lie in <target>/<profile>/deps").to_owned()
+}
+
+/// The folder of all profiles.
+///
+/// # Panics
+/// As [`profile`].
+#[must_use]
+pub fn target() -> PathBuf {
+    profile().parent().expect("a profile's folder lies in a target folder").to_owned()
+}
+
+/// The repository.
+pub(crate) fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}

@@ -1,0 +1,79 @@
+//! A Mooncake pool on this machine: its master, and processes that lend it memory. Everything on 127.0.0.1.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::mooncake;
+use crate::ports::unused;
+use crate::program::Program;
+
+/// Where a master is, or will be.
+pub struct Pool {
+    /// The master's.
+    pub address: SocketAddr,
+    /// Its metrics.
+    pub metrics: SocketAddr,
+    python: mooncake::Installed,
+}
+
+impl Pool {
+    /// A place for a master; nothing where Mooncake is not installed, which the test then says.
+    pub fn new() -> Option<Self> {
+        Some(Self { python: mooncake::installed()?, address: unused(), metrics: unused() })
+    }
+
+    /// The plugin's configuration.
+    pub fn config(&self, more: &str) -> String {
+        format!("{}master_server_address = \"{}\"\n{more}", self.python.config(), self.address)
+    }
+
+    /// What a command of Mooncake's own needs.
+    pub fn environment(&self) -> Vec<(String, String)> {
+        self.python.environment()
+    }
+
+    /// The program of the master.
+    pub fn program(&self) -> PathBuf {
+        self.python.program("mooncake_master")
+    }
+
+    /// Its arguments. A client that does not answer for 2 s is forgotten.
+    pub fn arguments(&self) -> Vec<String> {
+        let (rpc, metrics) = (self.address, self.metrics);
+        let arguments = [
+            format!("--rpc_address={}", rpc.ip()),
+            format!("--rpc_port={}", rpc.port()),
+            format!("--metrics_host={}", metrics.ip()),
+            format!("--metrics_port={}", metrics.port()),
+        ];
+        arguments.into_iter().chain(["--client_ttl=2".to_owned()]).collect()
+    }
+
+    /// Starts the master and waits until it listens.
+    pub fn master(&self) -> Program {
+        let mut command = Command::new(self.program());
+        command.args(self.arguments()).envs(self.environment());
+        let mut master = Program::start("mooncake_master", &mut command);
+        master.wait_listening(self.address);
+        master
+    }
+
+    /// A process that lends so many MiB and does nothing else.
+    pub fn owner(&self, mebibytes: u32) -> Program {
+        let script = format!(
+            "from mooncake.store import MooncakeDistributedStore as S\n\
+             s = S()\n\
+             assert s.setup('127.0.0.1', 'P2PHANDSHAKE', {mebibytes} << 20, 16 << 20, 'tcp', '', '{}') == 0\n\
+             print('lent', flush=True)\n\
+             import time\n\
+             time.sleep(100000)\n",
+            self.address
+        );
+        let mut command = Command::new(self.python.python());
+        command.args(["-c", &script]).envs(self.environment());
+        let mut owner = Program::start("a process that lends memory", &mut command);
+        owner.wait("memory in the pool", |said| said.lines().any(|line| line == "lent"));
+        owner
+    }
+}
