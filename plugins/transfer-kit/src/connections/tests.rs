@@ -283,11 +283,11 @@ fn a_region_is_free_when_no_endpoint_offers_it_and_no_link_reads_it() {
     let (mut sender, mut receiver, peer) = pair();
     let region = receiver.shared.region_descriptors()[0].id;
     receiver.books.transport.slow = true;
-    receiver.books.transport.read = Some(region);
     let (reply, answer) = sync_channel(1);
     receiver.books.request(Request::Deregister { region: RegionId(region), reply });
     receiver.books.keep_time();
     assert!(answer.try_recv().is_err(), "its inbound endpoint is there");
+    receiver.books.transport.read = Some(region);
     receiver.books.inbound_closed(Connection { instance: sender.id, number: peer.0.into() });
     receiver.books.keep_time();
     assert!(answer.try_recv().is_err(), "a link reads it");

@@ -90,10 +90,15 @@ fn writes_of_a_list_are_read_by_index_and_the_list_is_let_go_at_the_end() {
 fn waiting_for_a_peer_ends_with_its_last_submission_or_the_deadline() {
     let (queue, peer) = queue(1);
     let soon = Instant::now() + Duration::from_millis(1);
-    let index = queue.take_in(&submission(1), &peer, NOTHING).unwrap();
+    let (queue, peer) = (&queue, &peer);
+    let index = queue.take_in(&submission(1), peer, NOTHING).unwrap();
     assert!(!queue.wait_idle(PeerId(1), soon) && queue.wait_idle(PeerId(2), soon));
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| queue.wait_idle(PeerId(1), Instant::now() + Duration::from_secs(60)));
+        let late = Instant::now() + Duration::from_secs(3600);
+        let waiting = scope.spawn(move || queue.wait_idle(PeerId(1), late));
+        while locked(&queue.state).waiting == 0 {
+            std::thread::yield_now();
+        }
         queue.finish(index, 0, 0, None);
         assert!(waiting.join().unwrap());
     });
