@@ -147,15 +147,28 @@ fn the_gguf_reader_depends_on_nothing_of_the_host() {
     assert_eq!(dependencies(&manifest("gguf")), allowed(&["thiserror"]));
 }
 
+/// A library for plugins, which is none itself.
+const TRANSFER_KIT: &str = "plugins/transfer-kit";
+
+/// The folders of plugins.
+fn plugins() -> Vec<String> {
+    let found: Vec<String> = folders("plugins").into_iter().filter(|folder| folder != TRANSFER_KIT).collect();
+    assert!(found.contains(&"plugins/shm".to_owned()), "{found:?}");
+    found
+}
+
 #[test]
-fn plugins_depend_on_the_plugin_api_and_the_kernels_and_nothing_else_of_the_host() {
-    let plugins = folders("plugins");
-    assert!(plugins.contains(&"plugins/shm".to_owned()), "{plugins:?}");
-    for folder in plugins {
+fn the_transfer_kit_depends_on_the_plugin_api_and_the_system_alone() {
+    assert_eq!(dependencies(&manifest(TRANSFER_KIT)), allowed(&["host-plugin-api", "rustix"]));
+}
+
+#[test]
+fn plugins_depend_on_the_plugin_api_the_kernels_and_the_transfer_kit_and_nothing_else_of_the_host() {
+    for folder in plugins() {
         let used: BTreeSet<_> = dependencies(&manifest(&folder)).intersection(&ours()).cloned().collect();
         assert!(used.contains("host-plugin-api"), "{folder} does not use the plugin API");
-        let wrong: Vec<_> =
-            used.difference(&allowed(&["host-plugin-api", "host-kernels"])).cloned().collect();
+        let libraries = allowed(&["host-plugin-api", "host-kernels", "host-transfer-kit"]);
+        let wrong: Vec<_> = used.difference(&libraries).cloned().collect();
         assert!(wrong.is_empty(), "{folder} depends on {wrong:?}");
     }
     // A plugin that breaks on purpose may be built from a real one, but knows no more of the host than that one.
@@ -242,7 +255,7 @@ fn the_loader_and_the_kit_need_no_http_no_runtime_and_no_tokenizer() {
 #[test]
 fn no_code_of_the_host_names_a_plugin_except_the_defaults() {
     let mut names = allowed(&["nixl", "mooncake"]);
-    for folder in folders("plugins") {
+    for folder in plugins() {
         let path = root().join(&folder).join("plugin.toml");
         let manifest: Table = fs::read_to_string(&path).unwrap().parse().unwrap();
         names.insert(manifest["plugin"]["name"].as_str().unwrap().to_owned());

@@ -2,19 +2,21 @@
 
 pub mod c;
 pub mod find;
+pub mod idle_connections;
 pub mod python;
-pub mod sitters;
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two knocks at an engine that ends.
-const KNOCK: Duration = Duration::from_millis(2);
-/// How long to knock in vain at an engine's port of messages before whoever is before us is sent away, and between two times,
+use host_transfer_kit::RegionDescriptor;
+
+/// Between two probes of an engine that ends.
+const PROBE: Duration = Duration::from_millis(2);
+/// How long to probe an engine's port of messages in vain before the connections before ours are shut, and between two times,
 pub const VAIN: Duration = Duration::from_millis(200);
-/// and at all ports of something that has connections of others', which may be at work.
+/// and all ports of something that has connections of others', which may be at work.
 pub const VAIN_AMONG_OTHERS: Duration = Duration::from_secs(3);
 
 /// Memory of ours that an engine is told of.
@@ -24,6 +26,13 @@ pub struct Range {
     pub address: u64,
     /// Bytes.
     pub length: u64,
+}
+
+impl Range {
+    /// All of a region.
+    pub fn of(region: &RegionDescriptor) -> Self {
+        Self { address: region.address, length: region.length }
+    }
 }
 
 /// One write, as an engine takes it: bytes that follow each other on both sides.
@@ -157,32 +166,32 @@ pub fn look_for(session: &str) -> Result<(), Undelivered> {
     }
 }
 
-/// Ends an engine while somebody knocks at its ports: its listener looks once a second whether it should end, and otherwise
-/// only when somebody comes. That is 10 ms instead of half a second, during which the wheel holds Python's lock. Who sits at
-/// a port and says nothing would keep it for a minute, and is sent away.
+/// Ends an engine while its ports are probed: its listener looks once a second whether it should end, and otherwise only when
+/// a connection comes. That is 10 ms instead of half a second, during which the wheel holds Python's lock. An idle connection
+/// would keep it for a minute, and is shut.
 pub fn end_quickly(ports: &[u16], vain: Duration, end: impl FnOnce()) {
     let ended = AtomicBool::new(false);
-    // It listens on all addresses of this machine. With many before it a knock is not taken, either.
+    // It listens on all addresses of this machine. With many before it a probe is not taken, either.
     let is_shut = |port: &&u16| {
-        let knocked = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, **port)), KNOCK);
-        knocked.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        let probed = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, **port)), PROBE);
+        probed.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
     };
     std::thread::scope(|scope| {
-        let knock = || {
+        let probe = || {
             let mut patience = Instant::now() + vain;
             while !ended.load(Ordering::SeqCst) && ports.iter().filter(is_shut).count() < ports.len() {
                 if Instant::now() >= patience {
                     for port in ports {
-                        sitters::shut(*port);
+                        idle_connections::shut(*port);
                     }
                     patience = Instant::now() + vain;
                 }
-                std::thread::sleep(KNOCK);
+                std::thread::sleep(PROBE);
             }
         };
         // Without a thread it takes as long as it takes.
-        let _knocking =
-            std::thread::Builder::new().name("mooncake-knock".to_owned()).spawn_scoped(scope, knock).is_ok();
+        let _probing =
+            std::thread::Builder::new().name("mooncake-probe".to_owned()).spawn_scoped(scope, probe).is_ok();
         end();
         ended.store(true, Ordering::SeqCst);
     });

@@ -26,7 +26,7 @@ pub use transfer::MooncakeBackend;
 /// # Errors
 /// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a Mooncake that can be used, `IO` when it refuses.
 pub fn open(opening: &Opening) -> Result<MooncakeBackend> {
-    MooncakeBackend::open(opening)
+    transfer::open(opening)
 }
 
 /// Opens an instance of the storage role: finds and loads Mooncake Store, and makes a client.

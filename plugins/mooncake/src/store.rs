@@ -23,7 +23,7 @@ mod python;
 mod queue;
 mod usage;
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -35,14 +35,14 @@ use host_plugin_api::{
     Error, ErrorCode, Key, Level, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag,
     TierCompletion, TierLimits, TierPage, TierUsage, log,
 };
-use rustix::event::{EventfdFlags, eventfd};
+use host_transfer_kit::{Event, locked};
 
 use client::Library;
 use config::Config;
 use lanes::Shared;
 use link::{Link, UNSETTLED};
 use metrics::Metrics;
-use queue::{LANES, Queue, Work, locked, named};
+use queue::{LANES, Queue, Work, named};
 
 /// As many keys as one call takes.
 const MAX_PAGES: u32 = client::CALL_KEYS as u32;
@@ -64,12 +64,6 @@ pub struct MooncakeTier {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Where the master shows its metrics, and how long it may take.
     metrics: (String, Duration),
-}
-
-/// Makes a descriptor readable.
-fn signal(event: &OwnedFd) {
-    // Fails only when it is readable already, up to 2^64 times.
-    let _readable_already = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 /// Finds what the configuration asks for, without starting anything of it.
@@ -100,7 +94,6 @@ pub fn check(text: &str) -> Result<()> {
 impl MooncakeTier {
     fn start(config: &Config, find: Find, unsettled: Duration) -> Result<Self> {
         let metrics = Metrics::new()?;
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let threads = [1, config.read_threads as usize, config.write_threads as usize];
         let shared = Arc::new(Shared {
             queue: Queue::new(MAX_BATCHES, MAX_PAGES, threads),
@@ -108,7 +101,7 @@ impl MooncakeTier {
             regions: memory::Regions::default(),
             metrics,
             held: Mutex::default(),
-            event: event.map_err(|e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}")))?,
+            event: Event::new()?,
             unsettled,
             read_only: config.read_only,
         });
@@ -176,7 +169,7 @@ impl MooncakeTier {
                 // Its drop may panic, and nobody is above us to catch that.
                 std::mem::forget(payload);
                 broken.store(true, Ordering::SeqCst);
-                signal(&shared.event);
+                shared.event.signal();
             }
         };
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
@@ -280,11 +273,9 @@ impl StorageTier for MooncakeTier {
         let taken = self.shared.queue.take(completions);
         // Level-triggered: cleared once nothing waits, set again when something came meanwhile.
         if !self.shared.queue.has_done() {
-            let mut count = [0; 8];
-            // Fails only when it is not readable.
-            let _clear_already = rustix::io::read(&self.shared.event, &mut count);
+            self.shared.event.clear();
             if self.shared.queue.has_done() {
-                signal(&self.shared.event);
+                self.shared.event.signal();
             }
         }
         taken as i32
@@ -293,7 +284,7 @@ impl StorageTier for MooncakeTier {
     fn cancel(&self, tag: Tag) -> i32 {
         match self.state() {
             0 if self.shared.queue.cancel(tag) => {
-                signal(&self.shared.event);
+                self.shared.event.signal();
                 0
             }
             0 => ErrorCode::INVALID_ARGUMENT.0,

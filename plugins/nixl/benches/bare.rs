@@ -242,7 +242,7 @@ impl Bare {
         self.signal(Signal::CONT);
         let (local, remote) = self.lists.as_ref().unwrap();
         let count = offsets(piece).len();
-        let indices: Vec<i32> = (0..count as i32).collect();
+        let indices: Vec<u32> = (0..count as u32).collect();
         let mut left = indices.chunks(batch(piece));
         let message = (left.len() as u64).to_le_bytes();
         let mut flights = VecDeque::new();

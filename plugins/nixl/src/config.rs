@@ -269,7 +269,7 @@ fn wrong(message: String) -> Error {
     Error::new(ErrorCode::CONFIG, message)
 }
 
-/// The first transport in a list of UCX's that no closed door stops.
+/// The first transport in a list of UCX's that no closed inbound endpoint stops.
 fn past_the_receiver(list: &str) -> Option<&'static str> {
     let (excluded, list) = match list.strip_prefix('^') {
         Some(rest) => (true, rest),
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn transports_that_no_closed_door_stops_are_refused_wherever_they_are_set() {
+    fn transports_that_no_closed_endpoint_stops_are_refused_wherever_they_are_set() {
         let config = Config::default();
         for (list, allowed) in [
             ("^sm", true),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn device_memory_is_for_transports_that_end_with_the_door() {
+    fn device_memory_is_for_transports_that_end_with_the_endpoint() {
         for (list, allowed) in [
             ("^sm", false),
             ("^sm,cuda_ipc", true),

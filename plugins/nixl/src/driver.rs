@@ -1,31 +1,28 @@
 //! The thread that makes all calls into NIXL.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ffi::CString;
 use std::num::NonZeroU64;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Result};
+use host_transfer_kit::connections::Settings;
+use host_transfer_kit::wire::Message;
+use host_transfer_kit::{Connections, Random, RegionDescriptor, answer, reading, start_thread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::set_current_timer_slack;
 
-use crate::capi::{Agent, Library, Refusal};
-use crate::connecting::Connecting;
-use crate::door::Door;
-use crate::fencing::{Deregistration, Fence};
+use crate::agents::{Agents, MAX_PEERS, Maker, io};
+use crate::capi::Refusal;
 use crate::link::{Failed, Link};
-use crate::lists::List;
-use crate::pieces::Scratch;
-use crate::regions::Card;
-use crate::shared::{Command, Shared, clear, signal};
-use crate::wire::{Body, Message, Random};
+use crate::pieces::{Scratch, place};
+use crate::shared::{Command, List, Shared};
+use crate::wire::{Body, Frame};
 
-/// Most connections in each direction.
-pub const MAX_PEERS: usize = 256;
+/// How often a peer is asked again to close an inbound endpoint.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// Submissions started before the driver looks at anything else.
 const STARTS: usize = 16;
 /// NIXL has nothing to wait on, so the driver looks: without a pause for as long as [`KEEN`] after something happened,
@@ -40,98 +37,51 @@ const LIVELY: Duration = Duration::from_millis(50);
 /// and at this one when nothing does.
 const DROWSY: Duration = Duration::from_millis(1);
 
-/// How long a thread of NIXL's sleeps at most until it looks whether bytes came; it wakes up when some do.
-const THREAD_LOOKS: Duration = Duration::from_millis(10);
-
-/// What is needed to make an agent.
-pub struct Maker {
-    pub library: Arc<Library>,
-    pub backend: CString,
-    pub parameters: Vec<(CString, CString)>,
-    /// Starts the names of our agents; no other instance's do.
-    pub prefix: String,
-}
-
-impl Maker {
-    /// An agent behind which the driver drives progress, or a thread of NIXL's own.
-    ///
-    /// # Errors
-    /// When NIXL refuses.
-    pub fn agent(&self, name: &str, has_thread: bool) -> std::result::Result<Agent, Refusal> {
-        // A name of ours has no zero byte in it, or it was refused.
-        let name = CString::new(format!("{}/{name}", self.prefix)).unwrap_or_default();
-        Agent::new(&self.library, &name, &self.backend, &self.parameters, has_thread.then_some(THREAD_LOOKS))
-    }
-}
-
-/// Another instance.
-pub struct Front {
-    /// Name of its front's agent.
-    pub agent: CString,
-    pub asked: Instant,
-    /// Pings not answered.
-    pub unanswered: u32,
-}
-
 /// See the module.
-pub struct Driver {
-    pub shared: Arc<Shared>,
-    pub maker: Maker,
-    pub front: Agent,
-    pub instance: Random,
-    pub token: Random,
-    pub fronts: HashMap<Random, Front>,
-    pub links: BTreeMap<u32, Link>,
-    pub doors: Vec<Door>,
-    pub doors_made: u64,
-    pub last_link: u32,
-    pub connecting: Vec<Connecting>,
-    pub fences: Vec<Fence>,
-    pub deregistrations: Vec<Deregistration>,
+struct Driver {
+    shared: Arc<Shared>,
+    connections: Connections<Agents>,
     scratch: Scratch,
-    /// Instances whose front could not be told something.
-    pub suspects: Vec<Random>,
     /// When something last happened.
     lively: Instant,
 }
 
 /// Starts the thread. It says through `started` when it can be asked, with the metadata of its first agent, or why not.
+/// `identity`: the instance's, and the secret in its endpoint.
 ///
 /// # Errors
 /// When no thread can be started.
 pub fn start(
     shared: Arc<Shared>,
     maker: Maker,
-    instance: Random,
-    token: Random,
+    identity: (Random, Random),
     started: SyncSender<Result<Vec<u8>>>,
 ) -> Result<JoinHandle<()>> {
-    let run = move || {
-        let body = || {
-            let driver = Driver::new(shared.clone(), maker, instance, token);
-            let front = driver.and_then(|driver| {
-                let refused = |refusal: Refusal| Error::new(ErrorCode::IO, refusal.to_string());
-                driver.front.metadata().map_err(refused).map(|front| (driver, front))
-            });
-            let (driver, answer) = match front {
-                Ok((driver, front)) => (Some(driver), Ok(front)),
-                Err(error) => (None, Err(error)),
-            };
-            if started.try_send(answer).is_ok()
-                && let Some(driver) = driver
-            {
-                driver.run();
-            }
-        };
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
-            // Its drop may panic, and nobody is above us to catch that.
-            std::mem::forget(payload);
-            shared.set_broken();
+    /// Said to threads that wait, also when the driver panics.
+    struct Ended(Arc<Shared>);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            self.0.set_ended();
         }
-        shared.set_ended();
+    }
+    let (ended, broken) = (Ended(shared.clone()), shared.clone());
+    let run = move || {
+        let _ended = ended;
+        let made = Driver::new(shared, maker, identity).and_then(|driver| {
+            let front = driver.connections.transport.front.metadata().map_err(io)?;
+            Ok((driver, front))
+        });
+        let (driver, front) = match made {
+            Ok((driver, front)) => (Some(driver), Ok(front)),
+            Err(error) => (None, Err(error)),
+        };
+        if started.try_send(front).is_ok()
+            && let Some(driver) = driver
+        {
+            driver.run();
+        }
     };
-    let thread = std::thread::Builder::new().name("nixl-driver".to_owned()).spawn(run);
-    thread.map_err(|e| Error::new(ErrorCode::IO, format!("cannot start a thread: {e}")))
+    start_thread("nixl-driver", run, move || broken.instance().set_broken())
 }
 
 impl Driver {
@@ -139,7 +89,7 @@ impl Driver {
     ///
     /// # Errors
     /// `IO` when NIXL refuses.
-    pub fn new(shared: Arc<Shared>, maker: Maker, instance: Random, token: Random) -> Result<Self> {
+    fn new(shared: Arc<Shared>, maker: Maker, (instance, token): (Random, Random)) -> Result<Self> {
         let refused = |refusal: Refusal| {
             let config = &shared.config;
             let text = format!(
@@ -153,42 +103,31 @@ impl Driver {
         };
         let front = maker.agent("front", false).map_err(refused)?;
         let scratch = Scratch::new(&maker.library).map_err(refused)?;
-        Ok(Self {
-            shared,
-            maker,
-            front,
-            instance,
-            token,
-            fronts: HashMap::new(),
-            links: BTreeMap::new(),
-            doors: Vec::new(),
-            doors_made: 0,
-            last_link: 0,
-            connecting: Vec::new(),
-            fences: Vec::new(),
-            deregistrations: Vec::new(),
-            scratch,
-            suspects: Vec::new(),
-            lively: Instant::now(),
-        })
+        let settings = Settings {
+            max_peers: MAX_PEERS,
+            connect_timeout: shared.config.connect_timeout(),
+            fence_timeout: shared.config.fence_timeout(),
+            ask_again: ASK_AGAIN,
+        };
+        let agents = Agents::new(shared.clone(), maker, front, instance);
+        let connections = Connections::new(agents, shared.linked.clone(), settings, token);
+        Ok(Self { shared, connections, scratch, lively: Instant::now() })
     }
 
     /// Runs until the instance is shut down.
-    pub fn run(mut self) {
+    fn run(mut self) {
         // By default the kernel adds 50 µs to each sleep. Without the right to change that, it does.
         let _left_as_it_is = set_current_timer_slack(NonZeroU64::new(1000)).is_err();
-        while !self.shared.is_stopping() {
+        while !self.shared.instance().is_stopping() {
             let mut busy = self.take_commands();
             busy |= self.start_submissions();
             busy |= self.advance_links();
-            busy |= self.look_behind_doors();
+            busy |= self.connections.transport.look_at_inbound();
             busy |= self.take_messages();
             self.keep_time();
             if busy {
                 self.lively = Instant::now();
-                if !self.shared.nothing_waits() {
-                    signal(&self.shared.event);
-                }
+                self.shared.instance().announce();
             } else {
                 self.rest();
             }
@@ -201,57 +140,50 @@ impl Driver {
         while let Some(command) = self.shared.next_command() {
             any = true;
             match command {
-                Command::Connect { name, endpoint, reply } => self.connect(name, endpoint, reply),
-                Command::Disconnect { peer, reply } => self.disconnect(peer, reply),
-                Command::Try { card, reply } => {
-                    let _gone = reply.try_send(self.try_memory(&card)).is_err();
+                Command::Connections(request) => self.connections.request(request),
+                Command::Try { region, reply } => answer(&reply, self.try_memory(&region)),
+                Command::Prepare { list, reply } => answer(&reply, self.prepare(list)),
+                Command::Release { list, reply } => {
+                    if let Some(link) = self.connections.transport.links.get_mut(&list.peer.id.0) {
+                        link.release(list.id);
+                    }
+                    answer(&reply, Ok(()));
                 }
-                Command::Prepare { list, reply } => self.prepare(list, &reply),
-                Command::Release { list, reply } => self.release(&list, &reply),
-                Command::Deregister { region, reply } => self.deregister(region, reply),
             }
         }
         any
     }
 
     /// Registers memory with an agent of its own, which ends right away.
-    fn try_memory(&self, card: &Card) -> Result<()> {
+    fn try_memory(&self, region: &RegionDescriptor) -> Result<()> {
         let refused = |refusal: Refusal| Error::new(ErrorCode::UNSUPPORTED, refusal.to_string());
-        let mut agent = self.maker.agent("trial", false).map_err(refused)?;
-        agent.register(card.id, card.place()).map_err(refused)
+        let mut agent = self.connections.transport.maker.agent("trial", false).map_err(refused)?;
+        agent.register(region.id, place(region)).map_err(refused)
     }
 
-    fn prepare(&mut self, list: Arc<List>, reply: &SyncSender<Result<()>>) {
-        let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let refused = |refusal: Refusal| Error::new(ErrorCode::IO, refusal.to_string());
-        let prepared = match self.links.get_mut(&list.peer.id.0) {
-            Some(link) => link.prepare(regions.alive(), list, &mut self.scratch).map_err(refused),
+    fn prepare(&mut self, list: Arc<List>) -> Result<()> {
+        let regions = reading(&self.shared.linked.regions);
+        match self.connections.transport.links.get_mut(&list.peer.id.0) {
+            Some(link) => link.prepare(regions.alive(), list, &mut self.scratch).map_err(io),
             None => Err(Error::new(ErrorCode::PEER_LOST, format!("{} is gone", list.peer.name))),
-        };
-        // Whoever asked has given up when nobody takes the answer.
-        let _gone = reply.try_send(prepared).is_err();
-    }
-
-    fn release(&mut self, list: &List, reply: &SyncSender<Result<()>>) {
-        if let Some(link) = self.links.get_mut(&list.peer.id.0) {
-            link.release(list.id);
         }
-        let _gone = reply.try_send(Ok(())).is_err();
     }
 
     fn start_submissions(&mut self) -> bool {
+        let shared = self.shared.clone();
+        let queue = &shared.instance().queue;
         for started in 0..STARTS {
-            let Some((index, cancelled)) = self.shared.queue.next() else { return started > 0 };
-            let peer = self.shared.queue.content(index).submission.peer;
-            if cancelled {
-                self.shared.queue.finish(index, ErrorCode::CANCELLED.0, 0, None);
+            let Some(index) = shared.next_ready() else { return started > 0 };
+            if queue.is_cancelled(index) {
+                queue.finish(index, ErrorCode::CANCELLED.0, 0, None);
                 continue;
             }
-            match self.links.get_mut(&peer.0).filter(|link| link.is_open()) {
-                None => self.shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, None),
+            let peer = queue.content(index).submission.peer.0;
+            match self.connections.transport.links.get_mut(&peer).filter(|link| link.is_open()) {
+                None => queue.finish(index, ErrorCode::PEER_LOST.0, 0, None),
                 Some(link) => {
-                    if link.take(&self.shared, index).is_err() {
-                        self.end_link(peer.0);
+                    if let Err(Failed(why)) = link.take(shared.instance(), index) {
+                        self.connections.link_failed(peer, &why);
                     }
                 }
             }
@@ -262,118 +194,90 @@ impl Driver {
     fn advance_links(&mut self) -> bool {
         let mut any = false;
         let mut failed = Vec::new();
-        for (id, link) in &mut self.links {
-            let posted = link.post(&self.shared, &mut self.scratch);
-            match posted.and_then(|posted| Ok((posted, link.advance(&self.shared)?))) {
+        for (id, link) in &mut self.connections.transport.links {
+            let posted = link.post(&self.shared.linked, &mut self.scratch);
+            let advanced = posted.and_then(|posted| Ok((posted, link.advance(self.shared.instance())?)));
+            match advanced {
                 Ok((posted, finished)) => any |= posted || finished > 0,
-                Err(Failed) => failed.push(*id),
+                Err(Failed(why)) => failed.push((*id, why)),
             }
         }
-        for id in failed {
+        for (id, why) in failed {
             any = true;
-            self.end_link(id);
-        }
-        any
-    }
-
-    fn look_behind_doors(&mut self) -> bool {
-        let mut any = false;
-        for door in &mut self.doors {
-            // Senders to a host that does not take what came wait at the door.
-            if self.shared.notices.is_full() {
-                break;
-            }
-            // A refusal leaves the door as it is; what it stands for shows at the front.
-            any |= door.look(&self.shared.notices).unwrap_or(false);
+            self.connections.link_failed(id, &why);
         }
         any
     }
 
     fn take_messages(&mut self) -> bool {
-        let mut messages = Vec::new();
-        // What is no message of ours is nobody's.
-        let refused = self.front.received(|bytes| messages.extend(Message::decode(bytes))).is_err();
-        let any = !messages.is_empty() && !refused;
-        for message in messages {
-            self.handle(message);
+        let mut frames = Vec::new();
+        // What is no message of ours is for no instance.
+        let front = &mut self.connections.transport.front;
+        let refused = front.received(|bytes| frames.extend(Frame::decode(bytes))).is_err();
+        let any = !frames.is_empty() && !refused;
+        for frame in frames {
+            self.handle(frame);
         }
         any
     }
 
-    fn handle(&mut self, message: Message) {
-        let Message { instance, connection, body } = message;
+    fn handle(&mut self, Frame { instance, connection, body }: Frame) {
         match body {
-            Body::Hello { token, name, front } => self.hello(instance, connection, token, name, &front),
-            Body::Welcome { door, regions } => self.welcome(instance, connection, Ok((door, regions))),
-            Body::Refused { code, reason } => {
-                let error = Error::new(ErrorCode(code), reason);
-                self.welcome(instance, connection, Err(error));
-            }
-            Body::Cut => self.cut(instance, connection),
-            Body::CutDone | Body::Closed => self.door_is_closed(instance, connection),
-            Body::Bye => self.lose(instance),
-            Body::Ping => self.say(instance, 0, Body::Pong),
-            Body::Pong => {
-                if let Some(front) = self.fronts.get_mut(&instance) {
-                    front.unanswered = 0;
+            Body::Connection { message, front } => {
+                let hello = matches!(message, Message::Hello { .. });
+                // Without a way to answer, the caller's time runs out.
+                if !hello || self.connections.transport.meet_caller(instance, &front) {
+                    self.connections.hear(instance, connection, message);
                 }
             }
+            Body::Ping => self.connections.transport.tell(instance, 0, Body::Pong),
+            Body::Pong => self.connections.transport.note_pong(instance),
         }
     }
 
-    /// Tells another instance something. If it cannot be told, it is lost, a moment later.
-    pub fn say(&mut self, to: Random, connection: u64, body: Body) {
-        let message = Message { instance: self.instance, connection, body };
-        let said = match self.fronts.get(&to) {
-            Some(front) => self.front.notify(&front.agent, &message.encode()).is_ok(),
-            None => false,
-        };
-        if !said {
-            self.suspects.push(to);
+    fn keep_time(&mut self) {
+        for instance in self.connections.transport.suspects() {
+            self.connections.lose(instance, "its instance is gone");
+            self.shared.instance().announce();
         }
+        self.connections.keep_time();
+        self.connections.transport.ping();
     }
 
-    /// Sleeps until somebody asks for something, or it is time to look again.
+    /// Sleeps until something is asked, or it is time to look again.
     fn rest(&mut self) {
         let quiet = self.lively.elapsed();
         if quiet < KEEN {
             std::thread::yield_now();
             return;
         }
-        let flying = self.links.values().any(Link::has_flights);
-        let expecting = !self.connecting.is_empty() || !self.fences.is_empty();
+        let flying = self.connections.transport.links.values().any(Link::has_flights);
         let wait = match () {
             () if flying || quiet < BRISK => FLYING,
-            () if expecting || quiet < LIVELY => WAKEFUL,
+            () if self.connections.is_expecting() || quiet < LIVELY => WAKEFUL,
             () => DROWSY,
         };
         let shared = &self.shared;
-        shared.sleeping.store(true, std::sync::atomic::Ordering::SeqCst);
-        // Whoever comes after this sees that we sleep, and whoever came before is seen here.
-        if !shared.queue.has_ready() && !shared.has_commands() {
+        shared.sleeping.store(true, Ordering::SeqCst);
+        // A caller that comes after this sees that we sleep, and one that came before is seen here.
+        if !shared.is_asked() {
             let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
             // Interrupted or not, the loop looks again.
             let _awake = poll(&mut [PollFd::new(&shared.wake, PollFlags::IN)], Some(&timeout)).is_ok();
         }
-        shared.sleeping.store(false, std::sync::atomic::Ordering::SeqCst);
-        clear(&shared.wake);
+        shared.sleeping.store(false, Ordering::SeqCst);
+        shared.wake.clear();
     }
 
     /// Ends everything, and says goodbye.
     fn close(mut self) {
-        for link in self.links.values_mut() {
-            link.end(&self.shared);
-        }
-        self.links.clear();
-        self.connecting.clear();
-        self.doors.clear();
-        let fronts: Vec<Random> = self.fronts.keys().copied().collect();
-        for instance in fronts {
-            self.say(instance, 0, Body::Bye);
-        }
+        self.connections.close();
+        let agents = &mut self.connections.transport;
+        agents.links.clear();
+        agents.say_goodbye();
         // A goodbye that does not get through is a connection that ends, which says the same.
         for _ in 0..64 {
-            if self.front.received(|_| {}).is_err() {
+            if agents.front.received(|_| {}).is_err() {
                 break;
             }
             std::thread::yield_now();

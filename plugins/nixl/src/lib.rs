@@ -3,8 +3,9 @@
 //!
 //! NIXL can say that a write failed, but not that nothing of it is in flight any more: a released request may still be
 //! in a network adapter's queue or in a socket's buffer. What it can do is end an agent, with its connections, its
-//! queues and its keys. So each connection gets a pair of agents of its own: one at the sender, and a *door* at the
-//! receiver through which that sender alone writes. Closing a door is a fence; it needs nobody's help.
+//! queues and its keys. So each connection gets a pair of agents of its own: one at the sender, its link, and an *inbound
+//! endpoint* at the receiver, through which that sender alone writes. Closing that is a fence; it needs no other side's help.
+//! When a connection begins and ends is the transfer kit's to decide, from which [`agents`] takes its orders.
 //!
 //! - An instance's *front* agent registers no memory. Its metadata is the endpoint, and instances exchange their few
 //!   messages through it ([`wire`]): hello, welcome, cut, bye.
@@ -12,8 +13,8 @@
 //!   thread of its own here, unless `progress_threads` asks for some. The hot calls of the trait only touch queues.
 //! - A sender's success means that the data is in the peer's memory: NIXL flushes the connection before it says so, and
 //!   sends the notification after that. When a submission fails, the pair of agents ends; the submission has settled
-//!   once the peer says that the door is closed, or is itself gone.
-//! - Transports with which a peer writes our memory past our agent (CMA and the like) would outlive a closed door, so a
+//!   once the peer says that its end is closed, or is itself gone.
+//! - Transports with which a peer writes our memory past our agent (CMA and the like) would outlive a closed endpoint, so a
 //!   configuration that allows them is refused.
 //!
 //! The second role, a storage tier, moves pages between memory and files through NIXL's POSIX plugin, or objects in a bucket
@@ -21,21 +22,15 @@
 //!
 //! A peer is gone when it says so, or when UCX reports its connection as broken.
 
+mod agents;
 mod backend;
 mod capi;
 mod config;
-mod connecting;
-mod door;
 mod driver;
 mod environment;
-mod fencing;
 mod library;
 mod link;
-mod lists;
-mod notices;
 mod pieces;
-mod queue;
-mod regions;
 mod search;
 mod shared;
 mod tier;
@@ -49,7 +44,7 @@ pub use tier::NixlTier;
 /// # Errors
 /// `CONFIG` for a wrong configuration, `UNSUPPORTED` without a NIXL that fits, `IO` when NIXL refuses.
 pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<NixlBackend> {
-    NixlBackend::open(opening)
+    backend::open(opening)
 }
 
 /// Says whether [`open`] would accept this configuration here: NIXL is there and fits. Starts nothing of it.

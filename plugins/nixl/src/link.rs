@@ -2,19 +2,18 @@
 
 mod prepared;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES};
+use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, PreparedId};
+use host_transfer_kit::{Instance, LinkedInstance, RegionDescriptor, reading};
 use prepared::{OfList, PreparedLists};
 
 use crate::capi::{Agent, Progress, Refusal, Request};
-use crate::lists::List;
 use crate::pieces::{Piece, RANGES, Scratch};
-use crate::regions::Card;
-use crate::shared::{Peer, Shared};
+use crate::shared::{List, Peer};
 
 /// A message that is no notification: it tells the peer's driver, which may be drowsy, that data are on their way. They do
 /// not show by themselves before their end.
@@ -42,20 +41,20 @@ struct Flight {
 struct Posted {
     request: Request,
     /// The prepared list it was made of, and the places in it.
-    made_of: Option<(u64, Box<[i32]>)>,
+    made_of: Option<(PreparedId, Box<[u32]>)>,
 }
 
 /// What the next request is made of.
 enum Next<'a> {
-    Listed(OfList<'a>, &'a [i32]),
+    Listed(OfList<'a>, &'a [u32]),
     Described(Piece),
 }
 
 /// See the module.
 pub struct Link {
-    pub peer: Arc<Peer>,
-    /// Name of the door's agent.
-    door: CString,
+    peer: Arc<Peer>,
+    /// Name of the agent that is the peer's inbound endpoint.
+    to: CString,
     /// `None` from the first failure on.
     agent: Option<Agent>,
     /// A request that is done says that those before it are, too.
@@ -65,37 +64,37 @@ pub struct Link {
     started: u64,
     prepared: PreparedLists,
     hinted: Option<Instant>,
-    /// Something was in flight when the agent ended: the peer must say that the door is closed.
-    pub unsettled: bool,
-    /// When the peer was last asked to close the door.
-    pub asked: Option<Instant>,
-    /// The host knows that the link has ended.
-    pub told: bool,
+    /// Regions to take back, each once everything before a start has ended.
+    letting_go: HashMap<u32, u64>,
 }
 
-/// The link is of no use any more.
-pub struct Failed;
+/// The link is of no use any more, and why.
+pub struct Failed(pub String);
 
 impl From<Refusal> for Failed {
-    fn from(_: Refusal) -> Self {
-        Self
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal.to_string())
+    }
+}
+
+impl Failed {
+    fn write() -> Self {
+        Self("a write failed".to_owned())
     }
 }
 
 impl Link {
-    pub fn new(peer: Arc<Peer>, door: CString, agent: Agent, in_order: bool) -> Self {
+    pub fn new(peer: Arc<Peer>, to: CString, agent: Agent, in_order: bool) -> Self {
         Self {
             peer,
-            door,
+            to,
             in_order,
             agent: Some(agent),
             flights: VecDeque::new(),
             started: 0,
             prepared: PreparedLists::default(),
             hinted: None,
-            unsettled: false,
-            asked: None,
-            told: false,
+            letting_go: HashMap::new(),
         }
     }
 
@@ -112,21 +111,21 @@ impl Link {
     ///
     /// # Errors
     /// When the link has to be ended; nothing is left to do for the submission.
-    pub fn take(&mut self, shared: &Shared, index: u32) -> Result<(), Failed> {
-        let content = shared.queue.content(index);
+    pub fn take(&mut self, instance: &Instance<Peer>, index: u32) -> Result<(), Failed> {
+        let content = instance.queue.content(index);
         if content.is_empty() {
-            let message = content.message();
+            let message = content.notification();
             let said = match &mut self.agent {
-                Some(agent) => message.is_empty() || agent.notify(&self.door, message).is_ok(),
-                None => false,
+                Some(_) if message.is_empty() => Ok(()),
+                Some(agent) => agent.notify(&self.to, message).map_err(Failed::from),
+                None => Err(Failed("it has ended".to_owned())),
             };
             drop(content);
-            if !said {
-                shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, None);
-                return Err(Failed);
+            match said {
+                Ok(()) => instance.succeed(index, 0),
+                Err(_) => instance.queue.finish(index, ErrorCode::PEER_LOST.0, 0, None),
             }
-            shared.finish(index, 0);
-            return Ok(());
+            return said;
         }
         drop(content);
         self.started += 1;
@@ -146,30 +145,33 @@ impl Link {
     ///
     /// # Errors
     /// When the link has to be ended.
-    pub fn post(&mut self, shared: &Shared, scratch: &mut Scratch) -> Result<bool, Failed> {
-        let Self { flights, agent: Some(agent), prepared, peer, door, in_order, hinted, .. } = self else {
+    pub fn post(&mut self, linked: &LinkedInstance<()>, scratch: &mut Scratch) -> Result<bool, Failed> {
+        let queue = &linked.instance.queue;
+        let Self { flights, agent: Some(agent), prepared, peer, to, in_order, hinted, .. } = self else {
             return Ok(false);
         };
         // The notification goes with the last request, and must not overtake the others.
         let next = |f: &&mut Flight| f.end.is_none() && (*in_order || f.requests.is_empty());
         let Some(flight) = flights.iter_mut().find(next) else { return Ok(false) };
-        if shared.queue.is_cancelled(flight.index) {
+        if queue.is_cancelled(flight.index) {
             flight.end = Some(ErrorCode::CANCELLED.0);
             return Ok(true);
         }
-        let content = shared.queue.content(flight.index);
+        let content = queue.content(flight.index);
         // A region may have gone since the submission was taken. While we look, none goes.
-        let regions = shared.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let next = match content.list.as_ref().and_then(|list| prepared.of(list.id)) {
-            Some(list) => {
-                let places = &content.places[flight.writes..];
+        let regions = reading(&linked.regions);
+        let listed = content.listed().and_then(|(list, places)| Some((prepared.of(list.id)?, places)));
+        let next = match listed {
+            Some((list, places)) => {
+                let places = &places[flight.writes..];
                 let places = &places[..places.len().min(RANGES)];
                 let bytes = list.bytes(places, regions.alive());
                 bytes.map(|bytes| (places.len(), bytes, Next::Listed(list, places)))
             }
             None => {
-                let cards = (regions.alive(), peer.regions.as_slice());
-                let piece = scratch.describe(agent, cards, content.writes(flight.writes), (RANGES, true))?;
+                let regions = (regions.alive(), peer.regions.as_slice());
+                let piece =
+                    scratch.describe(agent, regions, content.writes(flight.writes), (RANGES, true))?;
                 piece.map(|piece| (piece.writes, piece.bytes, Next::Described(piece)))
             }
         };
@@ -179,14 +181,14 @@ impl Link {
         };
         flight.writes += writes;
         flight.bytes += bytes;
-        hint(agent, door, hinted, bytes);
+        hint(agent, to, hinted, bytes);
         let last = flight.writes == content.len();
-        let message = if last { content.message() } else { &[] };
+        let message = if last { content.notification() } else { &[] };
         let (posted, progress) = match next {
             Next::Listed(list, places) => list.post(agent, places, message)?,
             Next::Described(piece) => {
                 let (local, remote) = scratch.of(&piece);
-                let (request, progress) = agent.write(local, remote, door, message)?;
+                let (request, progress) = agent.write(local, remote, to, message)?;
                 (Posted { request, made_of: None }, progress)
             }
         };
@@ -194,24 +196,24 @@ impl Link {
             flight.end = Some(0);
         }
         flight.requests.push_back(posted);
-        if progress == Progress::Failed { Err(Failed) } else { Ok(true) }
+        if progress == Progress::Failed { Err(Failed::write()) } else { Ok(true) }
     }
 
     /// Drives progress, and finishes what is done: how many.
     ///
     /// # Errors
     /// When the link has to be ended.
-    pub fn advance(&mut self, shared: &Shared) -> Result<usize, Failed> {
+    pub fn advance(&mut self, instance: &Instance<Peer>) -> Result<usize, Failed> {
         let mut finished = 0;
-        let Self { flights, agent: Some(agent), prepared, door, hinted, .. } = self else { return Ok(0) };
+        let Self { flights, agent: Some(agent), prepared, to, hinted, .. } = self else { return Ok(0) };
         if flights.front().is_some_and(|flight| !flight.requests.is_empty()) {
-            hint(agent, door, hinted, HINTED);
+            hint(agent, to, hinted, HINTED);
         }
         while let Some(flight) = flights.front_mut() {
             while let Some(oldest) = flight.requests.front() {
                 match agent.progress(&oldest.request) {
                     Progress::Running => break,
-                    Progress::Failed => return Err(Failed),
+                    Progress::Failed => return Err(Failed::write()),
                     Progress::Done => {}
                 }
                 if let Some(posted) = flight.requests.pop_front() {
@@ -220,13 +222,13 @@ impl Link {
             }
             let Some(status) = flight.end.filter(|_| flight.requests.is_empty()) else { break };
             match status {
-                0 => shared.finish(flight.index, flight.bytes),
-                code => shared.queue.finish(flight.index, code, 0, None),
+                0 => instance.succeed(flight.index, flight.bytes),
+                code => instance.queue.finish(flight.index, code, 0, None),
             }
             flights.pop_front();
             finished += 1;
         }
-        // Nobody sends to this agent, but a notification may still be on its way out. While something is in flight, asking
+        // No peer sends to this agent, but a notification may still be on its way out. While something is in flight, asking
         // after it drives that as well.
         if flights.is_empty() {
             agent.received(|_| {})?;
@@ -239,16 +241,21 @@ impl Link {
     ///
     /// # Errors
     /// When NIXL refuses, which is about this list and no more.
-    pub fn prepare(&mut self, ours: &[Card], list: Arc<List>, scratch: &mut Scratch) -> Result<(), Refusal> {
+    pub fn prepare(
+        &mut self,
+        ours: &[RegionDescriptor],
+        list: Arc<List>,
+        scratch: &mut Scratch,
+    ) -> Result<(), Refusal> {
         let Some(agent) = &mut self.agent else { return Ok(()) };
-        let cards = (ours, self.peer.regions.as_slice());
-        let described = scratch.describe(agent, cards, list.writes.iter().copied(), (usize::MAX, false))?;
+        let regions = (ours, self.peer.regions.as_slice());
+        let described = scratch.describe(agent, regions, list.writes.iter().copied(), (usize::MAX, false))?;
         let Some(piece) = described.filter(|p| p.writes > 0 && p.writes == list.writes.len()) else {
             return Ok(());
         };
         let (local, remote) = scratch.of(&piece);
         let local = agent.prepare(None, local)?;
-        match agent.prepare(Some(&self.door), remote) {
+        match agent.prepare(Some(&self.to), remote) {
             Ok(remote) => {
                 self.prepared.insert(list, local, remote);
                 Ok(())
@@ -261,63 +268,63 @@ impl Link {
     }
 
     /// Forgets a prepared list. What runs of it goes on.
-    pub fn release(&mut self, list: u64) {
+    pub fn release(&mut self, list: PreparedId) {
         if let Some(agent) = &mut self.agent {
             self.prepared.remove(agent, list);
         }
     }
 
     /// Ends the link on this side: nothing more is read from our memory, and everything in flight completes as lost. The
-    /// peer's kernel may still have bytes that were sent; they settle when its door is closed.
-    pub fn end(&mut self, shared: &Shared) {
-        self.peer.set_gone();
+    /// peer's kernel may still have bytes that were sent, of which the answer speaks; they settle when its end is closed.
+    pub fn end(&mut self, instance: &Instance<Peer>) -> bool {
         let agent = &mut self.agent;
+        let mut any_posted = false;
         for flight in self.flights.drain(..) {
             let posted = flight.writes > 0;
-            self.unsettled |= posted;
+            any_posted |= posted;
             for Posted { request, .. } in flight.requests {
                 if let Some(agent) = agent {
                     agent.release(request);
                 }
             }
             let unsettled = posted.then_some(self.peer.id);
-            shared.queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, unsettled);
+            instance.queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, unsettled);
         }
         if let Some(agent) = agent {
             self.prepared.clear(agent);
         }
         self.agent = None;
+        any_posted
     }
 
-    /// Nothing of ours can land at the peer any more.
-    pub fn settle(&mut self, shared: &Shared) {
-        self.unsettled = false;
-        shared.queue.settle(self.peer.id);
+    /// Takes a region back once everything has ended that was started until now. Later submissions cannot name it.
+    pub fn let_go(&mut self, region: u32) {
+        self.letting_go.insert(region, self.started + 1);
     }
 
-    /// The number that the next start gets; see [`has_ended_before`](Self::has_ended_before).
-    pub fn mark(&self) -> u64 {
-        self.started + 1
-    }
-
-    /// Whether everything that was started before a mark has ended.
-    pub fn has_ended_before(&self, mark: u64) -> bool {
-        self.flights.front().is_none_or(|flight| flight.number >= mark)
-    }
-
-    /// Takes a region back from the agent, with what was prepared of it.
-    pub fn forget_region(&mut self, region: u32) -> Result<(), Refusal> {
-        let Some(agent) = &mut self.agent else { return Ok(()) };
-        self.prepared.remove_reading(agent, region);
-        agent.deregister(region)
+    /// Takes a region back from the agent, with what was prepared of it, if it is time; false if it is not yet.
+    ///
+    /// # Errors
+    /// When NIXL refuses.
+    pub fn has_let_go(&mut self, region: u32) -> Result<bool, Refusal> {
+        let Some(mark) = self.letting_go.get(&region) else { return Ok(true) };
+        if self.flights.front().is_some_and(|flight| flight.number < *mark) {
+            return Ok(false);
+        }
+        if let Some(agent) = &mut self.agent {
+            self.prepared.remove_reading(agent, region);
+            agent.deregister(region)?;
+        }
+        self.letting_go.remove(&region);
+        Ok(true)
     }
 }
 
 /// Says that so many bytes are on their way, unless that was said a moment ago.
-fn hint(agent: &mut Agent, door: &CStr, hinted: &mut Option<Instant>, bytes: u64) {
+fn hint(agent: &mut Agent, to: &CStr, hinted: &mut Option<Instant>, bytes: u64) {
     if bytes >= HINTED && hinted.is_none_or(|at| at.elapsed() >= HINT_EVERY) {
         *hinted = Some(Instant::now());
         // A connection that does not take it does not take what follows, which says so.
-        let _broken = agent.notify(door, &HINT).is_err();
+        let _broken = agent.notify(to, &HINT).is_err();
     }
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use host_plugin_api::Write;
+use host_transfer_kit::{RegionDescriptor, source, target};
 
-use crate::capi::{Agent, Library, Ranges, Refusal, Segment};
-use crate::regions::{Card, source, target};
+use crate::capi::{Agent, Library, Place, Ranges, Refusal, Segment};
 
 /// Ranges in one request, so that a long submission does not keep the driver from everything else while it is posted.
 /// Over TCP a range takes NIXL about 5 µs.
@@ -33,6 +33,13 @@ struct Run {
     to: u64,
     length: usize,
     devices: (u64, u64),
+}
+
+/// A region, as NIXL is told of it.
+pub fn place(region: &RegionDescriptor) -> Place {
+    let RegionDescriptor { address, length, device, .. } = *region;
+    let segment = if device.is_some() { Segment::Vram } else { Segment::Dram };
+    Place { segment, address, length, device: device.unwrap_or_default().into() }
 }
 
 impl Scratch {
@@ -63,7 +70,7 @@ impl Scratch {
     pub fn describe(
         &mut self,
         agent: &mut Agent,
-        (ours, theirs): (&[Card], &[Card]),
+        (ours, theirs): (&[RegionDescriptor], &[RegionDescriptor]),
         writes: impl Iterator<Item = Write>,
         (most, join): (usize, bool),
     ) -> Result<Option<Piece>, Refusal> {
@@ -85,7 +92,7 @@ impl Scratch {
             }
             if our.id != regions.0 && !agent.has_registered(our.id) {
                 // An agent learns of a region when it first sends from it.
-                agent.register(our.id, our.place())?;
+                agent.register(our.id, place(our))?;
             }
             let length = write.length as usize;
             // Regions that touch by accident are two to NIXL.
@@ -99,7 +106,7 @@ impl Scratch {
                 }
                 _ if ranges == most => break,
                 _ => {
-                    let devices = (our.place().device, their.place().device);
+                    let devices = (place(our).device, place(their).device);
                     if let Some(run) = open.replace(Run { from, to, length, devices }) {
                         self.add(&piece, &run)?;
                     }

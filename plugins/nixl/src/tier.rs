@@ -23,13 +23,11 @@ use host_plugin_api::{
     Error, ErrorCode, Key, Level, Memory, MemoryKind, Opening, RegionId, Result, Scanned, StorageTier, Tag,
     TierCompletion, TierLimits, TierPage, TierUsage, log,
 };
+use host_transfer_kit::{MAX_REGIONS, locked, random};
 
 use crate::capi::Library;
 use crate::config::Config;
 use crate::library::{find_library, strings};
-use crate::queue::locked;
-use crate::regions::MAX_REGIONS;
-use crate::shared::{clear, random, signal};
 use front::Front;
 use objects::Objects;
 use queue::{Work, named};
@@ -232,7 +230,7 @@ fn start_thread(
             // Its drop may panic, and nobody is above us to catch that.
             std::mem::forget(payload);
             broken.store(true, Ordering::SeqCst);
-            signal(&front.event);
+            front.event.signal();
         }
     };
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
@@ -310,9 +308,9 @@ impl StorageTier for NixlTier {
         let taken = self.shared.queue.take(completions);
         // Level-triggered: cleared once nothing waits, set again when something came meanwhile.
         if !self.shared.queue.has_done() {
-            clear(&self.shared.event);
+            self.shared.event.clear();
             if self.shared.queue.has_done() {
-                signal(&self.shared.event);
+                self.shared.event.signal();
             }
         }
         taken as i32

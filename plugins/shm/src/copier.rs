@@ -1,34 +1,44 @@
 //! A copy thread.
 
-use std::sync::atomic::Ordering;
-
-use host_plugin_api::{Completion, ErrorCode};
+use host_plugin_api::ErrorCode;
+use host_transfer_kit::Peer as _;
 
 use crate::outbound::Outbound;
-use crate::queue::{Body, Slot, locked};
 use crate::service::Core;
 
 /// Most bytes copied between two looks at whether that is still allowed; bounds how long a fence waits.
 pub const PIECE: u32 = 1 << 20;
 
-/// Works until the queue is stopped. `thread` is this thread's number among the instance's copy threads.
+/// How far a submission is.
+#[derive(Default)]
+pub struct Progress {
+    /// The write being copied, and how much of it is.
+    next: usize,
+    copied: u32,
+    /// Of all writes.
+    bytes: u64,
+}
+
+/// A submission to one of our peers.
+type Content = host_transfer_kit::Content<Outbound, Progress>;
+
+/// Works until there is nothing more to do. `thread` is this thread's number among the instance's copy threads.
 pub fn run(core: &Core, thread: usize) {
-    while let Some((index, slot)) = core.queue.next() {
-        let mut body = locked(&slot.body);
-        let Some(body) = body.as_mut() else { continue };
-        let status = match carry(core, thread, slot, body) {
-            Step::Parked => {
-                core.queue.park(index);
-                continue;
+    let instance = &core.instance;
+    while let Some(index) = core.ready.next() {
+        let mut content = instance.queue.content(index);
+        let step = carry(core, thread, index, &mut content);
+        let bytes = content.progress.bytes;
+        drop(content);
+        match step {
+            Step::Parked => core.ready.park(index),
+            Step::Ended(status) => {
+                instance.bytes_written.add(bytes);
+                instance.submissions_written.add(u64::from(status == 0));
+                instance.queue.finish(index, status, bytes, None);
+                instance.event.signal();
             }
-            Step::Ended(status) => status,
-        };
-        body.peer = None;
-        core.written.bytes.add(body.bytes);
-        core.written.submissions.add(u64::from(status == 0));
-        let tag = body.submission.tag;
-        core.queue.finish(index, Completion { tag, bytes: body.bytes, status, reserved: 0 });
-        core.signal();
+        }
     }
 }
 
@@ -42,21 +52,21 @@ enum Step {
 /// Why a piece was not copied.
 type Refusal = ErrorCode;
 
-fn carry(core: &Core, thread: usize, slot: &Slot, body: &mut Body) -> Step {
-    let Some(peer) = body.peer.clone() else { return Step::Ended(ErrorCode::INTERNAL.0) };
-    while body.next < body.writes.len() {
-        if let Err(code) = copy_piece(core, thread, slot, body, &peer) {
+fn carry(core: &Core, thread: usize, index: u32, content: &mut Content) -> Step {
+    let Some(peer) = content.peer().cloned() else { return Step::Ended(ErrorCode::INTERNAL.0) };
+    while content.progress.next < content.len() {
+        if let Err(code) = copy_piece(core, thread, index, content, &peer) {
             return Step::Ended(code.0);
         }
     }
-    if slot.cancelled.load(Ordering::SeqCst) {
+    if core.instance.queue.is_cancelled(index) {
         return Step::Ended(ErrorCode::CANCELLED.0);
     }
-    // The receiver may have fenced since the last piece, and pushes nobody's notification after that.
+    // The receiver may have fenced since the last piece, and no notification is pushed after that.
     let Some(busy) = peer.enter(thread).filter(|_| !peer.is_gone()) else {
         return Step::Ended(ErrorCode::PEER_LOST.0);
     };
-    let told = body.submission.notification_length == 0 || peer.notify(&body.submission);
+    let told = content.submission.notification_length == 0 || peer.notify(&content.submission);
     drop(busy);
     if told { Step::Ended(0) } else { Step::Parked }
 }
@@ -65,44 +75,45 @@ fn carry(core: &Core, thread: usize, slot: &Slot, body: &mut Body) -> Step {
 fn copy_piece(
     core: &Core,
     thread: usize,
-    slot: &Slot,
-    body: &mut Body,
+    index: u32,
+    content: &mut Content,
     peer: &Outbound,
 ) -> Result<(), Refusal> {
     // Two marks: ours keeps the host from unmapping the source, the receiver's keeps it from reusing the target.
     // Everything that could forbid the copy is looked at after both are set.
     let _ours = core.holds[thread].enter();
     let _theirs = peer.enter(thread).ok_or(ErrorCode::PEER_LOST)?;
-    if core.is_stopping() {
+    if core.instance.is_stopping() {
         return Err(ErrorCode::CLOSED);
     }
     if peer.is_gone() {
         return Err(ErrorCode::PEER_LOST);
     }
-    if slot.cancelled.load(Ordering::SeqCst) {
+    if core.instance.queue.is_cancelled(index) {
         return Err(ErrorCode::CANCELLED);
     }
     let mut budget = PIECE;
     while budget > 0
-        && let Some(write) = body.writes.get(body.next)
+        && let Some(write) = content.write(content.progress.next)
     {
         let source = core.regions.source(write.source_region, write.source_offset, write.length.into());
-        let target = peer.target(write).filter(|_| peer.lives(write));
+        let target = peer.target(&write).filter(|_| peer.lives(&write));
         let (Some(source), Some(target)) = (source, target) else {
             return Err(ErrorCode::INVALID_ARGUMENT);
         };
-        let bytes = budget.min(write.length - body.copied);
-        let at = body.copied as usize;
+        let progress = &mut content.progress;
+        let bytes = budget.min(write.length - progress.copied);
+        let at = progress.copied as usize;
         // SAFETY: both ranges were checked against their regions just now. The source stays mapped while our mark is
         // set (a deregistration waits for it), the target's mapping is held by `peer`. They are different mappings;
         // that no other write touches the same bytes meanwhile is the host's page accounting.
         unsafe { std::ptr::copy_nonoverlapping(source.add(at), target.add(at), bytes as usize) };
         budget -= bytes;
-        body.copied += bytes;
-        body.bytes += u64::from(bytes);
-        if body.copied == write.length {
-            body.next += 1;
-            body.copied = 0;
+        progress.copied += bytes;
+        progress.bytes += u64::from(bytes);
+        if progress.copied == write.length {
+            progress.next += 1;
+            progress.copied = 0;
         }
     }
     Ok(())

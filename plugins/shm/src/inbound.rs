@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use host_plugin_api::{NOTIFICATION_BYTES, Notification, NotificationKind};
+use host_plugin_api::{Notification, NotificationKind};
+use host_transfer_kit::{Random, notification};
 
 use crate::control::ControlPage;
 use crate::mapping::SharedPage;
-use crate::wire::{NAME_BYTES, Random};
 
 /// See the module.
 pub struct Inbound {
@@ -66,11 +66,11 @@ impl Inbound {
         // Looked at before the ring: what was pushed before the end is seen by the take that follows.
         let lost = self.is_lost();
         if let Some((payload, length)) = self.control.take() {
-            return Some(notification(NotificationKind::ARRIVED, &self.name, payload, length));
+            return Some(notification(NotificationKind::ARRIVED, &self.name, &payload[..length as usize]));
         }
         if lost {
             self.finish();
-            return Some(peer_lost(&self.name));
+            return Some(notification(NotificationKind::PEER_LOST, &self.name, &[]));
         }
         None
     }
@@ -78,21 +78,4 @@ impl Inbound {
     pub fn has_waiting(&self) -> bool {
         !self.is_finished() && (self.is_lost() || self.control.has_waiting())
     }
-}
-
-/// The notification that a peer is gone.
-pub fn peer_lost(name: &str) -> Notification {
-    notification(NotificationKind::PEER_LOST, name, [0; NOTIFICATION_BYTES], 0)
-}
-
-fn notification(
-    kind: NotificationKind,
-    name: &str,
-    payload: [u8; NOTIFICATION_BYTES],
-    length: u32,
-) -> Notification {
-    let mut peer_name = [0; NAME_BYTES];
-    let used = name.len().min(NAME_BYTES);
-    peer_name[..used].copy_from_slice(&name.as_bytes()[..used]);
-    Notification { kind, length, peer_name_length: used as u32, reserved: 0, payload, peer_name }
 }

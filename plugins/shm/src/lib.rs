@@ -7,7 +7,7 @@
 //!
 //! What makes late writes harmless: a copy thread marks itself busy on the control page before it looks whether
 //! the connection is open and the region alive, and copies at most [`PIECE`](copier::PIECE) bytes before it looks again.
-//! A fence closes the one or clears the other, and waits until whoever was busy has moved on, or is proven dead.
+//! A fence closes the one or clears the other, and waits until every thread that was busy has moved on, or is proven dead.
 //!
 //! Peers are processes of the same user; the token in the endpoint keeps accidents apart, not attackers.
 
@@ -16,14 +16,13 @@ mod config;
 mod control;
 mod copier;
 mod inbound;
-mod link;
-mod lists;
 mod mapping;
-mod notices;
+mod notifications;
 mod outbound;
-mod queue;
+mod ready;
 mod regions;
 mod service;
+mod socket;
 mod wire;
 
 pub use backend::ShmBackend;
@@ -33,7 +32,7 @@ pub use backend::ShmBackend;
 /// # Errors
 /// `CONFIG` for a wrong configuration, `IO` when the system refuses sockets, memory or threads.
 pub fn open(opening: &host_plugin_api::Opening) -> host_plugin_api::Result<ShmBackend> {
-    ShmBackend::open(opening)
+    backend::open(opening)
 }
 
 host_plugin_api::export_plugin! {

@@ -5,13 +5,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use host_plugin_api::{Error, ErrorCode, PeerId, Result, Submission, Write};
+use host_transfer_kit::{Event, Peer, Random, locked};
 
 use crate::control::{Busy, ControlPage};
-use crate::link;
 use crate::mapping::{Mapping, SharedPage};
-use crate::queue::locked;
-use crate::regions::{LiveTable, RegionCard};
-use crate::wire::Random;
+use crate::regions::{LiveTable, RegionDescriptor};
 
 /// See the module.
 pub struct Outbound {
@@ -26,8 +24,8 @@ pub struct Outbound {
     gone: AtomicBool,
     control: SharedPage<ControlPage>,
     live: SharedPage<LiveTable>,
-    signal: OwnedFd,
-    targets: Vec<(RegionCard, Mapping)>,
+    event: Event,
+    targets: Vec<(RegionDescriptor, Mapping)>,
     /// The ring takes one pusher at a time.
     pushing: Mutex<()>,
 }
@@ -39,29 +37,30 @@ pub struct Handover {
     pub own_name: String,
     pub instance: Random,
     pub socket: OwnedFd,
-    pub cards: Vec<RegionCard>,
+    pub regions: Vec<RegionDescriptor>,
     /// Control page, table of live regions, eventfd, then one per region.
     pub fds: Vec<OwnedFd>,
 }
 
 impl Outbound {
     pub fn new(handover: Handover) -> Result<Self> {
-        let Handover { id, name, own_name, instance, socket, cards, fds } = handover;
-        if fds.len() != cards.len() + 3 {
-            let text = format!("{name} sent {} descriptors for {} regions", fds.len(), cards.len());
+        let Handover { id, name, own_name, instance, socket, regions, fds } = handover;
+        if fds.len() != regions.len() + 3 {
+            let text = format!("{name} sent {} descriptors for {} regions", fds.len(), regions.len());
             return Err(Error::new(ErrorCode::IO, text));
         }
         let io = |e| Error::new(ErrorCode::IO, format!("cannot map the memory of {name}: {e}"));
         let mut fds = fds.into_iter();
-        let (Some(control), Some(live), Some(signal)) = (fds.next(), fds.next(), fds.next()) else {
+        let (Some(control), Some(live), Some(event)) = (fds.next(), fds.next(), fds.next()) else {
             return Err(Error::new(ErrorCode::IO, format!("{name} sent no control page")));
         };
         let control = SharedPage::open(control, true).map_err(io)?;
         let live = SharedPage::open(live, false).map_err(io)?;
-        let mut targets = Vec::with_capacity(cards.len());
-        for (card, fd) in cards.into_iter().zip(fds) {
-            let length = usize::try_from(card.length).ok().ok_or_else(|| io(rustix::io::Errno::OVERFLOW))?;
-            targets.push((card, Mapping::new(fd, card.fd_offset, length, true).map_err(io)?));
+        let mut targets = Vec::with_capacity(regions.len());
+        for (region, fd) in regions.into_iter().zip(fds) {
+            let length =
+                usize::try_from(region.length).ok().ok_or_else(|| io(rustix::io::Errno::OVERFLOW))?;
+            targets.push((region, Mapping::new(fd, region.fd_offset, length, true).map_err(io)?));
         }
         Ok(Self {
             id,
@@ -72,14 +71,10 @@ impl Outbound {
             gone: AtomicBool::new(false),
             control,
             live,
-            signal,
+            event: event.into(),
             targets,
             pushing: Mutex::new(()),
         })
-    }
-
-    pub fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::SeqCst)
     }
 
     /// Says that nothing more may be sent; true the first time.
@@ -94,7 +89,7 @@ impl Outbound {
 
     /// Address of the write's target. The generation is looked at later, while busy.
     pub fn target(&self, write: &Write) -> Option<*mut u8> {
-        let (_, mapping) = self.targets.iter().find(|(card, _)| card.id == write.target_region)?;
+        let (_, mapping) = self.targets.iter().find(|(region, _)| region.id == write.target_region)?;
         let end = write.target_offset.checked_add(write.length.into())?;
         // The offset is less than the mapping's length, which is a `usize`.
         (end <= mapping.length() as u64).then(|| mapping.base().wrapping_add(write.target_offset as usize))
@@ -117,8 +112,18 @@ impl Outbound {
         let pushed = self.control.push(&submission.notification, submission.notification_length);
         drop(pushing);
         if pushed {
-            link::signal(&self.signal);
+            self.event.signal();
         }
         pushed
+    }
+}
+
+impl Peer for Outbound {
+    fn id(&self) -> PeerId {
+        self.id
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
     }
 }

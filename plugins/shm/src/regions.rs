@@ -36,7 +36,7 @@ fn word(id: u32, generation: u32) -> u64 {
 
 /// What a peer is told of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionCard {
+pub struct RegionDescriptor {
     pub id: u32,
     pub generation: u32,
     pub length: u64,
@@ -44,7 +44,7 @@ pub struct RegionCard {
 }
 
 struct Held {
-    card: RegionCard,
+    region: RegionDescriptor,
     fd: OwnedFd,
 }
 
@@ -103,13 +103,13 @@ impl Regions {
         };
         book.uses[slot] = epoch;
         let id = epoch * MAX_REGIONS as u32 + slot as u32;
-        let card = RegionCard {
+        let descriptor = RegionDescriptor {
             id,
             generation: memory.generation,
             length: memory.length,
             fd_offset: memory.fd_offset,
         };
-        book.slots[slot] = Some(Held { card, fd });
+        book.slots[slot] = Some(Held { region: descriptor, fd });
         self.addresses[slot].store(memory.address, Ordering::Relaxed);
         self.lengths[slot].store(memory.length, Ordering::Relaxed);
         self.live.slot(id).store(word(id, memory.generation), Ordering::SeqCst);
@@ -120,7 +120,7 @@ impl Regions {
     pub fn kill(&self, region: RegionId) -> Result<()> {
         let book = self.book();
         let held = book.slots[region.0 as usize % MAX_REGIONS].as_ref();
-        if held.is_none_or(|h| h.card.id != region.0) {
+        if held.is_none_or(|h| h.region.id != region.0) {
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, format!("no region {}", region.0)));
         }
         self.live.slot(region.0).store(0, Ordering::SeqCst);
@@ -129,7 +129,7 @@ impl Regions {
 
     pub fn remove(&self, region: RegionId) {
         let slot = &mut self.book().slots[region.0 as usize % MAX_REGIONS];
-        if slot.as_ref().is_some_and(|h| h.card.id == region.0) {
+        if slot.as_ref().is_some_and(|h| h.region.id == region.0) {
             *slot = None;
         }
     }
@@ -147,17 +147,20 @@ impl Regions {
     }
 
     /// Calls `with` with what a peer needs to map all live regions.
-    pub fn offer<R>(&self, with: impl FnOnce(&[RegionCard], BorrowedFd<'_>, &[BorrowedFd<'_>]) -> R) -> R {
+    pub fn offer<R>(
+        &self,
+        with: impl FnOnce(&[RegionDescriptor], BorrowedFd<'_>, &[BorrowedFd<'_>]) -> R,
+    ) -> R {
         use std::os::fd::AsFd;
         let book = self.book();
-        let live = |h: &&Held| self.live.lives(h.card.id, h.card.generation);
+        let live = |h: &&Held| self.live.lives(h.region.id, h.region.generation);
         let held: Vec<&Held> = book.slots.iter().flatten().filter(live).collect();
-        let cards: Vec<RegionCard> = held.iter().map(|h| h.card).collect();
+        let regions: Vec<RegionDescriptor> = held.iter().map(|h| h.region).collect();
         let fds: Vec<BorrowedFd<'_>> = held.iter().map(|h| h.fd.as_fd()).collect();
-        with(&cards, self.live_fd.as_fd(), &fds)
+        with(&regions, self.live_fd.as_fd(), &fds)
     }
 
     fn book(&self) -> std::sync::MutexGuard<'_, Book> {
-        crate::queue::locked(&self.held)
+        host_transfer_kit::locked(&self.held)
     }
 }

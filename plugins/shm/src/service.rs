@@ -1,23 +1,26 @@
-//! What an instance's threads share, and the service thread: it answers those who connect and watches who goes.
+//! What an instance's threads share, and the service thread: it answers peers that connect and notices those that go.
 
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use host_plugin_api::{Counter, Error, ErrorCode, Level, Notification, Result, host, log};
+use host_plugin_api::{Error, ErrorCode, Level, Result, TransferLimits, log};
+use host_transfer_kit::{Event, Instance, Peer as _, Random, locked, random};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::config::Config;
 use crate::control::{ControlPage, Line, MAX_COPY_THREADS};
-use crate::inbound::{Inbound, peer_lost};
-use crate::link;
+use crate::copier::Progress;
+use crate::inbound::Inbound;
 use crate::mapping::SharedPage;
 use crate::outbound::Outbound;
-use crate::queue::{Queue, locked};
+use crate::ready::Ready;
 use crate::regions::Regions;
-use crate::wire::{Endpoint, Hello, Random, encode_welcome};
+use crate::socket;
+use crate::wire::{Endpoint, Hello, encode_welcome};
+
+/// Copies of 256 bytes and more are as fast as collecting them first; see docs/benchmarks.md.
+const SHORT_WRITES: u64 = 256;
 
 /// Most connections in each direction.
 pub const MAX_PEERS: usize = 256;
@@ -26,101 +29,48 @@ const MAX_STRANGERS: usize = 32;
 /// How long a stranger has to say hello, and a dialled peer to answer.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// What the copy threads have written, for `/metrics`.
-pub struct Written {
-    pub submissions: Counter,
-    pub bytes: Counter,
-}
-
-impl Written {
-    fn new() -> Result<Self> {
-        Ok(Self {
-            submissions: host().counter("submissions_written")?,
-            bytes: host().counter("bytes_written")?,
-        })
-    }
-}
-
 /// See the module.
 pub struct Core {
     pub config: Config,
     pub endpoint: Endpoint,
+    /// Its notifications are of peers that only we were connected to, and that are gone.
+    pub instance: Instance<Outbound, Progress>,
     pub regions: Regions,
-    pub queue: Queue,
+    pub ready: Ready,
     /// Busy marks of our copy threads, for our own fences.
     pub holds: [Line; MAX_COPY_THREADS],
     pub inbound: Mutex<Vec<Arc<Inbound>>>,
-    pub outbound: RwLock<HashMap<u32, Arc<Outbound>>>,
-    /// Peers that only we were connected to, and that are gone.
-    pub lost: Mutex<VecDeque<Notification>>,
-    /// Readable while something waits for the host.
-    pub event: OwnedFd,
-    pub written: Written,
-    wake: OwnedFd,
-    stopping: AtomicBool,
-    broken: AtomicBool,
+    /// Makes the service thread look around.
+    pub wake: Event,
 }
 
 impl Core {
-    pub fn new(config: Config, name: String) -> Result<Self> {
-        let io = |e| Error::new(ErrorCode::IO, format!("cannot create an eventfd: {e}"));
-        let endpoint =
-            Endpoint { socket: link::random()?, token: link::random()?, instance: link::random()?, name };
+    pub fn new(config: Config, name: &str) -> Result<Self> {
+        let Config { max_writes, max_submissions, .. } = config;
+        let limits = TransferLimits { max_writes, max_submissions, reserved: [0; 6] };
+        let instance = Instance::new(name, limits.with_short_writes(SHORT_WRITES), MAX_PEERS)?;
+        let name = name.to_owned();
         Ok(Self {
-            endpoint,
+            endpoint: Endpoint { socket: random()?, token: random()?, instance: random()?, name },
+            instance,
             regions: Regions::new()?,
-            queue: Queue::new(config.max_submissions, config.max_writes),
+            ready: Ready::new(max_submissions),
             holds: Default::default(),
             inbound: Mutex::new(Vec::with_capacity(MAX_PEERS)),
-            outbound: RwLock::new(HashMap::new()),
-            lost: Mutex::new(VecDeque::with_capacity(MAX_PEERS)),
-            event: link::event().map_err(io)?,
-            written: Written::new()?,
-            wake: link::event().map_err(io)?,
-            stopping: AtomicBool::new(false),
-            broken: AtomicBool::new(false),
+            wake: Event::new()?,
             config,
         })
     }
 
-    /// Tells the host that something waits.
-    pub fn signal(&self) {
-        link::signal(&self.event);
-    }
-
-    /// Makes the service thread look around.
-    pub fn wake(&self) {
-        link::signal(&self.wake);
-    }
-
-    pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
-    }
-
-    /// Tells all threads to end; true the first time.
-    pub fn stop(&self) -> bool {
-        let first = !self.stopping.swap(true, Ordering::SeqCst);
-        self.queue.stop();
-        self.wake();
-        first
-    }
-
-    /// A thread of ours panicked.
-    pub fn set_broken(&self) {
-        self.broken.store(true, Ordering::SeqCst);
-        self.signal();
-    }
-
-    pub fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Relaxed)
+    /// Tells all threads to end.
+    pub fn stop(&self) {
+        self.instance.stop();
+        self.ready.stop();
+        self.wake.signal();
     }
 
     pub fn inbounds(&self) -> Vec<Arc<Inbound>> {
         locked(&self.inbound).clone()
-    }
-
-    pub fn outbounds(&self) -> Vec<Arc<Outbound>> {
-        self.outbound.read().unwrap_or_else(std::sync::PoisonError::into_inner).values().cloned().collect()
     }
 
     /// Waits until every copy of ours that began before this call has ended.
@@ -132,10 +82,10 @@ impl Core {
 /// The service thread. `listener` does not block.
 pub fn run(core: &Core, listener: &OwnedFd) {
     let mut strangers: Vec<(OwnedFd, Instant)> = Vec::new();
-    while !core.is_stopping() {
+    while !core.instance.is_stopping() {
         locked(&core.inbound).retain(|i| !i.is_finished());
         let inbound: Vec<_> = core.inbounds().into_iter().filter(|i| !i.is_lost()).collect();
-        let outbound: Vec<_> = core.outbounds().into_iter().filter(|o| !o.is_gone()).collect();
+        let outbound: Vec<_> = core.instance.peers.all().into_iter().filter(|o| !o.is_gone()).collect();
         let timeout = (!strangers.is_empty()).then_some(Timespec { tv_sec: 1, tv_nsec: 0 });
         let watched = [core.wake.as_fd(), listener.as_fd()]
             .into_iter()
@@ -148,14 +98,14 @@ pub fn run(core: &Core, listener: &OwnedFd) {
         let called = ready.next().unwrap_or(false);
         let speaking: Vec<bool> = ready.by_ref().take(strangers.len()).collect();
         for peer in inbound {
-            if ready.next().unwrap_or(false) && link::has_ended(&peer.socket) {
+            if ready.next().unwrap_or(false) && socket::has_ended(&peer.socket) {
                 peer.set_lost();
                 log!(Level::INFO, "{} closed its connection to us", peer.name);
-                core.signal();
+                core.instance.event.signal();
             }
         }
         for peer in outbound {
-            if ready.next().unwrap_or(false) && link::has_ended(&peer.socket) && peer.set_gone() {
+            if ready.next().unwrap_or(false) && socket::has_ended(&peer.socket) && peer.set_gone() {
                 report_outbound(core, &peer);
             }
         }
@@ -168,9 +118,9 @@ pub fn run(core: &Core, listener: &OwnedFd) {
             since.elapsed() < HANDSHAKE
         });
         if woken {
-            link::clear(&core.wake);
+            core.wake.clear();
         }
-        while called && let Some(fd) = link::accept(listener) {
+        while called && let Some(fd) = socket::accept(listener) {
             // One more than allowed is closed, which the caller sees as nobody answering.
             if strangers.len() < MAX_STRANGERS {
                 strangers.push((fd, Instant::now()));
@@ -192,21 +142,21 @@ fn readable<'a>(fds: impl Iterator<Item = BorrowedFd<'a>>, timeout: Option<&Time
 fn report_outbound(core: &Core, peer: &Outbound) {
     let other_way = locked(&core.inbound).iter().any(|i| i.instance == peer.instance);
     if !other_way {
-        let mut lost = locked(&core.lost);
-        if lost.len() < MAX_PEERS {
-            lost.push_back(peer_lost(&peer.own_name));
+        let notifications = &core.instance.notifications;
+        if !notifications.is_full() {
+            notifications.peer_lost(&peer.own_name);
         }
     }
-    core.signal();
+    core.instance.event.signal();
 }
 
 /// Answers a hello. Whatever is wrong with it harms only this connection.
 fn greet(core: &Core, stranger: &OwnedFd) {
-    let Ok((bytes, _)) = link::receive(stranger) else { return };
+    let Ok((bytes, _)) = socket::receive(stranger) else { return };
     if let Err(refusal) = Hello::decode(&bytes).and_then(|hello| admit(core, stranger, hello)) {
         log!(Level::WARN, "a connection was refused: {refusal}");
         // A refusal that cannot be delivered is a closed connection, which says the same.
-        let _undelivered = link::send(stranger, &encode_welcome(Err(&refusal)), &[]);
+        let _undelivered = socket::send(stranger, &encode_welcome(Err(&refusal)), &[]);
     }
 }
 
@@ -226,10 +176,10 @@ fn admit(core: &Core, stranger: &OwnedFd, hello: Hello) -> Result<()> {
         // In the list before the peer gets the means to write, so that no fence misses it.
         inbound.push(peer.clone());
     }
-    let sent = core.regions.offer(|cards, live, regions| {
-        let mut fds = vec![control_fd.as_fd(), live, core.event.as_fd()];
+    let sent = core.regions.offer(|descriptors, live, regions| {
+        let mut fds = vec![control_fd.as_fd(), live, core.instance.event.as_fd()];
         fds.extend_from_slice(regions);
-        link::send(stranger, &encode_welcome(Ok(cards)), &fds)
+        socket::send(stranger, &encode_welcome(Ok(descriptors)), &fds)
     });
     if let Err(e) = sent {
         peer.finish();

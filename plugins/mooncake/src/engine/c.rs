@@ -366,7 +366,7 @@ impl Drop for CEngine {
             // SAFETY: the engine is alive, and the segment was opened once.
             let _closed = unsafe { (self.api.closeSegment)(self.handle, segment) };
         }
-        super::end_quickly(super::sitters::port(&self.session).as_slice(), super::VAIN, || {
+        super::end_quickly(super::idle_connections::port(&self.session).as_slice(), super::VAIN, || {
             // SAFETY: ended once; nothing of ours uses it any more.
             unsafe { (self.api.destroyTransferEngine)(self.handle) };
         });

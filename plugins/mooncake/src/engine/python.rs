@@ -277,7 +277,9 @@ impl Engine for PythonEngine {
 impl Drop for PythonEngine {
     fn drop(&mut self) {
         let methods = self.methods.take();
-        super::end_quickly(super::sitters::port(&self.session).as_slice(), super::VAIN, || drop(methods));
+        super::end_quickly(super::idle_connections::port(&self.session).as_slice(), super::VAIN, || {
+            drop(methods)
+        });
     }
 }
 

@@ -3,18 +3,17 @@
 //! A call has at most [`CALL_KEYS`] keys and [`CALL_BYTES`], so that the first pages of a long batch end early, and a
 //! cancelled one soon.
 
-use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{ErrorCode, Level, TierPage, log};
+use host_transfer_kit::{Event, locked};
 
 use super::client::{CALL_KEYS, Client, End, Span, Verdict, existed, got, put, removed, verdict};
 use super::link::Link;
 use super::memory::Regions;
 use super::metrics::Metrics;
-use super::queue::{Lane, Queue, Work, locked};
-use super::signal;
+use super::queue::{Lane, Queue, Work};
 
 /// From how many bytes on a call takes no more.
 const CALL_BYTES: u64 = 256 << 20;
@@ -31,7 +30,7 @@ pub struct Shared {
     /// Pages that end with the client.
     pub held: Mutex<Vec<Held>>,
     /// Readable while completions wait.
-    pub event: OwnedFd,
+    pub event: Event,
     /// From how long a call on that failed may have left transfers behind that go on: [`UNSETTLED`](super::link::UNSETTLED)
     /// but for tests.
     pub unsettled: Duration,
@@ -62,7 +61,7 @@ impl Shared {
     pub fn serve(&self, lane: Lane, thread: usize) {
         while let Some((index, work)) = self.queue.next(lane) {
             self.carry_out(index, work, lane, thread);
-            signal(&self.event);
+            self.event.signal();
         }
     }
 
@@ -103,7 +102,7 @@ impl Shared {
             }
             self.call(index, work, thread, &items);
             items.clear();
-            signal(&self.event);
+            self.event.signal();
         }
     }
 
@@ -175,7 +174,7 @@ impl Shared {
             self.queue.finish(index, number, end);
         }
         self.metrics.pages_held.set(0);
-        signal(&self.event);
+        self.event.signal();
     }
 
     /// Ends what waits in vain. To be called now and then.
@@ -186,7 +185,7 @@ impl Shared {
         }
         if pages > 0 {
             self.metrics.timed_out.add(pages.into());
-            signal(&self.event);
+            self.event.signal();
         }
     }
 }

@@ -14,12 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Level, Result, log};
+use host_transfer_kit::locked;
 
 use super::client::{Client, Library, Setup};
 use super::master::{answers, without_silence};
 use super::memory::Regions;
 use super::metrics::Metrics;
-use super::queue::locked;
 
 /// From how long a call on that failed may have left transfers behind that go on. Mooncake's own limit is 60 s.
 pub const UNSETTLED: Duration = Duration::from_secs(50);

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::engine::sitters::hang_up;
+use crate::engine::idle_connections::hang_up;
 
 /// How often it is looked whether a call has ended that is watched.
 const LOOK: Duration = Duration::from_millis(50);

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use host_plugin_api::{Error, ErrorCode, Memory, MemoryKind, RegionId, Result, TierPage};
+use host_transfer_kit::locked;
 
 use super::client::Span;
-use super::queue::locked;
 
 /// Most regions at a time.
 const MAX_REGIONS: usize = 128;

@@ -3,7 +3,7 @@
 //! The batch calls let go of Python's lock while they move bytes, so calls of several threads run side by side.
 
 use super::client::{Client, LOCAL_BUFFER_BYTES, Library, Setup, Span};
-use crate::engine::sitters::listening;
+use crate::engine::idle_connections::listening;
 use crate::engine::{VAIN_AMONG_OTHERS, end_quickly};
 use crate::python::{Gil, Interpreter, Object, Probe, Value};
 

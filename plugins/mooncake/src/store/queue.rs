@@ -5,15 +5,11 @@
 //! threads that all hang, is ended unstarted.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{ErrorCode, Key, Tag, TierCompletion, TierPage};
-
-/// Locks, also after a thread panicked: what our locks guard is consistent between statements.
-pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use host_transfer_kit::locked;
 
 /// What a batch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,22 +3,21 @@
 //! A submission becomes runs, of which no more than `max_outstanding` are with Mooncake at a time. It is done when every run
 //! is in the peer's memory; then the peer is told, and when it has said that it knows, the submission completes. The first
 //! failure ends the link: Mooncake goes on with what it was given, and only the end of the engine stops that here, and of
-//! the door there.
+//! the inbound endpoint there.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use host_plugin_api::ErrorCode;
+use host_plugin_api::{Error, ErrorCode};
+use host_transfer_kit::{Peer as _, RegionDescriptor, locked, reading};
 
-use super::courier::Courier;
-use super::peer::Peer;
-use super::queue::locked;
-use super::regions::Card;
+use super::mailbox::{Peer, rest};
+use super::message_sender::MessageSender;
 use super::runs::join;
 use super::shared::{Event, Shared};
 use super::wire::Body;
-use crate::engine::{Engine, Run, State, Target, Ticket};
+use crate::engine::{Engine, Range, Run, State, Target, Ticket};
 
 /// Runs that Mooncake is given in one call, between two looks at what is done.
 const CHUNK: usize = 32;
@@ -38,29 +37,25 @@ struct Flight {
     tickets: VecDeque<Ticket>,
     bytes: u64,
     /// Our regions that it reads.
-    used: Vec<Card>,
+    used: Vec<RegionDescriptor>,
     cancelled: bool,
-}
-
-/// What the link tells the service without being asked.
-#[derive(Default)]
-pub struct Report {
-    /// Our regions that the engine knows.
-    registered: Vec<Card>,
-    /// Something was in flight when the link failed: the peer must say that the door is closed.
-    pub unsettled: bool,
 }
 
 /// A link, as the service sees it.
 pub struct Link {
     pub peer: Arc<Peer>,
-    pub report: Mutex<Report>,
+    /// Our regions that the engine knows.
+    registered: Mutex<Vec<RegionDescriptor>>,
 }
 
 impl Link {
+    pub fn new(peer: Arc<Peer>) -> Self {
+        Self { peer, registered: Mutex::default() }
+    }
+
     /// Whether the engine knows a region.
     pub fn knows(&self, region: u32) -> bool {
-        locked(&self.report).registered.iter().any(|card| card.id == region)
+        locked(&self.registered).iter().any(|known| known.id == region)
     }
 }
 
@@ -68,7 +63,7 @@ impl Link {
 pub struct Runner {
     shared: Arc<Shared>,
     link: Arc<Link>,
-    courier: Arc<Courier>,
+    sender: Arc<MessageSender>,
     engine: Box<dyn Engine>,
     target: Target,
     waiting: VecDeque<u32>,
@@ -79,24 +74,31 @@ pub struct Runner {
     lively: Instant,
 }
 
-/// Runs a link on this thread, from its engine's start to its end. The end of the instance waits for it from when the door
-/// was found: until then a peer that is stopped may keep it, and it knows no memory.
-pub fn run(shared: Arc<Shared>, link: Arc<Link>, courier: Arc<Courier>, door: &str) {
-    let id = link.peer.id.0;
-    let made = shared.driver.engine().and_then(|engine| engine.open(door).map(|target| (engine, target)));
+/// Runs a link on this thread, from its engine's start to its end. The end of the instance waits for it from when the
+/// inbound endpoint was found: until then a peer that is stopped may keep it, and it knows no memory.
+pub fn run(shared: Arc<Shared>, link: Arc<Link>, sender: Arc<MessageSender>, to: &str) {
+    let made = shared.driver.engine().and_then(|engine| engine.open(to).map(|target| (engine, target)));
     let (engine, target) = match made {
         Ok(made) => made,
-        Err(why) => return shared.tell(Event::LinkOpened { id, opened: Err(why) }),
+        Err(why) => {
+            let text = format!(
+                "the engine of {} cannot be reached: {why}; if it is on another machine, its local_hostname in \
+                 [plugin.mooncake] must be an address that this one reaches",
+                link.peer.name
+            );
+            let opened = Err(Error::new(ErrorCode::PEER_LOST, text));
+            return shared.tell(Event::LinkOpened { link, opened });
+        }
     };
     let _waited_for = shared.count();
-    if shared.is_stopping() {
+    if shared.instance().is_stopping() {
         return;
     }
-    shared.tell(Event::LinkOpened { id, opened: Ok(()) });
+    shared.tell(Event::LinkOpened { link: link.clone(), opened: Ok(()) });
     let mut runner = Runner {
         shared,
         link,
-        courier,
+        sender,
         engine,
         target,
         waiting: VecDeque::new(),
@@ -122,7 +124,7 @@ impl Runner {
         if self.link.peer.is_gone() {
             return Err("it was disconnected".to_owned());
         }
-        self.link.peer.take(&mut self.waiting);
+        self.link.peer.mailbox.take(&mut self.waiting);
         let mut busy = false;
         while self.outstanding < self.shared.config.max_outstanding as usize
             && let Some(index) = self.waiting.pop_front()
@@ -137,12 +139,12 @@ impl Runner {
         self.forget_regions()?;
         if busy {
             self.lively = Instant::now();
-            self.shared.announce();
+            self.shared.instance().announce();
         } else if self.flights.is_empty() {
             // The service wakes us when the peer has answered.
-            self.link.peer.rest(IDLE);
+            rest(&self.link.peer, IDLE);
         } else if self.lively.elapsed() > KEEN {
-            self.link.peer.rest(FLYING);
+            rest(&self.link.peer, FLYING);
         } else {
             std::thread::yield_now();
         }
@@ -150,25 +152,26 @@ impl Runner {
     }
 
     fn start(&mut self, index: u32) -> Result<(), String> {
-        let queue = &self.shared.queue;
+        let queue = &self.shared.instance().queue;
         if queue.is_cancelled(index) {
             queue.finish(index, ErrorCode::CANCELLED.0, 0, None);
             return Ok(());
         }
         // A region may have gone since the submission was taken. While we look, none goes.
-        let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let joined = join(&queue.content(index).writes, regions.alive(), &self.link.peer.regions);
+        let regions = reading(&self.shared.linked.regions);
+        let joined = join(queue.content(index).writes(0), regions.alive(), &self.link.peer.regions);
         let Some((runs, used)) = joined else {
             queue.finish(index, ErrorCode::INVALID_ARGUMENT.0, 0, None);
             return Ok(());
         };
-        let new: Vec<Card> = used.iter().filter(|card| !self.link.knows(card.id)).copied().collect();
-        // Before the regions are let go, so that whoever takes one back waits for us.
-        locked(&self.link.report).registered.extend(&new);
+        let new: Vec<RegionDescriptor> =
+            used.iter().filter(|region| !self.link.knows(region.id)).copied().collect();
+        // Before the regions are let go, so that a deregistration waits for us.
+        locked(&self.link.registered).extend(&new);
         drop(regions);
         let tickets = VecDeque::new();
         self.flights.push_back(Flight { index, runs, posted: 0, tickets, bytes: 0, used, cancelled: false });
-        new.iter().try_for_each(|card| self.engine.register(&[card.memory()]))
+        new.iter().try_for_each(|region| self.engine.register(&[Range::of(region)]))
     }
 
     /// Gives Mooncake what it may have.
@@ -178,7 +181,7 @@ impl Runner {
         while self.outstanding < most
             && let Some(flight) = self.flights.iter_mut().find(|f| !f.cancelled && f.posted < f.runs.len())
         {
-            if self.shared.queue.is_cancelled(flight.index) {
+            if self.shared.instance().queue.is_cancelled(flight.index) {
                 flight.cancelled = true;
                 continue;
             }
@@ -227,55 +230,49 @@ impl Runner {
             let (index, bytes, cancelled) = (flight.index, flight.bytes, flight.cancelled);
             self.flights.pop_front();
             if cancelled {
-                self.shared.queue.finish(index, ErrorCode::CANCELLED.0, 0, None);
+                self.shared.instance().queue.finish(index, ErrorCode::CANCELLED.0, 0, None);
                 continue;
             }
-            let payload = self.shared.queue.content(index).message().to_vec();
+            let payload = self.shared.instance().queue.content(index).notification().to_vec();
             if payload.is_empty() {
-                self.succeed(index, bytes);
+                self.shared.instance().succeed(index, bytes);
             } else {
-                let number = self.courier.say(self.link.peer.id.0.into(), Body::Arrived { payload });
+                let number = self.sender.say(self.link.peer.id.0.into(), Body::Arrived { payload });
                 self.told.push_back((number, index, bytes));
             }
         }
         Ok(any)
     }
 
-    fn succeed(&self, index: u32, bytes: u64) {
-        self.shared.counts.submissions.add(1);
-        self.shared.counts.bytes.add(bytes);
-        self.shared.queue.finish(index, 0, bytes, None);
-    }
-
     /// Completes what the peer knows of.
     fn finish_told(&mut self) {
-        let acknowledged = self.courier.acknowledged();
+        let acknowledged = self.sender.acknowledged();
         let mut any = false;
         while let Some(&(_, index, bytes)) = self.told.front().filter(|(number, ..)| *number <= acknowledged)
         {
             self.told.pop_front();
-            self.succeed(index, bytes);
+            self.shared.instance().succeed(index, bytes);
             any = true;
         }
         if any {
-            self.shared.announce();
+            self.shared.instance().announce();
         }
     }
 
     /// Takes regions back from the engine that are none any more and that nothing in flight reads.
     fn forget_regions(&mut self) -> Result<(), String> {
-        let mut report = locked(&self.link.report);
-        if report.registered.is_empty() {
+        let mut registered = locked(&self.link.registered);
+        if registered.is_empty() {
             return Ok(());
         }
-        let regions = self.shared.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let alive = |card: &Card| regions.alive().iter().any(|other| other.id == card.id);
-        let read = |card: &Card| self.flights.iter().any(|flight| flight.used.contains(card));
-        let gone: Vec<Card> =
-            report.registered.iter().filter(|card| !alive(card) && !read(card)).copied().collect();
-        for card in gone {
-            self.engine.unregister(&[card.memory()])?;
-            report.registered.retain(|other| *other != card);
+        let regions = reading(&self.shared.linked.regions);
+        let alive = |region: &RegionDescriptor| regions.alive().iter().any(|other| other.id == region.id);
+        let read = |region: &RegionDescriptor| self.flights.iter().any(|flight| flight.used.contains(region));
+        let gone: Vec<RegionDescriptor> =
+            registered.iter().filter(|region| !alive(region) && !read(region)).copied().collect();
+        for region in gone {
+            self.engine.unregister(&[Range::of(&region)])?;
+            registered.retain(|other| *other != region);
         }
         Ok(())
     }
@@ -283,29 +280,29 @@ impl Runner {
     /// Completes everything as lost, and ends the engine.
     fn end(mut self, why: String) {
         let (shared, link) = (self.shared.clone(), self.link.clone());
+        let queue = &shared.instance().queue;
         let peer = &link.peer;
         peer.set_gone();
-        peer.close(&mut self.waiting);
+        peer.mailbox.close(&mut self.waiting);
         let posted = |flight: &Flight| flight.posted > 0;
         let unsettled = !self.told.is_empty() || self.flights.iter().any(posted);
-        locked(&link.report).unsettled = unsettled;
         for index in self.waiting.drain(..) {
-            shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, None);
+            queue.finish(index, ErrorCode::PEER_LOST.0, 0, None);
         }
         for flight in self.flights.drain(..) {
             let peer = posted(&flight).then_some(peer.id);
-            shared.queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, peer);
+            queue.finish(flight.index, ErrorCode::PEER_LOST.0, 0, peer);
         }
         for (_, index, _) in self.told.drain(..) {
-            shared.queue.finish(index, ErrorCode::PEER_LOST.0, 0, Some(peer.id));
+            queue.finish(index, ErrorCode::PEER_LOST.0, 0, Some(peer.id));
         }
         shared.counts.outstanding.sub(self.outstanding as u64);
         let id = peer.id.0;
         shared.tell(Event::LinkFailed { id, why });
-        shared.announce();
+        shared.instance().announce();
         // From here on nothing of ours is read.
         drop(self.engine);
-        locked(&link.report).registered.clear();
-        shared.tell(Event::LinkEnded { id });
+        locked(&link.registered).clear();
+        shared.tell(Event::LinkEnded { id, unsettled });
     }
 }

@@ -1,18 +1,22 @@
 //! What becomes of writes on their way to Mooncake: neighbours are joined, since each range costs it about as much as 64 KiB.
 
 use host_plugin_api::Write;
+use host_transfer_kit::{RegionDescriptor, source, target};
 
-use super::regions::{Card, source, target};
 use crate::engine::Run;
 
 /// The runs of some writes, in their order, and the regions of ours that they read. Nothing when a write leaves its region.
-pub fn join(writes: &[Write], ours: &[Card], theirs: &[Card]) -> Option<(Vec<Run>, Vec<Card>)> {
+pub fn join(
+    writes: impl Iterator<Item = Write>,
+    ours: &[RegionDescriptor],
+    theirs: &[RegionDescriptor],
+) -> Option<(Vec<Run>, Vec<RegionDescriptor>)> {
     let mut runs: Vec<Run> = Vec::new();
-    let mut used: Vec<Card> = Vec::new();
+    let mut used: Vec<RegionDescriptor> = Vec::new();
     let mut last = (0, 0);
     for write in writes {
-        let (our, from) = source(ours, write)?;
-        let (their, to) = target(theirs, write)?;
+        let (our, from) = source(ours, &write)?;
+        let (their, to) = target(theirs, &write)?;
         if !used.contains(our) {
             used.push(*our);
         }
@@ -34,8 +38,8 @@ pub fn join(writes: &[Write], ours: &[Card], theirs: &[Card]) -> Option<(Vec<Run
 mod tests {
     use super::*;
 
-    fn card(id: u32, address: u64, length: u64) -> Card {
-        Card { id, generation: 1, address, length }
+    fn region(id: u32, address: u64, length: u64) -> RegionDescriptor {
+        RegionDescriptor { id, generation: 1, address, length, device: None }
     }
 
     fn write(source: (u32, u64), target: (u32, u64), length: u32) -> Write {
@@ -51,8 +55,8 @@ mod tests {
 
     #[test]
     fn neighbours_on_both_sides_are_one_run_and_no_others() {
-        let ours = [card(1, 0x1000, 0x1000), card(2, 0x2000, 0x1000)];
-        let theirs = [card(7, 0x9000, 0x1000)];
+        let ours = [region(1, 0x1000, 0x1000), region(2, 0x2000, 0x1000)];
+        let theirs = [region(7, 0x9000, 0x1000)];
         let writes = [
             write((1, 0), (7, 0), 100),
             write((1, 100), (7, 100), 50),
@@ -61,20 +65,23 @@ mod tests {
             // Follows there, not here.
             write((1, 200), (7, 310), 10),
         ];
-        let (runs, used) = join(&writes, &ours, &theirs).unwrap();
+        let (runs, used) = join(writes.into_iter(), &ours, &theirs).unwrap();
         let run = |from, to, length| Run { from, to, length };
         assert_eq!(runs, [run(0x1000, 0x9000, 150), run(0x1096, 0x912c, 10), run(0x10c8, 0x9136, 10)]);
         assert_eq!(used, ours[..1]);
         // Neighbours by address, of two regions.
         let writes = [write((1, 0xff0), (7, 0), 16), write((2, 0), (7, 16), 16)];
-        assert_eq!(join(&writes, &ours, &theirs).unwrap().0.len(), 2);
+        assert_eq!(join(writes.into_iter(), &ours, &theirs).unwrap().0.len(), 2);
     }
 
     #[test]
     fn one_write_outside_of_its_region_spoils_all() {
-        let ours = [card(1, 0x1000, 100)];
-        let theirs = [card(7, 0x9000, 100)];
-        assert!(join(&[write((1, 0), (7, 0), 100), write((1, 1), (7, 0), 100)], &ours, &theirs).is_none());
-        assert!(join(&[write((1, 0), (7, 1), 100)], &ours, &theirs).is_none());
+        let ours = [region(1, 0x1000, 100)];
+        let theirs = [region(7, 0x9000, 100)];
+        assert!(
+            join([write((1, 0), (7, 0), 100), write((1, 1), (7, 0), 100)].into_iter(), &ours, &theirs)
+                .is_none()
+        );
+        assert!(join([write((1, 0), (7, 1), 100)].into_iter(), &ours, &theirs).is_none());
     }
 }

@@ -1,25 +1,23 @@
-//! The thread that decides: it reads the messages of the other instances, and keeps the books of links, doors and couriers.
-//! It makes no call into Mooncake that could take long.
+//! The thread that decides: it reads the messages of the other instances, and keeps the books of connections. It makes no call
+//! into Mooncake that could take long.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Level, log};
+use host_transfer_kit::connections::{Connection, Settings};
+use host_transfer_kit::wire::Message;
+use host_transfer_kit::{Connections, Random};
 
-use super::connecting::Connecting;
-use super::courier::Courier;
-use super::door::{Door, Stage};
-use super::fencing::{Deregistration, Fence};
-use super::link::Link;
-use super::shared::{Connection, Event, Shared};
-use super::wire::{Body, Frame, Random};
+use super::engines::{Engines, MAX_PEERS};
+use super::shared::{Event, Shared};
+use super::wire::{Body, Frame};
 use crate::engine::Engine;
-use crate::engine::sitters::{self, Watch};
+use crate::engine::idle_connections::Watch;
 
-/// Most connections in each direction. Each is an engine, with two of the two thousand ports that Mooncake takes from.
-pub const MAX_PEERS: usize = 128;
+/// How often a peer that has heard us is asked again to close an inbound endpoint.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How often the service looks for messages, for as long after one came,
 const KEEN: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
 /// for as long after that,
@@ -35,74 +33,35 @@ const ANSWERS: usize = 8;
 /// How long goodbyes may take.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// Another instance.
-pub struct Front {
-    pub courier: Arc<Courier>,
-    /// Its stream to us, and the last message of it that came in order.
-    pub heard: (u64, u64),
-    /// When something of it last came, or it was asked whether it is there.
-    pub spoke: Instant,
-}
-
-/// A link, with what the service knows of it.
-pub struct Known {
-    pub link: Arc<Link>,
-    /// Its engine is there.
-    pub running: bool,
-    /// The peer says that the door is closed, or is gone.
-    pub shut: bool,
-    /// When the peer was last asked to close the door.
-    pub asked: Option<Instant>,
-    /// The host knows that the link has ended.
-    pub told: bool,
-}
-
 /// See the module.
 pub struct Service {
-    pub shared: Arc<Shared>,
-    pub front: Arc<dyn Engine>,
-    pub token: Random,
-    pub fronts: HashMap<Random, Front>,
-    pub streams: u64,
-    pub links: BTreeMap<u32, Known>,
-    pub doors: Vec<Door>,
-    pub last_link: u32,
-    pub connecting: Vec<Connecting>,
-    pub fences: Vec<Fence>,
-    pub deregistrations: Vec<Deregistration>,
+    shared: Arc<Shared>,
+    connections: Connections<Engines>,
     answering: Arc<AtomicUsize>,
     lively: Instant,
     ticked: Instant,
-    sitters: Watch,
+    idle_connections: Watch,
     watched: Instant,
 }
 
 impl Service {
     pub fn new(shared: Arc<Shared>, front: Arc<dyn Engine>, token: Random) -> Self {
         let now = Instant::now();
-        Self {
-            shared,
-            front,
-            token,
-            fronts: HashMap::new(),
-            streams: 0,
-            links: BTreeMap::new(),
-            doors: Vec::new(),
-            last_link: 0,
-            connecting: Vec::new(),
-            fences: Vec::new(),
-            deregistrations: Vec::new(),
-            answering: Arc::default(),
-            lively: now,
-            ticked: now,
-            sitters: Watch::default(),
-            watched: now,
-        }
+        let settings = Settings {
+            max_peers: MAX_PEERS,
+            connect_timeout: shared.config.connect_timeout(),
+            fence_timeout: shared.config.fence_timeout(),
+            ask_again: ASK_AGAIN,
+        };
+        let engines = Engines::new(shared.clone(), front);
+        let connections = Connections::new(engines, shared.linked.clone(), settings, token);
+        let (answering, idle_connections) = (Arc::default(), Watch::default());
+        Self { shared, connections, answering, lively: now, ticked: now, idle_connections, watched: now }
     }
 
     /// Runs until the instance is shut down.
     pub fn run(mut self) {
-        while !self.shared.is_stopping() {
+        while !self.shared.instance().is_stopping() {
             let quiet = self.lively.elapsed();
             let wait = match () {
                 () if quiet < KEEN.1 => KEEN.0,
@@ -110,7 +69,7 @@ impl Service {
                 () => DROWSY,
             };
             let events = self.shared.events(wait);
-            let texts = self.front.messages();
+            let texts = self.connections.transport.front.messages();
             if !events.is_empty() || !texts.is_empty() {
                 self.lively = Instant::now();
             }
@@ -120,7 +79,7 @@ impl Service {
             for text in texts {
                 match Frame::decode(&text) {
                     Ok(frame) => self.hear(frame),
-                    // Anybody can send us anything.
+                    // Any process can send us anything.
                     Err(error) => log!(Level::DEBUG, "a message was dropped: {error}"),
                 }
             }
@@ -128,71 +87,80 @@ impl Service {
                 self.ticked = Instant::now();
                 self.keep_time();
             }
-            self.send_sitters_away();
-            self.shared.announce();
+            self.close_idle_connections();
+            self.shared.instance().announce();
         }
         self.close();
     }
 
     fn take(&mut self, event: Event) {
+        let connections = &mut self.connections;
         match event {
-            Event::Connect { name, endpoint, reply } => self.connect(name, endpoint, reply),
-            Event::Disconnect { peer, reply } => self.disconnect(peer, reply),
-            Event::Deregister { region, reply } => self.deregister(region, reply),
-            Event::LinkOpened { id, opened } => self.link_opened(id, opened),
-            Event::LinkFailed { id, why } => self.link_failed(id, &why),
-            Event::LinkEnded { id } => {
-                if let Some(known) = self.links.get_mut(&id) {
-                    known.running = false;
+            Event::Connections(request) => connections.request(request),
+            Event::LinkOpened { link, opened } => {
+                let id = link.peer.id;
+                connections.link_opened(id.0, opened);
+                // Unless it was not wanted any more.
+                if self.shared.instance().peers.get(id).is_some() {
+                    connections.transport.links.insert(id.0, link);
                 }
-                self.settle(id);
             }
-            Event::DoorOpened { connection, opened } => self.door_opened(connection, opened),
-            Event::DoorClosed { connection } => self.door_closed(connection),
-            Event::Refused { instance } => self.lose(instance, "nobody listens at its address"),
+            Event::LinkFailed { id, why } => connections.link_failed(id, &why),
+            Event::LinkEnded { id, unsettled } => connections.link_ended(id, unsettled),
+            Event::InboundOpened { connection, opened: Ok(engine) } => {
+                let address = engine.session().as_bytes().to_vec();
+                connections.transport.inbound.insert(connection, engine);
+                connections.inbound_opened(connection, Ok(address));
+            }
+            Event::InboundOpened { connection, opened: Err(why) } => {
+                connections.inbound_opened(connection, Err(Error::new(ErrorCode::IO, why)));
+            }
+            Event::InboundClosed { connection } => connections.inbound_closed(connection),
+            Event::Refused { instance } => connections.lose(instance, "nobody listens at its address"),
         }
     }
 
-    /// Takes a frame in: in order, once, and from those whom we know.
+    /// Takes a frame in: in order, once, and from those that we know.
     fn hear(&mut self, frame: Frame) {
-        let stranger = frame.to != self.shared.instance;
-        let hello = matches!(frame.body, Body::Hello { .. });
+        let stranger = frame.to != self.shared.id;
+        let hello = matches!(frame.body, Body::Connection(Message::Hello { .. }));
         if frame.body == Body::Stranger {
-            // It was said to us about us, or to somebody who is gone.
+            // It was said to us about us, or to one that is gone.
             if !stranger {
-                self.lose(frame.from, "it does not know us any more");
+                self.connections.lose(frame.from, "it does not know us any more");
             }
             return;
         }
-        if stranger || (!hello && !self.fronts.contains_key(&frame.from)) {
+        if stranger || (!hello && !self.connections.transport.fronts.contains_key(&frame.from)) {
             if frame.number > 0 {
                 self.turn_away(&frame);
             }
             return;
         }
         self.notice_new_beginning(&frame, hello);
-        if !self.fronts.contains_key(&frame.from) {
-            // Doors of a connection that it has lost are said to be closed before the next one begins. It asks again.
-            let closing = self.doors.iter().any(|door| door.connection.instance == frame.from);
-            // Without a way to answer, the caller's time runs out.
-            if !hello || closing || self.learn_front(frame.from, &frame.session).is_err() {
+        if !self.connections.transport.fronts.contains_key(&frame.from) {
+            // Inbound endpoints of a connection that it has lost are said to be closed before the next one begins. It asks
+            // again. Without a way to answer, the caller's time runs out.
+            let closing = self.connections.has_inbound_of(frame.from);
+            if !hello
+                || closing
+                || self.connections.transport.learn_front(frame.from, &frame.session).is_err()
+            {
                 return;
             }
         }
-        // Not taken: the sender repeats it, or hears that the door is shut.
+        // Not taken: the sender repeats it, or hears that the inbound endpoint is closed.
         let connection = Connection { instance: frame.from, number: frame.connection };
-        let ending = || self.doors.iter().any(|door| door.connection == connection && !door.is_open());
-        let untaken =
-            matches!(frame.body, Body::Arrived { .. }) && (self.shared.notices.is_full() || ending());
-        let Some(front) = self.fronts.get_mut(&frame.from) else { return };
+        let ending = || self.connections.is_inbound_open(connection) == Some(false);
+        let untaken = matches!(frame.body, Body::Arrived { .. })
+            && (self.shared.instance().notifications.is_full() || ending());
+        let engines = &mut self.connections.transport;
+        let Some(front) = engines.fronts.get_mut(&frame.from) else { return };
         front.spoke = Instant::now();
-        let news = front.courier.note_acknowledged(frame.heard);
-        if news {
-            for known in self.links.values().filter(|k| k.link.peer.instance == frame.from) {
-                known.link.peer.nudge();
-            }
+        if front.sender.note_acknowledged(frame.heard) {
+            engines.wake_links_to(frame.from);
         }
-        let Some(front) = self.fronts.get_mut(&frame.from) else { return };
+        let Some(front) = engines.fronts.get_mut(&frame.from) else { return };
         if frame.number > 0 {
             let (stream, last) = front.heard;
             // A stream that we see for the first time may have begun before we, or this entry, did.
@@ -206,7 +174,7 @@ impl Service {
             if expected {
                 front.heard = (frame.stream, frame.number);
             }
-            front.courier.note_heard(front.heard);
+            front.sender.note_heard(front.heard);
             if !expected {
                 return;
             }
@@ -217,47 +185,34 @@ impl Service {
     /// Loses an instance that has lost us and begins anew: it may have seen silence, or a refusal, where we saw nothing, and
     /// would not know what the old stream goes on with.
     fn notice_new_beginning(&mut self, frame: &Frame, hello: bool) {
-        let Some((stream, _)) = self.fronts.get(&frame.from).map(|front| front.heard) else { return };
+        let fronts = &self.connections.transport.fronts;
+        let Some((stream, _)) = fronts.get(&frame.from).map(|front| front.heard) else { return };
         // Of an instance with which there was nothing, only the other side may have been forgotten.
-        if stream > 0 && frame.stream > stream && (hello || self.is_concerned_with(frame.from)) {
-            self.lose(frame.from, "it has lost us, and begins anew");
+        if stream > 0 && frame.stream > stream && (hello || self.connections.is_concerned_with(frame.from)) {
+            self.connections.lose(frame.from, "it has lost us, and begins anew");
         }
     }
 
     fn handle(&mut self, frame: Frame) {
         let Frame { from, connection: number, body, .. } = frame;
         match body {
-            Body::Hello { token, name } => self.hello(Connection { instance: from, number }, token, name),
-            Body::Welcome { door, regions } => self.welcome(from, number, Ok((door, regions))),
-            Body::Refused { code, reason } => {
-                self.welcome(from, number, Err(Error::new(ErrorCode(code), reason)));
-            }
+            Body::Connection(message) => self.connections.hear(from, number, message),
             Body::Arrived { payload } => {
                 let connection = Connection { instance: from, number };
-                // What came through a door that is closed was taken back from the sender.
-                let door = self.doors.iter().find(|door| door.connection == connection && door.is_open());
-                if let Some(door) = door {
-                    self.shared.notices.arrived(&door.peer_name, &payload);
+                // What came through an inbound endpoint that is closed was taken back from the sender.
+                let open = self.connections.is_inbound_open(connection) == Some(true);
+                if let Some(sender) = self.connections.sender(connection).filter(|_| open) {
+                    self.shared.instance().notifications.arrived(sender, &payload);
                 }
             }
-            Body::Cut => self.cut(Connection { instance: from, number }),
-            Body::CutDone | Body::Closed => self.door_is_shut(from, number),
-            Body::Bye => self.lose(from, "it said goodbye"),
             Body::Ping | Body::Heard | Body::Stranger => {}
         }
     }
 
-    /// Tells another instance something, now or as soon as it listens.
-    pub fn say(&mut self, to: Random, connection: u64, body: Body) {
-        if let Some(front) = self.fronts.get(&to) {
-            front.courier.say(connection, body);
-        }
-    }
-
-    /// Tells whoever means somebody else, or counts on what we have forgotten.
+    /// Tells the sender of a frame that it means another instance, or counts on what we have forgotten.
     fn turn_away(&self, frame: &Frame) {
-        // Its writes may still come through a door of ours until that is shut. It asks again.
-        if self.doors.iter().any(|door| door.connection.instance == frame.from) {
+        // Its writes may still come through an inbound endpoint of ours until that is closed. It asks again.
+        if self.connections.has_inbound_of(frame.from) {
             return;
         }
         if self.answering.load(Ordering::SeqCst) >= ANSWERS {
@@ -273,11 +228,11 @@ impl Service {
             connection: 0,
             body: Body::Stranger,
         };
-        let (front, session) = (self.front.clone(), frame.session.clone());
+        let (front, session) = (self.connections.transport.front.clone(), frame.session.clone());
         let answering = self.answering.clone();
         answering.fetch_add(1, Ordering::SeqCst);
         let spawned = self.shared.spawn_alone("mooncake-answer", move || {
-            // Whoever does not get it asks again, or cannot be helped.
+            // One that does not get it asks again, or cannot be helped.
             let _told = front.notify(&session, &answer.encode(), true).is_ok();
             answering.fetch_sub(1, Ordering::SeqCst);
         });
@@ -286,55 +241,52 @@ impl Service {
         }
     }
 
-    /// Whoever opens a connection to an engine of ours and says nothing would keep all others out.
-    fn send_sitters_away(&mut self) {
+    fn keep_time(&mut self) {
+        self.connections.keep_time();
+        for instance in self.connections.transport.silent() {
+            let concerned = self.connections.is_concerned_with(instance);
+            self.connections.transport.ask_or_forget(instance, concerned);
+        }
+    }
+
+    /// A connection to an engine of ours on which nothing is said would keep all others out.
+    fn close_idle_connections(&mut self) {
         let now = Instant::now();
         if now.duration_since(self.watched) < WATCH {
             return;
         }
         self.watched = now;
-        let doors = self.doors.iter().filter_map(|door| match &door.stage {
-            Stage::Open(engine) => sitters::port(engine.session()),
-            Stage::Opening | Stage::Closing => None,
-        });
-        let ports: Vec<u16> = sitters::port(self.front.session()).into_iter().chain(doors).collect();
-        let away = self.sitters.look(&ports, now);
-        if away > 0 {
-            self.shared.counts.sitters.add(away as u64);
+        let closed = self.idle_connections.look(&self.connections.transport.ports(), now);
+        if closed > 0 {
+            self.shared.counts.idle_connections.add(closed as u64);
             log!(
                 Level::WARN,
-                "{away} connections to our engines said nothing and kept others out, and were shut"
+                "{closed} connections to our engines said nothing and kept others out, and were shut"
             );
         }
     }
 
     /// Ends everything, and says goodbye.
     fn close(mut self) {
-        for known in self.links.values() {
-            known.link.peer.set_gone();
-        }
-        for connecting in std::mem::take(&mut self.connecting) {
-            connecting.fail(Error::new(ErrorCode::CLOSED, "the instance was shut down"));
-        }
-        for door in &mut self.doors {
-            door.close(&self.shared);
-        }
-        // A goodbye says that nothing of theirs lands here any more, so the doors come first.
-        self.wait_until(self.shared.config.fence_timeout(), |service| service.doors.is_empty());
-        let proven = self.doors.is_empty();
-        for front in self.fronts.values() {
+        self.connections.close();
+        // A goodbye says that nothing of theirs lands here any more, so the inbound endpoints come first.
+        self.wait_until(self.shared.config.fence_timeout(), |connections| !connections.has_inbound());
+        let proven = !self.connections.has_inbound();
+        for front in self.connections.transport.fronts.values() {
             if proven {
-                front.courier.say_aside(Body::Bye);
+                front.sender.say_aside(Body::Connection(Message::Bye));
             }
-            front.courier.stop();
+            front.sender.stop();
         }
-        self.wait_until(FAREWELL, |service| service.fronts.values().all(|f| f.courier.has_ended()));
+        self.wait_until(FAREWELL, |connections| {
+            connections.transport.fronts.values().all(|front| front.sender.has_ended())
+        });
     }
 
     /// Goes on with events alone, until something is so or the time is over.
-    fn wait_until(&mut self, patience: Duration, done: impl Fn(&Self) -> bool) {
+    fn wait_until(&mut self, patience: Duration, done: impl Fn(&Connections<Engines>) -> bool) {
         let deadline = Instant::now() + patience;
-        while !done(self) && Instant::now() < deadline {
+        while !done(&self.connections) && Instant::now() < deadline {
             for event in self.shared.events(Duration::from_millis(1)) {
                 self.take(event);
             }

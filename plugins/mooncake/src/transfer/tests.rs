@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::engine::{Range, Run, State, Target, Ticket, Undelivered};
-use host_plugin_api::{MemoryKind, NotificationKind};
+use host_plugin_api::{
+    Completion, MemoryKind, NOTIFICATION_BYTES, Notification, NotificationKind, Submission, Tag,
+    TransferBackend as _,
+};
 use host_tests::wait::poll_until;
 
 /// The network.
@@ -126,7 +129,7 @@ fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
 
 fn instance(net: &Net, name: &str) -> MooncakeBackend {
     let opening = Opening { name: name.into(), config: String::new() };
-    MooncakeBackend::start(&opening, Config::default(), Box::new(net.clone())).unwrap()
+    start(&opening, Config::default(), Box::new(net.clone())).unwrap()
 }
 
 fn memory(backend: &MooncakeBackend, bytes: &[u8]) -> RegionId {
@@ -210,7 +213,7 @@ fn whoever_has_the_address_of_one_that_is_gone_gets_none_of_its_messages() {
     assert_eq!(wait("the first", || heard(&receiver)), (NotificationKind::ARRIVED, 1));
     wait("its end", || done(&sender));
     // It ends without a word, as a process that is killed does, and another takes its address.
-    let session = receiver.endpoint.session.clone();
+    let session = receiver.backend().shared.session.clone();
     net.0.lock().unwrap().lost = 256;
     receiver.shutdown(10_000).unwrap();
     wait("the front to end", || (!net.0.lock().unwrap().mailboxes.contains_key(&session)).then_some(()));
@@ -284,8 +287,8 @@ fn one_that_lost_us_while_we_saw_nothing_connects_again_after_our_host_has_heard
     // The receiver would hear that it is a stranger, and knows nothing if it does not.
     {
         let mut world = net.0.lock().unwrap();
-        world.shut = Some(receiver.endpoint.session.clone());
-        world.deaf = Some(sender.endpoint.session.clone());
+        world.shut = Some(receiver.backend().shared.session.clone());
+        world.deaf = Some(sender.backend().shared.session.clone());
     }
     assert_eq!(say(&sender, peer, 2, &[]), 0);
     assert_eq!(wait("the second to end", || done(&sender)).status, ErrorCode::PEER_LOST.0);

@@ -61,14 +61,15 @@ impl Agent {
         &mut self,
         local: &Prepared,
         remote: &Prepared,
-        indices: &[i32],
+        indices: &[u32],
         message: &[u8],
     ) -> Result<(Request, Progress), Refusal> {
         self.announce(message)?;
         // Of a prepared list only NIXL knows which ranges touch.
         self.join(true)?;
         let api = &self.library.api;
-        let (agent, at, count) = (self.agent, indices.as_ptr(), indices.len());
+        // A list has no more than a million writes, so that all are positive.
+        let (agent, at, count) = (self.agent, indices.as_ptr().cast::<i32>(), indices.len());
         // SAFETY: agent, lists and options are alive, the indices outlive the call, which checks them.
         let create = |to| unsafe {
             let (local, remote) = (local.handle, remote.handle);

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use host_plugin_api::Write;
+use host_plugin_api::{PreparedId, Write};
+use host_transfer_kit::RegionDescriptor;
 
 use super::Posted;
 use crate::capi::{Agent, Prepared, Progress, Refusal, Request};
-use crate::lists::List;
-use crate::regions::Card;
+use crate::shared::List;
 
 /// Most requests that a link keeps to post again, and the least ranges that make one worth it: making a request takes
 /// NIXL about 20 ns a range.
@@ -20,13 +20,13 @@ struct Handles {
     local: Prepared,
     remote: Prepared,
     /// Requests that have ended, by the places in the list that they were made of.
-    kept: HashMap<Box<[i32]>, Request>,
+    kept: HashMap<Box<[u32]>, Request>,
 }
 
 /// All of a link.
 #[derive(Default)]
 pub struct PreparedLists {
-    lists: HashMap<u64, Handles>,
+    lists: HashMap<PreparedId, Handles>,
     /// Requests that are kept, of all lists.
     kept: usize,
 }
@@ -42,7 +42,7 @@ impl PreparedLists {
         self.lists.insert(list.id, Handles { list, local, remote, kept: HashMap::new() });
     }
 
-    pub fn of(&mut self, list: u64) -> Option<OfList<'_>> {
+    pub fn of(&mut self, list: PreparedId) -> Option<OfList<'_>> {
         let Self { lists, kept } = self;
         Some(OfList { handles: lists.get_mut(&list)?, kept })
     }
@@ -62,7 +62,7 @@ impl PreparedLists {
     }
 
     /// Forgets a list. What runs of it goes on.
-    pub fn remove(&mut self, agent: &mut Agent, list: u64) {
+    pub fn remove(&mut self, agent: &mut Agent, list: PreparedId) {
         if let Some(handles) = self.lists.remove(&list) {
             self.kept -= handles.kept.len();
             handles.release(agent);
@@ -86,12 +86,12 @@ impl PreparedLists {
 
 impl OfList<'_> {
     /// Bytes of the writes at these places; nothing when one of them reads from a region that has gone.
-    pub fn bytes(&self, places: &[i32], ours: &[Card]) -> Option<u64> {
+    pub fn bytes(&self, places: &[u32], ours: &[RegionDescriptor]) -> Option<u64> {
         let mut alive = 0;
         places.iter().try_fold(0, |bytes, place| {
             let Write { source_region, length, .. } = self.handles.list.writes[*place as usize];
             if source_region != alive {
-                alive = ours.iter().find(|card| card.id == source_region)?.id;
+                alive = ours.iter().find(|region| region.id == source_region)?.id;
             }
             Some(bytes + u64::from(length))
         })
@@ -104,7 +104,7 @@ impl OfList<'_> {
     pub fn post(
         self,
         agent: &mut Agent,
-        places: &[i32],
+        places: &[u32],
         message: &[u8],
     ) -> Result<(Posted, Progress), Refusal> {
         let Self { handles, kept } = self;

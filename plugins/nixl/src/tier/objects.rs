@@ -181,7 +181,7 @@ impl Started {
             Ok(kept) => (Ok(()), Some(kept)),
             Err(error) => (Err(error), None),
         };
-        let teller = crate::queue::locked(&self.0).take()?;
+        let teller = host_transfer_kit::locked(&self.0).take()?;
         // Whoever does not listen any more wants nothing to run.
         let heard = teller.try_send(answer).is_ok();
         kept.filter(|_| heard)

@@ -5,8 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use host_plugin_api::{Key, Tag, TierCompletion, TierPage};
-
-use crate::queue::locked;
+use host_transfer_kit::locked;
 
 /// What a batch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

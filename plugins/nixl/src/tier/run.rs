@@ -17,7 +17,6 @@ use super::front::Front;
 use super::queue::Work;
 use super::store::{Found, Lookup, Store, Unfinished, checksum};
 use crate::capi::{Agent, Direction, Library, Place, Progress, Ranges, Refusal, Segment};
-use crate::shared::signal;
 
 /// Most pages in one request, and from how many bytes on it takes no more.
 const PAGES: usize = 64;
@@ -125,7 +124,7 @@ impl Runner {
                 }
                 Work::Get | Work::Put => self.move_pages(index, work),
             }
-            signal(&shared.event);
+            shared.event.signal();
         }
     }
 
@@ -153,7 +152,7 @@ impl Runner {
             }
             self.settle(index, items);
             drop(turn);
-            signal(&shared.event);
+            shared.event.signal();
         }
     }
 
@@ -261,7 +260,7 @@ impl Runner {
             match self.shared.queue.next_question() {
                 Some(question) => {
                     answer(&self.shared, question);
-                    signal(&self.shared.event);
+                    self.shared.event.signal();
                 }
                 None => std::thread::sleep(ASK),
             }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use host_plugin_api::{Error, ErrorCode, Key, Result, Scanned};
+use host_transfer_kit::locked;
 
 use super::store::Store;
-use crate::queue::locked;
 
 /// Most scans at once; the oldest is given up for another.
 const MOST: usize = 16;

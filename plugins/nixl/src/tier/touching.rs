@@ -2,7 +2,7 @@
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use crate::queue::locked;
+use host_transfer_kit::locked;
 
 #[derive(Default)]
 struct State {

@@ -63,7 +63,7 @@ pub fn open(opening: &Opening) -> Result<CorruptingBackend> {
     if !opening.name.ends_with(&config.only) {
         config.flip_write = 0;
     }
-    let inner = ShmBackend::open(&Opening { name: opening.name.clone(), config: String::new() })?;
+    let inner = host_plugin_shm::open(&Opening { name: opening.name.clone(), config: String::new() })?;
     Ok(CorruptingBackend { inner, config, state: Mutex::default() })
 }
 

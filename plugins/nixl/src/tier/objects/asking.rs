@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use host_plugin_api::{Level, log};
+use host_transfer_kit::locked;
 
 use crate::capi::Agent;
-use crate::queue::locked;
 
 /// Most names in one question.
 const NAMES: usize = 256;

@@ -17,7 +17,6 @@ use super::settings::Settings;
 use super::steps::{Case, End, Step, buried};
 use super::{MAX_VALUE, name_of};
 use crate::capi::Direction;
-use crate::shared::signal;
 use crate::tier::front::Front;
 use crate::tier::queue::{Next, Work};
 
@@ -132,7 +131,7 @@ impl Runner {
             self.expire();
             self.start();
             if std::mem::take(&mut self.ended) {
-                signal(&front.event);
+                front.event.signal();
             }
             self.complain();
         }

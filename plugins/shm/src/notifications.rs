@@ -1,32 +1,24 @@
 //! What the host has not heard yet.
 
 use host_plugin_api::Notification;
+use host_transfer_kit::locked;
 
-use crate::queue::locked;
 use crate::service::Core;
 
 impl Core {
-    /// Whether a poll would find nothing.
-    pub fn nothing_waits(&self) -> bool {
-        !self.queue.has_done()
-            && locked(&self.lost).is_empty()
-            && !locked(&self.inbound).iter().any(|peer| peer.has_waiting())
+    /// Whether something was done to us that the host has not heard of.
+    pub fn has_notifications(&self) -> bool {
+        !self.instance.notifications.is_empty() || locked(&self.inbound).iter().any(|peer| peer.has_waiting())
     }
 
     /// Fills `notifications` from the front, and says how many there were.
     pub fn take_notifications(&self, notifications: &mut [Notification]) -> usize {
-        let (mut taken, any_lost) = self.take_of_connections(notifications);
-        while taken < notifications.len()
-            && let Some(notification) = locked(&self.lost).pop_front()
-        {
-            notifications[taken] = notification;
-            taken += 1;
-        }
+        let (taken, any_lost) = self.take_of_connections(notifications);
         if any_lost {
             // Letting go of a connection unmaps and closes, which is the service thread's work.
-            self.wake();
+            self.wake.signal();
         }
-        taken
+        taken + self.instance.notifications.take(&mut notifications[taken..])
     }
 
     /// How many there were, and whether one said that its connection is lost.

@@ -1,12 +1,11 @@
-//! Sockets and eventfds.
+//! Sockets.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use host_plugin_api::{Error, ErrorCode, Result};
-use rustix::event::{EventfdFlags, eventfd};
+use host_transfer_kit::Random;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -15,34 +14,10 @@ use rustix::net::{
 };
 
 use crate::regions::MAX_REGIONS;
-use crate::wire::{MESSAGE_BYTES, Random};
+use crate::wire::MESSAGE_BYTES;
 
 /// Most descriptors in one message: a connection's own three, and the regions'.
 const FDS: usize = MAX_REGIONS + 3;
-
-/// Random bytes from the kernel.
-pub fn random() -> Result<Random> {
-    let mut bytes = Random::default();
-    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
-        Ok(16) => Ok(bytes),
-        other => Err(Error::new(ErrorCode::IO, format!("the system gave no random bytes: {other:?}"))),
-    }
-}
-
-/// An eventfd that never blocks.
-pub fn event() -> rustix::io::Result<OwnedFd> {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-}
-
-/// Makes an eventfd readable. It already is when it cannot take more.
-pub fn signal(event: impl AsFd) {
-    let _already_readable = rustix::io::write(event, &1u64.to_ne_bytes());
-}
-
-/// Makes an eventfd not readable.
-pub fn clear(event: impl AsFd) {
-    let _nothing_to_clear = rustix::io::read(event, &mut [0u8; 8]);
-}
 
 fn address(socket: &Random) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(format!("host-shm-{:032x}", u128::from_le_bytes(*socket)).as_bytes())
@@ -61,7 +36,7 @@ pub fn listener(socket: &Random) -> rustix::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A connection somebody of the same user made, or `None`.
+/// A connection that a process of the same user made, or `None`.
 pub fn accept(listener: impl AsFd) -> Option<OwnedFd> {
     let fd = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
     is_same_user(&fd).then_some(fd)

@@ -2,31 +2,26 @@
 
 use host_plugin_api::{Error, ErrorCode, Memory, MemoryKind, RegionId, Result, Write};
 
-use crate::capi::{Place, Segment};
-
-/// Most regions at a time.
+/// Most regions of an instance at a time.
 pub const MAX_REGIONS: usize = 128;
 
-/// A region as a peer needs to know it. NIXL's own metadata has the keys.
+/// A region, as a peer needs to know it to write there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct RegionDescriptor {
+    /// The [`RegionId`] that its owner gave it.
     pub id: u32,
+    /// The host's; a write that means another lands nowhere.
     pub generation: u32,
+    /// First byte, in its owner's process.
     pub address: u64,
+    /// Bytes. Address plus length does not overflow.
     pub length: u64,
     /// Of the memory of a device, which one.
     pub device: Option<u32>,
 }
 
-impl Card {
-    /// As NIXL is told of it.
-    pub fn place(&self) -> Place {
-        let segment = if self.device.is_some() { Segment::Vram } else { Segment::Dram };
-        let device = self.device.unwrap_or_default().into();
-        Place { segment, address: self.address, length: self.length, device }
-    }
-
-    /// Address of a range, if it lies inside.
+impl RegionDescriptor {
+    /// Address of a range, if it has a byte and lies inside.
     fn range(&self, offset: u64, length: u32) -> Option<u64> {
         let end = offset.checked_add(length.into())?;
         // Address plus length was found not to overflow.
@@ -34,40 +29,53 @@ impl Card {
     }
 }
 
-/// A write's source: its region, and its address.
-pub fn source<'a>(ours: &'a [Card], write: &Write) -> Option<(&'a Card, u64)> {
-    let region = ours.iter().find(|card| card.id == write.source_region)?;
+/// A write's source among our regions, and its address. Nothing when the write is empty or leaves its region.
+pub fn source<'a>(ours: &'a [RegionDescriptor], write: &Write) -> Option<(&'a RegionDescriptor, u64)> {
+    let region = ours.iter().find(|region| region.id == write.source_region)?;
     Some((region, region.range(write.source_offset, write.length)?))
 }
 
-/// A write's target, if it is of the generation that the write means: its region, and its address.
-pub fn target<'a>(theirs: &'a [Card], write: &Write) -> Option<(&'a Card, u64)> {
-    let region = theirs.iter().find(|card| card.id == write.target_region)?;
+/// A write's target among a peer's regions, and its address there. Nothing when the write is empty, leaves its region, or
+/// means another generation of it.
+pub fn target<'a>(theirs: &'a [RegionDescriptor], write: &Write) -> Option<(&'a RegionDescriptor, u64)> {
+    let region = theirs.iter().find(|region| region.id == write.target_region)?;
     let address = region.range(write.target_offset, write.length)?;
     (region.generation == write.target_generation).then_some((region, address))
 }
 
 /// Our regions. Ids are never used again.
-#[derive(Default)]
+#[derive(Debug)]
 pub struct Regions {
-    alive: Vec<Card>,
+    alive: Vec<RegionDescriptor>,
     /// Taken back, but perhaps still being read.
     dying: Vec<u32>,
     last: u32,
+    devices: bool,
 }
 
 impl Regions {
-    pub fn alive(&self) -> &[Card] {
+    /// None yet. `devices`: whether memory of devices is taken.
+    pub fn new(devices: bool) -> Self {
+        Self { alive: Vec::new(), dying: Vec::new(), last: 0, devices }
+    }
+
+    /// Those that writes may name.
+    pub fn alive(&self) -> &[RegionDescriptor] {
         &self.alive
     }
 
+    /// Adds memory.
+    ///
+    /// # Errors
+    /// `UNSUPPORTED` for a kind of memory that is not taken, `INVALID_ARGUMENT` for a range that cannot be, `NO_RESOURCE` for
+    /// more than [`MAX_REGIONS`].
     pub fn add(&mut self, memory: &Memory) -> Result<RegionId> {
         let device = match memory.kind {
             MemoryKind::DRAM => None,
-            MemoryKind::VRAM => Some(memory.device),
+            MemoryKind::VRAM if self.devices => Some(memory.device),
             MemoryKind(other) => {
-                let text =
-                    format!("memory of kind {other} cannot be registered, only the host's and devices'");
+                let taken = if self.devices { "the host's and devices'" } else { "the host's" };
+                let text = format!("memory of kind {other} cannot be registered, only {taken}");
                 return Err(Error::new(ErrorCode::UNSUPPORTED, text));
             }
         };
@@ -82,21 +90,22 @@ impl Regions {
         }
         self.last += 1;
         let Memory { address, length, generation, .. } = *memory;
-        self.alive.push(Card { id: self.last, generation, address, length, device });
+        self.alive.push(RegionDescriptor { id: self.last, generation, address, length, device });
         Ok(RegionId(self.last))
     }
 
-    /// From now on nothing new names the region. False when there is no such region.
-    pub fn kill(&mut self, region: RegionId) -> bool {
-        if let Some(at) = self.alive.iter().position(|card| card.id == region.0) {
+    /// From now on nothing new names the region. Its number still counts among those that are registered. False when there is
+    /// no such region.
+    pub fn retire(&mut self, region: RegionId) -> bool {
+        if let Some(at) = self.alive.iter().position(|other| other.id == region.0) {
             self.alive.swap_remove(at);
             self.dying.push(region.0);
         }
         self.dying.contains(&region.0)
     }
 
-    /// Nothing touches it any more.
-    pub fn bury(&mut self, region: RegionId) {
+    /// Nothing touches a retired region any more.
+    pub fn remove(&mut self, region: RegionId) {
         self.dying.retain(|id| *id != region.0);
     }
 }
@@ -107,7 +116,7 @@ mod tests {
 
     #[test]
     fn ranges_outside_their_region_or_of_another_generation_have_no_address() {
-        let theirs = [Card { id: 3, generation: 7, address: 0x1000, length: 100, device: None }];
+        let theirs = [RegionDescriptor { id: 3, generation: 7, address: 0x1000, length: 100, device: None }];
         let good = Write {
             target_region: 3,
             target_offset: 90,

@@ -1,8 +1,8 @@
 //! Connections to an engine on which nobody says anything.
 //!
 //! On the port of its messages Mooncake takes one connection after the other and reads each to its end, for up to a minute.
-//! Whoever opens one and is silent (a scan of ports, a peer that was stopped) keeps all messages from the engine for so long,
-//! and its end. A message takes milliseconds, and our own are repeated when one gets lost, so what sits there is shut.
+//! One that is silent (of a scan of ports, of a peer that was stopped) keeps all messages from the engine for so long, and its
+//! end. A message takes milliseconds, and our own are repeated when one gets lost, so what is idle there is shut.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -24,7 +24,7 @@ pub fn port(session: &str) -> Option<u16> {
 /// The ports on which this process listens.
 pub fn listening() -> BTreeSet<u16> {
     let port = |number| {
-        // SAFETY: as in `connection`. What is found is a hint: it is knocked at, and nothing else is done with it.
+        // SAFETY: as in `connection`. What is found is a hint: it is probed, and nothing else is done with it.
         let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
         let listens = socket_acceptconn(borrowed).is_ok_and(|listens| listens);
         let local = getsockname(borrowed).ok().filter(|_| listens)?;
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_sits_too_long_is_shut_and_nothing_else() {
+    fn what_is_idle_too_long_is_shut_and_nothing_else() {
         let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
         let (listener, other) = (listen(), listen());
         let ports = [&listener, &other].map(|listener| listener.local_addr().unwrap().port());
@@ -118,7 +118,7 @@ mod tests {
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             (client, listener.accept().unwrap().0)
         };
-        let (mut sits, _accepted) = connect(&listener);
+        let (mut idle, _accepted) = connect(&listener);
         let (elsewhere, _other_accepted) = connect(&other);
         elsewhere.set_nonblocking(true).unwrap();
         let (mut watch, start) = (Watch::default(), Instant::now());
@@ -127,7 +127,7 @@ mod tests {
         late.set_nonblocking(true).unwrap();
         assert_eq!(watch.look(&ports[..1], start + PATIENCE / 2), 0);
         assert_eq!(watch.look(&ports[..1], start + PATIENCE), 1);
-        assert_eq!(sits.read(&mut [0]).unwrap(), 0);
+        assert_eq!(idle.read(&mut [0]).unwrap(), 0);
         for mut open in [&late, &elsewhere] {
             assert_eq!(open.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         }

@@ -2,18 +2,19 @@
 //!
 //! Mooncake's own delivery is a connection per message, without a word when the other side was not there. So messages are
 //! numbered, kept until they are acknowledged, and sent again, all from the oldest on, when nothing is acknowledged for a
-//! while. Each courier has a thread of its own: a peer that is stopped keeps it waiting for seconds.
+//! while. Each sender has a thread of its own: a peer that is stopped keeps it waiting for seconds.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::queue::locked;
-use super::shared::{Event, Shared};
-use super::wire::{Body, Frame, Random};
-use crate::engine::{Engine, Undelivered};
 use host_plugin_api::{Level, Result, log};
+use host_transfer_kit::{Random, locked};
+
+use super::shared::{Event, Shared};
+use super::wire::{Body, Frame};
+use crate::engine::{Engine, Undelivered};
 
 /// How long an acknowledgement may take before everything from the oldest message on is sent again,
 const REPEAT: Duration = Duration::from_millis(300);
@@ -21,7 +22,7 @@ const REPEAT: Duration = Duration::from_millis(300);
 const SELDOM: Duration = Duration::from_secs(1);
 /// How long to wait after a message could not be sent,
 const AGAIN: Duration = Duration::from_millis(50);
-/// and after how many refusals in a row nobody is there.
+/// and after how many refusals in a row nothing listens there.
 const REFUSALS: u32 = 3;
 
 struct State {
@@ -44,7 +45,7 @@ struct State {
 }
 
 /// See the module.
-pub struct Courier {
+pub struct MessageSender {
     instance: Random,
     session: String,
     stream: u64,
@@ -54,7 +55,7 @@ pub struct Courier {
     ended: AtomicBool,
 }
 
-impl Courier {
+impl MessageSender {
     /// Starts one for an instance at an address. `stream` is larger than that of any before it.
     ///
     /// # Errors
@@ -77,7 +78,7 @@ impl Courier {
             aside: None,
             stopping: false,
         };
-        let courier = Arc::new(Self {
+        let sender = Arc::new(Self {
             instance,
             session,
             stream,
@@ -86,12 +87,12 @@ impl Courier {
             acknowledged: AtomicU64::new(0),
             ended: AtomicBool::new(false),
         });
-        let (own, service, front) = (courier.clone(), shared.clone(), front.clone());
-        shared.spawn_alone("mooncake-courier", move || {
+        let (own, service, front) = (sender.clone(), shared.clone(), front.clone());
+        shared.spawn_alone("mooncake-sender", move || {
             own.run(&service, &*front);
             own.ended.store(true, Ordering::SeqCst);
         })?;
-        Ok(courier)
+        Ok(sender)
     }
 
     /// Says something, once, in order. Returns its number.
@@ -215,7 +216,7 @@ impl Courier {
             };
             state.owing = false;
             let frame = Frame {
-                from: shared.instance,
+                from: shared.id,
                 to: self.instance,
                 session: shared.session.clone(),
                 stream: self.stream,

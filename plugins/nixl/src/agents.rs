@@ -1,0 +1,276 @@
+//! NIXL's agents, as the books of connections use them: the front, one for each link, one for each inbound endpoint.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::CString;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{Error, ErrorCode, Result};
+use host_transfer_kit::connections::{Connection, Transport};
+use host_transfer_kit::wire::Message;
+use host_transfer_kit::{Notifications, Random, RegionDescriptor};
+
+use crate::capi::{Agent, Library, Refusal};
+use crate::link::Link;
+use crate::pieces::place;
+use crate::shared::{Peer, Shared};
+use crate::wire::{Body, Frame};
+
+/// Most connections in each direction.
+pub const MAX_PEERS: usize = 256;
+/// How often a peer is asked whether it is there, so that a broken connection shows,
+const PING: Duration = Duration::from_millis(500);
+/// and how often when it has left so many without an answer. It may be stopped; messages to it pile up.
+const PATIENT: (u32, Duration) = (20, Duration::from_secs(10));
+/// How long a thread of NIXL's sleeps at most until it looks whether bytes came; it wakes up when some do.
+const THREAD_LOOKS: Duration = Duration::from_millis(10);
+
+/// What is needed to make an agent.
+pub struct Maker {
+    pub library: Arc<Library>,
+    pub backend: CString,
+    pub parameters: Vec<(CString, CString)>,
+    /// Starts the names of our agents; no other instance's do.
+    pub prefix: String,
+}
+
+impl Maker {
+    /// An agent behind which the driver drives progress, or a thread of NIXL's own.
+    ///
+    /// # Errors
+    /// When NIXL refuses.
+    pub fn agent(&self, name: &str, has_thread: bool) -> std::result::Result<Agent, Refusal> {
+        // A name of ours has no zero byte in it, or it was refused.
+        let name = CString::new(format!("{}/{name}", self.prefix)).unwrap_or_default();
+        Agent::new(&self.library, &name, &self.backend, &self.parameters, has_thread.then_some(THREAD_LOOKS))
+    }
+}
+
+/// Another instance.
+struct Front {
+    /// Name of its front's agent.
+    agent: CString,
+    asked: Instant,
+    /// Pings not answered.
+    unanswered: u32,
+}
+
+/// Where one peer's writes come in: an agent that one sender knows. Dropping it closes its connections and takes its keys back:
+/// nothing that was sent to it lands from then on, whatever the sender does.
+struct Inbound {
+    connection: Connection,
+    /// The name that the sender was opened under.
+    peer_name: String,
+    agent: Agent,
+    /// A thread of NIXL's drives progress.
+    has_thread: bool,
+}
+
+impl Inbound {
+    /// Drives progress unless a thread does, and takes what came; true if anything did.
+    fn look(&mut self, notifications: &Notifications) -> std::result::Result<bool, Refusal> {
+        let mut any = false;
+        let name = &self.peer_name;
+        self.agent.received(|message| {
+            any = true;
+            notifications.arrived(name, message);
+        })?;
+        Ok(any)
+    }
+}
+
+/// See the module.
+pub struct Agents {
+    pub shared: Arc<Shared>,
+    pub maker: Maker,
+    pub front: Agent,
+    pub links: BTreeMap<u32, Link>,
+    instance: Random,
+    fronts: HashMap<Random, Front>,
+    inbound: Vec<Inbound>,
+    inbound_made: u64,
+    /// Instances whose front could not be told something.
+    suspects: Vec<Random>,
+}
+
+/// What NIXL refuses, as an error of the trait.
+pub fn io(refusal: Refusal) -> Error {
+    Error::new(ErrorCode::IO, refusal.to_string())
+}
+
+impl Agents {
+    pub fn new(shared: Arc<Shared>, maker: Maker, front: Agent, instance: Random) -> Self {
+        Self {
+            shared,
+            maker,
+            front,
+            links: BTreeMap::new(),
+            instance,
+            fronts: HashMap::new(),
+            inbound: Vec::new(),
+            inbound_made: 0,
+            suspects: Vec::new(),
+        }
+    }
+
+    /// Makes another instance known that has said hello, by the metadata of its front; false when it cannot be.
+    pub fn meet_caller(&mut self, instance: Random, front: &[u8]) -> bool {
+        self.fronts.len() < 2 * MAX_PEERS && self.learn_front(instance, front).is_ok()
+    }
+
+    fn learn_front(&mut self, instance: Random, metadata: &[u8]) -> std::result::Result<(), Refusal> {
+        if self.fronts.contains_key(&instance) {
+            return Ok(());
+        }
+        let agent = self.front.learn(metadata)?;
+        self.fronts.insert(instance, Front { agent, asked: Instant::now(), unanswered: 0 });
+        Ok(())
+    }
+
+    /// Tells another instance something. If it cannot be told, it is lost, a moment later.
+    pub fn tell(&mut self, to: Random, connection: u64, body: Body) {
+        let Some(front) = self.fronts.get(&to) else { return };
+        let frame = Frame { instance: self.instance, connection, body };
+        if self.front.notify(&front.agent, &frame.encode()).is_err() {
+            self.suspects.push(to);
+        }
+    }
+
+    /// Instances that could not be told something.
+    pub fn suspects(&mut self) -> Vec<Random> {
+        std::mem::take(&mut self.suspects)
+    }
+
+    /// An instance has answered a ping.
+    pub fn note_pong(&mut self, instance: Random) {
+        if let Some(front) = self.fronts.get_mut(&instance) {
+            front.unanswered = 0;
+        }
+    }
+
+    /// Asks every instance now and then whether it is there.
+    pub fn ping(&mut self) {
+        let now = Instant::now();
+        let due = |front: &Front| {
+            let every = if front.unanswered < PATIENT.0 { PING } else { PATIENT.1 };
+            now.duration_since(front.asked) >= every
+        };
+        let mut asked = Vec::new();
+        for (instance, front) in self.fronts.iter_mut().filter(|(_, front)| due(front)) {
+            front.asked = now;
+            front.unanswered += 1;
+            asked.push(*instance);
+        }
+        for instance in asked {
+            self.tell(instance, 0, Body::Ping);
+        }
+    }
+
+    /// Says goodbye to all.
+    pub fn say_goodbye(&mut self) {
+        let fronts: Vec<Random> = self.fronts.keys().copied().collect();
+        for instance in fronts {
+            self.say(instance, 0, Message::Bye);
+        }
+    }
+
+    /// Takes what came in; true if anything did.
+    pub fn look_at_inbound(&mut self) -> bool {
+        let notifications = &self.shared.instance().notifications;
+        let mut any = false;
+        for inbound in &mut self.inbound {
+            // Senders to a host that does not take what came wait here.
+            if notifications.is_full() {
+                break;
+            }
+            // A refusal leaves the agent as it is; what it stands for shows at the front.
+            any |= inbound.look(notifications).unwrap_or(false);
+        }
+        any
+    }
+}
+
+impl Transport for Agents {
+    type Mailbox = ();
+
+    fn meet(&mut self, instance: Random, name: &str, address: &[u8]) -> Result<()> {
+        self.learn_front(instance, address).map_err(|refusal| {
+            let text = format!(
+                "{name} cannot be reached over devices = {:?}; if it is on another machine, set devices in \
+                 [plugin.nixl] to a network that both are on: {refusal}",
+                self.shared.config.devices
+            );
+            Error::new(ErrorCode::PEER_LOST, text)
+        })
+    }
+
+    fn forget(&mut self, instance: Random) -> bool {
+        let Some(front) = self.fronts.remove(&instance) else { return false };
+        self.front.forget(&front.agent);
+        true
+    }
+
+    fn say(&mut self, to: Random, connection: u64, message: Message) {
+        let hello = matches!(message, Message::Hello { .. });
+        let front = if hello { self.front.metadata() } else { Ok(Vec::new()) };
+        match front {
+            Ok(front) => self.tell(to, connection, Body::Connection { message, front }),
+            Err(_) => self.suspects.push(to),
+        }
+    }
+
+    fn mailbox(&self) {}
+
+    fn open_inbound(
+        &mut self,
+        connection: Connection,
+        peer_name: &str,
+        regions: &[RegionDescriptor],
+    ) -> Result<Option<Vec<u8>>> {
+        self.inbound_made += 1;
+        let with_thread = self.inbound.iter().filter(|inbound| inbound.has_thread).count();
+        let threads = self.shared.config.progress_threads;
+        let has_thread = threads.next_has_one(self.inbound.len(), with_thread);
+        let mut agent =
+            self.maker.agent(&format!("inbound-{}", self.inbound_made), has_thread).map_err(io)?;
+        for region in regions {
+            agent.register(region.id, place(region)).map_err(io)?;
+        }
+        let metadata = agent.metadata().map_err(io)?;
+        self.inbound.push(Inbound { connection, peer_name: peer_name.to_owned(), agent, has_thread });
+        Ok(Some(metadata))
+    }
+
+    fn close_inbound(&mut self, connection: Connection) -> bool {
+        self.inbound.retain(|inbound| inbound.connection != connection);
+        true
+    }
+
+    fn open_link(&mut self, peer: Arc<Peer>, address: Vec<u8>) -> Result<bool> {
+        let id = peer.id.0;
+        let mut agent = self.maker.agent(&format!("link-{id}"), false).map_err(io)?;
+        let to = agent.learn(&address).map_err(io)?;
+        self.links.insert(id, Link::new(peer, to, agent, self.shared.config.finishes_in_order()));
+        Ok(true)
+    }
+
+    fn end_link(&mut self, id: u32) -> Option<bool> {
+        Some(self.links.get_mut(&id).is_some_and(|link| link.end(self.shared.instance())))
+    }
+
+    fn remove_link(&mut self, id: u32) {
+        self.links.remove(&id);
+    }
+
+    fn let_go(&mut self, region: u32) {
+        self.links.values_mut().for_each(|link| link.let_go(region));
+    }
+
+    fn has_let_go(&mut self, region: u32) -> Result<bool> {
+        let mut all = true;
+        for link in self.links.values_mut() {
+            all &= link.has_let_go(region).map_err(io)?;
+        }
+        Ok(all)
+    }
+}

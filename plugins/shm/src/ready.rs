@@ -1,0 +1,72 @@
+//! Submissions that wait for a copy thread.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use host_transfer_kit::locked;
+
+/// How long a submission whose peer's ring is full waits before it is tried again.
+const RETRY: Duration = Duration::from_micros(500);
+
+struct State {
+    ready: VecDeque<u32>,
+    parked: VecDeque<u32>,
+    unparked: Instant,
+    stopped: bool,
+}
+
+/// See the module. Its lock is held for a few instructions at a time, never across a copy or a system call.
+pub struct Ready {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+impl Ready {
+    /// Room for so many.
+    pub fn new(submissions: u32) -> Self {
+        let list = || VecDeque::with_capacity(submissions as usize);
+        let state = State { ready: list(), parked: list(), unparked: Instant::now(), stopped: false };
+        Self { state: Mutex::new(state), work: Condvar::new() }
+    }
+
+    /// **Hot.** Hands a submission to the next copy thread.
+    pub fn push(&self, index: u32) {
+        locked(&self.state).ready.push_back(index);
+        self.work.notify_one();
+    }
+
+    /// Copy thread: waits for a submission to work on; `None` when stopped.
+    pub fn next(&self) -> Option<u32> {
+        let mut state = locked(&self.state);
+        loop {
+            if state.stopped {
+                return None;
+            }
+            if !state.parked.is_empty() && state.unparked.elapsed() >= RETRY {
+                let State { parked, ready, .. } = &mut *state;
+                ready.append(parked);
+                state.unparked = Instant::now();
+            }
+            if let Some(index) = state.ready.pop_front() {
+                return Some(index);
+            }
+            state = if state.parked.is_empty() {
+                self.work.wait(state).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                self.work.wait_timeout(state, RETRY).unwrap_or_else(PoisonError::into_inner).0
+            };
+        }
+    }
+
+    /// Copy thread: the peer's ring is full; try again later, and others meanwhile.
+    pub fn park(&self, index: u32) {
+        locked(&self.state).parked.push_back(index);
+    }
+
+    /// Ends the copy threads after the piece they are at.
+    pub fn stop(&self) {
+        locked(&self.state).stopped = true;
+        self.work.notify_all();
+    }
+}

@@ -1,0 +1,298 @@
+//! The transfer role, as far as it is the same for all backends.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use host_plugin_api::{
+    Completion, Error, ErrorCode, Memory, NOTIFICATION_BYTES, Notification, PeerId, PreparedId, RegionId,
+    Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+};
+
+use crate::instance::Instance;
+use crate::lists::List;
+use crate::peer::Peer;
+use crate::queue::Work;
+
+/// What a backend brings. [`Frontend`] makes a [`TransferBackend`] of it.
+///
+/// Any thread may call any method, also several at once. None is called once the instance is stopping or broken, but for
+/// [`shutdown`](Backend::shutdown). Methods marked **hot** neither block nor allocate. Where a method is one of the trait
+/// `TransferBackend`, that trait's documentation is its contract.
+pub trait Backend: Send + Sync + 'static {
+    /// A connection on which this instance sends.
+    type Peer: Peer;
+    /// What the backend notes with a submission while it works on it.
+    type Progress: Default + Send + 'static;
+
+    /// What the threads of this instance share.
+    fn instance(&self) -> &Instance<Self::Peer, Self::Progress>;
+
+    /// Makes memory readable for our own writes and writable for connected peers.
+    ///
+    /// # Errors
+    /// `UNSUPPORTED` for memory of a kind, or without the descriptor, that the backend needs.
+    fn register(&self, memory: &Memory) -> Result<RegionId>;
+
+    /// Takes a region back. When it returns, no peer's write lands in it any more.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for an unknown region, `TIMEOUT` without a proof; see [`unproven`].
+    fn deregister(&self, region: RegionId) -> Result<()>;
+
+    /// What a peer needs to connect to this instance.
+    ///
+    /// # Errors
+    /// When no endpoint can be offered.
+    fn endpoint(&self) -> Result<Vec<u8>>;
+
+    /// Connects to a peer, and adds it to the instance's [peers](Instance::peers).
+    ///
+    /// # Errors
+    /// `PEER_LOST` when it does not answer, `VERSION` when the endpoint is of another kind.
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId>;
+
+    /// Ends the connections in both directions, which is a fence, and takes the peer from the instance's peers. Its prepared
+    /// lists are forgotten by the kit.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for an unknown peer, `TIMEOUT` without a proof; see [`unproven`].
+    fn disconnect(&self, peer: PeerId) -> Result<()>;
+
+    /// **Hot.** The first of some writes that is empty, or leaves its region on either side.
+    fn misfit(&self, peer: &Self::Peer, writes: &[Write]) -> Option<usize>;
+
+    /// **Hot.** Starts the submission in a slot of the queue; false when the peer takes none any more. The submission was
+    /// checked, and is the backend's from now on until it finishes it.
+    fn start(&self, peer: &Arc<Self::Peer>, index: u32) -> bool;
+
+    /// A list was prepared. Writes of it are posted once this has returned.
+    ///
+    /// # Errors
+    /// When the list cannot be used; then it is forgotten.
+    fn prepare(&self, _list: &Arc<List<Self::Peer>>) -> Result<()> {
+        Ok(())
+    }
+
+    /// A list is forgotten, by the host.
+    ///
+    /// # Errors
+    /// When that could not be noted.
+    fn release(&self, _list: &Arc<List<Self::Peer>>) -> Result<()> {
+        Ok(())
+    }
+
+    /// **Hot.** Moves notifications out; returns how many. By default those of the instance.
+    fn notifications(&self, to: &mut [Notification]) -> usize {
+        self.instance().notifications.take(to)
+    }
+
+    /// **Hot.** Whether a notification waits.
+    fn has_notifications(&self) -> bool {
+        !self.instance().notifications.is_empty()
+    }
+
+    /// Stops all threads of the instance: calls [`Instance::stop`], wakes them, and waits.
+    ///
+    /// # Errors
+    /// `TIMEOUT` when something still ran at the deadline.
+    fn shutdown(&self, deadline_ms: u64) -> Result<()>;
+}
+
+/// The error of a fence without a proof in time: pages stay quarantined. `what` says of which writes (`to decode-0`), `pages`
+/// which pages.
+pub fn unproven(what: &str, pages: &str) -> Error {
+    let text =
+        format!("cannot prove that nothing is in flight {what}: {pages} must stay quarantined, try again");
+    Error::new(ErrorCode::TIMEOUT, text)
+}
+
+/// The error for a number that is no peer's.
+pub fn unknown_peer(id: PeerId) -> Error {
+    Error::new(ErrorCode::INVALID_ARGUMENT, format!("no peer {}", id.0))
+}
+
+/// A transfer backend: the checks, the prepared lists and the hot calls, around a [`Backend`].
+///
+/// When it is dropped, the backend's own drop ends what runs.
+#[derive(Debug)]
+pub struct Frontend<B>(B);
+
+impl<B: Backend> Frontend<B> {
+    /// Around an instance that runs.
+    pub fn new(backend: B) -> Self {
+        Self(backend)
+    }
+
+    /// What is inside.
+    pub fn backend(&self) -> &B {
+        &self.0
+    }
+
+    fn known_peer(&self, id: PeerId) -> Result<Arc<B::Peer>> {
+        self.0.instance().peers.get(id).ok_or_else(|| unknown_peer(id))
+    }
+
+    /// What [`submit`](TransferBackend::submit) and [`post`](TransferBackend::post) share.
+    fn accept(&self, submission: &Submission, peer: &Arc<B::Peer>, work: Work<'_, B::Peer>) -> i32 {
+        let instance = self.0.instance();
+        if work.len() > instance.limits.max_writes as usize
+            || submission.notification_length as usize > NOTIFICATION_BYTES
+        {
+            return ErrorCode::INVALID_ARGUMENT.0;
+        }
+        let Some(index) = instance.queue.take_in(submission, peer, work) else {
+            return ErrorCode::WOULD_BLOCK.0;
+        };
+        if !self.0.start(peer, index) {
+            instance.queue.give_back(index);
+            return ErrorCode::PEER_LOST.0;
+        }
+        0
+    }
+
+    fn nothing_waits(&self) -> bool {
+        !self.0.instance().queue.has_done() && !self.0.has_notifications()
+    }
+
+    /// Keeps the event level-triggered: cleared once nothing waits, set again when something came meanwhile.
+    fn settle_event(&self) {
+        let event = &self.0.instance().event;
+        if self.nothing_waits() {
+            event.clear();
+            if !self.nothing_waits() {
+                event.signal();
+            }
+        }
+    }
+}
+
+impl<B: Backend> TransferBackend for Frontend<B> {
+    fn limits(&self) -> TransferLimits {
+        self.0.instance().limits
+    }
+
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        self.0.instance().ready()?;
+        self.0.register(memory)
+    }
+
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        self.0.instance().ready()?;
+        self.0.deregister(region)
+    }
+
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        self.0.instance().ready()?;
+        self.0.endpoint()
+    }
+
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        self.0.instance().ready()?;
+        self.0.connect(name, endpoint)
+    }
+
+    fn disconnect(&self, id: PeerId) -> Result<()> {
+        self.0.instance().ready()?;
+        self.0.disconnect(id)?;
+        self.0.instance().lists.forget(id);
+        Ok(())
+    }
+
+    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
+        let instance = self.0.instance();
+        instance.ready()?;
+        let peer = self.known_peer(peer)?;
+        if let Some(at) = self.0.misfit(&peer, writes) {
+            let text = format!("write {at} is empty or leaves its region: {:?}", writes[at]);
+            return Err(Error::new(ErrorCode::INVALID_ARGUMENT, text));
+        }
+        let list = instance.lists.add(peer, writes)?;
+        let prepared = self.0.prepare(&list);
+        prepared.map(|()| list.id).or_else(|error| instance.lists.remove(list.id).and(Err(error)))
+    }
+
+    fn release(&self, prepared: PreparedId) -> Result<()> {
+        self.0.instance().ready()?;
+        let list = self.0.instance().lists.remove(prepared)?;
+        self.0.release(&list)
+    }
+
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        let instance = self.0.instance();
+        let state = instance.state();
+        if state != 0 {
+            return state;
+        }
+        let Some(peer) = instance.peers.get(submission.peer) else { return ErrorCode::INVALID_ARGUMENT.0 };
+        if peer.is_gone() {
+            return ErrorCode::PEER_LOST.0;
+        }
+        if self.0.misfit(&peer, writes).is_some() {
+            return ErrorCode::INVALID_ARGUMENT.0;
+        }
+        self.accept(submission, &peer, Work::Writes(writes))
+    }
+
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        let instance = self.0.instance();
+        let state = instance.state();
+        if state != 0 {
+            return state;
+        }
+        let Some(list) = instance.lists.get(prepared) else { return ErrorCode::INVALID_ARGUMENT.0 };
+        let known = |index: &u32| (*index as usize) < list.writes.len();
+        if list.peer.id() != submission.peer || !indices.iter().all(known) {
+            return ErrorCode::INVALID_ARGUMENT.0;
+        }
+        if list.peer.is_gone() {
+            return ErrorCode::PEER_LOST.0;
+        }
+        self.accept(submission, &list.peer, Work::Prepared(&list, indices))
+    }
+
+    fn poll(&self, completions: &mut [Completion]) -> i32 {
+        let instance = self.0.instance();
+        let state = instance.state();
+        if state != 0 {
+            return state;
+        }
+        let taken = instance.queue.take(completions);
+        self.settle_event();
+        taken as i32
+    }
+
+    fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        let state = self.0.instance().state();
+        if state != 0 {
+            return state;
+        }
+        let taken = self.0.notifications(notifications);
+        self.settle_event();
+        taken as i32
+    }
+
+    fn cancel(&self, tag: Tag) -> i32 {
+        let instance = self.0.instance();
+        match instance.state() {
+            0 if instance.queue.cancel(tag) => 0,
+            0 => ErrorCode::INVALID_ARGUMENT.0,
+            state => state,
+        }
+    }
+
+    fn settled(&self, tag: Tag) -> i32 {
+        let instance = self.0.instance();
+        match instance.state() {
+            0 => i32::from(instance.queue.is_settled(tag)),
+            state => state,
+        }
+    }
+
+    fn event_fd(&self) -> i32 {
+        self.0.instance().event.as_raw_fd()
+    }
+
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.0.shutdown(deadline_ms)
+    }
+}

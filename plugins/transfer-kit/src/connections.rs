@@ -1,0 +1,202 @@
+//! Connections that can be fenced: how they begin, how they end, and what is proven then.
+//!
+//! A connection has a direction. At its sender it is a *link*, at its receiver an *inbound endpoint*, through which that
+//! sender alone writes. Closing the inbound endpoint is the fence: nothing that was sent through it lands afterwards,
+//! whatever the sender does. [`Connections`] keeps the books of both and decides; a [`Transport`] acts.
+//!
+//! ```text
+//!   sender                               receiver
+//!   connect ── Hello ──────────────────► opens an inbound endpoint
+//!   opens its link ◄────────── Welcome ─ with its address and regions
+//!   writes ════════════════════════════► lands
+//!   link failed, or disconnect
+//!           ── Cut ────────────────────► closes the inbound endpoint
+//!   settled ◄───────────────── CutDone ─
+//! ```
+//!
+//! The receiver may close the inbound endpoint at any time, and says `Closed` then. An instance that says `Bye`, or that the
+//! transport finds to be gone, takes all of its connections with it.
+
+mod connecting;
+mod ending;
+mod fencing;
+mod stage;
+#[cfg(test)]
+mod tests;
+mod transport;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use host_plugin_api::{Error, ErrorCode};
+
+use crate::linked::{LinkedInstance, Request};
+use crate::peer::LinkedPeer;
+use crate::regions::RegionDescriptor;
+use crate::system::Random;
+use crate::wire::Message;
+use connecting::Connecting;
+use fencing::{Deregistration, Fence};
+use stage::Stage;
+pub use transport::{Connection, Transport};
+
+/// Limits and times.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Most connections in each direction.
+    pub max_peers: usize,
+    /// How long a peer has to answer a connect.
+    pub connect_timeout: Duration,
+    /// How long a fence may take.
+    pub fence_timeout: Duration,
+    /// How often a peer is asked again to close an inbound endpoint.
+    pub ask_again: Duration,
+}
+
+/// A connection on which we are the sender.
+struct Link<M> {
+    peer: Arc<LinkedPeer<M>>,
+    stage: Stage,
+    /// When the peer was last asked to close its end.
+    asked: Option<Instant>,
+    /// The host knows that the link has ended.
+    told: bool,
+}
+
+/// How an inbound endpoint stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Opening {
+    /// The transport opens it.
+    Begun,
+    Open,
+    /// The transport closes it, or will as soon as it is open.
+    Closing,
+}
+
+/// Where one peer's writes come in.
+struct Inbound {
+    connection: Connection,
+    /// The name that the sender was opened under.
+    peer_name: String,
+    /// What lies behind it.
+    regions: Vec<RegionDescriptor>,
+    opening: Opening,
+    /// The sender has asked for the end, and is told in other words.
+    cut: bool,
+    /// The host hears of the end, because it is the peer's doing.
+    report: bool,
+}
+
+/// The books of an instance's connections. See the [module](crate::connections).
+///
+/// One thread owns it: it passes on what the host [asks](Connections::request), what peers [say](Connections::hear) and what
+/// the transport reports, and lets it [keep time](Connections::keep_time) every few milliseconds. Nothing here waits.
+pub struct Connections<T: Transport> {
+    /// What acts.
+    pub transport: T,
+    shared: Arc<LinkedInstance<T::Mailbox>>,
+    settings: Settings,
+    token: Random,
+    links: BTreeMap<u32, Link<T::Mailbox>>,
+    last_link: u32,
+    inbound: Vec<Inbound>,
+    connecting: Vec<Connecting<T::Mailbox>>,
+    fences: Vec<Fence>,
+    deregistrations: Vec<Deregistration>,
+}
+
+impl<T: Transport> Connections<T> {
+    /// No connections yet. `token` is the secret in this instance's endpoint.
+    pub fn new(
+        transport: T,
+        shared: Arc<LinkedInstance<T::Mailbox>>,
+        settings: Settings,
+        token: Random,
+    ) -> Self {
+        Self {
+            transport,
+            shared,
+            settings,
+            token,
+            links: BTreeMap::new(),
+            last_link: 0,
+            inbound: Vec::new(),
+            connecting: Vec::new(),
+            fences: Vec::new(),
+            deregistrations: Vec::new(),
+        }
+    }
+
+    /// The host asks.
+    pub fn request(&mut self, request: Request) {
+        match request {
+            Request::Connect { name, endpoint, reply } => self.connect(name, endpoint, reply),
+            Request::Disconnect { peer, reply } => self.disconnect(peer, reply),
+            Request::Deregister { region, reply } => self.deregister(region, reply),
+        }
+    }
+
+    /// Another instance says something about a connection, by the number that its sender gave it. The transport knows how
+    /// to answer it.
+    pub fn hear(&mut self, from: Random, number: u64, message: Message) {
+        let connection = Connection { instance: from, number };
+        match message {
+            Message::Hello { token, name } => self.hello(connection, token, name),
+            Message::Welcome { address, regions } => self.welcome(from, number, Ok((address, regions))),
+            Message::Refused { code, reason } => {
+                self.welcome(from, number, Err(Error::new(ErrorCode(code), reason)));
+            }
+            Message::Cut => self.cut(connection),
+            Message::CutDone | Message::Closed => self.peer_closed(from, number),
+            Message::Bye => self.lose(from, "it said goodbye"),
+        }
+    }
+
+    /// What time brings: answers that wait for others, and questions that are repeated.
+    pub fn keep_time(&mut self) {
+        let now = Instant::now();
+        self.finish_fences(now);
+        self.finish_deregistrations(now);
+        self.end_waiting(now);
+        self.ask_again(now);
+    }
+
+    /// Whether answers wait for others.
+    pub fn is_expecting(&self) -> bool {
+        !self.connecting.is_empty() || !self.fences.is_empty()
+    }
+
+    /// Whether there is a connection with an instance, or what is left of one.
+    pub fn is_concerned_with(&self, instance: Random) -> bool {
+        let link = |link: &Link<_>| (!link.told || !link.stage.is_over()) && link.peer.instance == instance;
+        self.has_inbound_of(instance) || self.links.values().any(link)
+    }
+
+    /// Whether an instance has an inbound endpoint here, also one that is being closed.
+    pub fn has_inbound_of(&self, instance: Random) -> bool {
+        self.inbound.iter().any(|inbound| inbound.connection.instance == instance)
+    }
+
+    /// Whether there is an inbound endpoint, also one that is being closed.
+    pub fn has_inbound(&self) -> bool {
+        !self.inbound.is_empty()
+    }
+
+    /// Whether an inbound endpoint is open; nothing when there is none.
+    pub fn is_inbound_open(&self, connection: Connection) -> Option<bool> {
+        let inbound = self.inbound.iter().find(|inbound| inbound.connection == connection)?;
+        Some(inbound.opening == Opening::Open)
+    }
+
+    /// The name that the sender of an inbound endpoint was opened under.
+    pub fn sender(&self, connection: Connection) -> Option<&str> {
+        let inbound = self.inbound.iter().find(|inbound| inbound.connection == connection)?;
+        Some(&inbound.peer_name)
+    }
+
+    /// The peers to which there is a link, also one that has ended.
+    pub fn linked_peers(&self) -> impl Iterator<Item = &Arc<LinkedPeer<T::Mailbox>>> {
+        self.links.values().map(|link| &link.peer)
+    }
+}

@@ -1,0 +1,197 @@
+//! How a connection comes to be: hello from the one that will send, an inbound endpoint and a welcome from the other, and then
+//! the link.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use host_plugin_api::{Error, ErrorCode, PeerId, Result};
+
+use super::stage::Stage;
+use super::{Connection, Connections, Inbound, Link, Opening, Transport};
+use crate::linked::{Reply, answer};
+use crate::peer::{LinkedPeer, Mailbox};
+use crate::regions::RegionDescriptor;
+use crate::system::Random;
+use crate::wire::{Endpoint, Message};
+
+/// A connect that was not answered yet.
+pub(super) struct Connecting<M> {
+    id: u32,
+    pub instance: Random,
+    /// What the host calls the peer, and the name it was opened under.
+    names: (String, String),
+    deadline: Instant,
+    reply: Reply<PeerId>,
+    /// There, once the peer has opened its end: the link is being opened.
+    peer: Option<Arc<LinkedPeer<M>>>,
+}
+
+impl<M: Mailbox> Connecting<M> {
+    /// Ends in an error.
+    pub fn fail(self, error: Error) {
+        if let Some(peer) = self.peer {
+            peer.set_gone();
+        }
+        answer(&self.reply, Err(error));
+    }
+
+    /// What the host calls the peer.
+    pub fn name(&self) -> &str {
+        &self.names.0
+    }
+}
+
+impl<T: Transport> Connections<T> {
+    /// Sends a hello, whose answer goes on with the call.
+    pub(super) fn connect(&mut self, name: String, endpoint: Endpoint, reply: Reply<PeerId>) {
+        let most = self.settings.max_peers;
+        if self.links.len() + self.connecting.len() >= most {
+            let text = format!("{most} peers are connected, disconnect one first");
+            return answer(&reply, Err(Error::new(ErrorCode::NO_RESOURCE, text)));
+        }
+        let Endpoint { token, instance, name: own_name, address } = endpoint;
+        if let Err(error) = self.transport.meet(instance, &name, &address) {
+            return answer(&reply, Err(error));
+        }
+        self.last_link += 1;
+        let id = self.last_link;
+        let deadline = Instant::now() + self.settings.connect_timeout;
+        let names = (name, own_name);
+        self.connecting.push(Connecting { id, instance, names, deadline, reply, peer: None });
+        let hello = Message::Hello { token, name: self.shared.instance.name.clone() };
+        self.transport.say(instance, id.into(), hello);
+    }
+
+    /// Another instance wants to send to us.
+    pub(super) fn hello(&mut self, connection: Connection, token: Random, name: String) {
+        match self.open_inbound(connection, token, name) {
+            Ok(Some(address)) => self.inbound_opened(connection, Ok(address)),
+            Ok(None) => {}
+            Err(error) => self.refuse(connection, error),
+        }
+    }
+
+    fn refuse(&mut self, connection: Connection, error: Error) {
+        let refused = Message::Refused { code: error.code.0, reason: error.message };
+        self.transport.say(connection.instance, connection.number, refused);
+    }
+
+    fn open_inbound(
+        &mut self,
+        connection: Connection,
+        token: Random,
+        peer_name: String,
+    ) -> Result<Option<Vec<u8>>> {
+        if token != self.token {
+            return Err(Error::new(ErrorCode::PEER_LOST, "this endpoint is of an instance that is gone"));
+        }
+        if self.is_inbound_open(connection).is_some() {
+            return Ok(None);
+        }
+        let most = self.settings.max_peers;
+        if self.inbound.len() >= most {
+            return Err(Error::new(ErrorCode::NO_RESOURCE, format!("{most} peers are connected")));
+        }
+        let regions = self.shared.region_descriptors();
+        let address = self.transport.open_inbound(connection, &peer_name, &regions)?;
+        let opening = Opening::Begun;
+        self.inbound.push(Inbound { connection, peer_name, regions, opening, cut: false, report: false });
+        Ok(address)
+    }
+
+    /// The transport has opened an inbound endpoint, at this address, or could not.
+    pub fn inbound_opened(&mut self, connection: Connection, opened: Result<Vec<u8>>) {
+        let Some(inbound) = self.inbound.iter_mut().find(|inbound| inbound.connection == connection) else {
+            return;
+        };
+        match opened {
+            Ok(_) if inbound.opening == Opening::Closing => {
+                if self.transport.close_inbound(connection) {
+                    self.inbound_closed(connection);
+                }
+            }
+            Ok(address) => {
+                inbound.opening = Opening::Open;
+                // A region that went meanwhile was behind the endpoint when it was made, and closes it.
+                let welcome = Message::Welcome { address, regions: inbound.regions.clone() };
+                self.transport.say(connection.instance, connection.number, welcome);
+            }
+            Err(error) => {
+                self.inbound_closed(connection);
+                self.refuse(connection, error);
+            }
+        }
+    }
+
+    /// The answer to a hello.
+    pub(super) fn welcome(
+        &mut self,
+        instance: Random,
+        number: u64,
+        answered: Result<(Vec<u8>, Vec<RegionDescriptor>)>,
+    ) {
+        let meant = |c: &Connecting<_>| c.instance == instance && u64::from(c.id) == number;
+        let Some(at) = self.connecting.iter().position(meant) else {
+            // Too late: nothing will come through that endpoint.
+            if answered.is_ok() {
+                self.transport.say(instance, number, Message::Cut);
+            }
+            return;
+        };
+        let (address, regions) = match answered {
+            Ok(answered) => answered,
+            Err(error) => return self.connecting.swap_remove(at).fail(error),
+        };
+        let connecting = &mut self.connecting[at];
+        let id = connecting.id;
+        let names = connecting.names.clone();
+        let peer = LinkedPeer::new(PeerId(id), names, instance, regions, self.transport.mailbox());
+        let peer = Arc::new(peer);
+        connecting.peer = Some(peer.clone());
+        match self.transport.open_link(peer, address) {
+            Ok(true) => self.link_opened(id, Ok(())),
+            Ok(false) => {}
+            Err(error) => self.link_opened(id, Err(error)),
+        }
+    }
+
+    /// The transport has opened a link, or could not.
+    pub fn link_opened(&mut self, id: u32, opened: Result<()>) {
+        let Some(at) = self.connecting.iter().position(|connecting| connecting.id == id) else { return };
+        let mut connecting = self.connecting.swap_remove(at);
+        let (Ok(()), Some(peer)) = (&opened, connecting.peer.take()) else {
+            let instance = connecting.instance;
+            let lost = || Error::new(ErrorCode::INTERNAL, "a link was opened to nothing");
+            connecting.fail(opened.err().unwrap_or_else(lost));
+            return self.transport.say(instance, id.into(), Message::Cut);
+        };
+        self.forget_lost_links(&peer.name);
+        self.shared.instance.peers.add(peer.clone(), usize::MAX, |_| false);
+        self.links.insert(id, Link { peer, stage: Stage::Open, asked: None, told: false });
+        answer(&connecting.reply, Ok(PeerId(id)));
+    }
+
+    /// A lost connection is replaced by the next one of that name; its id is unknown from then on.
+    fn forget_lost_links(&mut self, name: &str) {
+        let lost = |link: &Link<_>| link.stage.is_over() && link.peer.name == name;
+        let lost: Vec<u32> = self.links.iter().filter(|(_, link)| lost(link)).map(|(id, _)| *id).collect();
+        lost.into_iter().for_each(|id| self.forget_link(id));
+    }
+
+    pub(super) fn forget_link(&mut self, id: u32) {
+        self.links.remove(&id);
+        self.transport.remove_link(id);
+        self.shared.instance.peers.remove(PeerId(id));
+    }
+
+    /// Ends the calls that no peer answered.
+    pub(super) fn end_waiting(&mut self, now: Instant) {
+        for connecting in self.connecting.extract_if(.., |c| now >= c.deadline).collect::<Vec<_>>() {
+            let text = format!("nobody answers for {}", connecting.name());
+            let (instance, number) = (connecting.instance, connecting.id.into());
+            connecting.fail(Error::new(ErrorCode::PEER_LOST, text));
+            // If there is an inbound endpoint by now, nothing will come through it.
+            self.transport.say(instance, number, Message::Cut);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! How connections end.
+
+use std::time::Instant;
+
+use host_plugin_api::{Error, ErrorCode, Level, PeerId, log};
+
+use super::stage::{Event, Stage};
+use super::{Connection, Connections, Inbound, Link, Opening, Transport};
+use crate::system::Random;
+use crate::wire::Message;
+
+impl<T: Transport> Connections<T> {
+    /// Something happened to a link: the one place where its stage changes.
+    fn advance(&mut self, id: u32, event: Event) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        link.stage = link.stage.after(event);
+        if link.stage.is_over() {
+            self.shared.instance.queue.settle(PeerId(id));
+        }
+    }
+
+    /// Ends our side of a link, if it has not, because of this event.
+    pub(super) fn end_link(&mut self, id: u32, event: Event) {
+        let Some(link) = self.links.get(&id) else { return };
+        let first = link.stage == Stage::Open;
+        link.peer.set_gone();
+        self.advance(id, event);
+        if first && let Some(unsettled) = self.transport.end_link(id) {
+            self.link_ended(id, unsettled);
+        }
+    }
+
+    /// The transport has ended a link. `unsettled`: something of it may still land at the peer.
+    pub fn link_ended(&mut self, id: u32, unsettled: bool) {
+        self.advance(id, Event::Ended { unsettled });
+    }
+
+    /// A link failed. Its connection is closed at both ends.
+    pub fn link_failed(&mut self, id: u32, why: &str) {
+        self.end_link(id, Event::End);
+        let Some(link) = self.links.get(&id).filter(|link| !link.told) else { return };
+        self.transport.note_link_failed();
+        log!(Level::WARN, "the connection to {} failed, asking it to close its end: {why}", link.peer.name);
+        self.ask_to_close(id);
+    }
+
+    /// Asks a peer to close its end of a link, unless it has.
+    pub(super) fn ask_to_close(&mut self, id: u32) {
+        let Some(link) = self.links.get_mut(&id).filter(|link| !link.stage.is_closed()) else { return };
+        link.asked = Some(Instant::now());
+        self.transport.say(link.peer.instance, id.into(), Message::Cut);
+    }
+
+    /// Asks again where the answer is wanted.
+    pub(super) fn ask_again(&mut self, now: Instant) {
+        let due = |link: &Link<_>| {
+            let late = link.asked.is_some_and(|at| now.duration_since(at) >= self.settings.ask_again);
+            late && link.stage.is_unproven() && self.transport.may_ask_again(link.peer.instance)
+        };
+        let again: Vec<u32> = self.links.iter().filter(|(_, link)| due(link)).map(|(id, _)| *id).collect();
+        again.into_iter().for_each(|id| self.ask_to_close(id));
+    }
+
+    /// A peer has closed its end of one of our links.
+    pub(super) fn peer_closed(&mut self, instance: Random, number: u64) {
+        let Some(id) = u32::try_from(number).ok() else { return };
+        let Some(link) = self.links.get_mut(&id).filter(|link| link.peer.instance == instance) else {
+            return;
+        };
+        let news = !std::mem::replace(&mut link.told, true);
+        let name = link.peer.own_name.clone();
+        self.end_link(id, Event::PeerClosed);
+        if news {
+            self.report_if_alone(instance, &name);
+        }
+    }
+
+    /// The sender of a connection wants its inbound endpoint closed.
+    pub(super) fn cut(&mut self, connection: Connection) {
+        match self.inbound.iter_mut().find(|inbound| inbound.connection == connection) {
+            Some(inbound) => {
+                (inbound.cut, inbound.report) = (true, true);
+                self.close_inbound(|inbound| inbound.connection == connection);
+            }
+            // Closed already: the answer may be the second.
+            None => self.transport.say(connection.instance, connection.number, Message::CutDone),
+        }
+    }
+
+    /// Starts to close the inbound endpoints that are meant; their senders are told once they are closed. Returns which.
+    pub(super) fn close_inbound(&mut self, meant: impl Fn(&Inbound) -> bool) -> Vec<Connection> {
+        let mut closing = Vec::new();
+        for inbound in self.inbound.iter_mut().filter(|inbound| meant(inbound)) {
+            let was = std::mem::replace(&mut inbound.opening, Opening::Closing);
+            closing.push((inbound.connection, was));
+        }
+        for (connection, was) in &closing {
+            // One that is being opened is closed after that.
+            if *was == Opening::Open && self.transport.close_inbound(*connection) {
+                self.inbound_closed(*connection);
+            }
+        }
+        closing.into_iter().map(|(connection, _)| connection).collect()
+    }
+
+    /// The transport has closed an inbound endpoint: nothing lands through it any more.
+    pub fn inbound_closed(&mut self, connection: Connection) {
+        let Some(at) = self.inbound.iter().position(|inbound| inbound.connection == connection) else {
+            return;
+        };
+        let inbound = self.inbound.swap_remove(at);
+        let said = if inbound.cut { Message::CutDone } else { Message::Closed };
+        self.transport.say(connection.instance, connection.number, said);
+        if inbound.report {
+            self.report_if_alone(connection.instance, &inbound.peer_name);
+        }
+    }
+
+    /// Says that a peer is lost if no connection in either direction is left. None of its writes can land then.
+    fn report_if_alone(&self, instance: Random, name: &str) {
+        let open = |link: &Link<_>| !link.told && link.peer.instance == instance;
+        if !self.has_inbound_of(instance) && !self.links.values().any(open) {
+            self.transport.note_peer_lost();
+            self.shared.instance.notifications.peer_lost(name);
+        }
+    }
+
+    /// An instance is gone, or its connections are broken. It takes all of them with it; the host hears of it when its
+    /// inbound endpoints are closed.
+    pub fn lose(&mut self, instance: Random, why: &str) {
+        if !self.transport.forget(instance) {
+            return;
+        }
+        let lost = self.connecting.extract_if(.., |connecting| connecting.instance == instance);
+        for connecting in lost.collect::<Vec<_>>() {
+            let text = format!("nobody answers for {}: {why}", connecting.name());
+            connecting.fail(Error::new(ErrorCode::PEER_LOST, text));
+        }
+        let of_it = |inbound: &Inbound| inbound.connection.instance == instance;
+        let mut sender = None;
+        for inbound in self.inbound.iter_mut().filter(|inbound| of_it(inbound)) {
+            inbound.report = true;
+            sender = Some(inbound.peer_name.clone());
+        }
+        self.close_inbound(of_it);
+        let mut news = None;
+        let mut over = Vec::new();
+        for (id, link) in self.links.iter_mut().filter(|(_, link)| link.peer.instance == instance) {
+            if !std::mem::replace(&mut link.told, true) {
+                news = Some(link.peer.own_name.clone());
+            }
+            over.push(*id);
+        }
+        over.into_iter().for_each(|id| self.end_link(id, Event::PeerClosed));
+        if let Some(name) = news.as_ref().or(sender.as_ref()) {
+            log!(Level::INFO, "{name} is gone: {why}");
+        }
+        if let Some(name) = news {
+            self.report_if_alone(instance, &name);
+        }
+    }
+
+    /// Begins to end everything: calls that wait fail with `CLOSED`, links end, inbound endpoints close.
+    pub fn close(&mut self) {
+        let links: Vec<u32> = self.links.keys().copied().collect();
+        links.into_iter().for_each(|id| self.end_link(id, Event::End));
+        for connecting in std::mem::take(&mut self.connecting) {
+            connecting.fail(Error::new(ErrorCode::CLOSED, "the instance was shut down"));
+        }
+        self.close_inbound(|_| true);
+    }
+}

@@ -1,0 +1,86 @@
+//! What is proven when connections end: fences, and regions that are taken back.
+
+use std::time::Instant;
+
+use host_plugin_api::{PeerId, RegionId};
+
+use super::stage::Event;
+use super::{Connection, Connections, Transport};
+use crate::backend::{unknown_peer, unproven};
+use crate::linked::{Reply, answer};
+
+/// A disconnect that waits for its proof.
+pub(super) struct Fence {
+    peer: PeerId,
+    /// The inbound endpoints that were there when it began. Those that come later are other connections'.
+    inbound: Vec<Connection>,
+    deadline: Instant,
+    reply: Reply<()>,
+}
+
+/// A deregistration that waits until nothing reads or writes the region any more.
+pub(super) struct Deregistration {
+    region: RegionId,
+    deadline: Instant,
+    reply: Reply<()>,
+}
+
+impl<T: Transport> Connections<T> {
+    /// Ends the connections to and from a peer.
+    pub(super) fn disconnect(&mut self, id: PeerId, reply: Reply<()>) {
+        self.end_link(id.0, Event::End);
+        let Some(link) = self.links.get_mut(&id.0) else {
+            return answer(&reply, Err(unknown_peer(id)));
+        };
+        link.told = true;
+        let instance = link.peer.instance;
+        let inbound = self.close_inbound(|inbound| inbound.connection.instance == instance);
+        self.ask_to_close(id.0);
+        let deadline = Instant::now() + self.settings.fence_timeout;
+        self.fences.push(Fence { peer: id, inbound, deadline, reply });
+    }
+
+    /// Takes a region back, which new submissions cannot name any more.
+    pub(super) fn deregister(&mut self, region: RegionId, reply: Reply<()>) {
+        // Peers know the region by its address, and only a closed inbound endpoint keeps them away from it.
+        self.close_inbound(|inbound| inbound.regions.iter().any(|behind| behind.id == region.0));
+        self.transport.let_go(region.0);
+        let deadline = Instant::now() + self.settings.fence_timeout;
+        self.deregistrations.push(Deregistration { region, deadline, reply });
+    }
+
+    pub(super) fn finish_fences(&mut self, now: Instant) {
+        for fence in std::mem::take(&mut self.fences) {
+            let id = fence.peer.0;
+            let Some(link) = self.links.get(&id) else {
+                answer(&fence.reply, Ok(()));
+                continue;
+            };
+            if link.stage.is_over() && !fence.inbound.iter().any(|c| self.is_inbound_open(*c).is_some()) {
+                self.forget_link(id);
+                answer(&fence.reply, Ok(()));
+            } else if now >= fence.deadline {
+                let name = &link.peer.name;
+                answer(&fence.reply, Err(unproven(&format!("to {name}"), "pages it may be sent")));
+            } else {
+                self.fences.push(fence);
+            }
+        }
+    }
+
+    pub(super) fn finish_deregistrations(&mut self, now: Instant) {
+        for waiting in std::mem::take(&mut self.deregistrations) {
+            let region = waiting.region.0;
+            let inbound = self.inbound.iter().any(|i| i.regions.iter().any(|behind| behind.id == region));
+            let free = if inbound { Ok(false) } else { self.transport.has_let_go(region) };
+            match free {
+                Err(error) => answer(&waiting.reply, Err(error)),
+                Ok(true) => answer(&waiting.reply, Ok(())),
+                Ok(false) if now >= waiting.deadline => {
+                    answer(&waiting.reply, Err(unproven(&format!("from region {region}"), "its pages")));
+                }
+                Ok(false) => self.deregistrations.push(waiting),
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Submissions on their way between the host's threads and the backend's: a fixed number of slots, allocated once.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use host_plugin_api::{Completion, NOTIFICATION_BYTES, PeerId, Submission, Tag, Write};
+
+use crate::lists::List;
+use crate::locked::locked;
+use crate::peer::Peer;
+
+/// What is to be written.
+#[derive(Clone, Copy, Debug)]
+pub enum Work<'a, P> {
+    /// These writes.
+    Writes(&'a [Write]),
+    /// Writes of a list, by their indices, which it has.
+    Prepared(&'a Arc<List<P>>, &'a [u32]),
+}
+
+impl<P> Work<'_, P> {
+    /// Writes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Writes(writes) => writes.len(),
+            Self::Prepared(_, indices) => indices.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a slot holds: one submission, and what is to be written.
+#[derive(Debug)]
+pub struct Content<P, X> {
+    /// As the host gave it.
+    pub submission: Submission,
+    /// The backend's own; as its type's default is, whenever a submission is taken in.
+    pub progress: X,
+    peer: Option<Arc<P>>,
+    writes: Vec<Write>,
+    list: Option<Arc<List<P>>>,
+    indices: Vec<u32>,
+}
+
+impl<P, X> Content<P, X> {
+    /// The receiver; always there until the submission is finished.
+    pub fn peer(&self) -> Option<&Arc<P>> {
+        self.peer.as_ref()
+    }
+
+    /// The notification, as far as it counts.
+    pub fn notification(&self) -> &[u8] {
+        &self.submission.notification[..self.submission.notification_length as usize]
+    }
+
+    /// Writes.
+    pub fn len(&self) -> usize {
+        if self.list.is_some() { self.indices.len() } else { self.writes.len() }
+    }
+
+    /// Whether it is the notification alone that travels.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The prepared list that the writes are of, and their indices in it.
+    pub fn listed(&self) -> Option<(&Arc<List<P>>, &[u32])> {
+        self.list.as_ref().map(|list| (list, self.indices.as_slice()))
+    }
+
+    /// One of the writes.
+    #[inline]
+    pub fn write(&self, at: usize) -> Option<Write> {
+        match &self.list {
+            Some(list) => self.indices.get(at).map(|index| list.writes[*index as usize]),
+            None => self.writes.get(at).copied(),
+        }
+    }
+
+    /// The writes, from one on, which is at most the number of all.
+    pub fn writes(&self, from: usize) -> impl Iterator<Item = Write> {
+        let of_list = self.list.as_ref().map(|list| (&list.writes, &self.indices[from..]));
+        let listed =
+            of_list.into_iter().flat_map(|(writes, indices)| indices.iter().map(|i| writes[*i as usize]));
+        let own = if self.list.is_some() { &[] } else { &self.writes[from..] };
+        own.iter().copied().chain(listed)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Meta {
+    tag: Tag,
+    peer: PeerId,
+    in_flight: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    meta: Box<[Meta]>,
+    free: Vec<u32>,
+    done: VecDeque<(u32, Completion)>,
+    /// Completed with an error, and perhaps still in flight; with the connection whose end will settle them. No more than
+    /// there are slots per connection, since a connection fails once.
+    unsettled: Vec<(Tag, PeerId)>,
+    /// Threads in `wait_idle`.
+    waiting: usize,
+}
+
+/// The submissions of an instance, from the host's `submit` to its `poll`.
+///
+/// A slot is named by its index. It belongs to the thread that takes the submission in, then to the backend, until
+/// [`finish`](Queue::finish) makes it a completion, and is free again when the host has fetched that. The queue's lock is
+/// held for a few instructions at a time; a slot's own is the backend's to hold while it works on it.
+#[derive(Debug)]
+pub struct Queue<P, X = ()> {
+    contents: Box<[Mutex<Content<P, X>>]>,
+    cancelled: Box<[AtomicBool]>,
+    state: Mutex<State>,
+    finished: Condvar,
+}
+
+impl<P: Peer, X: Default> Queue<P, X> {
+    /// Slots for so many submissions of so many writes.
+    pub fn new(submissions: u32, writes: u32) -> Self {
+        let submission = Submission {
+            peer: PeerId(0),
+            notification_length: 0,
+            tag: Tag(0),
+            notification: [0; NOTIFICATION_BYTES],
+        };
+        let content = |_| {
+            let (writes, indices) =
+                (Vec::with_capacity(writes as usize), Vec::with_capacity(writes as usize));
+            Mutex::new(Content {
+                submission,
+                progress: X::default(),
+                peer: None,
+                writes,
+                list: None,
+                indices,
+            })
+        };
+        let many = submissions as usize;
+        Self {
+            contents: (0..submissions).map(content).collect(),
+            cancelled: (0..submissions).map(|_| AtomicBool::new(false)).collect(),
+            state: Mutex::new(State {
+                meta: vec![Meta { tag: Tag(0), peer: PeerId(0), in_flight: false }; many].into(),
+                free: (0..submissions).rev().collect(),
+                done: VecDeque::with_capacity(many),
+                unsettled: Vec::with_capacity(many),
+                waiting: 0,
+            }),
+            finished: Condvar::new(),
+        }
+    }
+
+    /// **Hot.** Takes a submission in; nothing when all slots are taken. The work is no more than the queue was made for.
+    pub fn take_in(&self, submission: &Submission, peer: &Arc<P>, work: Work<'_, P>) -> Option<u32> {
+        let index = locked(&self.state).free.pop()?;
+        let mut content = locked(&self.contents[index as usize]);
+        content.submission = *submission;
+        content.progress = X::default();
+        content.peer = Some(peer.clone());
+        content.writes.clear();
+        content.indices.clear();
+        match work {
+            Work::Writes(writes) => content.writes.extend_from_slice(writes),
+            Work::Prepared(list, indices) => {
+                content.list = Some(list.clone());
+                content.indices.extend_from_slice(indices);
+            }
+        }
+        drop(content);
+        self.cancelled[index as usize].store(false, Ordering::SeqCst);
+        let mut state = locked(&self.state);
+        state.meta[index as usize] = Meta { tag: submission.tag, peer: submission.peer, in_flight: true };
+        Some(index)
+    }
+
+    /// **Hot.** Gives a slot back that no thread took over, as if it had never been taken.
+    pub fn give_back(&self, index: u32) {
+        self.empty(index);
+        let mut state = locked(&self.state);
+        state.meta[index as usize].in_flight = false;
+        state.free.push(index);
+    }
+
+    fn empty(&self, index: u32) {
+        let mut content = locked(&self.contents[index as usize]);
+        let freed = (content.list.take(), content.peer.take());
+        drop(content);
+        drop(freed);
+    }
+
+    /// What a slot holds, until it is finished. Not to be held while it is.
+    pub fn content(&self, index: u32) -> MutexGuard<'_, Content<P, X>> {
+        locked(&self.contents[index as usize])
+    }
+
+    /// Whether the host wants no more of a submission to be started.
+    pub fn is_cancelled(&self, index: u32) -> bool {
+        self.cancelled[index as usize].load(Ordering::SeqCst)
+    }
+
+    /// A submission ended: with 0 and its bytes, or an error code. `unsettled` names the connection whose end is needed to know
+    /// that nothing of it is in flight.
+    pub fn finish(&self, index: u32, status: i32, bytes: u64, unsettled: Option<PeerId>) {
+        // Here, and not in the hot call that fills the slot again: a list may be freed.
+        self.empty(index);
+        let mut state = locked(&self.state);
+        let tag = state.meta[index as usize].tag;
+        state.meta[index as usize].in_flight = false;
+        state.unsettled.extend(unsettled.map(|peer| (tag, peer)));
+        state.done.push_back((index, Completion { tag, bytes, status, reserved: 0 }));
+        if state.waiting > 0 {
+            self.finished.notify_all();
+        }
+    }
+
+    /// Nothing of this connection's submissions is in flight any more.
+    pub fn settle(&self, peer: PeerId) {
+        locked(&self.state).unsettled.retain(|(_, other)| *other != peer);
+    }
+
+    /// **Hot.** Moves completions out and frees their slots; returns how many.
+    pub fn take(&self, completions: &mut [Completion]) -> usize {
+        let mut state = locked(&self.state);
+        let mut taken = 0;
+        while taken < completions.len()
+            && let Some((index, completion)) = state.done.pop_front()
+        {
+            completions[taken] = completion;
+            state.free.push(index);
+            taken += 1;
+        }
+        taken
+    }
+
+    /// **Hot.** Whether a completion waits for the host.
+    pub fn has_done(&self) -> bool {
+        !locked(&self.state).done.is_empty()
+    }
+
+    /// Marks what is in flight of this tag as not wanted; false when nothing is.
+    pub fn cancel(&self, tag: Tag) -> bool {
+        let state = locked(&self.state);
+        let mut any = false;
+        for (meta, cancelled) in state.meta.iter().zip(&self.cancelled) {
+            if meta.tag == tag && meta.in_flight {
+                any = true;
+                cancelled.store(true, Ordering::SeqCst);
+            }
+        }
+        any
+    }
+
+    /// **Hot.** Whether nothing of this tag is in flight.
+    pub fn is_settled(&self, tag: Tag) -> bool {
+        let state = locked(&self.state);
+        let running = state.meta.iter().any(|meta| meta.tag == tag && meta.in_flight);
+        !running && !state.unsettled.iter().any(|(other, _)| *other == tag)
+    }
+
+    /// Waits until no submission to a peer is unfinished; false when the deadline passed first.
+    pub fn wait_idle(&self, peer: PeerId, deadline: Instant) -> bool {
+        let mut state = locked(&self.state);
+        state.waiting += 1;
+        let idle = loop {
+            if !state.meta.iter().any(|meta| meta.in_flight && meta.peer == peer) {
+                break true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break false;
+            }
+            state = self.finished.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        state.waiting -= 1;
+        idle
+    }
+}
+
+#[cfg(test)]
+mod tests;
