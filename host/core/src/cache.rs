@@ -1,11 +1,11 @@
 //! Where every page of a worker is: one interface over pool, radix tree, offload tiers, windows and quarantine.
 //!
-//! The [scheduler](crate::scheduler) knows requests; this part knows pages. A request has a [`Holding`], which only this part
-//! changes, and shows its [`Tokens`].
+//! The [scheduler](crate::scheduler) knows requests; this part knows pages. A request has a [`Holding`], whose pages only
+//! this part changes, and shows its [`Tokens`].
 //!
 //! ```text
 //!             fetch            probe            admit
-//!  waiting ──────────► tiers ─────────► Prefix ───────► Holding ─── grow, keep, end_recompute, release_unseen
+//!  waiting ──────────► tiers ─────────► Prefix ───────► Holding ─── extend, keep, keep_computed
 //!                                                          │
 //!                     ┌────────── give_back (preempted) ◄──┤
 //!                     ▼                                    ▼ release (ended)
@@ -18,9 +18,11 @@
 //! | [`probe`](Cache::probe) | finds and locks what a waiting request may use; [`forgo`](Cache::forgo) lets go of it |
 //! | [`need`](Cache::need), [`can_have`](Cache::can_have), [`make_free`](Cache::make_free) | count pages, and evict for them |
 //! | [`admit`](Cache::admit) | gives a request its pages and begins to restore what the offload tiers have |
-//! | [`restored`](Cache::restored) | says how the restores of requests ended |
+//! | [`restored`](Cache::restored) | takes note of how a request's restore is doing, and says whether it has ended |
+//! | [`continue_at`](Cache::continue_at) | lets a request continue behind what it has |
 //! | [`extend`](Cache::extend) | adds pages to a running request |
-//! | [`keep`](Cache::keep) | gives computed pages to the radix tree, and to the offload tiers by their policy |
+//! | [`keep`](Cache::keep), [`keep_computed`](Cache::keep_computed) | give computed pages to the radix tree, and to the offload tiers by their policy |
+//! | [`write_back`](Cache::write_back), [`give_up_saves`](Cache::give_up_saves) | save ahead of eviction; take pages back from copies that have not begun |
 //! | [`give_back`](Cache::give_back) | takes all pages of a preempted request |
 //! | [`release`](Cache::release) | takes all pages of an ended request, into quarantine where something may touch them |
 //!
@@ -117,11 +119,6 @@ impl Cache {
     /// Where the pages of the pool are.
     pub(crate) fn counts(&self) -> PoolCounts {
         self.pool.counts()
-    }
-
-    /// The most pages that requests may have.
-    pub(crate) fn limits(&self) -> PoolLimits {
-        self.pool.limits()
     }
 
     /// The fault for which the allocator is disabled. The pool chooses pages itself since.

@@ -12,7 +12,7 @@
 //!
 //! Each fragment has a name, so one that is reported twice counts once, whatever comes in between.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::aux_row::AUX_ROW_BYTES;
 use crate::heads::HeadLane;
@@ -71,7 +71,7 @@ pub enum Report {
 /// A sum for each of a peer's ranks; `None` when integrity is switched off.
 pub type Sums = Option<Vec<(usize, u64)>>;
 
-/// A report that cannot be true together with those before it. Its event ends the request.
+/// A report that cannot be true together with those before it. Its event ends a request that waits for the transfer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("a part of a transfer cannot be: {reason} (room {room}, worker {peer}, rank {rank}, {notice:?})")]
 pub struct Contradiction {
@@ -99,8 +99,8 @@ impl Contradiction {
 #[derive(Debug)]
 pub struct RankBarrier {
     ranks: usize,
-    writes: HashMap<Tag, Settling>,
-    rooms: HashMap<Room, OpenRoom>,
+    writes: BTreeMap<Tag, Settling>,
+    rooms: BTreeMap<Room, OpenRoom>,
 }
 
 /// Ranks that have not settled a write.
@@ -154,7 +154,7 @@ impl RankBarrier {
     /// A barrier of so many ranks.
     #[must_use]
     pub fn new(ranks: usize) -> Self {
-        Self { ranks, writes: HashMap::new(), rooms: HashMap::new() }
+        Self { ranks, writes: BTreeMap::new(), rooms: BTreeMap::new() }
     }
 
     fn all_ranks(&self) -> BTreeSet<usize> {
@@ -287,6 +287,9 @@ impl OpenRoom {
         });
         if (arrival.fragments, arrival.sum) != (lane.fragments, lane.sum) || lane.fragments > FRAGMENTS {
             return Err("its fragments disagree about the part");
+        }
+        if lane.fragment >= lane.fragments {
+            return Err("it has a fragment beyond its last");
         }
         arrival.landed.insert(lane.fragment);
         // The aux row alone goes from rank 0 to rank 0.

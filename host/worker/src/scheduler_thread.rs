@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use host_core::rank_barrier::RankBarrier;
+use host_core::rank_barrier::{Contradiction, RankBarrier};
 use host_core::scheduler::Stats;
 use host_core::{Action, Config, Event, Role, Room, Scheduler};
 use host_wire::Answer;
@@ -180,7 +180,8 @@ impl Turn {
                 Ok(Some(event)) => event,
                 Ok(None) => return,
                 Err(contradiction) => {
-                    tracing::warn!("{contradiction}");
+                    let Contradiction { room, peer, rank, notice, reason } = &contradiction;
+                    tracing::warn!(%room, %peer, rank, ?notice, reason, "a part of a transfer cannot be");
                     contradiction.event()
                 }
             },

@@ -2,7 +2,7 @@
 
 use super::{Cache, Holding, Prefix, Tokens};
 use crate::batch::Sequence;
-use crate::ids::Time;
+use crate::ids::{Room, Time};
 
 /// Pages of both [components](crate::pool::Component).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,7 +90,9 @@ impl Cache {
         found: Option<Prefix>,
     ) -> Admitted {
         let pages = (self.pool.allocate(need.now.full), self.pool.allocate_window(need.now.window));
-        let (Some(pages), Some(window)) = pages else { unreachable!("admission counted the pages") };
+        let (Some(pages), Some(window)) = pages else {
+            unreachable!("admission counted the pages of {:?}", tokens.room())
+        };
         let (page, from) = found.as_ref().map_or((0, 0), |found| (found.page(), found.from()));
         let (lock, end) = found.map_or((None, None), |found| (Some(found.lock), found.end));
         if let (Some(tree), Some(lock)) = (&mut self.tree, &lock) {
@@ -126,10 +128,10 @@ impl Cache {
     }
 
     /// Gives a running request so many pages more. They are free.
-    pub(crate) fn extend(&mut self, kv: &mut Holding, pages: Pages) {
+    pub(crate) fn extend(&mut self, room: Room, kv: &mut Holding, pages: Pages) {
         let taken = (self.pool.allocate(pages.full), self.pool.allocate_window(pages.window));
         let (Some(held), (Some(pages), Some(window))) = (&mut kv.held, taken) else {
-            unreachable!("a request runs without pages, or pages that were counted are not there")
+            unreachable!("{room:?} runs without pages, or pages that were counted are not there")
         };
         kv.window.own.append(window);
         kv.table.extend_from_slice(pages.ids());

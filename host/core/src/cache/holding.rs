@@ -74,7 +74,7 @@ pub(crate) enum Restore {
     Missing(Range<usize>),
 }
 
-/// Everything that one request holds of the cache. Empty while it waits.
+/// Everything that one request holds of the cache. Empty while it waits. Its pages change in the cache alone.
 #[derive(Debug, Default)]
 pub(crate) struct Holding {
     /// The page table: pages for the prompt and for as much of the answer as there is, in order. The locked ones are shared, the
@@ -151,7 +151,7 @@ impl Holding {
         self.restore.as_ref()
     }
 
-    /// What was missing of its restore comes from elsewhere.
+    /// What is missing of its restore comes from elsewhere.
     pub(crate) fn forget_restore(&mut self) {
         self.restore = None;
     }

@@ -8,29 +8,43 @@ use crate::hierarchy::Hierarchy;
 impl Cache {
     /// Gives the tree the whole pages of what a request has computed or received. The request continues with the tree's pages.
     /// Pages that the tree had already are free, or stay the request's until it ends if something may still read them
-    /// (`is_read`: a transfer or a batch). Kept without need they could be what a request that runs alone lacks in the end.
-    pub(crate) fn keep(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, is_read: bool) {
+    /// (`may_be_read`: a transfer or a batch). Kept without need they could be what a request that runs alone lacks in the end.
+    pub(crate) fn keep(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, may_be_read: bool) {
         // A decode worker is sent its windows. Storage has the answer's from here, for prefill, which never saw it.
         let answered = kv.computed / self.page_tokens * self.page_tokens > tokens.prompt().len();
         let stores = self.tiers.as_ref().is_some_and(Hierarchy::writes);
         let windows = !self.is_sent || (answered && stores);
-        self.keep_parts(tokens, kv, is_read, windows, false);
+        self.keep_parts(tokens, kv, may_be_read, windows, false);
     }
 
     /// The same for a request that is preempted: it will compute here what is not cached then, whatever the worker does.
-    pub(crate) fn keep_preempted(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, is_read: bool) {
-        self.keep_parts(tokens, kv, is_read, true, true);
+    pub(crate) fn keep_preempted(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, may_be_read: bool) {
+        self.keep_parts(tokens, kv, may_be_read, true, true);
     }
 
-    /// Keeps the window in front of a token page for other requests: this one has recomputed it. To be called behind
-    /// [`keep`](Self::keep), with what [`end_recompute`](Self::end_recompute) returned before that.
-    pub(crate) fn keep_window(&mut self, tokens: &Tokens<'_>, kv: &mut Holding, token_page: Option<usize>) {
+    /// The same for a request that a batch has computed on from a position, and what follows for its window: a complete recompute
+    /// range is kept for other requests, and what no later position sees is given back.
+    pub(crate) fn keep_computed(
+        &mut self,
+        tokens: &Tokens<'_>,
+        kv: &mut Holding,
+        from: usize,
+        may_be_read: bool,
+    ) {
+        let whole = self.end_recompute(kv);
+        let prompt = tokens.prompt().len();
+        // Others that part from this prompt somewhere need the window that is there now, and gone later.
+        if from < prompt && (kv.computed >= prompt || self.keeps_piecewise()) {
+            self.keep(tokens, kv, may_be_read);
+        }
         if let (Some(shape), Some(tree), Some(lock), Some(at)) =
-            (self.window, &mut self.tree, &kv.lock, token_page)
+            (self.window, &mut self.tree, &kv.lock, whole)
         {
             tree.mark_window(lock, at, shape);
         }
-        self.save_windows(tokens, kv, token_page);
+        self.save_windows(tokens, kv, whole);
+        // Only now: what the tree takes of a prompt's windows is found again while there are pages for it.
+        self.release_unseen(kv);
     }
 
     /// Gives back what a request holds although it continues with the tree's pages. No batch and no transfer reads it any more.
@@ -47,7 +61,7 @@ impl Cache {
         &mut self,
         tokens: &Tokens<'_>,
         kv: &mut Holding,
-        is_read: bool,
+        may_be_read: bool,
         windows: bool,
         preempted: bool,
     ) {
@@ -87,7 +101,7 @@ impl Cache {
         }
         kv.lock = Some(lock);
         match &mut kv.spare {
-            _ if !is_read => self.pool.release(duplicates),
+            _ if !may_be_read => self.pool.release(duplicates),
             Some(spare) => spare.append(duplicates),
             None => kv.spare = Some(duplicates),
         }

@@ -7,6 +7,7 @@ use crate::radix::PrefixLock;
 
 /// What a request is admitted with. It keeps pages, so it is admitted or [let go](Cache::forgo).
 #[derive(Debug)]
+#[must_use]
 pub(crate) struct Prefix {
     /// What is in the radix tree.
     pub(super) lock: PrefixLock,

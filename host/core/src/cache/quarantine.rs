@@ -43,7 +43,7 @@ impl Touches {
 
 /// One ended room.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(super) struct Entry {
     pub pages: QuarantinedPages,
     /// Keeps the cached pages that the room used.
     pub lock: Option<PrefixLock>,
@@ -53,19 +53,19 @@ pub(crate) struct Entry {
 
 /// What a cleared entry leaves behind.
 #[derive(Debug)]
-pub(crate) struct Unlocked {
+pub(super) struct Unlocked {
     pub lock: Option<PrefixLock>,
     pub leftovers: Leftovers,
 }
 
 /// Frees pages that were evicted while they were copied, once nothing reads them any more.
-pub(crate) fn copied(pool: &mut PagePool, pages: QuarantinedPages) {
+pub(super) fn copied(pool: &mut PagePool, pages: QuarantinedPages) {
     pool.clear(pages, &Settled(()));
 }
 
 /// All entries.
 #[derive(Debug, Default)]
-pub(crate) struct Quarantine {
+pub(super) struct Quarantine {
     entries: BTreeMap<Room, Entry>,
 }
 

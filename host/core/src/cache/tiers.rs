@@ -114,6 +114,17 @@ impl Cache {
         true
     }
 
+    /// A request continues behind so many pages, whatever it was to get: what its restore lacks is computed. Returns the position
+    /// at which computing begins, which is before these pages while a window is recomputed.
+    pub(crate) fn continue_at(&self, kv: &mut Holding, pages: usize) -> usize {
+        kv.restore = None;
+        kv.computed = match kv.recompute.is_empty() {
+            true => pages * self.page_tokens,
+            false => kv.recompute.start,
+        };
+        kv.computed
+    }
+
     /// Counts something of the tiers.
     pub(crate) fn count(&mut self, count: impl FnOnce(&mut HierarchyStats)) {
         if let Some(tiers) = &mut self.tiers {
@@ -136,9 +147,9 @@ impl Cache {
     }
 
     /// So many tokens of prompts are computed before those of requests that come now.
-    pub(crate) fn set_backlog(&mut self, tokens: usize) {
+    pub(crate) fn set_backlog(&mut self, tokens: impl FnOnce() -> usize) {
         if let Some(tiers) = &mut self.tiers {
-            tiers.set_backlog(tokens);
+            tiers.set_backlog(tokens());
         }
     }
 }

@@ -23,7 +23,7 @@
 use std::ops::Range;
 
 use super::{Cache, Holding, Prefix, Tokens};
-use crate::ids::PageId;
+use crate::ids::{PageId, Room};
 use crate::pool::HeldPages;
 use crate::radix::PrefixLock;
 use crate::window::{WindowPages, WindowShape};
@@ -93,22 +93,46 @@ impl Cache {
             .map(|tail| tail.len() * shape.parts as usize)
     }
 
-    /// The pages of the parts that a transfer brings here.
-    pub(crate) fn window_tail(&self, tokens: &Tokens<'_>, kv: &Holding) -> Vec<PageId> {
-        let Some(shape) = self.window else { return Vec::new() };
-        kv.window.parts(shape, &self.tail(shape, tokens))
-    }
-
-    /// The pages of the parts that a decode worker has asked for, which wants so many.
-    pub(crate) fn window_tail_of(&self, tokens: &Tokens<'_>, kv: &Holding, pages: usize) -> Vec<PageId> {
+    /// The pages of the parts that a transfer brings with the end of the prompt, of which there are so many.
+    pub(crate) fn window_tail(&self, tokens: &Tokens<'_>, kv: &Holding, pages: usize) -> Vec<PageId> {
         let Some(shape) = self.window else { return Vec::new() };
         let end = self.pages_for(tokens.prompt().len());
         kv.window.parts(shape, &(end - pages / shape.parts as usize..end))
     }
 
+    /// Whether a request can continue behind any whole page of its KV. With sliding layers it needs the window there as well.
+    pub(crate) fn continues_anywhere(&self) -> bool {
+        self.window.is_none()
+    }
+
+    /// Whether pages enter the tree piece by piece while a prompt is computed: the window behind a page is gone later.
+    pub(crate) fn keeps_piecewise(&self) -> bool {
+        self.window.is_some()
+    }
+
+    /// The shortest piece of a prompt, in positions, where shorter pieces need fewer pages at once. Below a page, which admission
+    /// counts with, a piece costs more than a copy that is made later, so only a step that gives copies up goes below.
+    pub(crate) fn shortest_piece(&self, give_up: bool) -> Option<usize> {
+        self.window.map(|_| if give_up { 1 } else { self.page_tokens })
+    }
+
     /// Pages of parts that a sequence of so many token pages must be able to have, computed one by one if need be.
-    pub(crate) fn least_window(&self, token_pages: usize) -> usize {
+    fn least_window(&self, token_pages: usize) -> usize {
         self.window.map_or(0, |shape| kept(shape, 0..token_pages, 1, self.page_tokens))
+    }
+
+    /// What a sequence of so many positions would need that has no place in the pool, if that is so: pages, of which layers, and
+    /// the limit.
+    pub(crate) fn too_long(&self, positions: usize) -> Option<(usize, &'static str, u32)> {
+        let (most, limits) = (self.pages_for(positions), self.pool.limits());
+        let window = self.least_window(most);
+        let parts = [
+            (most, " for the layers without a window", limits.full),
+            (window, " for the layers with one", limits.window),
+            (most + window, "", limits.total),
+        ];
+        let (pages, part, limit) = parts.into_iter().find(|(pages, _, limit)| *pages > *limit as usize)?;
+        Some((pages, if self.window.is_some() { part } else { "" }, limit))
     }
 
     /// What a waiting request needs of parts, if it gets what is locked and may get as long as `end` token pages. One that
@@ -177,7 +201,7 @@ impl Cache {
     }
 
     /// Gives back what no position behind the computed ones sees. No batch is being computed.
-    pub(crate) fn release_unseen(&mut self, kv: &mut Holding) {
+    pub(super) fn release_unseen(&mut self, kv: &mut Holding) {
         let Some(shape) = self.window else { return };
         let first = shape.first_kept(kv.computed, self.page_tokens);
         let parts = shape.parts as usize;
@@ -194,7 +218,7 @@ impl Cache {
 
     /// Whether the window at the end of a prefix is complete now that a request recomputes it. If it is, gives the
     /// parts back that led there and returns the token page at whose beginning the window is whole.
-    pub(crate) fn end_recompute(&mut self, kv: &mut Holding) -> Option<usize> {
+    pub(super) fn end_recompute(&mut self, kv: &mut Holding) -> Option<usize> {
         let shape = self.window?;
         if kv.recompute.is_empty() || kv.computed < kv.recompute.end {
             return None;
@@ -212,24 +236,24 @@ impl Cache {
     ///
     /// # Panics
     /// When it has other parts than it must have, or its lock keeps others.
-    pub(crate) fn audit_window(&self, kv: &Holding, computes_to: Option<usize>) {
+    pub(crate) fn audit_window(&self, room: Room, kv: &Holding, computes_to: Option<usize>) {
         let Some(shape) = self.window else {
-            return assert_eq!(kv.window.len(), 0, "window parts of a model without a window");
+            return assert_eq!(kv.window.len(), 0, "{room:?} has window parts of a model without a window");
         };
         let parts = shape.parts as usize;
         let locked = kv.lock.as_ref().map_or(0, PrefixLock::windows);
-        assert_eq!(kv.window.cached.len(), locked * parts, "cached parts are kept by the lock");
-        assert!(kv.window.len().is_multiple_of(parts), "a part is there in part");
+        assert_eq!(kv.window.cached.len(), locked * parts, "{room:?}: cached parts are kept by its lock");
+        assert!(kv.window.len().is_multiple_of(parts), "{room:?} has a part in part");
         if kv.held.is_none() {
-            assert_eq!(kv.window.len(), 0, "a waiting request has window parts");
+            assert_eq!(kv.window.len(), 0, "{room:?} waits and has window parts");
         } else if let Some(computes_to) = computes_to {
             let page_tokens = self.page_tokens;
             let end = self.pages_for(computes_to);
             let first = shape.first_live(kv.computed, page_tokens).max(kv.recompute.start / page_tokens);
-            assert!(kv.window.first <= first, "a part was lost");
-            assert!(kv.window.end(shape) >= end, "a part is lacking");
+            assert!(kv.window.first <= first, "{room:?} lost a part");
+            assert!(kv.window.end(shape) >= end, "{room:?} lacks a part");
             let most = shape.most_kept((end * page_tokens).saturating_sub(kv.computed).max(1), page_tokens);
-            assert!(kv.window.len() <= (most + 1) * parts, "parts are kept that no position sees");
+            assert!(kv.window.len() <= (most + 1) * parts, "{room:?} keeps parts that no position sees");
         }
     }
 }

@@ -114,7 +114,13 @@ impl Outgoing {
 
     /// What is to be sent now, if anything: pages, and the first of their layers that was not sent. `whole` pages are computed;
     /// `computing` says that a batch computes more; `last` that there is nothing more to compute.
-    pub(crate) fn next(&mut self, whole: usize, computing: bool, last: bool) -> Option<(Range<usize>, u32)> {
+    pub(crate) fn next(
+        &mut self,
+        room: Room,
+        whole: usize,
+        computing: bool,
+        last: bool,
+    ) -> Option<(Range<usize>, u32)> {
         // Another attempt may ask for some pages only.
         let end = whole.min(self.end());
         // What was begun is completed when its batch is, and before anything behind it.
@@ -127,7 +133,7 @@ impl Outgoing {
         }
         let cursor = self.cursor;
         let layers = self.begun.take().map_or(0, |begun| {
-            assert!(begun.end == end, "pages {cursor}..{} were begun and {end} are computed", begun.end);
+            assert!(begun.end == end, "{room:?} began pages {cursor}..{} and computed {end}", begun.end);
             begun.layers
         });
         Some((cursor..end.max(cursor), layers))
@@ -259,7 +265,7 @@ impl Orphans {
         self.by_room.retain(|_, orphan| orphan.peer != peer);
     }
 
-    /// Takes out those that came at this time or before.
+    /// Takes out those that came too long ago.
     pub(crate) fn take_older(&mut self, is_late: impl Fn(Time) -> bool) -> Vec<(Room, Orphan)> {
         self.by_room.extract_if(.., |_, orphan| is_late(orphan.since)).collect()
     }
@@ -273,6 +279,8 @@ impl Orphans {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ROOM: Room = Room(1);
 
     fn reserve(prefix: u32, pages: u32) -> Reserve {
         Reserve {
@@ -291,35 +299,34 @@ mod tests {
 
     #[test]
     fn layers_that_were_begun_are_completed_before_anything_behind_them() {
-        let room = Room(1);
         let mut outgoing = outgoing(1, reserve(8, 8));
         assert_eq!(outgoing.completing(5), Some((2..5, 0)));
-        let begun = outgoing.part(room, Tag(1), 2..5, 0..3, false, false);
+        let begun = outgoing.part(ROOM, Tag(1), 2..5, 0..3, false, false);
         assert_eq!((begun.notice.sequence, begun.notice.pages, begun.first_page), (0, 0, 0));
-        assert_eq!(outgoing.next(5, true, false), None, "its batch is being computed");
+        assert_eq!(outgoing.next(ROOM, 5, true, false), None, "its batch is being computed");
         assert_eq!(outgoing.completing(5), Some((2..5, 3)));
-        assert_eq!(outgoing.next(5, false, false), Some((2..5, 3)));
-        let rest = outgoing.part(room, Tag(2), 2..5, 3..8, true, false);
+        assert_eq!(outgoing.next(ROOM, 5, false, false), Some((2..5, 3)));
+        let rest = outgoing.part(ROOM, Tag(2), 2..5, 3..8, true, false);
         assert_eq!((rest.notice.sequence, rest.notice.pages, rest.target.len()), (1, 3, 3));
-        assert_eq!(outgoing.next(5, false, false), None, "nothing is sent twice");
-        assert_eq!(outgoing.next(10, false, true), Some((5..10, 0)));
-        let last = outgoing.part(room, Tag(3), 5..10, 0..8, true, true);
+        assert_eq!(outgoing.next(ROOM, 5, false, false), None, "nothing is sent twice");
+        assert_eq!(outgoing.next(ROOM, 10, false, true), Some((5..10, 0)));
+        let last = outgoing.part(ROOM, Tag(3), 5..10, 0..8, true, true);
         assert_eq!((last.notice.last, last.target.len(), last.first_page), (true, 5 + 2, 3));
-        assert_eq!(outgoing.next(10, false, true), None, "the last part was sent");
+        assert_eq!(outgoing.next(ROOM, 10, false, true), None, "the last part was sent");
     }
 
     #[test]
     fn a_later_attempt_waits_until_the_writes_of_the_one_before_have_settled() {
         let mut outgoing = outgoing(1, reserve(0, 10));
-        assert_eq!(outgoing.next(10, false, true), Some((0..10, 0)));
-        outgoing.part(Room(1), Tag(1), 0..10, 0..8, true, true);
+        assert_eq!(outgoing.next(ROOM, 10, false, true), Some((0..10, 0)));
+        outgoing.part(ROOM, Tag(1), 0..10, 0..8, true, true);
         outgoing.ask_again(4, 1, reserve(8, 2));
         assert_eq!(outgoing.session, 3, "a repeat changes nothing");
         outgoing.ask_again(4, 2, reserve(8, 2));
-        assert_eq!(outgoing.next(10, false, true), None, "the first attempt's write is under way");
+        assert_eq!(outgoing.next(ROOM, 10, false, true), None, "the first attempt's write is under way");
         assert_eq!(outgoing.completing(10), None, "later attempts send no layers ahead");
         outgoing.tags.remove(&Tag(1));
-        assert_eq!(outgoing.next(10, false, true), Some((2..4, 0)), "the span that was asked for");
+        assert_eq!(outgoing.next(ROOM, 10, false, true), Some((2..4, 0)), "the span that was asked for");
     }
 
     #[test]

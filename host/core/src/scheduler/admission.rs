@@ -100,24 +100,13 @@ impl Scheduler {
                 ),
             );
         }
-        let most = self.cache.pages_for(self.most_positions(request));
-        let window = self.cache.least_window(most);
-        let limits = self.cache.limits();
-        for (pages, part, limit) in [
-            (most, " for the layers without a window", limits.full),
-            (window, " for the layers with one", limits.window),
-            (most + window, "", limits.total),
-        ] {
-            if pages > limit as usize {
-                let part = if self.config.window.is_some() { part } else { "" };
-                return fail(
-                    FailureCode::TooLong,
-                    format!(
-                        "{prompt} prompt tokens + {answer} to generate need {pages} pages of KV cache{part}, the pool has \
-                         {limit}"
-                    ),
-                );
-            }
+        if let Some((pages, part, limit)) = self.cache.too_long(self.most_positions(request)) {
+            return fail(
+                FailureCode::TooLong,
+                format!(
+                    "{prompt} prompt tokens + {answer} to generate need {pages} pages of KV cache{part}, the pool has {limit}"
+                ),
+            );
         }
         if self.queue.len() >= config.max_queued as usize {
             return fail(FailureCode::Busy, format!("the queue is full ({} requests)", config.max_queued));
@@ -143,12 +132,12 @@ impl Scheduler {
             let Some(job) = self.jobs.get(&room) else { unreachable!("{room:?} is queued without a job") };
             let ready = match self.config.role {
                 // It goes straight into the steps.
-                _ if *job.stage == Stage::Preempted => self.may_join(resumed),
+                _ if job.stage.is_preempted() => self.may_join(resumed),
                 Role::Aggregated => true,
                 Role::Prefill => job.outgoing.is_some(),
                 Role::Decode => self.prefill_is_ready(job),
             };
-            let worn = job.waiting.skipped >= MOST_SKIPS;
+            let worn = job.stage.waiting().is_some_and(|waiting| waiting.skipped >= MOST_SKIPS);
             let active = self.jobs.len() - self.queue.len();
             if admitted.len() >= self.aux_free.len() || active >= most_active {
                 break;
@@ -185,20 +174,20 @@ impl Scheduler {
                 self.cache.forgo(prefix);
                 continue;
             }
-            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| *job.stage == Stage::Preempted));
+            resumed += usize::from(self.jobs.get(&room).is_some_and(|job| job.stage.is_preempted()));
             promised += need.now;
             headroom += need.headroom;
             self.queue.remove(at);
             self.lead(room, prefix.as_ref());
             admitted.push((room, need, prefix));
-            for waits in &lacking {
-                if let Some(job) = self.jobs.get_mut(waits) {
-                    job.waiting.skipped += 1;
+            let mut worn = false;
+            for room in &lacking {
+                if let Some(waiting) = self.jobs.get_mut(room).and_then(|job| job.stage.waiting_mut()) {
+                    waiting.skipped += 1;
+                    worn |= waiting.skipped >= MOST_SKIPS;
                 }
             }
-            let worn =
-                |waits: &Room| self.jobs.get(waits).is_some_and(|job| job.waiting.skipped >= MOST_SKIPS);
-            if lacking.iter().any(worn) {
+            if worn {
                 break;
             }
         }
@@ -263,7 +252,7 @@ impl Scheduler {
             }
             _ if admitted.restored.is_some() => job.stage.enter(Stage::Loading(admitted.prefix..covered)),
             _ => {
-                job.stage.enter(Stage::Running);
+                job.stage.enter(Stage::Running(None));
                 self.running.push(room);
                 // What is cached can be on its way while the rest is computed.
                 self.push_pages(room, actions);

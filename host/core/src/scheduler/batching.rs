@@ -27,10 +27,7 @@ impl Scheduler {
             if self.release_spares() {
                 continue;
             }
-            // A shorter piece needs fewer pages of the window at once. Below a page, which admission counts with, it costs
-            // more than a copy that is made later.
-            let shortest = if give_up { 1 } else { self.config.page_tokens as usize };
-            if self.config.window.is_some() && most > shortest {
+            if let Some(shortest) = self.cache.shortest_piece(give_up).filter(|shortest| most > *shortest) {
                 most = (most / 2).max(shortest);
                 continue;
             }
@@ -55,7 +52,7 @@ impl Scheduler {
                 more => load.tokens += more,
             }
             load.context += end;
-            job.in_batch = Some(end);
+            job.stage.set_in_batch(Some(end));
         }
         if sequences.is_empty() {
             // The requests that waited for this step have ended meanwhile.
@@ -149,7 +146,9 @@ impl Scheduler {
         let mut ends = BTreeMap::new();
         // A request of the batch that is still there has not left the running ones.
         for room in &self.running {
-            if let Some(end) = self.jobs.get_mut(room).and_then(|job| job.in_batch.take()) {
+            let Some(job) = self.jobs.get_mut(room) else { continue };
+            if let Some(end) = job.stage.in_batch() {
+                job.stage.set_in_batch(None);
                 ends.insert(*room, end);
             }
         }
@@ -177,17 +176,7 @@ impl Scheduler {
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }
-        let whole = self.jobs.get_mut(&room).and_then(|job| self.cache.end_recompute(&mut job.kv));
-        // Others that part from this prompt somewhere need the window that is there now, and gone later.
-        if before < prompt && (end >= prompt || self.config.window.is_some()) {
-            self.keep(room);
-        }
-        if let Some(job) = self.jobs.get_mut(&room) {
-            let (tokens, kv) = job.holding();
-            self.cache.keep_window(&tokens, kv, whole);
-            // Only now: what the tree takes of a prompt's windows is found again while there are pages for it.
-            self.cache.release_unseen(kv);
-        }
+        self.keep_computed(room, before);
         match &output.sampled {
             Some(sampled) => self.drawn(now, room, sampled, actions),
             None if end == known => {

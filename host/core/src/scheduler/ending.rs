@@ -12,7 +12,7 @@ use crate::request::{Failure, FailureCode};
 impl Scheduler {
     pub(super) fn job_deadline(&self, job: &Job) -> Time {
         let whole = job.submitted.after(self.config.request_timeout);
-        let waits_for_leg = *job.stage == Stage::Queued
+        let waits_for_leg = job.stage.is_queued()
             // Decode asks when it has pages and a place among those that decode, which may take as long as a request may. Until
             // then prefill's leg holds nothing here, and the router ends it when the other one is gone.
             && self.config.role.receives_kv()
@@ -104,7 +104,7 @@ impl Scheduler {
             Stage::Reclaiming(reclaiming) => (true, reclaiming.writer, reclaiming.receiver),
             _ => (false, None, false),
         };
-        let batch = job.in_batch.is_some();
+        let batch = job.stage.in_batch().is_some();
         let verification = matches!(*job.stage, Stage::Verifying(_));
         let touches = Touches { writer, batch, verification, receiver, tags, loads };
         for tag in &touches.tags {

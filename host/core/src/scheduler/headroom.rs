@@ -38,12 +38,9 @@ impl Scheduler {
 
     /// Pages that admitted requests may ask for soon.
     pub(super) fn promised_headroom(&self) -> Pages {
-        if self.config.role.sends_kv() && self.config.window.is_none() {
-            return Pages::default();
-        }
         let headroom = |job: &Job| {
             let piece = match *job.stage {
-                Stage::Running | Stage::Loading(_) => job.uncomputed(),
+                Stage::Running(_) | Stage::Loading(_) => job.uncomputed(),
                 _ => 1,
             };
             self.cache.headroom(&job.kv, self.ahead(job), piece)
@@ -84,7 +81,7 @@ impl Scheduler {
             if needed != Pages::default()
                 && let Some(job) = self.jobs.get_mut(room)
             {
-                self.cache.extend(&mut job.kv, needed);
+                self.cache.extend(*room, &mut job.kv, needed);
             }
         }
         true

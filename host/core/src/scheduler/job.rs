@@ -1,7 +1,6 @@
 //! One request on its way through a worker.
 
-use super::sharing::Follows;
-use super::stage::{CurrentStage, Stage};
+use super::stage::CurrentStage;
 use crate::batch::Sampled;
 use crate::cache::{Holding, Tokens};
 use crate::hand_over::Outgoing;
@@ -19,26 +18,12 @@ pub(super) struct Job {
     /// What it holds of the cache.
     pub kv: Holding,
     pub aux: Option<u32>,
-    pub waiting: Waiting,
     pub answer: Answer,
-    /// The position up to which the batch being computed computes this job.
-    pub in_batch: Option<usize>,
     /// Prefill: where the pages go, once decode has said so.
     pub outgoing: Option<Outgoing>,
     pub origin: Origin,
     /// Positions that had KV before the job was preempted; computing them is done for the second time.
     pub computed_before: usize,
-}
-
-/// What matters of a job while it is in the queue.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    /// Later requests that were admitted while this one lacked pages.
-    pub skipped: u32,
-    /// Which request it waits for, or has waited for.
-    pub follows: Option<Follows>,
-    /// Whether the offload tiers were asked since it was last preempted; a new request asks when it comes.
-    pub fetched: bool,
 }
 
 /// What was drawn of an answer.
@@ -74,9 +59,7 @@ impl Job {
             place,
             stage: CurrentStage::queued(),
             aux: None,
-            waiting: Waiting { skipped: 0, follows: None, fetched: true },
             answer: Answer::default(),
-            in_batch: None,
             outgoing: None,
             origin: Origin::default(),
             computed_before: 0,
@@ -85,16 +68,12 @@ impl Job {
 
     /// The tokens whose KV it holds or wants.
     pub(super) fn tokens(&self) -> Tokens<'_> {
-        Tokens {
-            request: &self.request,
-            output: &self.answer.tokens,
-            resumes: *self.stage == Stage::Preempted,
-        }
+        Tokens { request: &self.request, output: &self.answer.tokens, resumes: self.stage.is_preempted() }
     }
 
     /// The same, beside what it holds.
     pub(super) fn holding(&mut self) -> (Tokens<'_>, &mut Holding) {
-        let resumes = *self.stage == Stage::Preempted;
+        let resumes = self.stage.is_preempted();
         let tokens = Tokens { request: &self.request, output: &self.answer.tokens, resumes };
         (tokens, &mut self.kv)
     }
@@ -116,7 +95,8 @@ impl Job {
 
     /// Whether a batch or a transfer of ours may be reading its pages.
     pub(super) fn is_read(&self) -> bool {
-        self.in_batch.is_some() || self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.tags.is_empty())
+        self.stage.in_batch().is_some()
+            || self.outgoing.as_ref().is_some_and(|outgoing| !outgoing.tags.is_empty())
     }
 
     /// Takes note of how much of the prompt was cached at admission.

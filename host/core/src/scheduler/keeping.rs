@@ -9,6 +9,17 @@ impl Scheduler {
         self.keep_as(room, false);
     }
 
+    /// The same for a job that a batch has computed on from a position.
+    pub(super) fn keep_computed(&mut self, room: Room, from: usize) {
+        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let (may_be_read, prompt) = (job.outgoing.is_some(), job.request.prompt.len());
+        let (tokens, kv) = job.holding();
+        self.cache.keep_computed(&tokens, kv, from, may_be_read);
+        if job.kv.computed() >= prompt {
+            self.leaders.remove(room);
+        }
+    }
+
     /// The same for a request that is about to be preempted.
     pub(super) fn keep_preempted(&mut self, room: Room) {
         self.keep_as(room, true);
@@ -19,11 +30,11 @@ impl Scheduler {
         if job.kv.computed() >= job.request.prompt.len() {
             self.leaders.remove(room);
         }
-        let is_read = job.outgoing.is_some() || job.in_batch.is_some();
+        let may_be_read = job.outgoing.is_some() || job.stage.in_batch().is_some();
         let (tokens, kv) = job.holding();
         match preempted {
-            true => self.cache.keep_preempted(&tokens, kv, is_read),
-            false => self.cache.keep(&tokens, kv, is_read),
+            true => self.cache.keep_preempted(&tokens, kv, may_be_read),
+            false => self.cache.keep(&tokens, kv, may_be_read),
         }
     }
 

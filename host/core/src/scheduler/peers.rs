@@ -227,7 +227,7 @@ impl Scheduler {
         message: &str,
         actions: &mut Vec<Action>,
     ) {
-        for room in self.rooms_with(peer, |stage| *stage == Stage::Queued) {
+        for room in self.rooms_with(peer, Stage::is_queued) {
             self.fail(now, room, Failure::new(FailureCode::PeerRefused, message), actions);
         }
         if self.peers.state(peer) == Some(&PeerState::Connecting) {
@@ -310,7 +310,9 @@ impl Scheduler {
     fn rooms_with(&self, peer: Instance, wanted: impl Fn(&Stage) -> bool) -> Vec<Room> {
         let depends = |job: &super::job::Job| match &*job.stage {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => incoming.peer == peer,
-            Stage::Queued if job.request.prefill.as_ref().is_some_and(|prefill| prefill.instance == peer) => {
+            Stage::Queued(_)
+                if job.request.prefill.as_ref().is_some_and(|prefill| prefill.instance == peer) =>
+            {
                 true
             }
             _ => job.outgoing.as_ref().is_some_and(|outgoing| outgoing.peer == peer),

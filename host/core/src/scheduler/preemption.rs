@@ -20,7 +20,7 @@ use std::cmp::Reverse;
 
 use super::Scheduler;
 use super::job::Job;
-use super::stage::Stage;
+use super::stage::{Stage, Waiting};
 use crate::ids::{Room, Time};
 
 impl Scheduler {
@@ -50,16 +50,13 @@ impl Scheduler {
     fn may_be_preempted(&self, room: Room) -> bool {
         self.jobs
             .get(&room)
-            .is_some_and(|job| matches!(*job.stage, Stage::Running | Stage::Ready) && !job.is_read())
+            .is_some_and(|job| matches!(*job.stage, Stage::Running(_) | Stage::Ready) && !job.is_read())
     }
 
     fn preempt(&mut self, room: Room) {
         self.keep_preempted(room);
         self.stats.retractions += 1;
-        if let Some(job) = self.jobs.get_mut(&room) {
-            job.waiting.fetched = false;
-        }
-        self.give_pages_back(room);
+        self.give_pages_back(room, Waiting::default());
     }
 
     /// Preempted requests that are admitted again, but not yet in the steps.
@@ -75,10 +72,11 @@ impl Scheduler {
     /// it did, so that what the request finds, and whether it waits, is to be seen anew.
     pub(super) fn fetch_preempted(&mut self, now: Time, room: Room) -> bool {
         let Some(job) = self.jobs.get_mut(&room) else { return false };
-        if !self.cache.has_tiers() || *job.stage != Stage::Preempted || job.waiting.fetched {
+        if !self.cache.has_tiers() || !job.stage.is_preempted() {
             return false;
         }
-        job.waiting.fetched = true;
+        let Some(waiting) = job.stage.waiting_mut().filter(|waiting| !waiting.fetched) else { return false };
+        waiting.fetched = true;
         self.fetch(now, room);
         true
     }
@@ -88,17 +86,15 @@ impl Scheduler {
         if let Some(job) = self.jobs.get_mut(&room) {
             job.kv.has_computed(0);
         }
-        self.give_pages_back(room);
+        self.give_pages_back(room, Waiting::fetched());
     }
 
-    fn give_pages_back(&mut self, room: Room) {
+    fn give_pages_back(&mut self, room: Room, waiting: Waiting) {
         self.leaders.remove(room);
         self.running.retain(|other| *other != room);
         self.ready.retain(|other| *other != room);
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        job.stage.enter(Stage::Preempted);
-        job.waiting.skipped = 0;
-        job.waiting.follows = None;
+        job.stage.enter(Stage::Preempted(waiting));
         // Drawn again, when its last prompt token is recomputed.
         job.answer.first = None;
         job.computed_before = job.computed_before.max(job.kv.computed());
@@ -108,7 +104,7 @@ impl Scheduler {
         // Before all that have not begun: its client is reading already.
         let at = self.queue.iter().position(|other| {
             let other = &self.jobs[other];
-            *other.stage != Stage::Preempted || other.submitted > submitted
+            !other.stage.is_preempted() || other.submitted > submitted
         });
         self.queue.insert(at.unwrap_or(self.queue.len()), room);
     }

@@ -15,8 +15,7 @@ impl Scheduler {
         let page_tokens = self.config.page_tokens as usize;
         let Some(job) = self.jobs.get(&room) else { return };
         let Some(aux_slot) = job.aux else { return };
-        let window =
-            if incoming.window > 0 { self.cache.window_tail(&job.tokens(), &job.kv) } else { Vec::new() };
+        let window = self.cache.window_tail(&job.tokens(), &job.kv, incoming.window);
         let (peer, attempt) = (incoming.peer, incoming.attempt);
         let prompt = job.request.prompt.len();
         let covered = prompt.div_ceil(page_tokens);
@@ -62,8 +61,7 @@ impl Scheduler {
             self.cache.learn_transferring(incoming.len(), now.since(incoming.asked));
             let Some(job) = self.jobs.get(&notice.room) else { return };
             let Some(aux_slot) = job.aux else { return };
-            let window =
-                if incoming.window > 0 { self.cache.window_tail(&job.tokens(), &job.kv) } else { Vec::new() };
+            let window = self.cache.window_tail(&job.tokens(), &job.kv, incoming.window);
             let pages = [job.kv.pages(incoming.pages.clone()), &window].concat();
             let (room, attempt) = (notice.room, notice.attempt);
             actions.push(Action::Verify { room, attempt, pages, aux_slot });
@@ -85,6 +83,9 @@ impl Scheduler {
         self.finish_clearing(cleared, actions);
         let Some(job) = self.jobs.get_mut(&room) else { return };
         let Stage::Verifying(incoming) = &*job.stage else { return };
+        if incoming.attempt != attempt {
+            return;
+        }
         let incoming = incoming.clone();
         let peer = incoming.peer;
         // Nothing reads the pages any more; what ends the job from here on must not wait for a verification.
@@ -160,7 +161,7 @@ impl Scheduler {
         }
         let waits = match &*job.stage {
             Stage::Transfer(incoming) => incoming.peer == from,
-            Stage::Queued => job.request.prefill.as_ref().is_some_and(|peer| peer.instance == from),
+            Stage::Queued(_) => job.request.prefill.as_ref().is_some_and(|peer| peer.instance == from),
             _ => false,
         };
         if waits && job.stage.waits_for_supplement() {

@@ -53,9 +53,10 @@ impl Scheduler {
 
     /// Until the next tick: what requests that come then would be computed after.
     pub(super) fn tell_backlog(&mut self) {
-        let left = |room| self.jobs.get(room).map_or(0, Job::uncomputed);
+        let Self { cache, jobs, running, .. } = self;
+        let left = |room| jobs.get(room).map_or(0, Job::uncomputed);
         // One token is a step of an answer.
-        self.cache.set_backlog(self.running.iter().map(left).filter(|left| *left > 1).sum());
+        cache.set_backlog(|| running.iter().map(left).filter(|left| *left > 1).sum());
     }
 
     /// Gives up what takes too long in the offload tiers.
@@ -87,8 +88,7 @@ impl Scheduler {
         let (stage, restore) = ((*job.stage).clone(), job.kv.restore().cloned());
         match (stage, restore) {
             (_, Some(Restore::Pending(_))) => {}
-            // Nothing is computed behind a part of a window; what is there of the pages is little without it.
-            (Stage::Loading(_), Some(Restore::Missing(_))) if self.config.window.is_some() => {
+            (Stage::Loading(_), Some(Restore::Missing(_))) if !self.cache.continues_anywhere() => {
                 self.restart(room);
             }
             (Stage::Loading(all), restore) => {
@@ -118,13 +118,8 @@ impl Scheduler {
     /// The first pages of a request that computes are there, and it computes the rest.
     fn loaded(&mut self, room: Room, pages: usize, actions: &mut Vec<Action>) {
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        job.kv.forget_restore();
-        let end = match job.kv.recompute().is_empty() {
-            true => pages * self.config.page_tokens as usize,
-            false => job.kv.recompute().start,
-        };
         let before = job.kv.computed();
-        job.kv.has_computed(end);
+        let end = self.cache.continue_at(&mut job.kv, pages);
         if job.was_preempted() {
             let restored = end.saturating_sub(before) as u64;
             self.stats.restored_tokens += restored;
@@ -132,7 +127,7 @@ impl Scheduler {
         } else {
             job.has_cached(end);
         }
-        job.stage.enter(Stage::Running);
+        job.stage.enter(Stage::Running(None));
         self.running.push(room);
         self.push_pages(room, actions);
     }
@@ -207,18 +202,16 @@ impl Scheduler {
     /// Decode computes what it lacks, because no other worker can.
     pub(super) fn compute_instead(&mut self, room: Room, pages: usize) {
         self.cache.count(|stats| stats.computed_instead += 1);
-        if self.config.window.is_some() {
+        if !self.cache.continues_anywhere() {
             // The window before the missing pages was never sent.
             return self.restart(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return };
-        job.kv.forget_restore();
-        let end = pages * self.config.page_tokens as usize;
-        job.kv.has_computed(end);
+        let end = self.cache.continue_at(&mut job.kv, pages);
         // Drawn again, when the prompt's last token is computed.
         job.answer.first = None;
         job.has_cached(end);
-        job.stage.enter(Stage::Running);
+        job.stage.enter(Stage::Running(None));
         self.running.push(room);
     }
 

@@ -23,7 +23,7 @@ impl Job {
     /// Pages that the batch being computed completes, if layers of them may be sent before it ends, and the number of layers that
     /// were.
     fn completing(&self, page_tokens: usize) -> Option<(Range<usize>, u32)> {
-        self.outgoing.as_ref()?.completing(self.whole_pages(self.in_batch?, page_tokens))
+        self.outgoing.as_ref()?.completing(self.whole_pages(self.stage.in_batch()?, page_tokens))
     }
 }
 
@@ -227,16 +227,17 @@ impl Scheduler {
     /// for a request that is sent nowhere.
     pub(super) fn push_pages(&mut self, room: Room, actions: &mut Vec<Action>) {
         let page_tokens = self.config.page_tokens as usize;
-        let Some(job) = self.jobs.get_mut(&room) else { return };
+        let sent = self.jobs.get_mut(&room).filter(|job| job.outgoing.is_some());
+        let Some(job) = sent else { return };
         // A request that lacks a part of its window gives its pages up: nothing may be reading them.
-        if self.config.window.is_some() && matches!(*job.stage, Stage::Loading(_)) {
+        if !self.cache.continues_anywhere() && matches!(*job.stage, Stage::Loading(_)) {
             return;
         }
         let last = *job.stage == Stage::Inflight;
         // What is recomputed for the window alone is there already.
         let whole = job.whole_pages(job.kv.computed().max(job.kv.recompute().end), page_tokens);
-        let computing = job.in_batch.is_some();
-        let next = job.outgoing.as_mut().and_then(|outgoing| outgoing.next(whole, computing, last));
+        let computing = job.stage.in_batch().is_some();
+        let next = job.outgoing.as_mut().and_then(|outgoing| outgoing.next(room, whole, computing, last));
         if let Some((pages, first)) = next {
             self.send_part(room, pages, first..self.config.layer_groups.layers(), actions);
         }
@@ -267,7 +268,7 @@ impl Scheduler {
         let (to, session) = (outgoing.peer, outgoing.session);
         // Decode gets the window once, and behind everything else.
         let window = part.target.len() - pages.len();
-        let window = self.cache.window_tail_of(&job.tokens(), &job.kv, window);
+        let window = self.cache.window_tail(&job.tokens(), &job.kv, window);
         let source = [job.kv.pages(pages), &window].concat();
         let Part { notice, target, first_page } = part;
         self.stats.pages_sent += u64::from(notice.pages);

@@ -12,7 +12,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::Scheduler;
 use super::job::Job;
-use super::stage::Stage;
 use crate::cache::Prefix;
 use crate::ids::{Room, Time};
 use crate::request::Request;
@@ -110,7 +109,7 @@ impl Scheduler {
     /// Whether the leader that a request follows is still to bring what it waits for. Says so without a look at the prompt.
     pub(super) fn follows(&self, now: Time, job: &Job) -> bool {
         now < self.follows_until(job)
-            && job.waiting.follows.is_some_and(|follows| {
+            && job.stage.waiting().and_then(|waiting| waiting.follows).is_some_and(|follows| {
                 self.leaders.contains(follows.leader) && self.is_ahead(follows.leader, follows.page)
             })
     }
@@ -119,7 +118,7 @@ impl Scheduler {
     /// piece, and the window behind a page may be gone again before the prompt is complete.
     fn is_ahead(&self, leader: Room, page: usize) -> bool {
         let end = (page + 1) * self.config.page_tokens as usize;
-        self.config.window.is_none()
+        !self.cache.keeps_piecewise()
             || self.jobs.get(&leader).is_some_and(|leader| leader.kv.computed() < end)
     }
 
@@ -130,16 +129,17 @@ impl Scheduler {
 
     /// Whether a request of which so much is cached is to wait for another; takes note of which.
     pub(super) fn follow(&mut self, now: Time, room: Room, prefix: &Prefix) -> bool {
-        let Some(job) = self.jobs.get(&room).filter(|job| *job.stage == Stage::Queued) else { return false };
+        let Some(job) = self.jobs.get(&room).filter(|job| job.stage.is_queued()) else { return false };
         let leader = if now < self.follows_until(job) { self.leader_of(job, prefix) } else { None };
         if leader.is_some() {
             self.patience.set(room, self.follows_until(job));
             self.cache.yields(room);
         }
         let Some(job) = self.jobs.get_mut(&room) else { return false };
-        let cached = job.waiting.follows.map_or(prefix.complete(), |follows| follows.cached);
+        let Some(waiting) = job.stage.waiting_mut() else { return false };
+        let cached = waiting.follows.map_or(prefix.complete(), |follows| follows.cached);
         if let Some((leader, page)) = leader {
-            job.waiting.follows = Some(Follows { leader, page, cached });
+            waiting.follows = Some(Follows { leader, page, cached });
         }
         leader.is_some()
     }
@@ -158,7 +158,7 @@ impl Scheduler {
         // A leader that computes the window at the end of what is cached brings the last page of it, too.
         let window = (prefix.complete() < cached).then(|| cached - 1);
         // Where a leader has passed the first of these, it may still bring a window at the end.
-        let end = last.filter(|_| self.config.window.is_some()).map(|_| whole - 1);
+        let end = last.filter(|_| self.cache.keeps_piecewise()).map(|_| whole - 1);
         [last, sparse, window, end].into_iter().flatten().find_map(|last| {
             let head = &request.prompt[..(last + 1) * page];
             let mut leaders = self.leaders.bringing(last, &head[last * page..]);
@@ -173,10 +173,10 @@ impl Scheduler {
     pub(super) fn lead(&mut self, room: Room, prefix: Option<&Prefix>) {
         self.patience.remove(room);
         let (Some(job), Some(prefix)) = (self.jobs.get(&room), prefix) else { return };
-        if *job.stage == Stage::Preempted {
+        if job.stage.is_preempted() {
             return;
         }
-        if let Some(follows) = job.waiting.follows
+        if let Some(follows) = job.stage.waiting().and_then(|waiting| waiting.follows)
             && prefix.complete() > follows.cached
         {
             self.stats.shared_transfers += 1;
@@ -193,9 +193,7 @@ impl Scheduler {
     pub(super) fn audit_leaders(&self) {
         for room in self.leaders.rooms() {
             let brings = self.jobs.get(&room).is_some_and(|job| {
-                *job.stage != Stage::Queued
-                    && job.kv.is_cached()
-                    && job.kv.computed() < job.request.prompt.len()
+                !job.stage.is_queued() && job.kv.is_cached() && job.kv.computed() < job.request.prompt.len()
             });
             assert!(brings, "{room:?} leads and brings nothing");
         }

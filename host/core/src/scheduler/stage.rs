@@ -1,17 +1,18 @@
 //! Where a request is on its way through a worker, and the one function that moves it.
 //!
-//! [`follows`] is the whole state machine; `docs/internals/request.md` draws it. A request that ends leaves from any stage, through
-//! `Scheduler::retire`.
+//! [`FOLLOWS`] is the whole state machine; `docs/internals/request.md` draws it, and a test compares the two. A request that ends
+//! leaves from any stage, through `Scheduler::retire`.
 
 use std::ops::{Deref, Range};
 
+use super::sharing::Follows;
 use crate::hand_over::{Incoming, Reclaiming};
 
-/// Where a job is.
+/// Where a job is, with what matters there alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Waits for pages, an aux row, and (prefill, decode) for the other leg.
-    Queued,
+    Queued(Waiting),
     /// Decode: prefill was told where to write.
     Transfer(Incoming),
     /// Decode: everything arrived; digests are being computed.
@@ -21,67 +22,160 @@ pub(super) enum Stage {
     /// Decode: prefill will not send the last pages that are missing, which are computed here as soon as no peer can
     /// write them.
     Reclaiming(Reclaiming),
-    /// Decode: verified; waits until the pace lets it into the steps.
+    /// Decode: verified; waits until the pace activates it.
     Ready,
     /// These pages are being copied from host memory: of the prompt, on workers that compute it, or of what a preempted request
     /// had.
     Loading(Range<usize>),
-    /// Takes part in batches.
-    Running,
+    /// Takes part in batches: the position up to which the batch being computed computes it, if that batch has it.
+    Running(Option<usize>),
     /// Gave its pages up for others and waits for pages; what is gone of its KV is recomputed.
-    Preempted,
+    Preempted(Waiting),
     /// Prefill: computed; pages are on their way, or wait for decode's commit.
     Inflight,
 }
 
+/// What matters of a job in the queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Waiting {
+    /// Later requests that were admitted while this one lacked pages.
+    pub skipped: u32,
+    /// Which request it waits for, or has waited for.
+    pub follows: Option<Follows>,
+    /// Whether the offload tiers were asked for it.
+    pub fetched: bool,
+}
+
+impl Waiting {
+    /// Of a request whose pages the offload tiers were asked for.
+    pub(super) fn fetched() -> Self {
+        Self { fetched: true, ..Self::default() }
+    }
+}
+
+/// A stage without its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Name {
+    Queued,
+    Transfer,
+    Verifying,
+    Restoring,
+    Reclaiming,
+    Ready,
+    Loading,
+    Running,
+    Preempted,
+    Inflight,
+}
+
+use Name as N;
+
+/// Which stages may follow each.
+const FOLLOWS: [(Name, &[Name]); 10] = [
+    // Its pages are there, or come from host memory, or (decode) from prefill.
+    (N::Queued, &[N::Running, N::Loading, N::Transfer]),
+    // Copied; of a model with a window not all of it, so that pages for more are needed.
+    (N::Loading, &[N::Running, N::Preempted]),
+    // Decode asks again, checks what came, or stops waiting for prefill. What was verified passes through here: nothing reads
+    // its pages any more.
+    (N::Transfer, &[N::Transfer, N::Verifying, N::Restoring, N::Reclaiming, N::Running, N::Preempted]),
+    (N::Verifying, &[N::Transfer]),
+    // A restore failed: prefill sends what is missing, or it is computed here; of a model with a window behind the last whole
+    // one, for which it needs pages.
+    (N::Restoring, &[N::Transfer, N::Ready, N::Running, N::Preempted]),
+    (N::Reclaiming, &[N::Running, N::Preempted]),
+    (N::Ready, &[N::Running, N::Preempted]),
+    // Prefill is done; pages ran short.
+    (N::Running, &[N::Inflight, N::Preempted]),
+    (N::Preempted, &[N::Running, N::Loading]),
+    (N::Inflight, &[]),
+];
+
+fn follows(from: Name, to: Name) -> bool {
+    FOLLOWS.iter().any(|(name, next)| *name == from && next.contains(&to))
+}
+
 impl Stage {
+    fn name(&self) -> Name {
+        match self {
+            Stage::Queued(_) => Name::Queued,
+            Stage::Transfer(_) => Name::Transfer,
+            Stage::Verifying(_) => Name::Verifying,
+            Stage::Restoring(_) => Name::Restoring,
+            Stage::Reclaiming(_) => Name::Reclaiming,
+            Stage::Ready => Name::Ready,
+            Stage::Loading(_) => Name::Loading,
+            Stage::Running(_) => Name::Running,
+            Stage::Preempted(_) => Name::Preempted,
+            Stage::Inflight => Name::Inflight,
+        }
+    }
+
+    /// Whether it has not begun.
+    pub(super) fn is_queued(&self) -> bool {
+        matches!(self, Stage::Queued(_))
+    }
+
+    /// Whether it waits to continue.
+    pub(super) fn is_preempted(&self) -> bool {
+        matches!(self, Stage::Preempted(_))
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self, Stage::Running(_))
+    }
+
+    /// What matters of it in the queue, while it is there.
+    pub(super) fn waiting(&self) -> Option<&Waiting> {
+        match self {
+            Stage::Queued(waiting) | Stage::Preempted(waiting) => Some(waiting),
+            _ => None,
+        }
+    }
+
+    /// The position up to which the batch being computed computes it.
+    pub(super) fn in_batch(&self) -> Option<usize> {
+        match self {
+            Stage::Running(in_batch) => *in_batch,
+            _ => None,
+        }
+    }
+
     /// Whether a span of pages is under way that is all that decode lacks, and that it could compute.
     pub(super) fn waits_for_supplement(&self) -> bool {
         matches!(self, Stage::Transfer(incoming) if incoming.supplement)
     }
 }
 
-/// Whether a job may go from one stage to the other.
-fn follows(from: &Stage, to: &Stage) -> bool {
-    use Stage::{
-        Inflight, Loading, Preempted, Queued, Ready, Reclaiming, Restoring, Running, Transfer, Verifying,
-    };
-    match from {
-        // Its pages are there, or come from host memory, or (decode) from prefill.
-        Queued => matches!(to, Running | Loading(_) | Transfer(_)),
-        // Copied; of a model with a window not all of it, so that pages for more are needed.
-        Loading(_) => matches!(to, Running | Preempted),
-        // Decode asks again, checks what came, or stops waiting for prefill and computes the rest itself: of a model with a
-        // window behind the last whole one, for which it needs pages.
-        Transfer(_) => {
-            matches!(to, Transfer(_) | Verifying(_) | Restoring(_) | Reclaiming(_) | Running | Preempted)
-        }
-        // What was checked may be missing still, or damaged.
-        Verifying(_) => matches!(to, Transfer(_)),
-        // A restore failed: prefill sends what is missing, or it is computed here.
-        Restoring(_) => matches!(to, Transfer(_) | Ready | Running | Preempted),
-        Reclaiming(_) => matches!(to, Running | Preempted),
-        Ready => matches!(to, Running | Preempted),
-        // Prefill is done; pages ran short.
-        Running => matches!(to, Inflight | Preempted),
-        Preempted => matches!(to, Running | Loading(_)),
-        Inflight => false,
-    }
-}
-
-/// A job's stage. It is read as a [`Stage`] and changes through [`enter`](Self::enter) alone.
+/// A job's stage. It is read as a [`Stage`] and changes through [`enter`](Self::enter) alone; the other functions change what
+/// belongs to a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CurrentStage(Stage);
 
 impl CurrentStage {
     pub(super) fn queued() -> Self {
-        Self(Stage::Queued)
+        Self(Stage::Queued(Waiting::fetched()))
     }
 
     /// Moves the job on.
     pub(super) fn enter(&mut self, next: Stage) {
-        debug_assert!(follows(&self.0, &next), "{:?} does not follow {:?}", next, self.0);
+        debug_assert!(follows(self.0.name(), next.name()), "{:?} does not follow {:?}", next, self.0);
         self.0 = next;
+    }
+
+    /// What matters of it in the queue, while it is there.
+    pub(super) fn waiting_mut(&mut self) -> Option<&mut Waiting> {
+        match &mut self.0 {
+            Stage::Queued(waiting) | Stage::Preempted(waiting) => Some(waiting),
+            _ => None,
+        }
+    }
+
+    /// A batch begins that computes it up to a position, or has ended.
+    pub(super) fn set_in_batch(&mut self, until: Option<usize>) {
+        if let Stage::Running(in_batch) = &mut self.0 {
+            *in_batch = until;
+        }
     }
 
     /// Decode: the transfer that it waits for, while it does.
@@ -114,5 +208,44 @@ impl Deref for CurrentStage {
 
     fn deref(&self) -> &Stage {
         &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Arrows of the drawing, by names. The code leaves `Verifying` by way of `Transfer`.
+    fn drawn() -> BTreeSet<(String, String)> {
+        let page = include_str!("../../../../docs/internals/request.md");
+        let drawing = page.split("stateDiagram-v2").nth(1).unwrap().split("```").next().unwrap();
+        let arrow = |line: &str| {
+            let (from, to) = line.trim().split_once(" --> ")?;
+            let to = to.split(" : ").next()?.trim();
+            let from = if from == "Verifying" && to != "Transfer" { "Transfer" } else { from };
+            Some((from.to_owned(), to.to_owned()))
+        };
+        drawing.lines().filter_map(arrow).filter(|(from, to)| from != "[*]" && to != "[*]").collect()
+    }
+
+    #[test]
+    fn the_drawing_of_the_stages_shows_the_table() {
+        let table: BTreeSet<(String, String)> = FOLLOWS
+            .iter()
+            .flat_map(|(from, next)| next.iter().map(move |to| (format!("{from:?}"), format!("{to:?}"))))
+            // Every arrow out of Verifying but one is drawn from there.
+            .collect();
+        // Both ways into Verifying and back are drawn; the table's own arrow from Transfer to itself is, too.
+        assert_eq!(table, drawn());
+    }
+
+    #[test]
+    #[should_panic(expected = "does not follow")]
+    #[cfg(debug_assertions)]
+    fn a_stage_that_does_not_follow_is_a_fault() {
+        let mut stage = CurrentStage::queued();
+        stage.enter(Stage::Inflight);
     }
 }
