@@ -29,7 +29,8 @@ enum PageState {
     Quarantined,
 }
 
-/// Pages with one owner, by default none. Must go back through [`PagePool::release`], [`PagePool::quarantine`] or [`PagePool::cache`].
+/// Pages with one owner, by default none. They must go back through [`PagePool::release`], [`PagePool::quarantine`] or
+/// [`PagePool::cache`].
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct HeldPages(Vec<PageId>);

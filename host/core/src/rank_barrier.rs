@@ -1,5 +1,7 @@
-//! Makes one answer of those of all ranks: what the transfer threads of a worker report, one thread per rank, becomes events of
-//! the scheduler, which knows no ranks.
+//! Makes one answer of the answers of all ranks.
+//!
+//! The transfer threads of a worker report here, one thread per rank. What they report becomes events of the scheduler,
+//! which knows no ranks.
 //!
 //! | Event | when |
 //! | --- | --- |

@@ -1,8 +1,8 @@
 //! Pages (and aux rows) of ended rooms that something may still touch.
 //!
 //! An entry names everything that could: a peer that was told where to write, own transfers still reading the pages,
-//! the batch being computed, our own threads that copy what arrived. It is cleared when the last of them is out, by acknowledgement or by fence, and never by
-//! the passing of time.
+//! the batch being computed, our own threads that copy what arrived. It is cleared when the last of them is out, by
+//! acknowledgement or by fence, and never by the passing of time.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -9,8 +9,9 @@ use crate::pool::CachedPages;
 
 impl RadixTree {
     /// Evicts `wanted` pages, or all that are not locked if those are fewer, from the ends of sequences, and returns
-    /// them (a few more where window parts go with them) for [`PagePool::release_cached`](crate::pool::PagePool::release_cached). A leaf that has more than are
-    /// still wanted loses its last pages only. Costs O(log classes) per node and O(1) per page.
+    /// them (a few more where window parts go with them) for
+    /// [`PagePool::release_cached`](crate::pool::PagePool::release_cached). A leaf that has more than are still wanted
+    /// loses its last pages only. Costs O(log classes) per node and O(1) per page.
     pub fn evict(&mut self, wanted: usize, sink: &mut (impl EventSink + ?Sized)) -> CachedPages {
         let mut evicted = Vec::new();
         let mut missing = wanted;

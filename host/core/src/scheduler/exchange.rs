@@ -148,8 +148,8 @@ pub enum Action {
         /// The room.
         room: Room,
     },
-    /// Nothing of an open room is in flight any more, and nothing will be unless it is opened again. Said once of each open room, of a closed one
-    /// after [`Event::RoomClosed`].
+    /// Nothing of an open room is in flight any more, and nothing will be unless it is opened again. Said once of each
+    /// open room, of a closed one after [`Event::RoomClosed`].
     ForgetRoom {
         /// The room.
         room: Room,

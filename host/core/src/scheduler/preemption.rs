@@ -1,10 +1,11 @@
 //! Taking pages back from a running request, and continuing it later.
 //!
-//! When the next step's pages cannot be had, not even by eviction, one request after the other is preempted until they can.
-//! What it has computed enters the radix cache, so continuing costs only what was evicted meanwhile; without a cache all of it is
-//! computed again. What was evicted may be in the offload tiers, where it is looked for like a new request's prompt: when there
-//! are pages for it again, for by then it is known what is gone. Storage is asked once, and waited for as long as for a new
-//! request, in the queue; what was found is copied into its pages before it runs, and what fails to come is computed.
+//! When the next step's pages cannot be had, not even by eviction, one request after the other is preempted until they
+//! can. What it has computed enters the radix cache, so continuing costs only what was evicted meanwhile; without a
+//! cache all of it is recomputed. What was evicted may be in the offload tiers, where it is looked for like a new
+//! request's prompt: when there are pages for it again, for by then it is known what is gone. Storage is asked once,
+//! and waited for as long as for a new request, in the queue; what was found is copied into its pages before it runs,
+//! and what fails to come is computed.
 //!
 //! ```text
 //! Running ─(preempt)─► Preempted ─(pages)─► admitted ─► Running

@@ -1,8 +1,9 @@
 //! A target rank's staging memory: which peer may write which bytes of it, and what is to be copied into pages.
 //!
 //! **Shares.** A room may hold as many bytes as are left (so one alone gets half of the ring, and one that has stopped
-//! leaves half of what it found), all rooms of one peer together twice as many as are left. A room that holds nothing needs no share
-//! of its own, only its peer's, then of four times what is left; a peer that holds nothing needs only a gap. Rooms take turns.
+//! leaves half of what it found), all rooms of one peer together twice as many as are left. A room that holds nothing
+//! needs no share of its own, only its peer's, then of four times what is left; a peer that holds nothing needs only a
+//! gap. Rooms take turns.
 
 mod granting;
 mod room;
