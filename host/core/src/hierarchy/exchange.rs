@@ -33,7 +33,7 @@ pub enum TierAction {
     Query {
         /// Names it.
         tag: TierTag,
-        /// Which tier, by its place in [`HierarchyConfig::tiers`].
+        /// Which tier, by its place in [`HierarchyConfig::tiers`](super::HierarchyConfig::tiers).
         tier: usize,
         /// The pages.
         names: Vec<PageHash>,
