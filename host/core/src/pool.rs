@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "somewhere else")]
+    #[should_panic(expected = "not what its owner says")]
     fn a_page_that_a_request_holds_cannot_be_evicted() {
         let mut pool = PagePool::new(1);
         let held = pool.allocate(1).unwrap();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "somewhere else")]
+    #[should_panic(expected = "not what its owner says")]
     fn a_page_cannot_be_released_twice() {
         let mut pool = PagePool::new(2);
         let held = pool.allocate(1).unwrap();
