@@ -381,3 +381,21 @@ fn the_modules_of_a_crate_form_no_circle() {
         assert!(circle.is_none(), "{folder}: {}", circle.unwrap_or_default().join(" -> "));
     }
 }
+
+#[test]
+fn the_scheduler_and_a_hand_over_reach_for_nothing_behind_the_cache() {
+    let behind =
+        ["RadixTree", "PrefixLock", "PagePool", "HeldPages", "Hierarchy", "WindowShape", "Quarantine"];
+    let names = |line: &str| {
+        line.split(|character: char| !character.is_alphanumeric()).any(|word| behind.contains(&word))
+    };
+    let behind_the_cache = lines("host/core/src/cache", |_, line| names(line));
+    assert!(behind_the_cache.len() > 20, "{behind_the_cache:?}: is it read right?");
+    let rooms = ["scheduler", "hand_over"];
+    let wrong = |path: &Path, line: &str| {
+        let core = path.strip_prefix(root().join("host/core/src")).unwrap_or(path).with_extension("");
+        rooms.iter().any(|room| core.starts_with(room)) && names(line)
+    };
+    let found = lines("host/core/src", wrong);
+    assert!(found.is_empty(), "{found:#?}");
+}

@@ -38,6 +38,9 @@ mod save;
 mod tiers;
 mod window;
 
+#[cfg(test)]
+mod tests;
+
 use crate::config::Config;
 use crate::hierarchy::{Hierarchy, HierarchyStats, TierStats};
 use crate::ids::Time;
@@ -50,7 +53,6 @@ pub(crate) use holding::{Holding, Restore, Tokens};
 pub(crate) use prefix::Prefix;
 use quarantine::Quarantine;
 pub(crate) use quarantine::Touches;
-pub(crate) use release::{Cleared, Leftovers};
 
 /// Namespaces at most, whatever the size of the pool.
 const NAMESPACES: usize = 1 << 16;

@@ -36,8 +36,8 @@ mod stats;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use crate::cache::Cache;
 pub use crate::cache::Flushed;
-use crate::cache::{Cache, Cleared};
 pub use crate::config::{Config, Role};
 use crate::hand_over::Orphans;
 use crate::hierarchy::TierStats;
@@ -49,6 +49,7 @@ use crate::radix::CacheEvent;
 use crate::request::{Failure, FailureCode};
 
 use deadlines::Deadlines;
+use ending::Leftovers;
 pub use exchange::{Action, Event, PageWrite, RoomOpening};
 use job::Job;
 use pace::Pace;
@@ -70,6 +71,8 @@ pub struct Scheduler {
     /// Aux rows not in use.
     aux_free: Vec<u32>,
     jobs: BTreeMap<Room, Job>,
+    /// What ended requests leave behind whose pages are in quarantine.
+    leftovers: BTreeMap<Room, Leftovers>,
     /// Jobs that wait for pages: preempted ones first, then those not yet admitted, each oldest first.
     queue: VecDeque<Room>,
     /// Jobs whose pages are verified and that the pace has not activated yet, oldest first.
@@ -143,6 +146,7 @@ impl Scheduler {
             pace: Pace::new(config.target_itl.filter(|_| !config.role.sends_kv()), config.max_batch as usize),
             config,
             jobs: BTreeMap::new(),
+            leftovers: BTreeMap::new(),
             queue: VecDeque::new(),
             ready: VecDeque::new(),
             running: Vec::new(),
@@ -273,6 +277,7 @@ impl Scheduler {
             assert!(noted.is_some_and(|at| at <= self.job_deadline(job)), "{room:?} would end too late");
         }
         assert_eq!(self.deadlines.len(), self.jobs.len(), "only jobs have deadlines");
+        assert_eq!(self.leftovers.len(), self.cache.quarantined(), "what a room leaves waits for its pages");
         assert!(self.patience.len() <= self.queue.len(), "a request is patient that does not wait");
         let in_batch = self.jobs.values().filter(|job| job.stage.in_batch().is_some()).count();
         assert!(self.computing || in_batch == 0, "a request is in a batch that is not computed");
@@ -323,8 +328,9 @@ impl Scheduler {
     }
 
     /// Nothing touches the pages of these ended requests any more.
-    fn finish_clearing(&mut self, cleared: impl IntoIterator<Item = Cleared>, actions: &mut Vec<Action>) {
-        for Cleared { room, leftovers } in cleared {
+    fn finish_clearing(&mut self, cleared: impl IntoIterator<Item = Room>, actions: &mut Vec<Action>) {
+        for room in cleared {
+            let leftovers = self.leftovers.remove(&room).unwrap_or_default();
             self.aux_free.extend(leftovers.aux);
             if leftovers.opened {
                 actions.push(Action::ForgetRoom { room });

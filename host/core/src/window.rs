@@ -236,6 +236,7 @@ mod tests {
             assert_eq!(prompt - tail.start * page, ours, "{prompt} {tokens} {page}");
             let start = (prompt - 1).saturating_sub(page.max(tokens as usize)) / page * page;
             assert_eq!(prompt - start, sglang, "{prompt} {tokens} {page}");
+            assert!(ours <= sglang, "{prompt} {tokens} {page}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Pages (and aux rows) of ended rooms that something may still touch.
+//! Pages of ended rooms that something may still touch.
 //!
 //! An entry names everything that could: a peer that was told where to write, own transfers still reading the pages,
 //! the batch being computed, our own threads that copy what arrived. It is cleared when the last of them is out, by
@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Leftovers;
 use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room};
 use crate::pool::{PagePool, QuarantinedPages, Settled};
@@ -48,14 +47,6 @@ pub(super) struct Entry {
     /// Keeps the cached pages that the room used.
     pub lock: Option<PrefixLock>,
     pub touches: Touches,
-    pub leftovers: Leftovers,
-}
-
-/// What a cleared entry leaves behind.
-#[derive(Debug)]
-pub(super) struct Unlocked {
-    pub lock: Option<PrefixLock>,
-    pub leftovers: Leftovers,
 }
 
 /// Frees pages that were evicted while they were copied, once nothing reads them any more.
@@ -76,10 +67,6 @@ impl Quarantine {
         assert!(earlier.is_none(), "{room:?} ended twice");
     }
 
-    pub(crate) fn get_mut(&mut self, room: Room) -> Option<&mut Entry> {
-        self.entries.get_mut(&room)
-    }
-
     pub(crate) fn contains(&self, room: Room) -> bool {
         self.entries.contains_key(&room)
     }
@@ -98,20 +85,21 @@ impl Quarantine {
         self.entries.values().filter(|entry| entry.lock.is_some()).count()
     }
 
-    /// Applies `change` to every entry and frees what nothing can touch any more.
+    /// Applies `change` to every entry and frees what nothing can touch any more. Returns the rooms, each with the lock that
+    /// kept the cached pages that it used.
     pub(crate) fn update(
         &mut self,
         pool: &mut PagePool,
         mut change: impl FnMut(Room, &mut Touches),
-    ) -> Vec<(Room, Unlocked)> {
+    ) -> Vec<(Room, Option<PrefixLock>)> {
         let mut cleared = Vec::new();
         for (room, entry) in &mut self.entries {
             change(*room, &mut entry.touches);
         }
         for (room, entry) in self.entries.extract_if(.., |_, entry| entry.touches.is_empty()) {
-            let Entry { pages, lock, leftovers, .. } = entry;
+            let Entry { pages, lock, .. } = entry;
             pool.clear(pages, &Settled(()));
-            cleared.push((room, Unlocked { lock, leftovers }));
+            cleared.push((room, lock));
         }
         cleared
     }

@@ -6,23 +6,6 @@ use crate::hierarchy::TierTag;
 use crate::ids::{Instance, Room};
 use crate::transfer::Tag;
 
-/// What else an ended request leaves behind until nothing touches its pages.
-#[derive(Debug, Default)]
-pub(crate) struct Leftovers {
-    pub aux: Option<u32>,
-    /// Whether our transfer threads were told of the room and have to forget it.
-    pub opened: bool,
-    /// Peer and message id of aborts to answer then, with their attempt.
-    pub answer: Vec<(Instance, u64, u32)>,
-}
-
-/// An ended request whose pages nothing touches any more.
-#[derive(Debug)]
-pub(crate) struct Cleared {
-    pub room: Room,
-    pub leftovers: Leftovers,
-}
-
 impl Cache {
     /// Takes all pages of a preempted request, which nothing touches. What was computed is cached, as far as
     /// [`keep_preempted`](Self::keep_preempted) gave it to the tree.
@@ -41,16 +24,11 @@ impl Cache {
         self.tiers.as_mut().map(|tiers| tiers.forget(room)).unwrap_or_default()
     }
 
-    /// Takes all pages of an ended request. They are free at once if nothing touches them; else they go into quarantine, and
-    /// [`Cleared`] comes from the event that ends the last touch.
-    pub(crate) fn release(
-        &mut self,
-        room: Room,
-        kv: Holding,
-        touches: Touches,
-        leftovers: Leftovers,
-    ) -> Option<Cleared> {
-        let Some(mut pages) = kv.held else { return Some(Cleared { room, leftovers }) };
+    /// Takes all pages of an ended request, and returns whether nothing touches them. Else they go into quarantine, and the event
+    /// that ends the last touch returns the room.
+    #[must_use]
+    pub(crate) fn release(&mut self, room: Room, kv: Holding, touches: Touches) -> bool {
+        let Some(mut pages) = kv.held else { return true };
         if let Some(spare) = kv.spare {
             pages.append(spare);
         }
@@ -58,11 +36,11 @@ impl Cache {
         if touches.is_empty() {
             self.pool.release(pages);
             self.unlock(kv.lock);
-            return Some(Cleared { room, leftovers });
+            return true;
         }
         let pages = self.pool.quarantine(pages);
-        self.quarantine.insert(room, Entry { pages, lock: kv.lock, touches, leftovers });
-        None
+        self.quarantine.insert(room, Entry { pages, lock: kv.lock, touches });
+        false
     }
 
     /// Whether an ended request's pages are in quarantine.
@@ -70,13 +48,9 @@ impl Cache {
         self.quarantine.contains(room)
     }
 
-    /// What an ended request in quarantine leaves behind.
-    pub(crate) fn leftovers(&mut self, room: Room) -> Option<&mut Leftovers> {
-        self.quarantine.get_mut(room).map(|entry| &mut entry.leftovers)
-    }
-
-    /// A peer writes nothing more here: into one room, or into any.
-    pub(crate) fn writer_gone(&mut self, peer: Instance, room: Option<Room>) -> Vec<Cleared> {
+    /// A peer writes nothing more here: into one room, or into any. Like all events below, it returns the rooms whose pages
+    /// nothing touches any more; these pages are free.
+    pub(crate) fn writer_gone(&mut self, peer: Instance, room: Option<Room>) -> Vec<Room> {
         self.clear(|other, touches| {
             if room.is_none_or(|room| room == other) {
                 touches.writer = touches.writer.filter(|writer| *writer != peer);
@@ -85,39 +59,39 @@ impl Cache {
     }
 
     /// A write of ours has settled, so it reads no page any more.
-    pub(crate) fn write_settled(&mut self, tag: Tag) -> Vec<Cleared> {
+    pub(crate) fn write_settled(&mut self, tag: Tag) -> Vec<Room> {
         self.clear(|_, touches| {
             touches.tags.remove(&tag);
         })
     }
 
     /// The batch has ended.
-    pub(crate) fn batch_ended(&mut self) -> Vec<Cleared> {
+    pub(crate) fn batch_ended(&mut self) -> Vec<Room> {
         self.clear(|_, touches| touches.batch = false)
     }
 
     /// A room's pages have been verified.
-    pub(crate) fn verification_ended(&mut self, room: Room) -> Vec<Cleared> {
+    pub(crate) fn verification_ended(&mut self, room: Room) -> Vec<Room> {
         self.clear(|other, touches| touches.verification &= other != room)
     }
 
     /// Our transfer threads copy nothing into a room's pages any more.
-    pub(crate) fn receiver_closed(&mut self, room: Room) -> Vec<Cleared> {
+    pub(crate) fn receiver_closed(&mut self, room: Room) -> Vec<Room> {
         self.clear(|other, touches| touches.receiver &= other != room)
     }
 
     /// A copy from host memory has ended.
-    pub(super) fn load_ended(&mut self, load: TierTag) -> Vec<Cleared> {
+    pub(super) fn load_ended(&mut self, load: TierTag) -> Vec<Room> {
         self.clear(|_, touches| {
             touches.loads.remove(&load);
         })
     }
 
-    fn clear(&mut self, change: impl FnMut(Room, &mut Touches)) -> Vec<Cleared> {
+    fn clear(&mut self, change: impl FnMut(Room, &mut Touches)) -> Vec<Room> {
         let cleared = self.quarantine.update(&mut self.pool, change);
-        let unlocked = cleared.into_iter().map(|(room, entry)| {
-            self.unlock(entry.lock);
-            Cleared { room, leftovers: entry.leftovers }
+        let unlocked = cleared.into_iter().map(|(room, lock)| {
+            self.unlock(lock);
+            room
         });
         unlocked.collect()
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Cache, Cleared, Holding, Restore};
+use super::{Cache, Holding, Restore};
 use crate::hierarchy::{End, Hierarchy, HierarchyStats, Progress, TierAction, TierEvent};
 use crate::ids::{Room, Time};
 
@@ -66,7 +66,7 @@ impl Cache {
     }
 
     /// Something happened in a tier.
-    pub(crate) fn tier_event(&mut self, now: Time, event: TierEvent) -> Vec<Cleared> {
+    pub(crate) fn tier_event(&mut self, now: Time, event: TierEvent) -> Vec<Room> {
         let ended = self.tiers.as_mut().and_then(|tiers| tiers.handle(now, event));
         ended.map(|load| self.load_ended(load)).unwrap_or_default()
     }

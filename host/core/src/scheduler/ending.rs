@@ -4,10 +4,20 @@ use super::job::Job;
 use super::peers::PeerState;
 use super::stage::Stage;
 use super::{Action, Scheduler};
-use crate::cache::{Leftovers, Touches};
+use crate::cache::Touches;
 use crate::ids::{Instance, Room, Time};
 use crate::message::Body;
 use crate::request::{Failure, FailureCode};
+
+/// What an ended request leaves behind until nothing touches its pages.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers {
+    pub aux: Option<u32>,
+    /// Whether our transfer threads were told of the room and have to forget it.
+    pub opened: bool,
+    /// Peer and message id of aborts to answer then, with their attempt.
+    pub answer: Vec<(Instance, u64, u32)>,
+}
 
 impl Scheduler {
     pub(super) fn job_deadline(&self, job: &Job) -> Time {
@@ -111,7 +121,9 @@ impl Scheduler {
             actions.push(Action::CancelWrite(*tag));
         }
         let leftovers = Leftovers { aux: job.aux, opened, answer };
-        let cleared = self.cache.release(room, job.kv, touches, leftovers);
-        self.finish_clearing(cleared, actions);
+        self.leftovers.insert(room, leftovers);
+        if self.cache.release(room, job.kv, touches) {
+            self.finish_clearing([room], actions);
+        }
     }
 }

@@ -146,7 +146,7 @@ impl Scheduler {
         self.peers.remember_abort(from, question, room);
         self.orphans.forget(room, from);
         let answer = (from, question, attempt);
-        if let Some(leftovers) = self.cache.leftovers(room) {
+        if let Some(leftovers) = self.leftovers.get_mut(&room) {
             if !leftovers.answer.contains(&answer) {
                 leftovers.answer.push(answer);
             }
