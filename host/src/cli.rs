@@ -2,13 +2,13 @@
 
 pub mod addresses;
 mod allocator;
-mod below;
 pub mod chat;
 pub mod companion;
 #[cfg(test)]
 mod flags;
 pub mod launch;
 pub mod memory;
+mod offload;
 pub mod output;
 pub mod plugins;
 pub mod serve;
@@ -54,7 +54,7 @@ enum Command {
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
-    /// Becomes a companion of the supervisor's
+    /// Becomes a companion of the supervisor
     #[command(hide = true)]
     Companion(companion::Become),
 }
@@ -72,9 +72,9 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<output::NobodyReads>() => ExitCode::SUCCESS,
+        Err(error) if error.is::<output::OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            // Where nobody reads this either, the exit code says it.
+            // Where standard error is closed too, the exit code says it.
             let _unread = writeln!(std::io::stderr(), "host: {}", output::harmless(&format!("{error:#}")));
             ExitCode::from(if error.downcast_ref::<Refused>().is_some() { 2 } else { 1 })
         }

@@ -1,6 +1,6 @@
 //! `host`: serves large language models with prefill and decode on separate workers.
 //!
-//! This crate is the program: settings, commands and the supervisor, in [`cli`]. The rooms below it are crates of their own. A
+//! This crate is the program: settings, commands and the supervisor, in [`cli`]. What it starts lies in crates of their own. A
 //! request passes through them in this order:
 //!
 //! 1. [`host_front::http`] reads the request, and [`host_front::text`] makes token ids of it.

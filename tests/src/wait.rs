@@ -10,7 +10,7 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 /// Between two looks at other processes.
 pub const PAUSE: Duration = Duration::from_millis(10);
 
-/// Looks at other processes until there is an answer. As long as there is none, `look` says what is there instead.
+/// Looks at other processes until there is an answer. Until then, `look` returns what it sees instead.
 ///
 /// # Panics
 /// After [`PATIENCE`], with what was waited for and what was seen last.
@@ -18,11 +18,11 @@ pub fn until<T, S: Display>(what: &str, look: impl FnMut() -> Result<T, S>) -> T
     try_until(look).unwrap_or_else(|seen| in_vain(what, &seen))
 }
 
-/// The same for what is asked in turns with other tasks, without a pause: a look waits for an answer by itself.
+/// As [`until`], for tasks and without a pause: each look waits for an answer by itself.
 ///
 /// # Panics
 /// As [`until`].
-pub async fn asked_until<T, S: Display>(what: &str, mut look: impl AsyncFnMut() -> Result<T, S>) -> T {
+pub async fn answered_until<T, S: Display>(what: &str, mut look: impl AsyncFnMut() -> Result<T, S>) -> T {
     let start = Instant::now();
     loop {
         match look().await {
@@ -33,7 +33,7 @@ pub async fn asked_until<T, S: Display>(what: &str, mut look: impl AsyncFnMut() 
     }
 }
 
-/// The same for what goes on without an answer.
+/// As [`until`], for callers that can go on without an answer.
 ///
 /// # Errors
 /// After [`PATIENCE`], with what was seen last.
@@ -41,7 +41,7 @@ pub fn try_until<T, S>(look: impl FnMut() -> Result<T, S>) -> Result<T, S> {
     paced(|| std::thread::sleep(PAUSE), look)
 }
 
-/// Looks without a pause: for what goes on only while it is asked, as polled plugins do.
+/// Looks without a pause: for what goes on only while it is polled, as some plugins do.
 ///
 /// # Panics
 /// As [`until`].

@@ -1,8 +1,8 @@
-//! Accepts HTTP connections: no more at once than descriptors allow, and none stays that says nothing.
+//! Accepts HTTP connections: no more at once than descriptors allow, and idle ones are closed.
 //!
 //! A connection is closed when the head of its next request is not there in time: the first one after it was accepted, any
 //! later one after the answer before. An answer under way may take as long as it takes. Connections of HTTP/2 must send their
-//! first request in time, too; later they are asked whether anybody is there.
+//! first request in time, too; later they are probed.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,7 +23,7 @@ use tokio::sync::{Semaphore, watch};
 
 use host_wire::clock;
 
-/// What a listener's connections are held to.
+/// The limits of a listener's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest wait for the head of a connection's next request.
@@ -51,7 +51,7 @@ fn connections_within(descriptors: u64) -> usize {
 
 /// A warning of one kind comes this often at most.
 const WARN_EVERY: Duration = Duration::from_secs(30);
-/// After a connection could not be accepted for want of something, which time alone may bring.
+/// Pause after the system had no resources to accept a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Serves connections until `stop` becomes true, then lets the requests under way end.
@@ -108,24 +108,24 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     drop(stop.wait_for(|&stop| stop).await);
 }
 
-/// Whether it says nothing about the next connection.
+/// Whether the error is of one connection, so that the next can be accepted at once.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// One connection, until it ends.
+/// Serves one connection until it ends.
 async fn hold(connection: TcpStream, routes: axum::Router, head: Duration, mut stop: watch::Receiver<bool>) {
     // A token per packet: waiting for more would add to every token's latency.
     if let Err(error) = connection.set_nodelay(true) {
         tracing::debug!(%error, "cannot send small packets at once");
     }
-    let asked = Arc::new(AtomicBool::new(false));
+    let in_use = Arc::new(AtomicBool::new(false));
     let routes = TowerToHyperService::new(routes);
     let service = {
-        let asked = Arc::clone(&asked);
+        let in_use = Arc::clone(&in_use);
         service_fn(move |request: Request<Incoming>| {
-            asked.store(true, Ordering::Relaxed);
+            in_use.store(true, Ordering::Relaxed);
             let answer = routes.call(request);
             async move { Ok::<_, Infallible>(answer.await.unwrap_or_else(|never| match never {})) }
         })
@@ -146,8 +146,8 @@ async fn hold(connection: TcpStream, routes: axum::Router, head: Duration, mut s
                 return;
             }
             () = first.as_mut(), if waiting => {
-                if !asked.load(Ordering::Relaxed) {
-                    tracing::debug!("an HTTP connection asked for nothing in time and is closed");
+                if !in_use.load(Ordering::Relaxed) {
+                    tracing::debug!("an HTTP connection was idle for too long and is closed");
                     return;
                 }
                 waiting = false;
@@ -160,7 +160,7 @@ async fn hold(connection: TcpStream, routes: axum::Router, head: Duration, mut s
     }
 }
 
-/// Says when a warning that could come at every turn is to be written.
+/// Limits how often a warning is written.
 #[derive(Debug, Default)]
 struct Seldom {
     last: Option<clock::Instant>,

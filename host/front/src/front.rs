@@ -18,7 +18,7 @@ use super::registry::{Policy, Registry, Terms};
 use super::router::{Retry, Router};
 use crate::text::TextModel;
 
-/// What a router is started with.
+/// The configuration of a router.
 #[derive(Clone)]
 pub struct FrontConfig {
     /// Name that clients give as `model` and that workers must announce.
@@ -27,7 +27,7 @@ pub struct FrontConfig {
     pub text: TextModel,
     /// How routes are chosen.
     pub policy: Policy,
-    /// How hard to try.
+    /// The limits of retries.
     pub retry: Retry,
     /// A worker not heard of for this long gets no new requests.
     pub worker_timeout: Duration,
@@ -43,7 +43,7 @@ pub struct FrontConfig {
     pub default_max_tokens: u32,
     /// Longest wait for a whole request body.
     pub body_timeout: Duration,
-    /// What HTTP connections are held to.
+    /// The limits of HTTP connections.
     pub connections: Limits,
     /// At shutdown, requests under way have this long to end by themselves.
     pub drain: Duration,
@@ -137,7 +137,7 @@ pub async fn serve(
     close.send_replace(true);
     if !drained {
         tracing::warn!(running = router.running(), "requests did not end in time");
-        // Whatever hangs on now is a connection that does not listen.
+        // Connections that are left do not react.
         drop(clock::timeout(HANG_UP, &mut serve_http).await);
     }
     drop(clock::timeout(HANG_UP, &mut serve_control).await);

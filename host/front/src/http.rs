@@ -37,7 +37,7 @@ pub struct App {
     pub model: String,
     /// The model's text side.
     pub text: TextModel,
-    /// Who carries requests to workers.
+    /// Carries requests to workers.
     pub router: Router,
     /// What is counted.
     pub metrics: Arc<Metrics>,
@@ -55,7 +55,7 @@ pub struct App {
 pub const MAX_UPLOADS: usize = 4096;
 
 impl App {
-    /// The service.
+    /// The routes of the HTTP API.
     pub fn routes(self) -> axum::Router {
         let app = Arc::new(self);
         axum::Router::new()
@@ -77,7 +77,7 @@ impl App {
             .with_state(app)
     }
 
-    /// The whole body, or why not.
+    /// The whole body.
     async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
         let _upload = self.uploads.try_acquire().map_err(|error| {
             ApiError::from(Failure::Busy(format!(

@@ -1,4 +1,4 @@
-//! Who serves: the workers that announced themselves, and which of them may work together.
+//! The workers that announced themselves, and which of them may work together.
 //!
 //! [`table`] decides (no clock, no sockets), [`service`] answers the workers' calls, and [`Registry`] is what the router
 //! holds: it picks routes, counts what is under way, and says when a worker is gone.
@@ -30,9 +30,9 @@ use table::{Denied, Picked, WorkerTable};
 /// A worker as the router calls it. The connection is opened on first use and shared by all requests.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// This life of the worker.
+    /// Identifies this process of the worker.
     pub instance: Instance,
-    /// Its name, for people.
+    /// Its name, for logs and answers.
     pub name: String,
     /// Its control address.
     pub address: String,
@@ -49,7 +49,7 @@ pub struct Route {
     pub prefill: Option<Chosen>,
     /// The decode worker, or an aggregated one.
     pub decode: Chosen,
-    /// Tokens of the prompt that somebody on the route is expected to hold.
+    /// Tokens of the prompt that a worker of the route is expected to hold.
     pub expected: u64,
     room: Room,
     registry: Registry,
@@ -62,7 +62,7 @@ impl Route {
         self.prefill.as_ref().map_or(u32::MAX, |worker| worker.max_tokens).min(self.decode.max_tokens)
     }
 
-    /// The try that this is the route of.
+    /// The room of the try.
     #[must_use]
     pub fn room(&self) -> Room {
         self.room
@@ -85,7 +85,7 @@ impl Drop for Route {
 #[derive(Clone, Debug)]
 pub struct Registry {
     table: Arc<Mutex<WorkerTable>>,
-    /// Counts changes of who is there; waiters look again when it moves.
+    /// Counts changes of the workers that are there. Requests that wait look again when it moves.
     changes: Arc<watch::Sender<u64>>,
 }
 
@@ -104,8 +104,9 @@ impl Registry {
         self.table.lock()
     }
 
-    /// Adds or replaces a worker. The text names pairs that were refused; empty when there are none. A worker whose name
-    /// another one has gets in when that one's address refuses connections.
+    /// Adds or replaces a worker. The text names pairs that were refused; empty when there are none.
+    ///
+    /// A worker whose name another one has is admitted when that one's address refuses connections.
     ///
     /// # Errors
     /// Why the worker is not accepted.
@@ -115,7 +116,7 @@ impl Registry {
         let known = self.lock().knows(instance);
         let mut accepted = self.lock().register(worker, clock::now());
         if let Err(Denied::NameTaken { holder, holder_address, .. }) = &accepted
-            && nobody_listens(holder_address).await
+            && is_unused(holder_address).await
         {
             self.suspect(*holder, "its address refuses connections");
             accepted = self.lock().register(again, clock::now());
@@ -147,7 +148,7 @@ impl Registry {
         self.changed();
     }
 
-    /// Picks a route, counting it as load at once; `avoid` are instances to take only if there is nobody else.
+    /// Picks a route, counting it as load at once; `avoid` are instances to take only if there is no other.
     ///
     /// # Errors
     /// Why there is none.
@@ -177,18 +178,18 @@ impl Registry {
         self.lock().answered(room);
     }
 
-    /// Resolves when who is there may have changed since the returned future was made.
+    /// Resolves when the workers that are there may have changed since the returned future was made.
     pub fn change(&self) -> impl Future<Output = ()> + use<> {
         let mut changes = self.changes.subscribe();
         async move {
             if changes.changed().await.is_err() {
-                // The registry is gone with the server; whoever waits has a deadline.
+                // The registry is gone with the server; every request that waits has a deadline.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Resolves when this worker has been silent for longer than [`Terms::lost_after`] or was replaced; says which.
+    /// Resolves, with the reason, when this worker has been silent for longer than [`Terms::lost_after`] or was replaced.
     pub fn gone(&self, instance: Instance) -> impl Future<Output = String> + use<> {
         let registry = self.clone();
         async move {
@@ -206,13 +207,13 @@ impl Registry {
         }
     }
 
-    /// Every worker, those not heard of lately too.
+    /// Every worker, suspected ones included.
     #[must_use]
-    pub fn everyone(&self) -> Vec<(Chosen, Role)> {
-        self.lock().everyone()
+    pub fn workers(&self) -> Vec<(Chosen, Role)> {
+        self.lock().workers()
     }
 
-    /// Everything, for `/health` and metrics.
+    /// The table's state, for `/health` and metrics.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         self.lock().snapshot(clock::now())
@@ -228,11 +229,11 @@ const CONNECT: Duration = Duration::from_secs(2);
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WAIT: Duration = Duration::from_secs(10);
 
-/// How long to ask whether somebody listens at an address.
+/// How long to probe whether a process listens at an address.
 const PROBE: Duration = Duration::from_millis(500);
 
-/// True when the machine says so itself; silence may be the network's.
-async fn nobody_listens(address: &str) -> bool {
+/// Whether no process listens at an address. True when the machine says so itself; silence may be the network's.
+async fn is_unused(address: &str) -> bool {
     let Ok(uri) = address.parse::<tonic::transport::Uri>() else { return false };
     let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else { return false };
     let connection = tokio::net::TcpStream::connect((host.trim_matches(['[', ']']), port));

@@ -1,7 +1,7 @@
 //! Carries one request to its workers: picks a route, calls every leg, retries what can be retried.
 //!
-//! Both legs of a try hear of everything: a leg that fails drops the other's stream, which cancels it, and the next try has
-//! a new room. Nothing is retried once the client has seen a token.
+//! The legs of a try fail together: when one fails, the other's stream is dropped, which cancels it. The next try has a new
+//! room. Nothing is retried once the client has seen a token.
 
 mod attempt;
 mod failure;
@@ -22,12 +22,12 @@ pub use self::failure::Failure;
 use super::metrics::Metrics;
 use super::registry::{Chain, Need, NoRoute, Registry, Route};
 
-/// How hard to try.
+/// The limits of retries.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
     /// Most tries for one request.
     pub tries: u32,
-    /// No try begins later than this after the request came, and nobody waits longer for a worker to appear.
+    /// No try begins later than this after the request came, and no request waits longer for a worker to appear.
     pub total: Duration,
     /// Wait before the second try; doubles with each.
     pub backoff: Duration,
@@ -48,19 +48,19 @@ pub struct Job {
     pub prompt: Arc<Vec<u32>>,
     /// Absent: [`Job::default_max_tokens`], or what the model's context leaves if that is less.
     pub max_new_tokens: Option<u32>,
-    /// What the client calls that number.
+    /// The field of the request that has that number.
     pub answer_field: &'static str,
-    /// Long answers take pages from others, so that nobody should get the whole context unasked.
+    /// Tokens of an answer when the request names no number. Long answers take pages from other requests.
     pub default_max_tokens: u32,
     /// Tokens that end the answer.
     pub stop_tokens: Vec<u32>,
-    /// Generate `max_new_tokens` whatever comes.
+    /// Generate `max_new_tokens` even after a stop token.
     pub ignore_stop: bool,
-    /// How tokens are drawn; its seed is what the client asked for.
+    /// How tokens are drawn, with the client's seed.
     pub sampling: proto::Sampling,
     /// The client sees nothing before the end, so that even an answer that broke off can be tried again.
     pub restartable: bool,
-    /// Whose requests it may share cached pages with.
+    /// The namespace within which it shares cached pages.
     pub namespace: NamespaceKey,
     /// Use no cached pages and leave none.
     pub no_cache: bool,
@@ -68,10 +68,10 @@ pub struct Job {
     pub session: Option<u64>,
 }
 
-/// Longer prompts are hashed where it keeps nobody waiting; this many tokens take about a millisecond.
+/// Longer prompts are hashed on a thread of their own. This many tokens take about a millisecond.
 const SHORT_PROMPT: usize = 1 << 16;
 
-/// Who served a request.
+/// The workers that served a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedBy {
     /// Name of the prefill worker; absent when `decode` did both.
@@ -80,7 +80,7 @@ pub struct ServedBy {
     pub decode: String,
 }
 
-/// What comes out of a [`Generation`].
+/// An event of a [`Generation`].
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The prompt's KV is complete; tokens follow.
@@ -105,7 +105,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// At most `max_requests` at once; when `closing` turns true, whatever still runs ends with an error.
+    /// A router of at most `max_requests` at once. When `closing` turns true, requests that still run end with an error.
     #[must_use]
     pub fn new(
         registry: Registry,
@@ -200,7 +200,7 @@ impl Generation {
     /// The next event. After [`Event::Finished`] or an error the generation is over.
     ///
     /// # Errors
-    /// What ended it, after all tries.
+    /// The failure that ended it, after all tries.
     pub async fn next(&mut self) -> Result<Event, Failure> {
         let mut closing = self.router.closing.clone();
         tokio::select! {
@@ -319,7 +319,7 @@ impl Generation {
                     let (answer, field) = (self.job.max_new_tokens, self.job.answer_field);
                     return Err(Failure::TooLong { limit, prompt, answer, field });
                 }
-                Err(NoRoute::Nobody(why)) => {
+                Err(NoRoute::NoWorker(why)) => {
                     tokio::select! {
                         () = change => {}
                         () = clock::sleep_until(self.deadline) => return Err(Failure::Unavailable(why)),

@@ -1,4 +1,4 @@
-//! Text in, token ids out, and back: tokenizers, chat templates, incremental decoding, stop strings.
+//! Text to token ids and back: tokenizers, chat templates, incremental decoding, stop strings.
 
 pub mod byte;
 pub mod decode;
@@ -52,7 +52,7 @@ pub trait Tokenizer: Send + Sync {
     /// True for tokens that never show in an answer's text.
     fn is_special(&self, token: u32) -> bool;
 
-    /// Token ids are below this.
+    /// Token ids are less than this.
     fn vocabulary(&self) -> u32;
 
     /// Decodes an answer as it comes, one token at a time, never splitting a character.

@@ -7,10 +7,10 @@ use axum::http::Uri;
 use super::Refused;
 use super::settings::Settings;
 
-/// The router's control address when nothing is said.
+/// The router's control address by default.
 pub const ROUTER: &str = "http://127.0.0.1:8001";
 
-/// Where a worker listens for its router and its peers.
+/// The address at which a worker listens for its router and its peers.
 #[must_use]
 pub fn control(settings: &Settings) -> SocketAddr {
     settings.control.unwrap_or(([127, 0, 0, 1], 0).into())
@@ -22,7 +22,7 @@ const MAX_ROUTERS: usize = 16;
 /// Checks a worker's addresses and returns its routers'.
 ///
 /// # Errors
-/// When a router's is not one, or others could not reach this worker.
+/// When a router's is not one, or other processes could not reach this worker.
 pub fn check_worker(settings: &Settings) -> Result<Vec<String>, Refused> {
     let given = settings.router.as_deref().unwrap_or(ROUTER);
     let routers: Vec<&str> = given.split(',').map(str::trim).collect();
@@ -57,7 +57,7 @@ fn check_router(settings: &Settings, router: &str) -> Result<(), Refused> {
     let own = control(settings).ip();
     if own.is_unspecified() {
         return Err(Refused(format!(
-            "--control {own} is no address that others can reach this worker at: give one of this machine's own, \
+            "--control {own} is no address at which other processes reach this worker: give one of this machine's own, \
              for example --control 192.0.2.7:4000, or 127.0.0.1:0 when everything runs here"
         )));
     }
@@ -71,7 +71,7 @@ fn check_router(settings: &Settings, router: &str) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Whether a host is not this machine's loopback. A name that means nothing yet may come to mean something.
+/// Whether a host may be another machine. A name that cannot be resolved now may be resolved later.
 fn elsewhere(host: &str, port: u16) -> bool {
     let literal: Result<IpAddr, _> = host.trim_matches(['[', ']']).parse();
     match literal {

@@ -1,4 +1,4 @@
-//! Who hands out the pages of a worker's pool, and to which layers how many, from settings.
+//! The allocator of a worker's pool, and the pool's division between layers, from settings.
 
 use host_core::Instance;
 use host_core::pool::{PageSource, PoolLimits};
@@ -31,7 +31,7 @@ pub fn limits(
     let parts = f64::from(window.parts);
     let full = (f64::from(pages) / (1.0 + ratio * parts)).floor();
     let windows = (full * ratio).floor();
-    // Not negative and below `pages`, so that nothing is cut off.
+    // From 0 to `pages`, so that nothing is cut off.
     let windows = windows as u32;
     if u64::from(windows) * u64::from(page_tokens) <= u64::from(window.tokens) + u64::from(page_tokens) {
         return Err(Refused(format!(

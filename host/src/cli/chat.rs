@@ -34,7 +34,7 @@ const LONGEST: usize = 16 << 20;
 /// Options of the conversation; each takes a value. All others are the server's.
 const OWN: [&str; 3] = ["--system", "--max-tokens", "--temperature"];
 
-/// Whom to talk to.
+/// A conversation with a server.
 #[derive(Args, Debug)]
 pub struct Chat {
     /// The server, for example http://127.0.0.1:8000 [default: the one on this machine's port 8000; with flags of a server,
@@ -98,7 +98,7 @@ impl Chat {
         ended
     }
 
-    /// A server of our own; `None` when asked to stop meanwhile.
+    /// A server of our own; `None` when a signal came meanwhile.
     async fn start(&self, flags: &[OsString], stop: &mut Stop) -> anyhow::Result<Option<Started>> {
         if let Some(role) = self.settings.role.filter(|role| *role != RoleName::Aggregated) {
             let role = role.as_str();
@@ -117,7 +117,7 @@ impl Chat {
         tell(&format!("starting host {}", shown(&flags)));
         let ready = tokio::select! {
             ready = started.until_ready() => Some(ready),
-            () = stop.asked() => None,
+            () = stop.requested() => None,
         };
         match ready {
             Some(Ok(())) => Ok(Some(started)),
@@ -159,7 +159,7 @@ impl Chat {
             }
             let line = tokio::select! {
                 line = input.line() => line?,
-                () = stop.asked() => None,
+                () = stop.requested() => None,
             };
             let Some(line) = line else { break };
             match line.trim() {
@@ -181,7 +181,7 @@ impl Chat {
                     format!("the conversation is longer than {} MiB: /reset begins anew", LONGEST >> 20);
                 Turn { text: String::new(), end: End::Failed(text), figures: None }
             } else {
-                turn::take(client, &self.request(&model, &conversation), stop.asked()).await?
+                turn::take(client, &self.request(&model, &conversation), stop.requested()).await?
             };
             if let Some(figures) = &turn.figures {
                 tell(&figures.to_string());
@@ -246,7 +246,7 @@ impl Conversation {
         self.messages.push(json!({"role": role, "content": text}));
     }
 
-    /// A message that was not answered is not said again.
+    /// Forgets a message that was not answered.
     fn forget_last(&mut self) {
         if let Some(message) = self.messages.pop() {
             self.bytes -= message["content"].as_str().map_or(0, str::len);
@@ -269,7 +269,7 @@ impl Stop {
         Ok(Self { interrupt, terminate, for_good: false })
     }
 
-    async fn asked(&mut self) {
+    async fn requested(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => self.for_good = true,
@@ -316,7 +316,7 @@ fn error(text: &str) {
 fn write_beside(colour: &str, text: &str) {
     let mut output = std::io::stderr().lock();
     let text = harmless(text);
-    // The conversation goes on where it cannot be read.
+    // The conversation goes on when standard error is closed.
     let _unread = match output.is_terminal() {
         true => writeln!(output, "{colour}{text}\x1b[0m"),
         false => writeln!(output, "{text}"),

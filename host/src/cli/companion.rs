@@ -1,6 +1,8 @@
-//! Companions: programs that a plugin wants beside the workers, such as the server that a store's clients meet at. What to
-//! run is data, of the plugin's manifest (`[[companion]]`) or of `[companion.NAME]` in the configuration, which wins. The
-//! supervisor runs those that `--start-companion` names, before the workers and until after them.
+//! Companions: programs that a plugin wants beside the workers, such as the server of a shared store.
+//!
+//! The command line of a companion is data, from the plugin's manifest (`[[companion]]`) or from `[companion.NAME]` in the
+//! configuration, which wins. The supervisor runs those that `--start-companion` names, before the workers and until after
+//! them.
 
 mod descriptors;
 mod template;
@@ -20,7 +22,7 @@ use super::Refused;
 use super::settings::Settings;
 use template::Values;
 
-/// Longest wait for one to answer at its address.
+/// Longest wait for a companion to answer at its address.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -42,7 +44,7 @@ pub struct CompanionSettings {
 /// A program to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Companion {
-    /// What logs call it.
+    /// Its name in logs.
     pub name: String,
     /// The file.
     pub program: PathBuf,
@@ -54,10 +56,10 @@ pub struct Companion {
     pub ready: Option<SocketAddr>,
 }
 
-/// Those that the settings name.
+/// The companions that the settings name.
 ///
 /// # Errors
-/// When one is not known, or its program is not there.
+/// When a companion is not known, or its program is not there.
 pub fn named(settings: &Settings) -> Result<Vec<Companion>, Refused> {
     let Some(names) = &settings.start_companion else { return Ok(Vec::new()) };
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
@@ -74,7 +76,7 @@ pub fn named(settings: &Settings) -> Result<Vec<Companion>, Refused> {
     names.iter().map(|name| one(name, settings.companion.get(name), &offered, &search_path())).collect()
 }
 
-/// A plugin's companion, and what fills its braces.
+/// A plugin's companion, and the values for its template.
 #[derive(Clone, Copy)]
 struct Offer<'a> {
     manifest: &'a CompanionManifest,
@@ -223,13 +225,13 @@ impl Become {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
             .context("the system does not tell when the supervisor ends")?;
         let parent = rustix::process::getppid().map(rustix::process::Pid::as_raw_nonzero);
-        // It may have ended before that was said.
+        // The supervisor may have ended before the signal was set up.
         if parent.is_none_or(|parent| parent.get() != self.parent) {
             return Ok(());
         }
         let (program, arguments) = self.command.split_first().context("no program is named")?;
-        descriptors::keep_to_ourselves().context("the supervisor's sockets cannot be kept from it")?;
-        // Not in our own: what is loaded before another program is not loaded before this one.
+        descriptors::close_on_exec().context("the supervisor's sockets cannot be kept from it")?;
+        // Set for the companion, not for this process: libraries that it preloads do not belong into this program.
         let environment = self.environment.iter().filter_map(|setting| setting.split_once('='));
         let error = std::process::Command::new(program).args(arguments).envs(environment).exec();
         Err(anyhow::Error::new(error).context(format!("{} cannot be run", Path::new(program).display())))
@@ -283,7 +285,7 @@ mod tests {
         assert!(changed.environment.is_empty());
         assert_eq!(changed.program, Path::new("/bin/sh"));
         assert_eq!((changed.arguments.len(), changed.ready), (0, "127.0.0.1:8".parse().ok()));
-        // A companion of nobody's.
+        // A companion that no plugin offers.
         let other = one("other", Some(&own), &[offer(None)], &folders).unwrap();
         assert_eq!(other.program, Path::new("/bin/sh"));
     }

@@ -16,12 +16,12 @@ use host_executor::ModelShape;
 use host_wire::identity;
 
 use super::settings::{RoleName, Settings};
-use super::{Refused, allocator, below, staging};
+use super::{Refused, allocator, offload, staging};
 pub use model::{slides, text_model};
 use needs::Needs;
 pub use parts::parts;
 
-/// A worker that was checked and not started.
+/// What is known of a worker before it starts.
 #[derive(Debug)]
 pub struct Plan {
     /// The model, as far as it is known without its weights.
@@ -40,13 +40,14 @@ fn refused(message: impl Into<String>) -> Refused {
     Refused(message.into())
 }
 
-/// Checks the model and sizes the pool, without loading weights or taking memory. Without a role, this is done for all
-/// workers of this machine, and the first is returned.
+/// Checks the model and sizes the pool, without loading weights or taking memory.
+///
+/// Without a role, this is done for all workers of this machine, and the first is returned.
 ///
 /// # Errors
 /// When the settings cannot work, with what would.
 pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
-    below::check(settings)?;
+    offload::check(settings)?;
     served_name(settings)?;
     allocator::check(settings)?;
     let staging = staging::staging(settings)?;
@@ -64,20 +65,20 @@ pub fn plan(settings: &Settings) -> Result<Plan, Refused> {
         }
         let cached =
             radix_cache(settings, if role == RoleName::Decode { Role::Decode } else { Role::Prefill });
-        let below = below::hierarchy(settings, &plan.layouts, cached.is_some(), None)?;
-        needs.add(&plan.layouts, below.as_ref(), packs);
+        let offload = offload::hierarchy(settings, &plan.layouts, cached.is_some(), None)?;
+        needs.add(&plan.layouts, offload.as_ref(), packs);
         plans.push(plan);
     }
     needs.check(settings)?;
     plans.into_iter().next().ok_or_else(|| refused("no worker to plan"))
 }
 
-/// Checks what a router makes no use of itself: it would be as wrong for its workers.
+/// Checks settings of workers that a router does not use itself: wrong ones would be as wrong on its workers.
 ///
 /// # Errors
 /// When a value is not one.
 pub fn check_router(settings: &Settings) -> Result<(), Refused> {
-    below::check(settings)?;
+    offload::check(settings)?;
     served_name(settings)?;
     staging::staging(settings)?;
     ranks::check_bounds(settings)?;
@@ -85,7 +86,7 @@ pub fn check_router(settings: &Settings) -> Result<(), Refused> {
     numbers::check(settings)
 }
 
-/// What makes this model's KV differ from others', as a number.
+/// A digest of everything that makes this model's KV differ from other models'.
 ///
 /// # Errors
 /// When the settings cannot work.
@@ -93,10 +94,10 @@ pub fn kv_identity(settings: &Settings) -> Result<PageHash, Refused> {
     Ok(identity::digest(&parts::identity_of(settings, &plan(settings)?)))
 }
 
-/// Longest name of a model that a router takes from a worker, in bytes.
+/// Longest name of a model that a router accepts, in bytes.
 const LONGEST_MODEL_NAME: usize = host_front::registry::MAX_TEXT;
 
-/// Checks the name that clients and workers give the model by.
+/// Checks the name under which the model is served.
 fn served_name(settings: &Settings) -> Result<(), Refused> {
     match settings.served_model_name.as_deref() {
         Some(name) if name.trim().is_empty() => Err(refused(
@@ -110,7 +111,7 @@ fn served_name(settings: &Settings) -> Result<(), Refused> {
     }
 }
 
-/// What a worker of this role evicts first, if it keeps a radix cache.
+/// The eviction policy of a worker of this role, if it keeps a radix cache.
 fn radix_cache(settings: &Settings, role: Role) -> Option<Policy> {
     let wanted = match role {
         Role::Decode => settings.decode_radix_cache(),

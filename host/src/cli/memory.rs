@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-/// Bytes that the machine has, or that this process's control group may use if that is less; absent when neither is
-/// known.
+/// Bytes of memory that this process may use: those of the machine or of its control group, if that has fewer.
+///
+/// Absent when neither is known.
 #[must_use]
 pub fn available() -> Option<u64> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text));

@@ -1,6 +1,5 @@
-//! The plugins that the settings ask for, and the commands about plugins.
+//! The plugins that the settings request, and the commands about plugins.
 
-mod asked;
 mod bench;
 mod check;
 mod command;
@@ -11,14 +10,15 @@ mod install;
 mod list;
 mod new;
 mod open;
+mod requested;
 mod resolve;
 mod rules;
 mod test;
 
-pub use asked::Asked;
 pub use check::{ask, check, check_all};
 pub use command::{Command, Directories};
 pub use open::{open_allocator, open_tier, open_transfer};
+pub use requested::Requested;
 pub use resolve::{Resolved, resolve};
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Runs what the settings ask for, until asked to stop.
+//! Runs what the settings say, until the process has to stop.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -22,16 +22,16 @@ use tracing_subscriber::EnvFilter;
 use super::settings::{LogFormat, RoleName, Settings};
 use super::{Refused, addresses, launch, plugins, summary, supervise};
 
-/// A worker that was asked to end waits this long for its requests, and for what is on its way to storage.
+/// A worker that has to end waits this long for its requests, and for what is on its way to storage.
 const WORKER_DRAIN: Duration = Duration::from_secs(5);
 /// Its threads and plugins then have this long to end, which is longer than a plugin's own deadline.
 const WORKER_STOP: Duration = Duration::from_secs(5);
-/// A router that was asked to end waits this long for its requests.
+/// A router that has to end waits this long for its requests.
 const ROUTER_DRAIN: Duration = Duration::from_secs(5);
 /// Largest control message: a prompt of a few million tokens.
 const LARGEST_MESSAGE: usize = 32 << 20;
 
-/// Runs until asked to stop.
+/// Runs until the process has to stop.
 ///
 /// # Errors
 /// When the configuration cannot work ([`Refused`]), or something fails on the way.
@@ -43,7 +43,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
         return Err(Refused(message.to_owned()).into());
     }
     if settings.supervised {
-        // It was started through a descriptor, whose number would be its name in `ps` and `top`.
+        // The supervisor starts it through a descriptor, whose number would be the process's name in `ps` and `top`.
         rustix::thread::set_name(c"host").context("this process cannot be named")?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -81,7 +81,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
             }
         }
     });
-    // A plugin's call that never returns must not keep the process.
+    // A plugin's call that never returns must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
@@ -98,8 +98,8 @@ fn start_logging(settings: &Settings) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Resolves when the process is asked to stop, and says by what.
-pub(super) async fn asked_to_stop() -> &'static str {
+/// Resolves when the process gets a signal to stop, and names the signal.
+pub(super) async fn stop_requested() -> &'static str {
     let (Ok(mut interrupt), Ok(mut terminate)) =
         (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
     else {
@@ -111,8 +111,8 @@ pub(super) async fn asked_to_stop() -> &'static str {
     }
 }
 
-/// Becomes true when the process is asked to stop. A supervised one stops when its standard input ends and leaves
-/// signals to its supervisor, which knows who has to end first.
+/// Becomes true when the process has to stop. A supervised one stops when its standard input ends. It leaves signals to its
+/// supervisor, which knows the order in which processes have to end.
 fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
     let (stop, stopped) = watch::channel(false);
     let ended = stop.clone();
@@ -125,7 +125,7 @@ fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
     }
     tokio::spawn(async move {
         loop {
-            let signal = asked_to_stop().await;
+            let signal = stop_requested().await;
             if supervised {
                 tracing::debug!(signal, "left to the supervisor");
                 continue;
@@ -215,7 +215,7 @@ async fn work(
     let listener = listen(addresses::control(settings), "--control").await?;
     let address = format!("http://{}", listener.local_addr()?);
     let settings = settings.clone();
-    // Loading weights takes seconds to minutes; who is asked to stop meanwhile does.
+    // Loading weights takes seconds to minutes; a worker that has to stop meanwhile does.
     let loading = tokio::task::spawn_blocking(move || launch::parts(&settings, role));
     let parts = tokio::select! {
         parts = loading => parts.context("the worker could not be put together")??,
@@ -265,12 +265,12 @@ async fn work(
     let stopping = tokio::task::spawn_blocking(move || worker.stop());
     match tokio::time::timeout(WORKER_STOP, stopping).await {
         Ok(stopped) => stopped.context("the worker could not be stopped")?,
-        // A thread of ours is inside the plugin, in a call that must not block. The process ends without it.
+        // A thread of the worker is inside the plugin, in a call that must not block. The process ends without it.
         Err(_elapsed) => anyhow::bail!("the worker did not stop within {} s", WORKER_STOP.as_secs()),
     }
 }
 
-/// Lets requests under way end, and what they leave behind get to storage, so that the next life finds it.
+/// Waits until requests under way have ended and their pages are in storage, where the next process finds them.
 async fn drain(worker: &Handle) {
     worker.event(Event::Drain).await;
     let requests = || worker.stats().queued + worker.stats().active;

@@ -1,16 +1,16 @@
 //! Every setting once: as a flag, and as a key of `--config`.
 //!
-//! A new one is a field here, a word in `settings/file.rs`, without which it does not compile, and a method in
+//! A new one is a field here, a name in a list of `settings/file.rs`, without which it does not compile, and a method in
 //! `settings/defaults.rs` if it has a default of its own.
 
 mod bytes;
+mod choices;
 mod defaults;
 mod file;
 mod hicache;
-mod meant;
 mod set;
+mod suggestion;
 mod synthetic;
-mod words;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -23,13 +23,13 @@ use serde::Deserialize;
 
 use super::companion::CompanionSettings;
 pub use bytes::Bytes;
+pub use choices::{
+    EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, RouterPolicyName, WritePolicyName,
+};
 use file::{one_or_several, word_or_number};
 pub use hicache::{CostSettings, HicacheSettings};
 pub use set::set_key;
 pub use synthetic::SyntheticSettings;
-pub use words::{
-    EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, RouterPolicyName, WritePolicyName,
-};
 
 /// What one process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
@@ -46,7 +46,7 @@ pub enum RoleName {
 }
 
 impl RoleName {
-    /// As flags write it.
+    /// The role's name, as flags write it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl RoleName {
     }
 }
 
-/// Who computes.
+/// What computes the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExecutorName {
@@ -72,13 +72,13 @@ pub enum ExecutorName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// For people
+    /// Plain text
     Text,
     /// One JSON object per line
     Json,
 }
 
-/// What is set, by flag or file. For what is not set, the methods of the same names know what holds.
+/// What is set, by flag or file. The methods of the same names give the defaults of what is not set.
 #[derive(Clone, Debug, Default, Args, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Settings {
@@ -99,7 +99,7 @@ pub struct Settings {
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Option<String>,
 
-    /// Who computes [default: cpu]
+    /// What computes the model [default: cpu]
     #[arg(long, value_enum)]
     pub executor: Option<ExecutorName>,
 
@@ -127,7 +127,7 @@ pub struct Settings {
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     pub plugins_dir: Option<Vec<PathBuf>>,
 
-    /// Load plugins that others than root, you, and who may replace this program could change; each is logged
+    /// Load plugins that users other than root, you, and the owner of this program could change; each is logged
     #[arg(long)]
     #[serde(default)]
     pub insecure_plugin_permissions: bool,
@@ -169,7 +169,7 @@ pub struct Settings {
     #[arg(long, value_name = "PAGES")]
     pub pool_pages: Option<u32>,
 
-    /// Memory for a worker's KV pool, for example 512MiB [default: what is left of a quarter of
+    /// Memory for a worker's KV pool, for example 512MiB [default: what remains of a quarter of
     /// this machine's memory, shared between its workers, beside host memory for pages and staging]
     #[arg(long, value_name = "BYTES")]
     pub kv_memory: Option<Bytes>,
@@ -198,8 +198,8 @@ pub struct Settings {
     #[serde(deserialize_with = "word_or_number", default)]
     pub staging: Option<StagingMode>,
 
-    /// Memory for that, per worker, shared out to its ranks, at least 64KiB for each; 0 for none [default:
-    /// 128MiB, or less on a small machine]
+    /// Memory for packing pieces (--staging), per worker, shared out to its ranks, at least 64KiB for each; 0 for none
+    /// [default: 128MiB, or less on a small machine]
     #[arg(long, value_name = "BYTES")]
     pub staging_bytes: Option<Bytes>,
 
@@ -328,7 +328,7 @@ pub struct Settings {
     #[arg(long, value_name = "FILTER")]
     pub log_level: Option<String>,
 
-    /// Thresholds and limits of the caches below the pool
+    /// Thresholds and limits of the offload tiers
     #[arg(skip)]
     #[serde(default)]
     pub hicache: Option<HicacheSettings>,

@@ -9,9 +9,9 @@ use super::Refused;
 use super::launch::share;
 use super::settings::{Bytes, RoleName, Settings};
 
-/// Least memory of a rank: with less, pieces are no larger than what they are made of.
+/// Least memory of a rank. With less, pieces are no larger than the writes that they replace.
 const LEAST: u64 = 64 << 10;
-/// Most memory, far beyond what a link can have under way.
+/// Most memory of a worker, far beyond what a link can have under way.
 const MOST: u64 = 1 << 40;
 /// Largest knee.
 const KNEE: u64 = 1 << 30;
@@ -82,7 +82,7 @@ pub fn check_ranks(staging: &Staging, layouts: &[KvLayout], max_tokens: u32) -> 
         )));
     }
     layouts.iter().try_for_each(|layout| {
-        // The whole prompt's pieces for this rank, if the other side has as much memory.
+        // All pieces of the prompt for this rank, if the other side has as much memory.
         let shape = layout.shape;
         let block = shape.block_bytes() as u64;
         let pages = (max_tokens as usize).div_ceil(shape.page_tokens);
@@ -90,7 +90,7 @@ pub fn check_ranks(staging: &Staging, layouts: &[KvLayout], max_tokens: u32) -> 
             let limit = usize::try_from(piece_limit(bytes, bytes)).ok()?;
             Some(Cut::new(&shape, pages, 0..shape.layers, 0..shape.heads, limit)?.pieces())
         };
-        // Half of them is left for pieces that end with a part of the prompt or a group of layers.
+        // Half of the limit remains for pieces that end with a part of the prompt or a group of layers.
         let fits = |pieces: usize| pieces <= MOST_PIECES / 2;
         match pieces(bytes) {
             None if staging.mode == StagingMode::Always => Err(Refused(format!(

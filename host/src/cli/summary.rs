@@ -1,17 +1,18 @@
-//! What runs, in a few lines of the start-up log.
+//! A summary of what runs, in a few lines of the start-up log.
 
 use super::launch::{self, Plan};
-use super::plugins::Asked;
+use super::plugins::Requested;
 use super::settings::{ExecutorName, RoleName, Settings};
 use host_plugins::{Catalog, Entry};
 
-/// Logs what these settings start: the model, its memory, each role's plugin, and the `notes` on what is on and why. Called
-/// once everything was checked.
+/// Logs what these settings start: the model, its memory, each role's plugin, and the `notes` on what is on and why.
+///
+/// Called once everything was checked.
 pub fn log(settings: &Settings, notes: &[String]) {
-    let asked = Asked::of(settings);
+    let requested = Requested::of(settings);
     let plan = launch::plan(settings).ok();
     let model = plan.as_ref().map(|plan| model(settings, plan));
-    for line in model.into_iter().chain(plugins(settings, &asked)) {
+    for line in model.into_iter().chain(plugins(settings, &requested)) {
         tracing::info!("{line}");
     }
     for note in notes {
@@ -42,16 +43,16 @@ fn model(settings: &Settings, plan: &Plan) -> String {
     )
 }
 
-/// A line for each role that a plugin plays, and one for those that lie there and do nothing.
-fn plugins(settings: &Settings, asked: &Asked) -> Vec<String> {
+/// A line for each role that a plugin plays, and one for installed plugins that are not used.
+fn plugins(settings: &Settings, requested: &Requested) -> Vec<String> {
     let said = |entry: &Entry, role: &str| {
         let plugin = &entry.manifest.plugin;
         format!("{role}: {} {} ({})", plugin.name, plugin.version, entry.path.display())
     };
     let mut lines = Vec::new();
-    for name in &asked.names {
-        let Ok(entry) = asked.catalog.find(name) else { continue };
-        let played = asked.played(settings, &entry.manifest);
+    for name in &requested.names {
+        let Ok(entry) = requested.catalog.find(name) else { continue };
+        let played = requested.played(settings, &entry.manifest);
         for (kind, role) in
             [("transfer", "transfer backend"), ("tier", "storage tier"), ("allocator", "pool allocator")]
         {
@@ -62,19 +63,19 @@ fn plugins(settings: &Settings, asked: &Asked) -> Vec<String> {
             lines.extend(played.role(kind).map(|_| said(entry, role)));
         }
     }
-    // Where none is opened, none was looked for.
+    // When no plugin is requested, the directories were not scanned yet.
     let installed =
-        (!asked.any).then(|| Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs()));
-    let installed = installed.as_ref().unwrap_or(&asked.catalog);
+        (!requested.any).then(|| Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs()));
+    let installed = installed.as_ref().unwrap_or(&requested.catalog);
     let idle = installed.entries().iter().map(|entry| entry.manifest.plugin.name.as_str());
-    let idle: Vec<&str> = idle.filter(|name| !asked.names.iter().any(|used| used == name)).collect();
+    let idle: Vec<&str> = idle.filter(|name| !requested.names.iter().any(|used| used == name)).collect();
     if !idle.is_empty() {
         lines.push(format!("available and not used: {}; --plugins puts them to work", idle.join(", ")));
     }
     lines
 }
 
-/// A pool that cuts the model's context.
+/// A warning about a pool that cuts the model's context.
 fn short_pool(settings: &Settings, plan: &Plan) -> Option<String> {
     if settings.max_model_len.is_some() || u64::from(plan.max_tokens) >= plan.shape.max_positions as u64 {
         return None;

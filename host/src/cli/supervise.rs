@@ -4,12 +4,12 @@
 //! replacing the program on disk changes nothing before the next start of everything. The listening sockets belong to
 //! the supervisor and are handed down, so that a restarted router answers at the same address.
 //!
-//! Children end when their standard input does, which is how the supervisor ends them and why none outlives a
-//! supervisor that was killed. They ignore signals that ask them to stop: Ctrl-C and many process managers send those to
-//! all processes at once, and workers must outlast the requests that the router still carries.
+//! Children end when their standard input does. So the supervisor ends them, and none outlives a supervisor that was killed.
+//! They ignore SIGINT and SIGTERM: Ctrl-C and many process managers send those to all processes at once, and workers must
+//! outlast the requests that the router still carries.
 //!
-//! [Companions](super::companion) are other people's programs: they take no notice of their standard input, so they are
-//! asked to end by a signal, and the system sends it to them when the supervisor was killed. They start first and end last,
+//! [Companions](super::companion) are programs of other projects. They take no notice of their standard input, so a signal
+//! ends them, and the system sends it to them when the supervisor was killed. They start first and end last,
 //! and one that cannot be kept alive is given up alone.
 
 use std::collections::VecDeque;
@@ -36,13 +36,13 @@ const RESTARTS: usize = 5;
 const WINDOW: Duration = Duration::from_secs(60);
 /// First wait before a restart; doubles with each restart in the window.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// How long a child may take to end when asked to.
+/// How long a child may take to end when it has to.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The exit code with which a child says that its configuration cannot work, so that another try is no use.
+/// The exit code of a child whose configuration cannot work. Another try is no use.
 const REFUSED: i32 = 2;
 
-/// How far everything is on its way to the end.
+/// The stages of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Serving,
@@ -57,7 +57,7 @@ enum Stage {
 enum Part {
     /// This program.
     Own { role: RoleName, arguments: Vec<String> },
-    /// Another one.
+    /// A companion.
     Companion(Companion),
 }
 
@@ -82,12 +82,12 @@ impl Part {
 #[derive(Debug)]
 struct Program {
     path: PathBuf,
-    /// What `path` names, if it names an open file.
+    /// The open file, if `path` names it by its descriptor.
     _file: Option<File>,
 }
 
 impl Program {
-    /// The file that runs here, whatever lies at its path by now.
+    /// The file that this process runs, even if another one lies at its path by now.
     fn own() -> anyhow::Result<Self> {
         let file = File::open("/proc/self/exe").context("the program cannot open its own file")?;
         Ok(Self { path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), _file: Some(file) })
@@ -110,7 +110,7 @@ impl Program {
                     command.args(["--set", &format!("{name}={value}")]);
                 }
                 command.arg("--").arg(&companion.program);
-                // A Ctrl-C is for the supervisor, which ends it last. What it prints is not ours to say.
+                // In a process group of its own, because the supervisor ends companions last. Its standard output is dropped.
                 command
                     .args(&companion.arguments)
                     .stdin(Stdio::null())
@@ -150,7 +150,7 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     let (stage, now) = watch::channel(Stage::Serving);
     let start = |part, first| tokio::spawn(keep(Arc::clone(&program), part, now.clone(), first));
     let companions = start_companions(companion::named(settings)?, start).await?;
-    // Whoever started a worker does not wait for it.
+    // Starting goes on without waiting for a worker.
     let start = |part| start(part, oneshot::channel().0);
     let worker = |role: RoleName| {
         let mut arguments = role_arguments(role, &format!("{}-0", role.as_str()));
@@ -174,7 +174,7 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
         tokio::select! { end = prefill => end, end = decode => end, end = router => end }
     };
     let ended = tokio::select! {
-        signal = super::serve::asked_to_stop() => {
+        signal = super::serve::stop_requested() => {
             tracing::info!(signal, "stopping: the router drains first, then the workers end");
             None
         }
@@ -189,7 +189,7 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     };
     let wait_for = |task: tokio::task::JoinHandle<anyhow::Result<()>>| async move {
         if !task.is_finished() {
-            // Its own error is not the one to report: this child was asked to end.
+            // Its own error is not the one to report: this child had to end.
             let _ended = task.await;
         }
     };
@@ -260,8 +260,9 @@ fn role_arguments(role: RoleName, name: &str) -> Vec<String> {
     ["--role", role.as_str(), "--name", name, "--supervised"].map(str::to_owned).to_vec()
 }
 
-/// Runs one child, again and again, until it has to end. `first` hears when it was started, or could not be, for the first
-/// time.
+/// Runs one child, again and again, until it has to end.
+///
+/// `first` gets a message after the first start, whether it worked or not.
 async fn keep(
     program: Arc<Program>,
     part: Part,
@@ -271,7 +272,7 @@ async fn keep(
     let mut first = Some(first);
     let mut restarts: VecDeque<Instant> = VecDeque::new();
     let (role, own) = (part.name(), matches!(part, Part::Own { .. }));
-    // What was taken once is right in itself: what it names may be away for a while, such as a file system.
+    // A configuration that was accepted once is right. What it names, such as a file system, may be away for a while.
     let (mut taken, mut refusals) = (false, 0_u32);
     loop {
         let (pid, why) = match program.spawn(&part) {
@@ -303,7 +304,7 @@ async fn keep(
                         "a process refuses the configuration that it ran with before, see above; the others go on, and it is \
                          started again until it runs"
                     );
-                    if asked_within(wait, &mut stage).await {
+                    if ends_within(wait, &mut stage).await {
                         return Ok(());
                     }
                     continue;
@@ -322,7 +323,7 @@ async fn keep(
             restarts.pop_front();
         }
         // A signal to all processes can end a child that is too young to ignore it, a moment before it is noted here.
-        if asked_within(FIRST_WAIT, &mut stage).await {
+        if ends_within(FIRST_WAIT, &mut stage).await {
             tracing::warn!(role, pid, why, "a process ended by itself while everything stops");
             return Ok(());
         }
@@ -335,7 +336,7 @@ async fn keep(
         }
         let wait = longer(restarts.len() as u32 - 1);
         tracing::error!(role, pid, why, ?wait, "a process ended by itself; starting it again");
-        if asked_within(wait - FIRST_WAIT, &mut stage).await {
+        if ends_within(wait - FIRST_WAIT, &mut stage).await {
             return Ok(());
         }
     }
@@ -351,18 +352,18 @@ async fn reached(stage: &mut watch::Receiver<Stage>, wanted: Stage) {
     drop(stage.wait_for(|now| *now >= wanted).await);
 }
 
-/// Waits this long; true at once when everything is asked to end.
-async fn asked_within(wait: Duration, stage: &mut watch::Receiver<Stage>) -> bool {
+/// Waits this long; true at once when everything has to end.
+async fn ends_within(wait: Duration, stage: &mut watch::Receiver<Stage>) -> bool {
     timeout(wait, reached(stage, Stage::RouterEnds)).await.is_ok()
 }
 
-/// Waits for a child whose standard input has ended, or that is asked by a signal, and ends it if it does not do so itself.
+/// Waits for a child whose standard input has ended, or that gets a signal here, and kills it if it does not end in time.
 async fn end(part: &Part, mut child: Child) -> anyhow::Result<()> {
     let pid = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.try_into().ok()?));
     if let (Part::Companion(_), Some(pid)) = (part, pid) {
-        // One that has ended is still there to be waited for, so the number is nobody else's.
+        // One that has ended is still there to be waited for, so no other process has its number.
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)
-            .context("a companion cannot be asked to end")?;
+            .context("a companion cannot be sent SIGTERM")?;
     }
     if timeout(GRACE, child.wait()).await.is_err() {
         tracing::error!(role = part.name(), "did not end within {GRACE:?}; killing it");

@@ -1,4 +1,4 @@
-//! `host tier ..`: what a storage tier holds, and whether it is whole, asked of the plugin that stores it.
+//! `host tier ..`: what a storage tier holds, and whether it is whole, as the plugin that stores it says.
 
 mod list;
 mod open;
@@ -31,12 +31,12 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
     /// [`Refused`](crate::cli::Refused) for what cannot work, anything else for what failed.
     pub fn run(self) -> anyhow::Result<()> {
-        // What the plugin warns of is for whoever looks at its directory.
+        // The plugin's warnings go to the operator, because the command is there to look at its storage.
         let lines = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("warn")).without_time();
         lines
             .with_target(false)

@@ -56,10 +56,10 @@ async fn rest_in_time(connection: &mut TcpStream) -> String {
     }
 }
 
-async fn until_it_says(connection: &mut TcpStream, word: &str) {
+async fn until_it_says(connection: &mut TcpStream, text: &str) {
     let mut all = Vec::new();
-    while !String::from_utf8_lossy(&all).contains(word) {
-        assert!(connection.read_buf(&mut all).await.unwrap() > 0, "closed before {word:?}");
+    while !String::from_utf8_lossy(&all).contains(text) {
+        assert!(connection.read_buf(&mut all).await.unwrap() > 0, "closed before {text:?}");
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Shown {
 pub(super) struct Piece {
     /// Text that will not be taken back.
     pub text: String,
-    /// Tokens whose text has begun to show, when log probabilities were asked for.
+    /// Tokens whose text has begun to show, when log probabilities were requested.
     pub shown: Vec<Shown>,
     /// Tokens that workers generated, end tokens included.
     pub tokens: Vec<u32>,
@@ -46,11 +46,11 @@ pub(super) struct End {
     pub elapsed: Duration,
 }
 
-/// What comes next.
+/// The next part of an answer.
 #[derive(Debug)]
 pub(super) enum Next {
     Piece(Piece),
-    /// Everything so far is void.
+    /// Everything so far is void; the answer begins again.
     Restarted,
     End(Box<End>),
 }
@@ -68,7 +68,7 @@ pub(super) struct Answer {
     waiting: VecDeque<Shown>,
     prompt_tokens: u32,
     output_tokens: u32,
-    /// What is known of the prompt's KV.
+    /// The worker's report on the prompt's KV, as far as it came.
     began: Option<Began>,
     end: Option<End>,
     arrived: Instant,
@@ -137,7 +137,7 @@ impl Answer {
         &*self.tokenizer
     }
 
-    /// As `host_requests_total` will call it.
+    /// The outcome's name in `host_requests_total`.
     pub fn set_outcome(&mut self, outcome: &'static str) {
         self.count.set(outcome);
     }
@@ -172,7 +172,7 @@ impl Answer {
                 text.push_str(&self.stops.finish());
                 let by_length = finished.reason == "length" && !self.stops.stopped();
                 if self.began.is_none() {
-                    // A worker that did not say so before.
+                    // A worker that did not report it before.
                     self.began(Began {
                         transferred_bytes: finished.transferred_bytes,
                         transfer_plugin: finished.transfer_plugin.clone(),

@@ -1,4 +1,4 @@
-//! What a request asks for, whichever endpoint it came to.
+//! The fields that requests of all endpoints share.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::text::Tokenizer;
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub max_new_tokens: Option<u32>,
-    /// What the endpoint, or the request, calls it.
+    /// The name of its field in this endpoint, or in this request.
     pub answer_field: &'static str,
     pub default_max_tokens: u32,
     pub sampling: Sampling,
@@ -71,7 +71,7 @@ impl Ask {
             temperature: temperature as f32,
             // A tiny positive number must stay in (0, 1].
             top_p: (top_p as f32).max(f32::MIN_POSITIVE),
-            // -1 is other servers' word for "all".
+            // In other servers -1 stands for "all".
             top_k: u32::try_from(top_k).unwrap_or(0),
             seed,
             logprobs: None,
@@ -92,13 +92,13 @@ impl Ask {
         })
     }
 
-    /// Takes what says which cached KV may be used: SGLang's `extra_key`, vLLM's `cache_salt`, and `no_cache`.
+    /// Takes the fields about the use of cached KV: SGLang's `extra_key`, vLLM's `cache_salt`, and `no_cache`.
     pub fn take_caching(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         self.namespace.extra_key = fields.short_string("extra_key", NamespaceKey::MAX_PART)?;
         self.namespace.salt = fields.short_string("cache_salt", NamespaceKey::MAX_PART)?;
         self.no_cache = fields.boolean("no_cache")?.unwrap_or(false);
         let session = fields.short_string("session_id", MAX_SESSION)?;
-        // OpenAI's word for requests that begin alike. It is no session, but it asks for the same.
+        // OpenAI's name for requests that begin alike. It is no session, but it has the same effect.
         let prompt_cache_key = fields.take("prompt_cache_key");
         self.session = session_hash(&session).or_else(|| session_hash(prompt_cache_key.as_ref()?.as_str()?));
         Ok(())
@@ -127,8 +127,8 @@ impl Ask {
     /// Refuses what OpenAI's endpoints have and this server has not, where a value would change the answer.
     pub fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         let number = |wanted: f64| move |value: &Value| value.as_f64() == Some(wanted);
-        let one_of = |words: &'static [&'static str]| {
-            move |value: &Value| value.as_str().is_some_and(|word| words.contains(&word))
+        let one_of = |values: &'static [&'static str]| {
+            move |value: &Value| value.as_str().is_some_and(|text| values.contains(&text))
         };
         if let Some(n) = fields.integer("n", 1..=i64::from(u32::MAX))?
             && n != 1
@@ -250,7 +250,7 @@ pub(super) fn check_model(app: &App, fields: &mut Fields) -> Result<(), ApiError
     }
 }
 
-/// Does work on text where it may take its time.
+/// Runs work on text on a thread that may block.
 pub(super) async fn with_text<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

@@ -46,8 +46,8 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
     }
 
-    pub fn unknown_model(asked: &str, served: &str) -> Self {
-        let message = format!("the model {asked:?} is not served here; this server has {served:?}");
+    pub fn unknown_model(name: &str, served: &str) -> Self {
+        let message = format!("the model {name:?} is not served here; this server has {served:?}");
         Self { param: Some("model".into()), code: Some("model_not_found"), ..Self::not_found(message) }
     }
 
@@ -81,7 +81,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// As `host_requests_total` calls it.
+    /// The outcome's name in `host_requests_total`.
     pub fn outcome(&self) -> &'static str {
         match (self.status, self.code) {
             (StatusCode::SERVICE_UNAVAILABLE, Some("server_busy")) => "busy",

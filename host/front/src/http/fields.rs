@@ -15,7 +15,7 @@ pub(super) struct Fields {
     prefix: &'static str,
 }
 
-/// Fields of other servers that this one ignores, because no answer depends on them: who asks, how it is filed, billed,
+/// Fields of other servers that this one ignores, because no answer depends on them. They say how a request is filed, billed,
 /// scheduled, cached or logged.
 const HARMLESS: [&str; 12] = [
     "user",
@@ -126,7 +126,7 @@ impl Fields {
         }
     }
 
-    /// Token ids below `vocabulary`.
+    /// Token ids less than `vocabulary`.
     pub fn token_ids(&self, name: &str, items: &[Value], vocabulary: u32) -> Result<Vec<u32>, ApiError> {
         items
             .iter()
@@ -141,20 +141,18 @@ impl Fields {
             .collect()
     }
 
-    /// Refuses what nobody has taken: a misspelt field, or one that this server does not have. `hint` may say what to do.
+    /// Refuses what was not taken: a misspelt field, or one that this server does not have. `hint` may say what to do.
     pub fn refuse_rest(mut self, hint: impl Fn(&str) -> Option<String>) -> Result<(), ApiError> {
         self.fields.retain(|name, value| !value.is_null() && !HARMLESS.contains(&name.as_str()));
         let Some((name, value)) = self.fields.iter().next() else { return Ok(()) };
         let full = format!("{}{}", self.prefix, shorten(name));
         let hint = hint(name).unwrap_or_else(|| "leave it out".to_owned());
-        let message = format!(
-            "{full} is not known here, got {}, and may be meant to change the answer; {hint}",
-            echo(value)
-        );
+        let message =
+            format!("{full} is not known here, got {}, and might change the answer; {hint}", echo(value));
         Err(ApiError::unsupported(&full, message))
     }
 
-    /// Refuses a field that this server does not have, unless its value asks for nothing.
+    /// Refuses a field that this server does not have, unless its value changes nothing.
     pub fn refuse_unless(&mut self, name: &str, harmless: impl Fn(&Value) -> bool) -> Result<(), ApiError> {
         match self.take(name) {
             Some(value) if !harmless(&value) => {
@@ -167,7 +165,7 @@ impl Fields {
     }
 }
 
-/// A value that asks for nothing.
+/// Whether a value changes nothing.
 pub(super) fn empty(value: &Value) -> bool {
     match value {
         Value::Array(items) => items.is_empty(),

@@ -17,9 +17,9 @@ use crate::registry::Chosen;
 /// Longest wait for one worker.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// 200 when every worker has emptied its cache, 502 when one could not be asked; either way what each one said.
+/// Answers 200 when every worker has emptied its cache, else 502. The body has each worker's reply.
 pub(super) async fn handle(State(app): Shared) -> Response {
-    let workers = app.router.registry().everyone();
+    let workers = app.router.registry().workers();
     let replies = join_all(workers.iter().map(|(worker, _)| ask(worker))).await;
     let all = replies.iter().all(Result::is_ok);
     let said: Vec<Value> = workers
@@ -46,12 +46,12 @@ async fn ask(worker: &Chosen) -> Result<FlushCacheReply, String> {
     match clock::timeout(PATIENCE, client.flush_cache(FlushCacheRequest {})).await {
         Ok(Ok(reply)) => Ok(reply.into_inner()),
         Ok(Err(status)) => Err(format!(
-            "worker {name:?} at {} could not be asked to empty its cache: {}; ask again when it is back",
+            "worker {name:?} at {} could not be told to empty its cache: {}; try again when it is back",
             worker.address,
             status.message()
         )),
         Err(elapsed) => Err(format!(
-            "worker {name:?} at {} did not say within {PATIENCE:?} that its cache is empty ({elapsed}); ask again",
+            "worker {name:?} at {} did not say within {PATIENCE:?} that its cache is empty ({elapsed}); try again",
             worker.address
         )),
     }

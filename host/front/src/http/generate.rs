@@ -1,4 +1,4 @@
-//! `POST /generate`, in SGLang's shape, with what a benchmark of split prefill and decode wants to know.
+//! `POST /generate`, in SGLang's shape, with figures for benchmarks of split prefill and decode.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::respond::{Prepared, Shape, serve};
 use super::{App, RequestId, Shared};
 use crate::text::Tokenizer;
 
-/// What belongs into `sampling_params`, and is often put beside it.
+/// Fields that belong into `sampling_params`, and are often put beside it.
 const SAMPLING: [&str; 9] = [
     "temperature",
     "top_p",

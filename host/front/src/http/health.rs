@@ -1,4 +1,4 @@
-//! What operators ask: `/health`, `/metrics`, `/v1/models`.
+//! Endpoints for operators: `/health`, `/metrics`, `/v1/models`.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ pub(super) async fn health(State(app): Shared) -> Response {
                 WorkerState::Live => ("live", None),
                 WorkerState::Suspected(why) => ("suspected", Some(why)),
             };
-            // Each of a worker's ranks has its own way in.
+            // Each rank of a worker has its own endpoint.
             let plugins: BTreeSet<&str> =
                 worker.info.transfer.iter().map(|way| way.plugin.as_str()).collect();
             json!({
@@ -78,7 +78,7 @@ pub(super) async fn health(State(app): Shared) -> Response {
     (status, json_response(&body)).into_response()
 }
 
-/// Prometheus text.
+/// `/metrics`, as Prometheus reads it.
 pub(super) async fn metrics(State(app): Shared) -> Result<Response, ApiError> {
     let workers = app.router.registry().snapshot();
     let text = app
@@ -88,7 +88,7 @@ pub(super) async fn metrics(State(app): Shared) -> Result<Response, ApiError> {
     Ok(typed("application/openmetrics-text; version=1.0.0; charset=utf-8", text))
 }
 
-fn card(app: &App) -> Value {
+fn model_object(app: &App) -> Value {
     json!({
         "id": app.model,
         "object": "model",
@@ -98,16 +98,16 @@ fn card(app: &App) -> Value {
     })
 }
 
-/// The one model.
+/// The list of models, which has one.
 pub(super) async fn models(State(app): Shared) -> Response {
-    json_response(&json!({"object": "list", "data": [card(&app)]}))
+    json_response(&json!({"object": "list", "data": [model_object(&app)]}))
 }
 
 /// One model by name.
-pub(super) async fn model(State(app): Shared, Path(asked): Path<String>) -> Result<Response, ApiError> {
-    if asked == app.model {
-        Ok(json_response(&card(&app)))
+pub(super) async fn model(State(app): Shared, Path(name): Path<String>) -> Result<Response, ApiError> {
+    if name == app.model {
+        Ok(json_response(&model_object(&app)))
     } else {
-        Err(ApiError::unknown_model(&asked, &app.model))
+        Err(ApiError::unknown_model(&name, &app.model))
     }
 }

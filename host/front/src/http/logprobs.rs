@@ -29,7 +29,7 @@ pub(super) fn of_completion(tokenizer: &dyn Tokenizer, shown: &[Shown]) -> Value
     let top = |entry: &Shown| {
         let mut top: Map<String, Value> =
             entry.token.top.iter().map(|top| (text(top.token), json!(number(top.logprob)))).collect();
-        // The sampled token is always among them, so there may be one more than asked for.
+        // The sampled token is always among them, so there may be one more than requested.
         if let Some(logprob) = entry.token.logprob {
             top.entry(text(entry.token.token)).or_insert(json!(number(logprob)));
         }

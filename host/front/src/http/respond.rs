@@ -31,7 +31,7 @@ pub(super) trait Shape: Send + 'static {
     fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Piece, end: &End) -> Value;
 }
 
-/// A request that was understood and has its place.
+/// A request that was read and admitted.
 pub(super) struct Prepared<S> {
     pub prompt: Vec<u32>,
     pub ask: Ask,
@@ -50,7 +50,7 @@ pub(super) async fn serve<S: Shape, P: Future<Output = Result<Prepared<S>, ApiEr
     let mut count = Count::new(Arc::clone(&app.metrics), endpoint);
     let session = ask::session(request.headers());
     let started = async {
-        // Before it takes its place: a client that sends slowly keeps nobody else out.
+        // Before it takes its place: a client that sends slowly keeps no other request out.
         let body = app.body(request).await?;
         let place = app.router.admit()?;
         Ok::<(Place, Prepared<S>), ApiError>((place, prepare(body).await?))

@@ -1,4 +1,4 @@
-//! What a registration must say to be believed.
+//! Checks the description that a worker registers with.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ pub const MAX_TEXT: usize = 1024;
 const MAX_TRANSFERS: usize = 16;
 const MAX_ENDPOINT: usize = 64 << 10;
 
-/// The worker's role, when what it says of itself makes sense.
+/// The worker's role, when its description makes sense.
 ///
 /// # Errors
 /// What does not.

@@ -15,7 +15,7 @@ use super::Registry;
 /// First wait after a worker could not be reached; doubles up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
-/// Wait after a worker said something that cannot be.
+/// Wait after a worker sent an event that cannot be.
 const DISTRUST: Duration = Duration::from_secs(30);
 /// Largest message: a batch or a part of a snapshot, many times over.
 const MAX_NEWS: usize = 1 << 20;
@@ -32,7 +32,7 @@ pub(super) async fn follow(registry: Registry, instance: Instance, channel: Chan
                 registry.lock().in_sight(instance, after);
                 match hear(&registry, instance, news.into_inner(), &mut wait).await {
                     Ended::Again => continue,
-                    Ended::Silent => "it ended the stream without a word".to_owned(),
+                    Ended::Silent => "it ended the stream without an event".to_owned(),
                     Ended::Gone => return,
                     Ended::Wrong(why) => {
                         wait = DISTRUST;
@@ -50,9 +50,9 @@ pub(super) async fn follow(registry: Registry, instance: Instance, channel: Chan
 }
 
 enum Ended {
-    /// Something is missing, or the connection broke: ask again at once.
+    /// Events are missing, or the connection broke: connect again at once.
     Again,
-    /// It broke before anything was said: asking again at once could go on for ever.
+    /// It broke before any event came: connecting again at once could go on for ever.
     Silent,
     Gone,
     Wrong(String),

@@ -1,4 +1,4 @@
-//! What the router knows of its workers' caches, and the work that it has given out because of it.
+//! The pages in the workers' caches, as far as the router knows them, and the work of requests under way.
 //!
 //! One index holds the pages of all workers, prefill and decode alike, because the names of pages are the same on both.
 //! Two accounts hold the work, one for computing prompts and one for answers, because what a request costs differs.
@@ -33,12 +33,12 @@ pub struct Chain {
 /// How far a worker's cache is followed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Following {
-    /// It has none, or tells nothing.
+    /// It has no cache, or sends no events.
     #[default]
     Nothing,
-    /// Not at the moment, and why.
+    /// It is not followed at the moment; the reason.
     Lost(String),
-    /// Up to this event.
+    /// It is followed up to this event.
     At(u64),
 }
 
@@ -64,17 +64,17 @@ pub(super) struct Place {
     pub role: Role,
     /// The identity of its cache; absent when it has none that can be followed.
     pub cache: Option<PageHash>,
-    /// Requests that others have on it.
+    /// Requests that other routers have on it.
     pub elsewhere: u32,
     /// Requests in its queue.
     pub queued: u32,
     /// Tokens in its pages.
     pub page_tokens: u32,
-    /// The session of the request was here last.
+    /// Whether the worker served the last request of the session.
     pub stays: bool,
 }
 
-/// How much of a request's prompt is where.
+/// The tokens of a prompt that each worker has.
 #[derive(Debug, Default)]
 pub(super) struct Sight<'a> {
     tokens: u64,
@@ -121,7 +121,7 @@ impl Prefixes {
         self.index.resume(slot).unwrap_or(0)
     }
 
-    /// A worker cannot be reached: what it had counts no more.
+    /// Forgets the pages of a worker that cannot be reached.
     pub fn forget(&mut self, slot: WorkerSlot) {
         self.index.forget(slot);
     }
@@ -134,7 +134,7 @@ impl Prefixes {
         CacheCounts { pages: self.index.len(), sessions: self.sessions.len(), ..self.counts }
     }
 
-    /// Takes in what a worker says.
+    /// Takes in events of a worker.
     pub fn hear(&mut self, slot: WorkerSlot, news: &News) -> Applied {
         let mut heard = Applied::Yes;
         match news {
@@ -199,12 +199,12 @@ impl Prefixes {
     /// The request has left its workers, one way or the other.
     pub fn ended(&mut self, room: Room, now: Instant) {
         self.answered(room);
-        // Here too: where routes are chosen without the caches, nobody looks.
+        // Here too, because `look` is not called where routes are chosen without the caches.
         self.settle(now);
         self.settling.push_back((now + SETTLE, room));
     }
 
-    /// Takes requests off the accounts whose pages have had time to be told of.
+    /// Takes requests off the accounts, once the workers' events have had time to name their pages.
     fn settle(&mut self, now: Instant) {
         while let Some((at, room)) = self.settling.front().copied()
             && at <= now

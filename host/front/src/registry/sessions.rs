@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use host_core::Instance;
 
-/// Sessions remembered; the one that was not heard of for the longest is forgotten first.
+/// Most sessions that are remembered. The least recently used one is forgotten first.
 const MOST: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +15,7 @@ struct Served {
     used: u64,
 }
 
-/// Sessions, by a hash of their name: two of the same hash are merely kept together.
+/// Sessions by a hash of their name. Two of the same hash are merely kept together.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     served: HashMap<u64, Served>,

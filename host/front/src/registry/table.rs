@@ -31,7 +31,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// As the control plane writes it.
+    /// The role's name on the control plane.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl Role {
     }
 }
 
-/// What the registry holds workers to.
+/// The registry's limits and policy.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// The served model's name; a worker with another is refused.
@@ -63,7 +63,7 @@ pub struct Terms {
     pub seed: u64,
 }
 
-/// What a request asks of a route.
+/// What a request needs of a route.
 #[derive(Clone, Copy, Debug)]
 pub struct Need<'a> {
     /// Names the try.
@@ -82,8 +82,8 @@ pub struct Need<'a> {
 /// Why no route was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoRoute {
-    /// Nobody to serve it now; the sentence says what is missing. Waiting may help.
-    Nobody(String),
+    /// No worker can serve it now; the sentence says what is missing. Waiting may help.
+    NoWorker(String),
     /// Every usable route is too small; the largest holds this many tokens.
     TooLong(u32),
 }
@@ -93,11 +93,11 @@ pub enum NoRoute {
 pub enum WorkerState {
     /// Yes.
     Live,
-    /// No, and why.
+    /// No, for this reason.
     Suspected(String),
 }
 
-/// Everything the table knows.
+/// The state of the table.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Every worker, by name.
@@ -162,12 +162,12 @@ struct Entry {
     broken: Option<String>,
     load: Load,
     in_flight: u32,
-    /// Requests that it had from others at its last heartbeat, and at the one before. One heartbeat alone may count
-    /// requests of ours that ended while it was on its way.
+    /// Requests that it had from other routers at its last heartbeat, and at the one before. One heartbeat alone may count
+    /// requests of this router that ended while it was on its way.
     elsewhere: [u32; 2],
     /// Requests in its queue at its last heartbeat, and at the one before: many wait for a moment only.
     queued: [u32; 2],
-    /// When it was last chosen, counted in picks.
+    /// The number of the pick that last chose it.
     last_pick: u64,
     /// Its place in the index and the accounts.
     slot: WorkerSlot,
@@ -197,14 +197,14 @@ impl Entry {
 pub(super) struct Picked {
     pub prefill: Option<Chosen>,
     pub decode: Chosen,
-    /// Tokens of the prompt that somebody on the route is expected to hold.
+    /// Tokens of the prompt that a worker of the route is expected to hold.
     pub expected: u64,
 }
 
 /// Why a worker is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Denied {
-    /// What it says of itself cannot be.
+    /// Its description contradicts itself.
     #[error("{0}")]
     Wrong(String),
     /// Another worker of its name lives.
@@ -221,7 +221,7 @@ impl From<String> for Denied {
     }
 }
 
-/// What a heartbeat came to.
+/// The outcome of a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heard {
     pub known: bool,
@@ -250,7 +250,7 @@ impl WorkerTable {
         }
     }
 
-    /// Adds a worker, or replaces what was known under its instance or, when nobody of it is alive, under its name.
+    /// Adds a worker, or replaces what was known under its instance or, when no live worker has it, under its name.
     pub fn register(&mut self, info: WorkerInfo, now: Instant) -> Result<String, Denied> {
         let role = admission::check(&info, &self.terms.model)?;
         let forget = self.terms.lost_after.saturating_mul(FORGET);
@@ -359,11 +359,11 @@ impl WorkerTable {
     }
 
     /// Every worker, by name.
-    pub fn everyone(&self) -> Vec<(Chosen, Role)> {
-        let mut everyone: Vec<_> =
+    pub fn workers(&self) -> Vec<(Chosen, Role)> {
+        let mut workers: Vec<_> =
             self.workers.values().map(|entry| (entry.chosen.clone(), entry.role)).collect();
-        everyone.sort_by(|left, right| left.0.name.cmp(&right.0.name));
-        everyone
+        workers.sort_by(|left, right| left.0.name.cmp(&right.0.name));
+        workers
     }
 
     pub fn snapshot(&self, now: Instant) -> Snapshot {

@@ -33,7 +33,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 impl Leg {
     fn start(registry: &Registry, worker: &Chosen, request: GenerateRequest) -> Self {
         let mut client = WorkerClient::new(worker.channel.clone()).max_decoding_message_size(MAX_EVENT);
-        // The call is part of the stream, so that nobody waits for one leg's head before listening to the other.
+        // The call is part of the stream, so that no leg's head is waited for before the other leg is heard.
         let call = async move { client.generate(request).await.map(tonic::Response::into_inner) };
         Self {
             instance: worker.instance,
@@ -72,7 +72,7 @@ impl Leg {
     }
 }
 
-/// What a try came to next.
+/// The next event of a try.
 pub(super) enum Step {
     Began(Began),
     Token(Token),

@@ -12,7 +12,7 @@ pub enum Failure {
         limit: u32,
         /// Tokens of the prompt.
         prompt: u64,
-        /// Tokens that were asked for, if a number was given.
+        /// Tokens that the request names, if it does.
         answer: Option<u32>,
         /// Where the client gives that number.
         field: &'static str,
@@ -23,7 +23,7 @@ pub enum Failure {
     /// This router takes no more requests now.
     #[error("{0}")]
     Busy(String),
-    /// Nobody could serve it in time. Another time may do.
+    /// No worker could serve it in time. Another time may do.
     #[error("{0}")]
     Unavailable(String),
     /// A worker failed after the first token.
@@ -53,7 +53,7 @@ impl Failure {
         matches!(self, Failure::Unavailable(_))
     }
 
-    /// From what a worker said of its leg.
+    /// The failure that a worker reported of its leg.
     pub(super) fn of_worker(worker: &str, failed: &proto::Failed) -> Self {
         let text = format!("worker {worker:?} failed: {} ({})", failed.message, failed.code);
         if failed.retryable {
@@ -65,7 +65,7 @@ impl Failure {
         }
     }
 
-    /// From a call that did not work, and whether the worker should be suspected for it.
+    /// The failure of a call, and whether the worker should be suspected for it.
     pub(super) fn of_call(worker: &str, status: &tonic::Status) -> (Self, bool) {
         use tonic::Code;
         let text = format!("call to worker {worker:?} failed: {} ({})", status.message(), status.code());

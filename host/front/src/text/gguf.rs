@@ -15,7 +15,7 @@ use pretokenizers::PreTokenizer;
 use sentencepiece::SentencePiece;
 use vocabulary::{Fields, Vocabulary};
 
-/// What helps where a file cannot.
+/// The advice for files without a usable tokenizer.
 const WAY_OUT: &str = "give a Hugging Face folder with the model's tokenizer.json by --tokenizer DIR";
 
 /// Longest template that is compiled, in bytes.

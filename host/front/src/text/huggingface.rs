@@ -40,7 +40,7 @@ impl HuggingFaceTokenizer {
     }
 
     fn new(mut inner: tokenizers::Tokenizer) -> Result<Self, String> {
-        // Some published files ask for these, meant for training; a server must not cut or fill prompts.
+        // Some published files set these for training; a server must not cut or fill prompts.
         inner.with_truncation(None).map_err(|error| error.to_string())?;
         inner.with_padding(None);
         let added = inner.get_added_tokens_decoder();

@@ -88,12 +88,12 @@ async fn streaming_gives_the_same_text_as_not_streaming() {
             .filter(|reason| !reason.is_null())
             .collect();
         assert_eq!(reasons, ["stop"]);
-        assert!(events.iter().all(|event| event.get("usage").is_none()), "usage was not asked for");
+        assert!(events.iter().all(|event| event.get("usage").is_none()), "usage was not requested");
     }
 }
 
 #[tokio::test]
-async fn usage_comes_last_when_asked_for() {
+async fn usage_comes_last_when_requested() {
     let (front, _prefill, _decode) = Front::echoing().await;
     for path in [PATH, CHAT] {
         let mut body = asking(path);
@@ -221,7 +221,7 @@ async fn chat_without_a_length_asks_for_the_default_and_not_the_whole_context() 
 }
 
 #[tokio::test]
-async fn chat_leaves_the_assistants_turn_out_when_asked_to() {
+async fn chat_leaves_the_assistants_turn_out_when_requested() {
     let mut config = config();
     let template = "{{ messages[0].content }}{% if add_generation_prompt %}<assistant>{% endif %}";
     let template =
@@ -239,7 +239,7 @@ async fn chat_leaves_the_assistants_turn_out_when_asked_to() {
 }
 
 #[tokio::test]
-async fn generate_answers_in_sglangs_shape_with_who_served_it() {
+async fn generate_answers_in_sglangs_shape_with_the_workers_that_served_it() {
     let (front, _prefill, _decode) = Front::echoing().await;
     let mut body = json!({"input_ids": [104, 105], "return_logprob": true,
         "sampling_params": {"max_new_tokens": 3, "temperature": 0.0, "sampling_seed": 9}});

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use host_tests::wait::asked_until;
+use host_tests::wait::answered_until;
 use host_wire::proto::{GenerateRequest, Load};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -139,7 +139,7 @@ async fn a_stream_that_breaks_after_its_first_token_ends_with_an_error_event() {
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_has_seen_is_begun_again() {
+async fn an_answer_of_which_the_client_has_seen_nothing_is_begun_again() {
     let mut front = Front::start(config()).await;
     let mut dying = front.worker("dying", "aggregated", steps(vec![Step::Token(120), Step::Hang])).await;
     let answer = tokio::spawn({
@@ -165,7 +165,7 @@ async fn prefill_may_die_once_decode_answers() {
     let mut reply = front.post(PATH, &json!({"prompt": "a", "max_tokens": 2, "stream": true})).await;
     assert_eq!(reply.some_events().await[0]["choices"][0]["text"], "a");
     prefill.kill();
-    asked_until("prefill to be missed", async || {
+    answered_until("prefill to be missed", async || {
         let health = front.get("/health").await.json().await;
         if health["workers"][1]["state"] == "live" { Err(health) } else { Ok(()) }
     })
@@ -271,7 +271,7 @@ async fn a_stopping_server_lets_requests_end_and_then_ends_them() {
 }
 
 #[tokio::test]
-async fn a_body_that_comes_slowly_keeps_nobody_out() {
+async fn a_body_that_comes_slowly_keeps_no_other_request_out() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut config = config();
     config.max_requests = 1;

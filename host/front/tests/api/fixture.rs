@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use host_front::front::{FrontConfig, serve};
 use host_front::text::{ChatTemplate, TextModel};
-use host_tests::wait::asked_until;
+use host_tests::wait::answered_until;
 use host_wire::proto::registry_client::RegistryClient;
 use host_wire::proto::{HeartbeatRequest, Load, RegisterReply, RegisterRequest, WorkerInfo};
 use serde_json::Value;
@@ -95,11 +95,11 @@ impl Front {
         send(self.http, "GET", path, &[], b"").await
     }
 
-    /// Waits until its metrics have these words.
-    pub async fn until_metrics_say(&self, words: &str) {
-        asked_until(words, async || {
+    /// Waits until its metrics have this text.
+    pub async fn until_metrics_say(&self, text: &str) {
+        answered_until(text, async || {
             let metrics = self.get("/metrics").await.text().await;
-            if metrics.contains(words) { Ok(()) } else { Err(metrics) }
+            if metrics.contains(text) { Ok(()) } else { Err(metrics) }
         })
         .await;
     }

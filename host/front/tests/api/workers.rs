@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use host_tests::wait::asked_until;
+use host_tests::wait::answered_until;
 use host_wire::proto::TransferEndpoint;
 use serde_json::json;
 
@@ -21,7 +21,7 @@ async fn a_pair_whose_kv_differs_is_refused_with_both_values_everywhere() {
     decode.info.identity.as_mut().unwrap().page_tokens = 32;
     let reply = front.register(decode.info.clone()).await;
     let sentence = "page_tokens is 16 on prefill and 32 on decode";
-    assert!(reply.accepted, "it may fit somebody else");
+    assert!(reply.accepted, "it may fit another worker");
     assert!(reply.message.contains(sentence), "{}", reply.message);
 
     let answer = front.post(PATH, &json!({"prompt": "a"})).await;
@@ -51,7 +51,7 @@ async fn a_pair_without_a_common_transfer_plugin_is_refused() {
 #[tokio::test]
 async fn a_restarted_worker_takes_over_and_streams_on_the_old_instance_end() {
     let mut config = config();
-    // Nobody says anything, so all are suspected at once and none is lost.
+    // No worker sends a heartbeat, so all are suspected at once and none is lost.
     config.worker_timeout = Duration::from_secs(100);
     let mut front = Front::start(config).await;
     let old = front.worker("w", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
@@ -80,7 +80,7 @@ async fn a_second_worker_of_a_live_ones_name_is_refused_until_that_one_is_gone()
     assert!(front.heartbeat(old.info.instance).await, "the first keeps its place");
     // Its address refuses connections from now on; the worker's timeout of ten minutes is not waited for.
     old.kill();
-    asked_until("the other worker to be accepted", async || {
+    answered_until("the other worker to be accepted", async || {
         let reply = front.register(new.info.clone()).await;
         if reply.accepted { Ok(()) } else { Err(reply.message) }
     })

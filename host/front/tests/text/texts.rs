@@ -65,9 +65,9 @@ const PIECES: &[&str] = &[
 /// A few hundred of them, the same every time.
 pub fn varied() -> Vec<String> {
     let mut state = 20_u32;
-    let mut next = |below: usize| {
+    let mut next = |bound: usize| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 12) as usize % below
+        (state >> 12) as usize % bound
     };
     let mut texts: Vec<String> = WRITTEN.iter().map(ToString::to_string).collect();
     for _ in 0..350 {

@@ -14,7 +14,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// A server of this machine.
+    /// A server on this machine.
     pub fn of(address: SocketAddr) -> Self {
         Self { authority: address.to_string(), prefix: String::new() }
     }
@@ -42,7 +42,7 @@ impl Address {
         }
         let port = match uri.port() {
             Some(port) => port.as_u16(),
-            // A port that is there and none, such as 99999, is not 80.
+            // A port that is wrong, such as 99999, must not become 80.
             None if uri.authority().is_some_and(|authority| authority.as_str() != host) => {
                 return Err(invalid(" (its port is no number up to 65535)"));
             }

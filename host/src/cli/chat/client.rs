@@ -18,7 +18,7 @@ use super::address::Address;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of an answer that is read as a whole.
 const LONGEST: usize = 1 << 20;
-/// Most letters of an error that is no JSON.
+/// Most characters of an error that is no JSON.
 const LONGEST_ERROR: usize = 300;
 
 /// One server.
@@ -56,7 +56,7 @@ impl Answer {
         Ok(None)
     }
 
-    /// What is left of it, at most [`LONGEST`] bytes.
+    /// The rest of the answer, at most [`LONGEST`] bytes.
     ///
     /// # Errors
     /// When the connection ends before the answer does, or that is too long.
@@ -71,7 +71,7 @@ impl Answer {
         Ok(String::from_utf8_lossy(&all).into_owned())
     }
 
-    /// What an answer that is no success says, in one line.
+    /// The error of an answer that is no success, in one line.
     pub async fn error(&mut self) -> String {
         let status = self.status;
         match self.rest().await {
@@ -91,12 +91,12 @@ pub fn message_in(text: &str) -> String {
 }
 
 impl Client {
-    /// Of this server; nothing is sent yet.
+    /// A client of this server. Nothing is sent yet.
     pub fn new(address: Address) -> Self {
         Self { address }
     }
 
-    /// Where it is.
+    /// The server's address.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -146,7 +146,7 @@ impl Client {
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| failed(&error))?;
         let connection = tokio::spawn(async move {
-            // What went wrong is said by the answer, or by its missing.
+            // An error here shows in the answer, or in that there is none.
             drop(connection.await);
         });
         let request = Request::builder()

@@ -14,16 +14,16 @@ use super::address::Address;
 use super::client::Client;
 use crate::cli::Refused;
 
-/// How long it may take to end when asked to: what its parts are given, one after the other.
+/// How long it may take to end: what its parts are given, one after the other.
 const GRACE: Duration = Duration::from_secs(40);
 /// Pause between two questions whether it is ready.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The exit code with which it says that its flags cannot work.
+/// The exit code of a server whose flags cannot work.
 const REFUSED: i32 = 2;
 
-/// The server. The system asks it to end when this process was killed.
+/// The server. The system sends it a signal to end when this process was killed.
 pub struct Started {
-    /// Where it serves, once it is ready.
+    /// Its URL, once it is ready.
     pub address: Address,
     child: Child,
     output: Lines<BufReader<ChildStdout>>,
@@ -85,7 +85,7 @@ impl Started {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Asks it to end, and waits.
+    /// Sends it a signal to end, and waits.
     ///
     /// # Errors
     /// When it does not, and had to be killed.
@@ -93,9 +93,9 @@ impl Started {
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         // None when it has ended and was waited for.
         if let Some(pid) = pid {
-            kill_process(pid, Signal::TERM).context("the server cannot be asked to end")?;
+            kill_process(pid, Signal::TERM).context("the server cannot be sent SIGTERM")?;
             let ended = async {
-                // What it still says has no place in the conversation, and may not hold it up.
+                // Its further output is read and dropped, so that the pipe never fills.
                 while let Ok(Some(_line)) = self.output.next_line().await {}
                 self.child.wait().await
             };

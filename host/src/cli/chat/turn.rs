@@ -1,4 +1,4 @@
-//! One answer: asked for, printed as it comes, measured.
+//! One answer: requested, printed as it comes, measured.
 
 use std::fmt;
 use std::io::{ErrorKind, Write as _};
@@ -8,7 +8,7 @@ use tokio::time::{Duration, Instant};
 
 use super::client::{Client, message_in};
 use super::events::Events;
-use crate::cli::output::{NobodyReads, harmless};
+use crate::cli::output::{OutputClosed, harmless};
 
 /// Most bytes of one answer.
 const LONGEST: usize = 16 << 20;
@@ -16,37 +16,37 @@ const LONGEST: usize = 16 << 20;
 /// How an answer ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
-    /// As the server wanted.
+    /// The server ended it.
     Whole,
-    /// As the user wanted.
+    /// The user ended it.
     Stopped,
-    /// Otherwise: why, in one line.
+    /// It failed; the reason in one line.
     Failed(String),
 }
 
 /// One answer.
 #[derive(Debug)]
 pub struct Turn {
-    /// What was said, up to where it ended.
+    /// The text, up to where it ended.
     pub text: String,
     /// How it ended.
     pub end: End,
-    /// What it took, if the server said so.
+    /// Tokens and times, if the server gave them.
     pub figures: Option<Figures>,
 }
 
-/// What an answer took.
+/// Tokens and times of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
     /// Tokens of the answer.
     pub tokens: u64,
     /// Tokens of the prompt.
     pub prompt: u64,
-    /// Of those, tokens whose KV was there already.
+    /// Tokens of the prompt whose KV was cached.
     pub cached: u64,
     /// From the question to the first piece of text.
     pub first: Option<Duration>,
-    /// From there to the last.
+    /// From the first piece of text to the last.
     pub rest: Duration,
 }
 
@@ -54,7 +54,7 @@ impl Figures {
     /// Tokens after the first, by the time that they took; `None` where there is too little of either.
     fn speed(&self) -> Option<f64> {
         let seconds = self.rest.as_secs_f64();
-        // Counts of tokens are far below 2^53.
+        // Counts of tokens are far less than 2^53.
         (self.tokens > 1 && seconds > 0.0).then(|| (self.tokens - 1) as f64 / seconds)
     }
 }
@@ -75,7 +75,7 @@ impl fmt::Display for Figures {
 /// Asks and prints, until the answer ends or `stop` does.
 ///
 /// # Errors
-/// [`NobodyReads`] when nothing reads standard output any more. What fails between the server and here is the turn's [`End`].
+/// [`OutputClosed`] when standard output is closed. What fails on the way from the server is the turn's [`End`].
 pub async fn take(client: &Client, request: &Value, stop: impl Future<Output = ()>) -> anyhow::Result<Turn> {
     let mut reading = Reading::new();
     let ended = tokio::select! {
@@ -108,7 +108,7 @@ impl From<String> for Stop {
 
 /// An answer under way.
 struct Reading {
-    asked: Instant,
+    begun: Instant,
     first: Option<Instant>,
     last: Option<Instant>,
     text: String,
@@ -120,7 +120,7 @@ impl Reading {
     fn new() -> Self {
         let (first, last) = (None, None);
         let (text, usage) = (String::new(), Value::Null);
-        Self { asked: Instant::now(), first, last, text, usage, printed: false }
+        Self { begun: Instant::now(), first, last, text, usage, printed: false }
     }
 
     async fn run(&mut self, client: &Client, request: &Value) -> Result<(), Stop> {
@@ -174,7 +174,7 @@ impl Reading {
             tokens,
             prompt: number(&self.usage["prompt_tokens"]),
             cached: number(&self.usage["prompt_tokens_details"]["cached_tokens"]),
-            first: self.first.map(|first| first - self.asked),
+            first: self.first.map(|first| first - self.begun),
             rest,
         })
     }
@@ -185,7 +185,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     let mut output = std::io::stdout().lock();
     match write!(output, "{}", harmless(text)).and_then(|()| output.flush()) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(NobodyReads.into()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
         Err(error) => Err(anyhow::Error::new(error).context("the answer cannot be written")),
     }
 }

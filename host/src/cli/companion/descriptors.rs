@@ -1,18 +1,19 @@
-//! Descriptors that another program is not to have: the supervisor's listening sockets are made to be inherited.
+//! Closes descriptors that a companion must not inherit, such as the supervisor's listening sockets.
 
 use std::os::fd::{BorrowedFd, RawFd};
 
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
-/// The first behind standard input, output and error.
+/// The first descriptor after standard input, output and error.
 const FIRST: RawFd = 3;
 
-/// Has the system close, when this process becomes another program, everything that is not standard. No other thread may
-/// open or close any meanwhile.
+/// Marks all descriptors but the standard ones to be closed when this process becomes another program.
+///
+/// No other thread may open or close any meanwhile.
 ///
 /// # Errors
 /// When the system does not say what is open.
-pub fn keep_to_ourselves() -> std::io::Result<()> {
+pub fn close_on_exec() -> std::io::Result<()> {
     let entries = std::fs::read_dir("/proc/self/fd")?.collect::<std::io::Result<Vec<_>>>()?;
     let numbers = entries.iter().filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
     for number in numbers.filter(|number| *number >= FIRST) {

@@ -1,5 +1,6 @@
-//! What a companion's manifest leaves to the configuration of its plugin: `{...}` in its arguments, its environment and its
-//! address. Between the braces stand, separated by `|`, places to look at, and the first of them that says something holds:
+//! Templates in a companion's arguments, environment and address, filled in from the configuration of its plugin.
+//!
+//! In `{...}` stand sources, separated by `|`. The first that has a value counts:
 //!
 //! - `KEY`: a key of the plugin's table, or its default; a list is joined by colons
 //! - `KEY:host`, `KEY:port`: a part of the address that it says
@@ -108,7 +109,7 @@ mod tests {
             ("{server:host} {server:port}", "::1 8"),
             ("{many|$SET}", "/a:/b"),
             ("n={plain|number}", "n=3"),
-            // What a variable says is not looked at again.
+            // Braces in the value of a variable are left as they are.
             ("{plain|$UNSET|$SET}", "{plain}"),
         ] {
             assert_eq!(fill(text).unwrap().as_deref(), Some(filled), "{text}");

@@ -1,4 +1,4 @@
-//! The model, as far as it is known without its weights.
+//! What is known of the model without its weights.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::cli::settings::{ExecutorName, Settings};
 /// Longest step that may be modelled: a worker that is to stop waits for it.
 const LONGEST_STEP: Duration = Duration::from_secs(60);
 
-/// What of the model decides how its KV lies.
+/// The model's sizes that decide how its KV is laid out.
 ///
 /// # Errors
 /// When the model cannot be read, or not be served.
@@ -42,7 +42,7 @@ pub(super) fn shape(settings: &Settings) -> Result<ModelShape, Refused> {
 /// One rank of the synthetic executor.
 ///
 /// # Errors
-/// When `[synthetic]` contradicts itself, or asks for steps that nobody would wait for.
+/// When `[synthetic]` contradicts itself, or a step would take longer than [`LONGEST_STEP`].
 pub(super) fn synthetic(settings: &Settings, seat: Seat) -> Result<Synthetic, ExecutorError> {
     let given = settings.synthetic.clone().unwrap_or_default();
     let standard = SyntheticShape::default();

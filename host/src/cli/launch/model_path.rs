@@ -1,4 +1,4 @@
-//! Whether `--model` names something, and how a model is had when it does not.
+//! Checks that `--model` names a file or a folder, and says how to get a model when it does not.
 
 use std::path::Path;
 
@@ -47,14 +47,14 @@ fn download(name: &str) -> String {
     )
 }
 
-/// An owner and a name, as the hub has them.
+/// Whether this is an owner and a name of the Hugging Face hub.
 fn is_hub_name(text: &str) -> bool {
     let is_plain = |part: &str| {
         !part.is_empty()
             && !part.starts_with('.')
             && part.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter))
     };
-    // A file's name, or one in a folder that is here, is a path that is wrong.
+    // The name of a file, or of something in a folder that is here, is a wrong path.
     let is_path = |owner: &str, name: &str| name.ends_with(".gguf") || Path::new(owner).is_dir();
     text.split_once('/')
         .is_some_and(|(owner, name)| is_plain(owner) && is_plain(name) && !is_path(owner, name))

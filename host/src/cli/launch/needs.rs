@@ -1,4 +1,4 @@
-//! What workers take of this machine's memory, added up before any of it is taken.
+//! The memory that workers of this machine will take, added up before any of it is taken.
 
 use host_core::KvLayout;
 use host_core::hierarchy::HierarchyConfig;
@@ -13,25 +13,25 @@ use super::{Refused, refused};
 pub(super) struct Needs {
     workers: usize,
     pools: u64,
-    below: u64,
+    offload: u64,
     staging: u64,
 }
 
 impl Needs {
-    /// Adds a worker: its ranks' pools, what lies below them, and what it packs pages in.
+    /// Adds a worker: its ranks' pools, its host memory for pages, and its staging memory.
     pub(super) fn add(
         &mut self,
         layouts: &[KvLayout],
-        below: Option<&HierarchyConfig>,
+        offload: Option<&HierarchyConfig>,
         staging: Option<&Staging>,
     ) {
         let product = |count: usize, bytes: usize| (count as u64).saturating_mul(bytes as u64);
         let pools = layouts.iter().map(|layout| product(layout.shape.pages, layout.shape.page_bytes()));
-        let below = below.map(|below| u64::from(below.host_slots).saturating_mul(below.page_bytes));
+        let offload = offload.map(|offload| u64::from(offload.host_slots).saturating_mul(offload.page_bytes));
         let staging = staging.map(|staging| product(layouts.len(), staging.bytes_of_rank(layouts.len())));
         self.workers += 1;
         self.pools = pools.fold(self.pools, u64::saturating_add);
-        self.below = self.below.saturating_add(below.unwrap_or_default());
+        self.offload = self.offload.saturating_add(offload.unwrap_or_default());
         self.staging = self.staging.saturating_add(staging.unwrap_or_default());
     }
 
@@ -50,7 +50,7 @@ impl Needs {
         let pools = if settings.pool_pages.is_some() { "--pool-pages" } else { "--kv-memory" };
         let parts = [
             (self.pools, "of KV pages", pools),
-            (self.below, "of host memory for pages", "--hicache-memory"),
+            (self.offload, "of host memory for pages", "--hicache-memory"),
             (self.staging, "to pack pages in", "--staging-bytes"),
         ];
         let needed = parts.iter().fold(0u64, |sum, (bytes, _, _)| sum.saturating_add(*bytes));
@@ -86,11 +86,11 @@ mod tests {
         };
         // 1000 bytes for each of two ranks.
         let layouts = [KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim); 2];
-        let below = HierarchyConfig::new(15, 200, Vec::new());
+        let offload = HierarchyConfig::new(15, 200, Vec::new());
         let staging = Staging { bytes: 700, ..Staging::default() };
         let settings = Settings { pool_pages: Some(10), ..Settings::default() };
         let mut needs = Needs::default();
-        needs.add(&layouts, Some(&below), Some(&staging));
+        needs.add(&layouts, Some(&offload), Some(&staging));
         assert!(needs.check_against(&settings, 5_700).is_ok());
         let refused = needs.check_against(&settings, 5_699).unwrap_err().to_string();
         for part in ["5700 bytes", "1 workers", "2000 bytes of KV pages (--pool-pages)", "3000", "700"] {

@@ -1,9 +1,9 @@
-//! The bounds of numbers that need no second setting to be wrong.
+//! The bounds of numbers that are wrong by themselves, whatever the other settings are.
 
 use super::{Refused, refused};
 use crate::cli::settings::Settings;
 
-/// Shortest target for the time between tokens: below it a step is scheduling more than computing.
+/// Shortest target for the time between tokens: in a shorter step scheduling takes longer than computing.
 const SHORTEST_TARGET_MS: f64 = 0.1;
 /// Longest target for the time between tokens.
 const LONGEST_TARGET_MS: f64 = 60_000.0;

@@ -1,4 +1,4 @@
-//! A worker's parts: weights loaded, memory taken, plugins opened.
+//! Makes a worker's parts: loads weights, takes memory, opens plugins.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use host_worker::{Below, Parts, RankParts};
 
 use super::{Plan, plan, radix_cache, ranks};
 use crate::cli::settings::{RoleName, Settings};
-use crate::cli::{allocator, below, plugins, staging};
+use crate::cli::{allocator, offload, plugins, staging};
 
 /// Loads the model and takes the memory.
 ///
@@ -36,10 +36,10 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         _ => Some(plugins::open_transfer(settings, instance, ranks)?),
     };
     let (transfer, backends) = opened.unzip();
-    let below = below::open(settings, instance, radix_cache(settings, core_role).is_some())?;
+    let tiers = offload::open(settings, instance, radix_cache(settings, core_role).is_some())?;
     let executors = ranks::executors(settings, ranks)?;
     let identity = identity_of(settings, &plan);
-    let config = config(settings, core_role, &plan, below.as_ref(), &identity)?;
+    let config = config(settings, core_role, &plan, tiers.as_ref(), &identity)?;
     let pages = allocator::open(settings, instance, config.pages, config.page_tokens, config.window)?;
     Ok(Parts {
         name: worker_name(settings, role),
@@ -49,7 +49,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         transfer,
         ranks: with_pools(&plan, executors, backends.unwrap_or_default())?,
         instance,
-        below,
+        below: tiers,
         page_integrity: !settings.no_page_integrity,
         staging: staging::staging(settings)?,
     })
@@ -80,14 +80,14 @@ fn config(
     settings: &Settings,
     role: Role,
     plan: &Plan,
-    below: Option<&Below>,
+    tiers: Option<&Below>,
     identity: &KvIdentity,
 ) -> anyhow::Result<Config> {
     let Plan { shape, layouts, pool_tokens: _, max_tokens, layer_groups } = plan;
     let page = layouts[0].shape;
     let radix_cache = radix_cache(settings, role);
     let cached = radix_cache.is_some();
-    let alignment = below.and_then(Below::alignment).map(usize::try_from).transpose()?;
+    let alignment = tiers.and_then(Below::alignment).map(usize::try_from).transpose()?;
     Ok(Config {
         role,
         pages: count(page.pages),
@@ -96,7 +96,7 @@ fn config(
         vocabulary: count(shape.vocabulary),
         chunk_tokens: settings.chunk_tokens(),
         radix_cache,
-        hierarchy: below::hierarchy(settings, layouts, cached, alignment)?,
+        hierarchy: offload::hierarchy(settings, layouts, cached, alignment)?,
         cache_events: cached,
         identity: identity::digest(identity),
         reserved_decode_tokens: settings.reserved_decode_tokens(),
@@ -114,7 +114,7 @@ fn config(
     })
 }
 
-/// The ranks, each with memory for its heads of all pages, and with its instance of the transfer plugin if there is one.
+/// The ranks, each with the pool for its heads, and with its instance of the transfer plugin if there is one.
 fn with_pools(
     plan: &Plan,
     executors: Vec<Box<dyn Executor>>,

@@ -1,4 +1,4 @@
-//! How much of this machine's memory workers take where the operator says nothing.
+//! How much of this machine's memory workers take by default.
 //!
 //! The workers of a machine (pools, host memory for pages, staging) share a quarter of its memory; the rest is for weights
 //! and other programs. Amounts that the operator gives are taken as they are, and the others adapt as far as they can.
@@ -8,15 +8,15 @@ use host_core::transfer::StagingMode;
 use crate::cli::memory;
 use crate::cli::settings::{RoleName, Settings};
 
-/// All workers together take one part in so many of the machine's memory.
+/// All workers together take the machine's memory divided by this.
 const PARTS: u64 = 4;
-/// Of that, staging takes one part in so many.
+/// Staging takes a worker's share divided by this.
 const STAGING_PARTS: u64 = 8;
 /// Most memory for staging of a worker: more than a link has under way.
 const MOST_STAGING: u64 = 128 << 20;
-/// Beside what the operator gives, a pool keeps one part in so many of its share.
+/// A pool keeps at least its share divided by this, whatever the operator gives to other parts.
 const LEAST_POOL_PARTS: u64 = 8;
-/// Bytes of host memory for each of the pool's.
+/// Bytes of host memory for each byte of the pool.
 const HOST_PER_POOL: u64 = 2;
 /// Memory of a machine that does not say how much it has.
 const UNKNOWN: u64 = 4 << 30;
@@ -25,12 +25,12 @@ fn machine() -> u64 {
     memory::available().unwrap_or(UNKNOWN)
 }
 
-/// What one worker of this machine may take.
+/// Bytes that one worker of this machine may take.
 fn of_worker(settings: &Settings, machine: u64) -> u64 {
     machine / PARTS / settings.workers_here() as u64
 }
 
-/// Bytes to pack pages in, for a worker that was given no number.
+/// Bytes of staging memory of a worker without `--staging-bytes`.
 #[must_use]
 pub fn staging_bytes(settings: &Settings) -> u64 {
     staging_of(settings, machine())
@@ -41,7 +41,7 @@ fn staging_of(settings: &Settings, machine: u64) -> u64 {
     if packs { (of_worker(settings, machine) / STAGING_PARTS).min(MOST_STAGING) } else { 0 }
 }
 
-/// Most bytes of a worker beside what is given: a quarter of the machine is left to others.
+/// Most bytes that a worker may take in all: a quarter of the machine is left to other programs.
 fn most_of_worker(settings: &Settings, machine: u64) -> u64 {
     machine / PARTS * (PARTS - 1) / settings.workers_here() as u64
 }
@@ -57,7 +57,7 @@ fn pool_of(settings: &Settings, machine: u64) -> u64 {
     let staging = settings.staging_bytes.map_or(0, |given| given.0);
     let host = settings.hicache_memory.map(|given| given.0);
     let pool = match host {
-        // What is below the pool adapts to it.
+        // The offload tiers adapt to it.
         None if settings.hierarchical_cache() => share / (1 + HOST_PER_POOL),
         _ => share,
     };
@@ -66,8 +66,9 @@ fn pool_of(settings: &Settings, machine: u64) -> u64 {
     pool.min(most_of_worker(settings, machine).saturating_sub(taken)).max(pool / LEAST_POOL_PARTS)
 }
 
-/// Bytes of host memory for the pages of a pool of so many bytes, for a worker that was given no number: twice the pool,
-/// where the machine has that much beside it.
+/// Bytes of host memory for pages of a worker without `--hicache-memory`, whose pool has `pool` bytes.
+///
+/// It is twice the pool, if the machine has that much beside it.
 #[must_use]
 pub fn host_bytes(settings: &Settings, pool: u64) -> u64 {
     host_of(settings, pool, machine())
@@ -87,7 +88,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn what_is_taken_without_a_word_is_a_quarter_of_the_machine() {
+    fn workers_take_a_quarter_of_the_machine_by_default() {
         for (role, hierarchical, workers) in [
             (None, false, 2),
             (None, true, 2),

@@ -39,12 +39,12 @@ pub(super) fn plan(settings: &Settings, shape: &ModelShape, ranks: usize) -> Res
     Ok(Plan { shape: shape.clone(), layouts, pool_tokens, max_tokens, layer_groups })
 }
 
-/// Tokens of a request that is of use to a client: a question in a chat template, and an answer.
+/// Tokens of the shortest useful request: a question in a chat template, and an answer.
 const LEAST_TOKENS: u32 = 256;
-/// Pages more that are looked at for how many would be enough: a window and its parts take less.
+/// Most pages that an error message proposes to add. A window and its parts take less.
 const MOST_MISSING: u32 = 1 << 16;
 
-/// Pages of the pool, of which each has so many bytes on all ranks together.
+/// Pages of the pool. `page_bytes` are those of a page on all ranks together.
 fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
     if let Some(pages) = settings.pool_pages {
         return Ok(pages);
@@ -57,7 +57,7 @@ fn pages(settings: &Settings, page_bytes: u64) -> Result<u32, Refused> {
     })
 }
 
-/// Bytes of a pool that is not given in pages.
+/// Bytes of a pool whose pages are not set.
 fn pool_bytes(settings: &Settings) -> u64 {
     settings.kv_memory.map_or_else(|| share::pool_bytes(settings), |given| given.0)
 }
@@ -106,7 +106,7 @@ fn positions(settings: &Settings, shape: &ModelShape, pages: u32) -> Result<u64,
     }))
 }
 
-/// Tokens of the longest prompt + answer: as many as were asked for, or as model and pool allow.
+/// Tokens of the longest prompt + answer: as many as `--max-model-len` says, or as model and pool allow.
 fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32, positions: u64) -> Result<u32, Refused> {
     let page_tokens = settings.page_size();
     let possible = (shape.max_positions as u64).min(positions);
@@ -131,7 +131,7 @@ fn max_tokens(settings: &Settings, shape: &ModelShape, pages: u32, positions: u6
 fn layer_groups(settings: &Settings, shape: &ModelShape, layout: &KvLayout) -> Result<LayerGroups, Refused> {
     let rule = match (shape.sliding, settings.layer_groups.unwrap_or_default()) {
         (None, wish) => LayerGroups::new(wish, layout),
-        // News of layers is counted over the model, whose sliding layers are not in these pages.
+        // The executor counts all layers of the model, and these pages lack the sliding ones.
         (Some(_), Wish::Auto | Wish::Off) => LayerGroups::new(Wish::Off, layout),
         (Some(_), Wish::Groups(groups)) => Err(format!(
             "{groups} layer groups of a model with sliding layers, whose pages are sent whole: use auto or off"

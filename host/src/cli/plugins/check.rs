@@ -1,7 +1,7 @@
-//! Whether the plugins that the settings ask for are there and will do.
+//! Checks that the requested plugins are there and have the needed capabilities.
 
-use super::asked::Asked;
 use super::config_of;
+use super::requested::Requested;
 use crate::cli::settings::{RoleName, Settings};
 use crate::cli::{Refused, addresses, launch};
 use host_plugins::{Entry, Manifest, requirements};
@@ -11,21 +11,21 @@ use host_plugins::{Entry, Manifest, requirements};
 /// # Errors
 /// With everything that is missing at once.
 pub fn check(settings: &Settings) -> Result<(), Refused> {
-    let asked = Asked::of(settings);
-    let (found, missing) = find(&asked);
+    let requested = Requested::of(settings);
+    let (found, missing) = find(&requested);
     let manifests = || found.iter().map(|entry| &entry.manifest);
     let mut wrong = missing;
-    wrong.extend(unmet_needs(settings, &asked, &found));
-    wrong.extend(manifests().filter_map(|plugin| never_called(settings, &asked, plugin)));
-    wrong.extend(manifests().filter_map(|plugin| hands_out_no_pages(&asked, plugin)));
+    wrong.extend(unmet_needs(settings, &requested, &found));
+    wrong.extend(manifests().filter_map(|plugin| never_called(settings, &requested, plugin)));
+    wrong.extend(manifests().filter_map(|plugin| hands_out_no_pages(&requested, plugin)));
     wrong.extend(manifests().filter_map(|plugin| carries_no_pages(settings, plugin)));
     wrong.extend(manifests().filter_map(|plugin| wrong_table(settings, plugin)));
-    wrong.extend(tables_of_nobody(settings, &asked));
+    wrong.extend(tables_of_no_plugin(settings, &requested));
     refuse(wrong)
 }
 
-/// Checks what a worker needs, plugins and all else. Each part says what it finds wrong; a second kind of mistake is worth
-/// saying in the same run.
+/// Checks what a worker needs, plugins and all else. Each part reports what it finds wrong, so that
+/// one run shows all mistakes.
 ///
 /// # Errors
 /// With everything that was found.
@@ -47,12 +47,12 @@ pub fn check_all(settings: &Settings) -> Result<(), Refused> {
 /// # Errors
 /// With everything that they refuse.
 pub fn ask(settings: &Settings) -> Result<(), Refused> {
-    let asked = Asked::of(settings);
+    let requested = Requested::of(settings);
     let mut wrong = Vec::new();
-    for name in &asked.names {
-        let entry = asked.catalog.find(name).map_err(|error| Refused(error.to_string()))?;
+    for name in &requested.names {
+        let entry = requested.catalog.find(name).map_err(|error| Refused(error.to_string()))?;
         let config = config_of(settings, name)?;
-        let plugin = asked.played(settings, &entry.manifest);
+        let plugin = requested.played(settings, &entry.manifest);
         let played = ["transfer", "tier", "allocator"].into_iter().filter(|role| plugin.role(role).is_some());
         let refused = played.filter_map(|role| host_plugins::check_config(entry, role, &config).err());
         // Its roles share one configuration, so that the first to refuse it says enough.
@@ -62,10 +62,10 @@ pub fn ask(settings: &Settings) -> Result<(), Refused> {
 }
 
 /// The plugins that are there, and a sentence for each that is not.
-fn find(asked: &Asked) -> (Vec<&Entry>, Vec<String>) {
+fn find(requested: &Requested) -> (Vec<&Entry>, Vec<String>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
-    for name in &asked.names {
-        match asked.catalog.find(name) {
+    for name in &requested.names {
+        match requested.catalog.find(name) {
             Ok(entry) => found.push(entry),
             Err(error) => missing.push(error.to_string()),
         }
@@ -73,12 +73,13 @@ fn find(asked: &Asked) -> (Vec<&Entry>, Vec<String>) {
     (found, missing)
 }
 
-/// What features need and these plugins do not have, as the compatibility table says it.
-fn unmet_needs(settings: &Settings, asked: &Asked, found: &[&Entry]) -> Option<String> {
-    let played: Vec<Manifest> = found.iter().map(|entry| asked.played(settings, &entry.manifest)).collect();
+/// What features need and these plugins do not have, by the compatibility table.
+fn unmet_needs(settings: &Settings, requested: &Requested, found: &[&Entry]) -> Option<String> {
+    let played: Vec<Manifest> =
+        found.iter().map(|entry| requested.played(settings, &entry.manifest)).collect();
     let played: Vec<&Manifest> = played.iter().collect();
-    let mut violations = requirements::check(&asked.features, &played, &asked.catalog).err()?;
-    if found.len() < asked.names.len() {
+    let mut violations = requirements::check(&requested.features, &played, &requested.catalog).err()?;
+    if found.len() < requested.names.len() {
         // That a role is not played may be for want of the plugin that was not found.
         violations.retain(|violation| !violation.is_for_want_of_a_plugin());
     }
@@ -86,11 +87,11 @@ fn unmet_needs(settings: &Settings, asked: &Asked, found: &[&Entry]) -> Option<S
     (!list.is_empty()).then(|| format!("the configuration cannot work:{}", list.concat()))
 }
 
-/// A plugin that moves nothing and is not named for what it could do instead.
-fn never_called(settings: &Settings, asked: &Asked, plugin: &Manifest) -> Option<String> {
+/// A sentence for a plugin that would never be called: it moves no pages, and is not named for its other roles.
+fn never_called(settings: &Settings, requested: &Requested, plugin: &Manifest) -> Option<String> {
     let (name, plays) = (&plugin.plugin.name, |role| plugin.role(role).is_some());
     let stores = settings.stores().contains(name) && plays("tier");
-    let allocates = asked.allocates(plugin) && plays("allocator");
+    let allocates = requested.allocates(plugin) && plays("allocator");
     if plays("transfer") || stores || allocates {
         return None;
     }
@@ -101,9 +102,9 @@ fn never_called(settings: &Settings, asked: &Asked, plugin: &Manifest) -> Option
     ))
 }
 
-/// A plugin that is named as the allocator and is none.
-fn hands_out_no_pages(asked: &Asked, plugin: &Manifest) -> Option<String> {
-    if !asked.allocates(plugin) || plugin.role("allocator").is_some() {
+/// A sentence for a plugin that is named as the allocator and is none.
+fn hands_out_no_pages(requested: &Requested, plugin: &Manifest) -> Option<String> {
+    if !requested.allocates(plugin) || plugin.role("allocator").is_some() {
         return None;
     }
     let roles: Vec<&str> = plugin.roles.iter().map(|role| role.kind.as_str()).collect();
@@ -114,7 +115,7 @@ fn hands_out_no_pages(asked: &Asked, plugin: &Manifest) -> Option<String> {
     ))
 }
 
-/// A plugin that is chosen to carry pages and cannot.
+/// A sentence for a plugin that is named by `--transfer` and is no transfer plugin.
 fn carries_no_pages(settings: &Settings, plugin: &Manifest) -> Option<String> {
     let name = &plugin.plugin.name;
     if settings.transfer.as_ref() != Some(name) || plugin.role("transfer").is_some() {
@@ -124,7 +125,7 @@ fn carries_no_pages(settings: &Settings, plugin: &Manifest) -> Option<String> {
     Some(format!("--transfer {name}: the plugin carries no pages, its role is {}", roles.join(" and ")))
 }
 
-/// A plugin whose own table has keys that it does not declare, or other values.
+/// A sentence for a plugin whose own table has keys that it does not declare, or wrong values.
 fn wrong_table(settings: &Settings, plugin: &Manifest) -> Option<String> {
     let name = &plugin.plugin.name;
     let config = config_of(settings, name).map_err(|refused| refused.to_string());
@@ -132,17 +133,18 @@ fn wrong_table(settings: &Settings, plugin: &Manifest) -> Option<String> {
     Some(format!("the configuration of plugin {name:?} is wrong: {error}"))
 }
 
-/// Tables of plugins that are neither named nor installed.
-fn tables_of_nobody(settings: &Settings, asked: &Asked) -> Vec<String> {
+/// Sentences for tables of plugins that are neither named nor installed.
+fn tables_of_no_plugin(settings: &Settings, requested: &Requested) -> Vec<String> {
     // A process that opens no plugin reads none of their tables.
-    if !asked.any {
+    if !requested.any {
         return Vec::new();
     }
-    let nobodys = |name: &&String| !asked.names.contains(name) && asked.catalog.find(name).is_err();
+    let of_no_plugin =
+        |name: &&String| !requested.names.contains(name) && requested.catalog.find(name).is_err();
     let sentence = |name: &String| {
         format!("[plugin.{name}] configures no plugin that is named or installed: correct the name")
     };
-    settings.plugin.keys().filter(nobodys).map(sentence).collect()
+    settings.plugin.keys().filter(of_no_plugin).map(sentence).collect()
 }
 
 fn refuse(wrong: Vec<String>) -> Result<(), Refused> {

@@ -79,7 +79,7 @@ pub struct Directories {
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     plugins_dir: Option<Vec<PathBuf>>,
 
-    /// Accept files that others than root, you, and who may replace this program could change
+    /// Accept files that users other than root, you, and the owner of this program could change
     #[arg(long)]
     insecure_plugin_permissions: bool,
 
@@ -89,12 +89,12 @@ pub struct Directories {
 }
 
 impl Directories {
-    /// In the order of the search.
+    /// The directories, in the order of the search.
     pub fn list(&self) -> Vec<PathBuf> {
         self.settings().plugins_dirs()
     }
 
-    /// As settings, in which a file may say more.
+    /// The settings that these flags make. A file may add to them.
     pub fn settings(&self) -> Settings {
         Settings {
             plugins_dir: self.plugins_dir.clone(),
@@ -104,14 +104,14 @@ impl Directories {
         }
     }
 
-    /// What is accepted of the files there.
+    /// Which plugin files are accepted.
     pub fn policy(&self) -> Policy {
         Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
     }
 }
 
 impl Command {
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
     /// [`Refused`](crate::cli::Refused) for what cannot work, anything else for what failed.

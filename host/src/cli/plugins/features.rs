@@ -1,4 +1,4 @@
-//! What a configuration makes use of, as the compatibility table names it.
+//! The features that a configuration turns on.
 
 use crate::cli::launch;
 use crate::cli::settings::{RoleName, Settings};
@@ -7,8 +7,10 @@ use host_plugins::requirements::Feature;
 type On = fn(&Settings) -> bool;
 type OnForModel = fn(&Settings, bool) -> bool;
 
-/// When each feature is on. A setting that asks something of plugins or of other settings gets a row here, and what it
-/// asks a row in the compatibility table, [`RULES`](host_plugins::requirements::RULES).
+/// When each feature is on.
+///
+/// A setting that needs something of plugins or of other settings gets a row here. What it needs gets a row in the
+/// compatibility table, [`RULES`](host_plugins::requirements::RULES).
 const TURNED_ON: &[(Feature, On)] = &[
     (Feature::PdTransfer, divided),
     (Feature::Aggregated, |settings| settings.role == Some(RoleName::Aggregated)),
@@ -23,7 +25,7 @@ const TURNED_ON: &[(Feature, On)] = &[
         computes(settings) && !settings.decode_radix_cache() && !settings.prefill_radix_cache()
     }),
     (Feature::StorageCache, |settings| computes(settings) && !settings.stores().is_empty()),
-    // A decode worker that has no room gives a request's pages to others, whatever is set.
+    // A decode worker without free pages preempts requests, whatever is set.
     (Feature::Retraction, divided),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),
     (Feature::RemoteWorkers, |settings| {
@@ -31,7 +33,7 @@ const TURNED_ON: &[(Feature, On)] = &[
     }),
 ];
 
-/// When each feature is on that follows from the model; the second argument says whether it has sliding layers.
+/// When each feature is on that depends on the model. The second argument says whether the model has sliding layers.
 const OF_THE_MODEL: &[(Feature, OnForModel)] = &[
     (Feature::SlidingWindow, |settings, slides| computes(settings) && slides),
     (Feature::SharedPool, |settings, slides| {
@@ -42,17 +44,17 @@ const OF_THE_MODEL: &[(Feature, OnForModel)] = &[
     }),
 ];
 
-/// Runs a worker.
+/// Whether this process runs a worker.
 fn computes(settings: &Settings) -> bool {
     settings.role != Some(RoleName::Router)
 }
 
-/// Runs a worker whose pages travel.
+/// Whether this process runs a prefill or decode worker.
 fn divided(settings: &Settings) -> bool {
     computes(settings) && settings.role != Some(RoleName::Aggregated)
 }
 
-/// What the configuration makes use of.
+/// The features that the configuration turns on.
 pub fn of(settings: &Settings) -> Vec<Feature> {
     let turned_on = TURNED_ON.iter().filter(|(_, on)| on(settings)).map(|(feature, _)| *feature);
     let slides = computes(settings) && launch::slides(settings);

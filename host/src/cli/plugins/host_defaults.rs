@@ -1,5 +1,7 @@
-//! Values that the host supplies for keys of plugins whose manifest asks for them (`host_default`), where the operator set
-//! none: so a plugin that needs a place on this machine works without a configuration.
+//! Values that the host supplies for keys of plugins.
+//!
+//! A manifest declares them (`host_default`), and the operator's values win. So a plugin that needs a directory on this machine
+//! works without a configuration.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -10,10 +12,10 @@ use toml::{Table, Value};
 use crate::cli::launch;
 use crate::cli::settings::Settings;
 
-/// Of the space that is free, a store that the operator did not bound takes one part in so many.
+/// A store without a limit of its own takes the free space divided by this.
 const PARTS_OF_FREE_SPACE: u64 = 4;
 
-/// Fills in what the storage tiers of these settings ask for, and returns it as `--set` takes it.
+/// Fills in the keys that the storage tiers of these settings declare, and returns them as `--set` takes them.
 pub fn fill(settings: &mut Settings, catalog: &Catalog, notes: &mut Vec<String>) -> Vec<String> {
     let mut supplied = Vec::new();
     for name in settings.stores().to_vec() {
@@ -61,8 +63,8 @@ fn cache_root() -> Option<PathBuf> {
     Some(cache.join("host").join("pages"))
 }
 
-/// A folder's name for the KV of this model: its name for people, and what makes its KV differ from others'. Settings that
-/// cannot work have none; why is said when they are checked.
+/// A folder's name for the KV of this model: the model's name, and what makes its KV differ from other models'. Settings that
+/// cannot work have none; the checks say why.
 fn identity(settings: &Settings) -> Option<String> {
     let digest = launch::kv_identity(settings).ok()?;
     let hex: String = digest.0.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
@@ -72,7 +74,7 @@ fn identity(settings: &Settings) -> Option<String> {
     Some(format!("{name}-{hex}"))
 }
 
-/// So many MiB for a store in this directory: a share of what is free and of what it has already.
+/// MiB for a store in this directory: a share of the free space and of what it has already.
 fn share_of_space(directory: &Path) -> Option<i64> {
     let there = directory.ancestors().find(|path| path.is_dir())?;
     let space = rustix::fs::statvfs(there).ok()?;
@@ -81,7 +83,7 @@ fn share_of_space(directory: &Path) -> Option<i64> {
     i64::try_from((free.saturating_add(taken) / PARTS_OF_FREE_SPACE) >> 20).ok()
 }
 
-/// Bytes that the files below a directory take.
+/// Bytes that the files of a directory and its folders take.
 fn taken(directory: &Path) -> u64 {
     let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
     let bytes = entries.map(|entry| match entry.metadata() {

@@ -11,7 +11,7 @@ use crate::cli::output::say;
 
 /// Prints what a file says of itself. Runs none of it.
 pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
-    // Everything is said of a file that is a plugin; whether it loads without being asked for is the verdict.
+    // Everything is said of a file that is a plugin; whether it loads without further flags is the verdict.
     let accepting = Policy { insecure_permissions: true, panic_abort: true };
     let manifest = match preflight(file, accepting) {
         Ok(manifest) => manifest,
@@ -69,7 +69,7 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// No text of the file may look like a line of ours.
+/// Text of the file on one line, so that it cannot look like a line of this program.
 fn on_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

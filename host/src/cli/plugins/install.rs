@@ -13,7 +13,7 @@ use crate::cli::output::say;
 /// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file.
 pub fn run(policy: Policy, file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {
     let refused = |path: &Path, error| Refused(format!("{} {error}", path.display()));
-    // Of the file that is installed, what counts is what it is; of the one that is then there, also who can change it.
+    // Permissions are checked of the file in its directory, not of the one that it is copied from.
     let from = Policy { insecure_permissions: true, ..policy };
     let manifest = preflight(file, from).map_err(|error| refused(file, error))?;
     let directory = first(directories)?;

@@ -24,7 +24,7 @@ pub fn open_transfer(
     let catalog = Catalog::scan_with(settings.plugin_policy(), settings.plugins_dirs());
     let named: Result<Vec<_>, _> = settings.plugins().iter().map(|name| catalog.find(name)).collect();
     let named = named.map_err(|error| Refused(error.to_string()))?;
-    // That there is only one is a rule of the compatibility table.
+    // A rule of the compatibility table allows only one.
     let mut movers = named.into_iter().filter(|entry| entry.manifest.role("transfer").is_some());
     let entry = movers.next().ok_or_else(|| {
         Refused("none of the plugins moves KV between workers: add one, for example shm".into())

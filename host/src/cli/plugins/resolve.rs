@@ -1,7 +1,7 @@
 //! What `--plugins` puts to work: each plugin by the roles of its manifest, with the caches and the settings that it needs.
 //!
-//! The settings that come out name every role in its own place (`plugins`, `hicache-storage`, `allocator`), so that all that
-//! follows reads those. Processes that a supervisor starts come to the same, from the same flags and the same directories.
+//! The settings that come out name every role in its own place (`plugins`, `hicache-storage`, `allocator`), and all later code
+//! reads those. Processes that a supervisor starts come to the same result, from the same flags and the same directories.
 
 mod caches;
 mod roles;
@@ -18,13 +18,13 @@ use crate::cli::settings::{RoleName, Settings, set_key};
 pub struct Resolved {
     /// The settings.
     pub settings: Settings,
-    /// What was added to those of the operator, a sentence each, with what takes it away again.
+    /// A sentence for each setting that was added to the operator's, with the flag that turns it off.
     pub notes: Vec<String>,
     /// Values of `--set` that the host supplied, which processes that this one starts must not choose again.
     pub supplied: Vec<String>,
 }
 
-/// Gives every plugin that `--plugins` names its use. What is wrong with them is for [`check`](super::check) to say.
+/// Gives every plugin that `--plugins` names its use. [`check`](super::check) finds what is wrong with them.
 ///
 /// # Errors
 /// When a `--set` is not of the form PLUGIN.KEY=VALUE.

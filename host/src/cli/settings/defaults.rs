@@ -1,4 +1,4 @@
-//! What holds where nothing is set. The texts of the flags say the same numbers.
+//! The defaults of settings. The texts of the flags give the same numbers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use host_plugins::Policy;
 use super::{ExecutorName, RoleName, Settings};
 
 impl Settings {
-    /// Who computes.
+    /// What computes the model.
     #[must_use]
     pub fn executor(&self) -> ExecutorName {
         self.executor.unwrap_or(ExecutorName::Cpu)
@@ -27,7 +27,7 @@ impl Settings {
         plugins
     }
 
-    /// Of those, the ones that are there to move pages: what is named for storage alone only stores.
+    /// Plugins to load that may move pages. One that is named for storage alone only stores.
     #[must_use]
     pub fn movers(&self) -> Vec<String> {
         let named = self.plugins.clone();
@@ -38,7 +38,7 @@ impl Settings {
         }
     }
 
-    /// Plugins that store pages, in the order in which they are asked.
+    /// Plugins that store pages, in the order in which pages are looked up.
     #[must_use]
     pub fn stores(&self) -> &[String] {
         self.hicache_storage.as_deref().unwrap_or_default()
@@ -56,7 +56,7 @@ impl Settings {
         self.plugins_dir.clone().unwrap_or_else(|| {
             let program = std::env::current_exe().ok();
             let beside = program.as_deref().and_then(std::path::Path::parent);
-            // Of `bin/host`, as a release lies: `lib/host/plugins`.
+            // A release has its program in `bin/` and its plugins in `lib/host/plugins/`.
             let installed =
                 beside.and_then(std::path::Path::parent).map(|root| root.join("lib/host/plugins"));
             let own = beside.map(|dir| [dir.join("plugins"), dir.to_owned()]);
@@ -64,7 +64,7 @@ impl Settings {
         })
     }
 
-    /// What is accepted of plugin files.
+    /// Which plugin files are accepted.
     #[must_use]
     pub fn plugin_policy(&self) -> Policy {
         Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }

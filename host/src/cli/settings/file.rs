@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, de};
 
-use super::{Settings, meant};
+use super::{Settings, suggestion};
 use crate::cli::Refused;
 
-/// Puts flags over the file. Every setting is in one of the lists: one that is missing does not compile.
+/// Merges flags and file. Every setting is in one of the lists: without it the code does not compile.
 macro_rules! flags_over_file {
     (
         $flags:ident, $file:ident,
@@ -25,7 +25,7 @@ macro_rules! flags_over_file {
 }
 
 impl Settings {
-    /// These flags over the file that `--config` names.
+    /// The settings of these flags and of the file that `--config` names. Flags win.
     ///
     /// # Errors
     /// When the file cannot be read, or holds something that is not a setting.
@@ -44,7 +44,7 @@ impl Settings {
         let text = std::fs::read_to_string(&path)
             .map_err(|error| Refused(format!("the configuration {shown} cannot be read: {error}")))?;
         let file: Settings = toml::from_str(&text).map_err(|error| {
-            let hint = meant::hint(&text).map(|hint| hint + "\n").unwrap_or_default();
+            let hint = suggestion::hint(&text).map(|hint| hint + "\n").unwrap_or_default();
             Refused(format!("the configuration {shown} is wrong: {hint}{error}"))
         })?;
         flags_over_file!(self, file,

@@ -1,4 +1,4 @@
-//! Thresholds and limits of what lies below the pool, which the file alone has.
+//! Thresholds and limits of the offload tiers, which the file alone has.
 
 use serde::Deserialize;
 
@@ -12,9 +12,9 @@ pub struct HicacheSettings {
     pub wait_ms: Option<u64>,
     /// Milliseconds more for each 1024 tokens that are read.
     pub wait_ms_per_1024_tokens: Option<u64>,
-    /// Milliseconds that nobody waits longer than, under any policy.
+    /// Milliseconds that a request waits for storage at most, under any policy.
     pub longest_wait_ms: Option<u64>,
-    /// Pages that storage must add to what is nearer before any is read.
+    /// Pages that storage must add to the hit in pool and host memory before any is read.
     pub fewest_pages: Option<u64>,
     /// Uses after which `write_through_selective` writes a page.
     pub write_after_hits: Option<u64>,
@@ -24,9 +24,9 @@ pub struct HicacheSettings {
     pub batch_pages: Option<u64>,
     /// Bytes of pages being read from one tier at once, for example 256MiB.
     pub read_bytes: Option<Bytes>,
-    /// The same for writes to one tier.
+    /// Bytes of pages being written to one tier at once.
     pub write_bytes: Option<Bytes>,
-    /// The same for copies between pool and host memory, each way.
+    /// Bytes of pages being copied between pool and host memory at once, each way.
     pub copy_bytes: Option<Bytes>,
     /// Pages that may wait for their write to one tier.
     pub queued_write_pages: Option<u64>,
@@ -44,8 +44,8 @@ pub struct CostSettings {
     pub send_page_us: u64,
     /// Copying one page between the pool and host memory.
     pub copy_page_us: u64,
-    /// An answer of a storage tier, whatever it carries.
+    /// An answer of a storage tier, without its pages.
     pub read_us: u64,
-    /// Each page that it carries.
+    /// Each page of an answer of a storage tier.
     pub read_page_us: u64,
 }

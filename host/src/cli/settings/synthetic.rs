@@ -10,15 +10,15 @@ use serde::Deserialize;
 pub struct SyntheticSettings {
     /// Transformer layers, the sliding ones included.
     pub layers: Option<usize>,
-    /// Layers of which the newest tokens only matter.
+    /// Sliding layers.
     pub sliding_layers: Option<usize>,
-    /// How many tokens those are, the newest included.
+    /// Tokens in the window of sliding layers, the newest included.
     pub window: Option<usize>,
     /// KV heads.
     pub kv_heads: Option<usize>,
     /// Elements of one head.
     pub head_dim: Option<usize>,
-    /// Token ids are below this.
+    /// Token ids are less than this.
     pub vocabulary: Option<usize>,
     /// Longest sequence.
     pub max_positions: Option<usize>,

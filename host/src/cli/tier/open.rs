@@ -1,4 +1,4 @@
-//! Which tier, and how it is opened: by the plugin's name and with its configuration, as workers open it.
+//! Opens a tier by its plugin's name and with its configuration, as workers do.
 
 use std::path::PathBuf;
 
@@ -12,14 +12,14 @@ use crate::cli::Refused;
 use crate::cli::plugins::{Directories, resolve};
 use crate::cli::settings::set_key;
 
-/// What a plugin calls the setting with which it changes nothing.
+/// The setting of a plugin with which it changes nothing.
 const READ_ONLY: &str = "read_only";
 
-/// About the commands that only look.
+/// Help text of the commands that only read.
 pub const READS: &str = "It may run beside workers. A plugin that has a setting read_only is opened with it and changes nothing; \
     another one does what it does for a worker, and may remove values that it finds damaged.";
 
-/// The tier that is meant.
+/// Flags that name a tier and its configuration.
 #[derive(Args, Debug)]
 pub struct Tier {
     /// Plugin that stores the pages, by name [default: hicache-storage of --config]
@@ -44,7 +44,7 @@ pub struct Tier {
     directories: Directories,
 }
 
-/// A plugin with the configuration that was asked for.
+/// A plugin with the configuration that the flags give.
 pub struct Found {
     entry: Entry,
     config: Table,
@@ -97,7 +97,7 @@ impl Tier {
             }
         };
         for pair in &self.set {
-            // As the server's --set has it, and without the plugin's name.
+            // A key may be given with the plugin's name, as for the server, and without it.
             let bare = pair.strip_prefix(&format!("{name}.")).unwrap_or(pair);
             set_key(&mut config, Some(&entry.manifest), bare, pair)?;
         }
@@ -106,7 +106,7 @@ impl Tier {
 }
 
 impl Found {
-    /// Those that can list their keys.
+    /// Refuses a plugin that cannot list its keys.
     ///
     /// # Errors
     /// When the plugin does not say that it can.
@@ -122,7 +122,7 @@ impl Found {
         )))
     }
 
-    /// Opens it to look: with `read_only` where the plugin has such a setting and the operator said nothing of it.
+    /// Opens the tier to read: with `read_only` if the plugin has such a setting and the operator did not set it.
     ///
     /// # Errors
     /// When the plugin does not open.
@@ -134,7 +134,7 @@ impl Found {
         self.open(&config)
     }
 
-    /// Opens it as it is configured.
+    /// Opens the tier as it is configured.
     ///
     /// # Errors
     /// When the plugin does not open.
@@ -148,7 +148,7 @@ impl Found {
         Ok(Session::new(tier, &self.entry.manifest))
     }
 
-    /// The plugin, for people.
+    /// What the plugin says of itself.
     pub fn plugin(&self) -> &Manifest {
         &self.entry.manifest
     }

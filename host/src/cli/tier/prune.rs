@@ -12,10 +12,10 @@ use crate::cli::Refused;
 use crate::cli::output::say;
 use crate::cli::settings::Bytes;
 
-/// What `--help` says below the flags.
+/// What `--help` says after the flags.
 pub const ABOUT: &str = "Without --yes it says what would go, and removes nothing. It may run beside workers, which compute again \
-    what they miss. Give it the workers' own configuration (--config): limits smaller than theirs would evict more than was \
-    asked for. Tiers do not tell how old a value is, so that values cannot be chosen by age.";
+    what they miss. Give it the workers' own configuration (--config): limits smaller than theirs would evict \
+    other values too. Tiers do not tell how old a value is, so that values cannot be chosen by age.";
 
 /// What to remove.
 #[derive(Args, Debug)]
@@ -84,7 +84,7 @@ impl Prune {
     }
 }
 
-/// What is there of the values that are meant.
+/// What is there of the selected values.
 #[derive(Default)]
 struct There {
     values: u64,
@@ -94,7 +94,7 @@ struct There {
     still_bytes: u64,
 }
 
-/// Looks at the values that are meant; `removed` is sorted. Refuses a configuration under which opening to write would evict.
+/// Looks at the selected values; `removed` is sorted. Refuses a configuration under which opening to write would evict.
 fn look(found: &Found, prefix: &Prefix, removed: &[Key]) -> anyhow::Result<There> {
     let mut session: Session = found.open_to_read()?;
     let usage = session.usage()?;

@@ -1,4 +1,4 @@
-//! Which keys are meant.
+//! The keys that a command is for.
 
 use host_plugin_api::Key;
 

@@ -1,6 +1,6 @@
 //! An open tier, and batches that are carried to their end.
 
-#![allow(clippy::disallowed_methods, reason = "a command waits for somebody else's storage, in real time")]
+#![allow(clippy::disallowed_methods, reason = "a command waits for storage, in real time")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,13 +22,13 @@ const STEP: usize = 4096;
 const MEMORY: u64 = 32 << 20;
 /// Where values start in memory; what most storage can read into without a copy.
 const BLOCK: u64 = 4096;
-/// How long nothing may come back.
+/// Longest time without an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a tier without a descriptor is left alone.
+/// Pause between two polls of a tier without a descriptor.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Time that a shutdown gets.
 const SHUTDOWN_MS: u64 = 5000;
-/// What a tier counts that it found damaged.
+/// The counter of values that a tier found damaged.
 const DAMAGED: &str = "corrupt";
 
 /// How one page ended: a status, and the bytes of its value where the plugin tells.
@@ -66,8 +66,8 @@ impl Session {
         usage.with_context(|| format!("plugin {:?} does not say what is stored", self.plugin))
     }
 
-    /// What the plugin has counted as damaged since it was loaded, whether or not it was asked for. 0 where it counts
-    /// nothing of that name.
+    /// What the plugin has counted as damaged since it was loaded, in answers and between them. 0 where it counts nothing of
+    /// that name.
     pub fn counted_damaged(&self) -> u64 {
         let services = Services::of(&self.id).ok();
         let words = services.map(|services| services.words()).unwrap_or_default();
@@ -204,7 +204,7 @@ impl Session {
                     Some(end @ None) => {
                         *end = Some(End { status: completion.status, bytes: completion.bytes })
                     }
-                    _ => bail!("plugin {plugin:?} says twice, or of what was not asked, how a {what} ended"),
+                    _ => bail!("plugin {plugin:?} says twice, or of another page, how a {what} ended"),
                 }
                 left -= 1;
             }
@@ -223,7 +223,7 @@ impl Session {
         Ok(ends.into_iter().flatten().collect())
     }
 
-    /// Until there may be something to poll.
+    /// Waits until there may be something to poll.
     fn wait(&self) {
         let fd = self.tier.event_fd();
         if fd < 0 {
@@ -244,7 +244,7 @@ impl Drop for Session {
             tracing::warn!("plugin {:?} did not stop: {error}", self.plugin);
         }
         if self.stuck && ended.is_err() {
-            // It may be written to until the process ends.
+            // The plugin may write to it until the process ends.
             std::mem::forget(self.memory.take());
         }
     }

@@ -28,7 +28,7 @@ pub struct Verify {
     json: bool,
 }
 
-/// How they ended.
+/// Values by how their reading ended.
 #[derive(Default, Serialize)]
 struct Counts {
     /// Values that came back whole.

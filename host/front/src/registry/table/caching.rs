@@ -1,4 +1,4 @@
-//! What the table hears of the workers' caches.
+//! What the table learns of the workers' caches.
 
 use host_core::radix::PageHash;
 use host_core::routing::Applied;
@@ -9,7 +9,7 @@ use tonic::transport::Channel;
 
 use super::{Following, Policy, WorkerTable};
 
-/// Kinds of workers that one prompt is looked up for at most; each costs hashing the prompt once more.
+/// Most kinds of workers that one prompt is looked up for. Each costs hashing the prompt once more.
 const MAX_IDENTITIES: usize = 4;
 
 impl WorkerTable {
@@ -34,13 +34,13 @@ impl WorkerTable {
         Some(self.prefixes.resume(entry.slot))
     }
 
-    /// The way to a worker whose cache can be followed.
+    /// The channel to a worker whose cache can be followed.
     pub fn channel_to_follow(&self, instance: Instance) -> Option<Channel> {
         let entry = self.workers.get(&instance).filter(|entry| entry.info.cache_events)?;
         Some(entry.chosen.channel.clone())
     }
 
-    /// What a worker says of its cache.
+    /// Takes in events of a worker's cache.
     pub fn hear(&mut self, instance: Instance, news: &News) -> Applied {
         let Some(entry) = self.workers.get_mut(&instance) else { return Applied::Unknown };
         let heard = self.prefixes.hear(entry.slot, news);
@@ -65,7 +65,7 @@ impl WorkerTable {
         self.prefixes.forget(entry.slot);
     }
 
-    /// The identities of caches that are worth looking a prompt up in, with the tokens of their pages.
+    /// The identities of caches in which prompts are looked up, with the tokens of their pages.
     pub fn identities(&self, now: Instant) -> Vec<(PageHash, u32)> {
         let mut found: Vec<(PageHash, u32)> = Vec::new();
         if self.terms.policy != Policy::Prefix {

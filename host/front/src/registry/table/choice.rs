@@ -1,4 +1,4 @@
-//! Which workers a request goes to, and why not, when there are none.
+//! Chooses the workers of a request, or says why there are none.
 
 use host_core::{Instance, Room};
 use host_wire::clock::Instant;
@@ -9,10 +9,10 @@ use super::{Entry, MAX_REFUSALS, Need, NoRoute, Picked, Policy, Role, WorkerStat
 use crate::registry::Chosen;
 use crate::registry::prefix::{Place, Sight};
 
-/// Compared in this order; the least is chosen.
+/// The cost of a worker for a request. Fields are compared in this order, and the least is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// Workers that took part in a failed try of this request: only if there is nobody else.
+    /// Workers that took part in a failed try of this request: only if there is no other.
     avoided: u32,
     /// Requests on it, or by [`Policy::Prefix`] what it has to do, in tokens.
     load: u64,
@@ -21,7 +21,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// Of two workers that are both needed.
+    /// The cost of two workers that are both needed.
     fn both(self, other: Cost) -> Cost {
         Cost {
             avoided: self.avoided + other.avoided,
@@ -55,7 +55,7 @@ impl WorkerTable {
     /// Chooses a route and counts it as load.
     pub fn pick(&mut self, need: Need<'_>, avoid: &[Instance], now: Instant) -> Result<Picked, NoRoute> {
         match self.largest(now) {
-            None => return Err(NoRoute::Nobody(self.missing(now))),
+            None => return Err(NoRoute::NoWorker(self.missing(now))),
             Some(largest) if u64::from(largest) < need.tokens => return Err(NoRoute::TooLong(largest)),
             Some(_) => {}
         }
@@ -63,7 +63,7 @@ impl WorkerTable {
             self.terms.policy == Policy::Prefix && self.live(now).any(|worker| worker.info.cache_events);
         let sight = by_prefix.then(|| self.prefixes.look(need.prompt_tokens, need.chains, now));
         let Some(best) = self.cheapest(need, sight.as_ref(), avoid, now) else {
-            return Err(NoRoute::Nobody(self.missing(now)));
+            return Err(NoRoute::NoWorker(self.missing(now)));
         };
         self.picks += 1;
         self.decisions.all += 1;
@@ -80,11 +80,11 @@ impl WorkerTable {
             self.prefixes.remember(session, best.prefill, best.decode);
         }
         let prefill = best.prefill.and_then(|instance| self.take(instance));
-        let decode = self.take(best.decode).ok_or_else(|| NoRoute::Nobody("the worker left".into()))?;
+        let decode = self.take(best.decode).ok_or_else(|| NoRoute::NoWorker("the worker left".into()))?;
         Ok(Picked { prefill, decode, expected })
     }
 
-    /// Writes the request to a worker's account; the tokens that the worker is expected to hold.
+    /// Writes the request to a worker's account. Returns the tokens that the worker is expected to hold.
     fn give(&mut self, need: Need<'_>, instance: Instance, sight: &Sight<'_>) -> u64 {
         let Some(place) = self.workers.get(&instance).map(|entry| self.place(entry, need)) else { return 0 };
         self.prefixes.give(need.room, &place, sight)
@@ -214,7 +214,7 @@ impl WorkerTable {
             .collect()
     }
 
-    /// Why nobody serves.
+    /// Why no worker can serve.
     pub(super) fn missing(&self, now: Instant) -> String {
         let count = |role: Role| self.live(now).filter(|entry| entry.role == role).count();
         let (prefill, decode) = (count(Role::Prefill), count(Role::Decode));
@@ -246,7 +246,7 @@ impl WorkerTable {
     }
 }
 
-/// By the last step of splitmix64.
+/// A lot for a worker and a room, by the last step of splitmix64.
 fn lot(seed: u64, room: Room, instance: Instance) -> u64 {
     let mut bits = seed ^ room.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ instance.0.rotate_left(32);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

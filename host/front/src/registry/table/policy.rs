@@ -3,8 +3,8 @@
 /// See the module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// What the workers hold of the prompt against what they have to do. While no worker lets its cache be followed,
-    /// the same as [`Policy::LeastLoaded`].
+    /// Compares what workers hold of the prompt with what they have to do. The same as [`Policy::LeastLoaded`] while no
+    /// worker's cache can be followed.
     #[default]
     Prefix,
     /// The workers with the fewest requests, in turn among equals.
@@ -16,7 +16,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// As metrics write it, and `--router-policy`.
+    /// The policy's name in metrics and in `--router-policy`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -48,9 +48,9 @@ fn names(table: &mut WorkerTable, avoid: &[Instance], now: Instant) -> Result<(S
     Ok((picked.prefill.map(|worker| worker.name).unwrap_or_default(), picked.decode.name))
 }
 
-fn nobody(result: Result<(String, String), NoRoute>) -> String {
+fn no_worker(result: Result<(String, String), NoRoute>) -> String {
     match result {
-        Err(NoRoute::Nobody(why)) => why,
+        Err(NoRoute::NoWorker(why)) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -61,7 +61,7 @@ async fn a_silent_worker_is_not_chosen_until_it_is_heard_of() {
     table.register(worker(1, "a", "aggregated"), start).unwrap();
     let late = start + Duration::from_millis(3001);
     assert!(names(&mut table, &[], start + Duration::from_secs(3)).is_ok());
-    assert!(nobody(names(&mut table, &[], late)).contains("\"a\" not heard of for 3.0 s"));
+    assert!(no_worker(names(&mut table, &[], late)).contains("\"a\" not heard of for 3.0 s"));
     assert_eq!(table.heartbeat(Instance(1), Load::default(), late), Heard { known: true, revived: true });
     assert!(names(&mut table, &[], late).is_ok());
 }
@@ -72,7 +72,7 @@ async fn a_broken_worker_is_not_chosen_until_it_is_heard_of() {
     table.register(worker(1, "a", "aggregated"), start).unwrap();
     assert!(table.suspect(Instance(1), "connection reset"));
     assert!(!table.suspect(Instance(1), "connection reset"), "told once");
-    assert!(nobody(names(&mut table, &[], start)).contains("connection reset"));
+    assert!(no_worker(names(&mut table, &[], start)).contains("connection reset"));
     assert!(table.heartbeat(Instance(1), Load::default(), start).revived);
     assert!(names(&mut table, &[], start).is_ok());
 }
@@ -145,7 +145,7 @@ async fn each_field_of_the_identity_must_agree_and_both_values_are_named() {
         assert_eq!(table.register(worker(1, "p", "prefill"), now).unwrap(), "");
         let reply = table.register(decode, now).unwrap();
         assert!(reply.contains(sentence), "{reply}");
-        assert!(nobody(names(&mut table, &[], now)).contains(sentence));
+        assert!(no_worker(names(&mut table, &[], now)).contains(sentence));
         assert_eq!(table.snapshot(now).refused_pairs, [reply]);
     }
 }
@@ -206,7 +206,7 @@ async fn workers_that_failed_the_request_come_last_but_come() {
 }
 
 #[tokio::test]
-async fn a_request_that_fits_nobody_is_told_the_largest_that_fits() {
+async fn a_request_that_fits_no_worker_is_told_the_largest_that_fits() {
     let (mut table, now) = (WorkerTable::new(terms()), Instant::now());
     table.register(worker(1, "p", "prefill"), now).unwrap();
     let mut decode = worker(2, "d", "decode");

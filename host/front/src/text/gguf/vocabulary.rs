@@ -1,4 +1,4 @@
-//! The token list of a GGUF file, checked: what each id stands for, and which ids have an office.
+//! The token list of a GGUF file, checked: what each id stands for, and which ids have a special use.
 
 use std::collections::HashMap;
 

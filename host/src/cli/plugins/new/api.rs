@@ -18,7 +18,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// What the user asks for.
+    /// The API that the command line names.
     ///
     /// # Errors
     /// A sentence, when it is neither a folder with the crate nor a version.
@@ -33,7 +33,7 @@ impl Api {
         }
     }
 
-    /// That of the checkout that we are in, or were built in; else the one that this program carries.
+    /// The API of the checkout around the working directory or this program; else the one that this program carries.
     pub fn here() -> Self {
         let starts = [std::env::current_dir(), std::env::current_exe()];
         let found =

@@ -1,10 +1,10 @@
-//! Caches that are on where the operator says nothing.
+//! Caches that are on by default.
 
 use crate::cli::settings::{RoleName, Settings};
 
 /// A cache of one role, and how it is turned off.
 struct Switch {
-    /// Where it stands in the settings.
+    /// Its field in the settings.
     place: fn(&mut Settings) -> &mut Option<bool>,
     /// Whether a process of this role has it; without a role, all parts run here.
     is_of: fn(Option<RoleName>) -> bool,
@@ -27,7 +27,7 @@ const PREFIX_CACHES: [Switch; 2] = [
     },
 ];
 
-/// Whether the operator turned off every prefix cache of this process, so that nothing reaches a storage tier.
+/// Whether the operator turned off every prefix cache of this process. Then nothing reaches a storage tier.
 pub fn all_off(settings: &Settings) -> bool {
     let mut settings = settings.clone();
     let role = settings.role;
@@ -37,10 +37,10 @@ pub fn all_off(settings: &Settings) -> bool {
         .all(|switch| *(switch.place)(&mut settings) == Some(false))
 }
 
-/// Turns on what the operator did not decide: the prefix caches, and the hierarchical cache where there is a storage tier.
+/// Turns on the caches that the operator did not set: prefix caches, and the hierarchical cache if there is a storage tier.
 ///
-/// The compatibility table asks no more of a transfer plugin for the prefix caches than for the transfer itself, so whatever
-/// carries pages can have them.
+/// The compatibility table needs no more of a transfer plugin for the prefix caches than for the transfer itself, so every
+/// plugin that carries pages can have them.
 pub fn turn_on(settings: &mut Settings, notes: &mut Vec<String>) {
     let mut on = Vec::new();
     for switch in PREFIX_CACHES {
@@ -102,19 +102,19 @@ mod tests {
     }
 
     #[test]
-    fn the_table_asks_no_more_for_prefix_caches_than_for_the_transfer() {
+    fn prefix_caches_need_no_more_than_the_transfer() {
         use host_plugins::requirements::{Feature, Need, RULES};
-        let asked = |feature: Feature| {
+        let needed = |feature: Feature| {
             let of = RULES.iter().filter(move |rule| rule.feature == feature);
             of.filter_map(|rule| match rule.need {
                 Need::Capability { role: "transfer", name } => Some(name),
                 _ => None,
             })
         };
-        let carries: Vec<&str> = asked(Feature::PdTransfer).collect();
+        let carries: Vec<&str> = needed(Feature::PdTransfer).collect();
         for feature in [Feature::DecodeRadixCache, Feature::PrefillRadixCache, Feature::PagesOutliveRequests]
         {
-            for capability in asked(feature) {
+            for capability in needed(feature) {
                 assert!(
                     carries.contains(&capability),
                     "{feature:?} needs {capability}: it cannot be on by default"

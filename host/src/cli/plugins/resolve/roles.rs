@@ -31,7 +31,7 @@ pub fn put_to_work(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<
             settings.allocator = Some(name.clone());
             notes.push(format!("{name} hands out pages: --plugins names it; without it the host does"));
         } else if plays("allocator") && settings.allocator.as_ref() != Some(name) {
-            // That it would never be called is for the checks to say.
+            // The checks refuse a plugin that would never be called.
             continue;
         }
         if let Some(plugins) = &mut settings.plugins {
@@ -65,7 +65,7 @@ fn choose_transfer(settings: &mut Settings, named: &[Manifest], notes: &mut Vec<
             notes.push(format!("{name} does nothing: --transfer {chosen} carries pages"));
         }
     }
-    // One that stores is opened for that alone.
+    // A plugin that stores is opened for that alone.
     plugins.retain(|name| *name == chosen || !carries(name));
     if !plugins.contains(&chosen) {
         plugins.insert(0, chosen);
@@ -87,7 +87,7 @@ mod tests {
         Manifest::parse(&text).unwrap()
     }
 
-    /// The settings with every plugin at its work, and what was said.
+    /// The settings with every plugin in its role, and the notes.
     fn worked(mut settings: Settings) -> (Settings, Vec<String>) {
         let all = [
             manifest("wire", &["transfer"]),

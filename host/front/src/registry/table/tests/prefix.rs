@@ -107,7 +107,7 @@ async fn a_worker_that_is_lost_or_replaced_has_nothing() {
     table.register(info, now).unwrap();
     assert_eq!(table.snapshot(now).cache.pages, 0);
     assert_eq!(place(&mut table, &prompt(), None, now).2, 0);
-    assert_eq!(table.resume(Instance(3)), None, "nobody follows the old one");
+    assert_eq!(table.resume(Instance(3)), None, "the old one is not followed");
     assert_eq!(table.resume(Instance(7)), Some(0));
 }
 
@@ -150,7 +150,7 @@ async fn requests_that_ended_are_forgotten_where_no_route_is_chosen_by_caches() 
 }
 
 #[tokio::test]
-async fn lots_fall_on_everybody_and_differ_between_requests() {
+async fn lots_fall_on_every_worker_and_differ_between_requests() {
     let (mut table, now) = (WorkerTable::new(Terms { policy: Policy::Random, ..terms() }), Instant::now());
     for (instance, name) in [(1, "a"), (2, "b"), (3, "c")] {
         table.register(worker(instance, name, "aggregated"), now).unwrap();

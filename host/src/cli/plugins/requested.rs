@@ -1,25 +1,25 @@
-//! Which plugins the settings ask for, and for which of their roles.
+//! The plugins that the settings request, and the roles that each is requested for.
 
 use super::features;
 use crate::cli::settings::Settings;
 use host_plugins::requirements::Feature;
 use host_plugins::{Catalog, Manifest};
 
-/// What the settings ask of plugins, beside what is installed.
-pub struct Asked {
-    /// What the configuration makes use of.
+/// What the settings request of plugins, beside what is installed.
+pub struct Requested {
+    /// The features that the configuration turns on.
     pub features: Vec<Feature>,
-    /// What is installed; nothing is looked for when no plugin is asked for.
+    /// What is installed; empty when no plugin is requested.
     pub catalog: Catalog,
     /// Plugins that are opened, by name, each once.
     pub names: Vec<String>,
-    /// The one among them that hands out pages.
+    /// The plugin among them that hands out pages.
     allocator: Option<String>,
     /// Whether this process opens a plugin, or was told of one.
     pub any: bool,
 }
 
-impl Asked {
+impl Requested {
     /// Reads the settings, the model as far as they depend on it, and the directories with plugins.
     pub fn of(settings: &Settings) -> Self {
         let features = features::of(settings);
@@ -46,7 +46,7 @@ impl Asked {
     }
 }
 
-/// Whether what the configuration makes use of is done by a plugin.
+/// Whether a feature needs a plugin.
 fn opens(features: &[Feature]) -> bool {
     [Feature::PdTransfer, Feature::SlidingWindow].iter().any(|feature| features.contains(feature))
 }
@@ -56,8 +56,10 @@ fn names(settings: &Settings) -> bool {
     !settings.stores().is_empty() || settings.allocator.is_some() || settings.plugins.is_some()
 }
 
-/// The plugin that hands out pages, if one does: the one that is named, or for a model with windows the default one where
-/// it is installed. That none is there for such a model is for the compatibility table to say, with those that would do.
+/// The plugin that hands out pages, if one does.
+///
+/// It is the one that is named, or for a model with windows the default one where it is installed. When neither is there for
+/// such a model, the compatibility table refuses the configuration, and names the plugins that would do.
 fn allocator(settings: &Settings, features: &[Feature], catalog: &Catalog) -> Option<String> {
     let standard = || {
         let name = settings.window_allocator();
@@ -67,8 +69,10 @@ fn allocator(settings: &Settings, features: &[Feature], catalog: &Catalog) -> Op
     settings.allocator.clone().or_else(standard)
 }
 
-/// The plugin with the roles that it will be opened for: a transfer plugin that could also store or allocate does not where
-/// another one is named for that, and one that is named for storage or pages alone moves nothing.
+/// The plugin with the roles that it will be opened for.
+///
+/// A transfer plugin that could also store or allocate does not when another one is named for that. One that is named for
+/// storage or allocation alone moves nothing.
 fn roles_played(settings: &Settings, manifest: &Manifest, allocates: bool) -> Manifest {
     let mut played = manifest.clone();
     let name = &manifest.plugin.name;

@@ -1,4 +1,4 @@
-//! What lies below the pool, from settings.
+//! The offload tiers of a worker, host memory and storage, from settings.
 
 mod limits;
 
@@ -10,7 +10,7 @@ use super::launch::share;
 use super::settings::{RoleName, Settings};
 use super::{Refused, plugins};
 
-/// What is assumed of a storage tier until it was measured: what a disk that is nothing special does.
+/// The cost of a storage tier until it was measured: that of an ordinary disk.
 const LATENCY: std::time::Duration = std::time::Duration::from_millis(1);
 const BYTES_PER_SECOND: f64 = 500e6;
 
@@ -26,8 +26,8 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         ("--hicache-prefetch-policy", settings.hicache_prefetch_policy.is_some()),
     ];
     let stores = settings.stores();
-    let again = stores.iter().enumerate().find(|(place, name)| stores[..*place].contains(name));
-    if let Some((_, name)) = again {
+    let twice = stores.iter().enumerate().find(|(place, name)| stores[..*place].contains(name));
+    if let Some((_, name)) = twice {
         return Err(Refused(format!("--hicache-storage names {name:?} twice: each is one tier")));
     }
     if let Some((flag, _)) = set.into_iter().find(|(_, set)| *set && !settings.hierarchical_cache()) {
@@ -41,7 +41,7 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
         }
         _ => return Ok(()),
     };
-    // That there is no cache at all is a row of the compatibility table.
+    // A row of the compatibility table refuses a configuration without any cache.
     match settings.hierarchical_cache() && (settings.decode_radix_cache() || settings.prefill_radix_cache()) {
         true => Err(Refused(format!(
             "--hierarchical-cache says nothing on this worker without {needed}: add it, or leave both out"
@@ -50,8 +50,9 @@ pub fn check(settings: &Settings) -> Result<(), Refused> {
     }
 }
 
-/// L2 and L3 of a worker that keeps a radix cache. `alignment` is that of the opened tiers; before they are, nothing is known
-/// of it and a slot may come out larger than it is planned to be.
+/// The offload tiers of a worker that keeps a radix cache.
+///
+/// `alignment` is that of the opened tiers. Before they are open it is not known, and a slot may come out larger than planned.
 ///
 /// # Errors
 /// When host memory holds no page, or more of them than can be counted.
@@ -86,13 +87,13 @@ pub fn hierarchy(
     let tier = TierConfig { writes: true, latency: LATENCY, bytes_per_second: BYTES_PER_SECOND };
     let tiers = settings.stores().iter().map(|_| tier.clone()).collect();
     let limits = settings.hicache.clone().unwrap_or_default();
-    let below = limits::apply(&limits, HierarchyConfig::new(slots, page_bytes, tiers))?;
+    let config = limits::apply(&limits, HierarchyConfig::new(slots, page_bytes, tiers))?;
     let write = settings.hicache_write_policy.map(WritePolicy::from).unwrap_or_default();
     let prefetch = settings.hicache_prefetch_policy.map(PrefetchPolicy::from).unwrap_or_default();
-    Ok(Some(HierarchyConfig { write, prefetch, ..below }))
+    Ok(Some(HierarchyConfig { write, prefetch, ..config }))
 }
 
-/// Opens the storage tiers of a worker that keeps a radix cache; `None` for one with nothing below its pool.
+/// Opens the storage tiers of a worker that keeps a radix cache; `None` for one without offload tiers.
 ///
 /// # Errors
 /// When one is not there, does not fit, or does not open.

@@ -1,4 +1,4 @@
-//! What somebody meant who wrote a key that is none.
+//! Suggests a setting for a key of the file that is none.
 
 use clap::{Args, Command};
 
@@ -6,7 +6,7 @@ use super::Settings;
 
 /// Tables, which no flag has.
 const TABLES: [&str; 4] = ["hicache", "synthetic", "plugin", "companion"];
-/// Names that are less alike have nothing to do with each other; clap says the same of flags.
+/// The least likeness of two names for a suggestion. Clap uses the same for flags.
 const LEAST_ALIKE: f64 = 0.7;
 
 /// A sentence for the first key of a file that is no setting, if one has nearly its name.
@@ -34,13 +34,13 @@ mod tests {
 
     #[test]
     fn a_key_that_is_nearly_a_setting_is_answered_with_it() {
-        for (file, meant) in [
+        for (file, suggested) in [
             ("port = 1\nkv_memory = \"1GiB\"", "kv_memory is not a setting; did you mean kv-memory?"),
             ("prot = 1", "did you mean port?"),
             ("[hicahce]\nwait-ms = 1", "did you mean hicache?"),
             ("[plugins.shm]\nrails = 2", "did you mean [plugin.NAME]"),
         ] {
-            assert!(hint(file).unwrap().contains(meant), "{file}: {:?}", hint(file));
+            assert!(hint(file).unwrap().contains(suggested), "{file}: {:?}", hint(file));
         }
         for file in ["xyzzy = 1", "port = \"one\"", "port = ", "plugins = [\"shm\"]"] {
             assert_eq!(hint(file), None, "{file}");

@@ -14,36 +14,36 @@ const LONGEST_COST_US: u64 = 3_600_000_000;
 /// Most pages in one batch.
 const MOST_BATCH: u64 = 1 << 16;
 
-/// The limits that were set over those that were not.
+/// `config` with the limits that are set.
 ///
 /// # Errors
 /// With the key and its bounds, when one is out of them.
-pub fn apply(set: &HicacheSettings, mut below: HierarchyConfig) -> Result<HierarchyConfig, Refused> {
+pub fn apply(set: &HicacheSettings, mut config: HierarchyConfig) -> Result<HierarchyConfig, Refused> {
     let counts = u64::from(u32::MAX);
     for (key, value, least, most, limit) in [
-        ("fewest-pages", set.fewest_pages, 1, counts, &mut below.fewest_pages),
-        ("write-after-hits", set.write_after_hits, 1, counts, &mut below.write_after_hits),
-        ("write-back-ahead-pages", set.write_back_ahead_pages, 0, counts, &mut below.write_back_ahead),
-        ("batch-pages", set.batch_pages, 1, MOST_BATCH, &mut below.batch_pages),
-        ("queued-write-pages", set.queued_write_pages, 0, counts, &mut below.queued_writes),
+        ("fewest-pages", set.fewest_pages, 1, counts, &mut config.fewest_pages),
+        ("write-after-hits", set.write_after_hits, 1, counts, &mut config.write_after_hits),
+        ("write-back-ahead-pages", set.write_back_ahead_pages, 0, counts, &mut config.write_back_ahead),
+        ("batch-pages", set.batch_pages, 1, MOST_BATCH, &mut config.batch_pages),
+        ("queued-write-pages", set.queued_write_pages, 0, counts, &mut config.queued_writes),
     ] {
         if let Some(value) = within(key, value, least, most)? {
             *limit = u32::try_from(value).unwrap_or(u32::MAX);
         }
     }
     for (key, value, least, limit) in [
-        ("wait-ms", set.wait_ms, 0, &mut below.wait_base),
-        ("wait-ms-per-1024-tokens", set.wait_ms_per_1024_tokens, 0, &mut below.wait_per_1024_tokens),
-        ("longest-wait-ms", set.longest_wait_ms, 1, &mut below.longest_wait),
+        ("wait-ms", set.wait_ms, 0, &mut config.wait_base),
+        ("wait-ms-per-1024-tokens", set.wait_ms_per_1024_tokens, 0, &mut config.wait_per_1024_tokens),
+        ("longest-wait-ms", set.longest_wait_ms, 1, &mut config.longest_wait),
     ] {
         if let Some(value) = within(key, value, least, LONGEST_MS)? {
             *limit = Duration::from_millis(value);
         }
     }
     for (key, value, limit) in [
-        ("read-bytes", set.read_bytes, &mut below.read_bytes),
-        ("write-bytes", set.write_bytes, &mut below.write_bytes),
-        ("copy-bytes", set.copy_bytes, &mut below.copy_bytes),
+        ("read-bytes", set.read_bytes, &mut config.read_bytes),
+        ("write-bytes", set.write_bytes, &mut config.write_bytes),
+        ("copy-bytes", set.copy_bytes, &mut config.copy_bytes),
     ] {
         if let Some(value) = within(key, value.map(|value| value.0), 1, u64::MAX)? {
             *limit = value;
@@ -54,7 +54,7 @@ pub fn apply(set: &HicacheSettings, mut below: HierarchyConfig) -> Result<Hierar
             let value = within(key, Some(value), 0, LONGEST_COST_US)?;
             Ok::<_, Refused>(Duration::from_micros(value.unwrap_or_default()))
         };
-        below.costs = Some(CostModel {
+        config.costs = Some(CostModel {
             compute_token: time("costs.compute-token-us", costs.compute_token_us)?,
             send_page: time("costs.send-page-us", costs.send_page_us)?,
             copy_page: time("costs.copy-page-us", costs.copy_page_us)?,
@@ -62,7 +62,7 @@ pub fn apply(set: &HicacheSettings, mut below: HierarchyConfig) -> Result<Hierar
             read_page: time("costs.read-page-us", costs.read_page_us)?,
         });
     }
-    Ok(below)
+    Ok(config)
 }
 
 fn within(key: &str, value: Option<u64>, least: u64, most: u64) -> Result<Option<u64>, Refused> {

@@ -1,4 +1,4 @@
-//! Settings whose value is one of a few words. `--help` and the errors of flags and of the file list them.
+//! Settings whose value is one of a few names. `--help` and the errors of flags and of the file list them.
 
 use clap::ValueEnum;
 use host_core::hierarchy::{PrefetchPolicy, WritePolicy};
@@ -7,8 +7,8 @@ use host_core::radix::Policy as EvictionPolicy;
 use host_front::registry::Policy as RouterPolicy;
 use serde::Deserialize;
 
-/// An enum whose variants are words of a flag and of a key, each with its value of another crate.
-macro_rules! words {
+/// An enum whose variants are the values of a flag and of a key, each with its value of another crate.
+macro_rules! choices {
     (
         $(#[$about:meta])*
         $name:ident for $target:ident, $case:tt { $($(#[$says:meta])* $variant:ident,)+ }
@@ -27,7 +27,7 @@ macro_rules! words {
     };
 }
 
-words! {
+choices! {
     /// How the router chooses workers.
     RouterPolicyName for RouterPolicy, "kebab-case" {
         /// What workers hold of the prompt against what they have to do
@@ -41,7 +41,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// Element type of K and V.
     KvDtypeName for Dtype, "kebab-case" {
         /// 32-bit float
@@ -51,7 +51,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// Order of a pool's dimensions.
     KvLayoutName for KvOrder, "kebab-case" {
         /// A page, and a head range of it, is one contiguous piece
@@ -63,7 +63,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// When pages are written to the offload tiers.
     WritePolicyName for WritePolicy, "snake_case" {
         /// When they enter a radix cache
@@ -75,7 +75,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// How long a request waits for pages from storage.
     PrefetchPolicyName for PrefetchPolicy, "snake_case" {
         /// Not at all
@@ -87,7 +87,7 @@ words! {
     }
 }
 
-words! {
+choices! {
     /// What leaves a radix cache first.
     EvictionPolicyName for EvictionPolicy, "kebab-case" {
         /// What was released longest ago
@@ -107,20 +107,20 @@ mod tests {
 
     use super::*;
 
-    /// Each word of a flag, as the value that it stands for calls itself, and as the file has it.
+    /// Each name of a flag's value is the one that the value has in other crates, and in the file.
     fn agree<N, T>(of: impl Fn(T) -> String)
     where
         N: ValueEnum + Into<T> + for<'de> Deserialize<'de> + Copy + Debug + PartialEq,
     {
         for name in N::value_variants() {
-            let word = name.to_possible_value().unwrap().get_name().to_owned();
-            assert_eq!(of((*name).into()), word);
-            assert_eq!(N::deserialize(toml::Value::String(word)).unwrap(), *name);
+            let text = name.to_possible_value().unwrap().get_name().to_owned();
+            assert_eq!(of((*name).into()), text);
+            assert_eq!(N::deserialize(toml::Value::String(text)).unwrap(), *name);
         }
     }
 
     #[test]
-    fn flags_the_file_metrics_and_peers_use_the_same_words() {
+    fn flags_the_file_metrics_and_peers_use_the_same_names() {
         agree::<RouterPolicyName, RouterPolicy>(|policy| policy.name().to_owned());
         agree::<KvDtypeName, Dtype>(|dtype| dtype.to_string());
         agree::<KvLayoutName, KvOrder>(|order| order.to_string());
