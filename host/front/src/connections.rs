@@ -1,16 +1,19 @@
-//! Accepts HTTP connections: no more at once than descriptors allow, and idle ones are closed.
+//! Accepts HTTP connections: no more at once than descriptors allow, no more of one client than its share, and idle ones are
+//! closed.
 //!
-//! A connection is closed when the head of its next request is not there in time: the first one after it was accepted, any
-//! later one after the answer before. An answer under way may take as long as it takes. Connections of HTTP/2 must send their
-//! first request in time, too; later they are probed.
+//! A connection is closed when the head of its next request is not there in time, and when it is quiet for as long: it has no
+//! request that waits for this server, and its client takes nothing of the answers. An answer under way may take as
+//! long as it takes.
+
+mod activity;
 
 use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use activity::{Activity, Watched};
 use axum::extract::Request;
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
@@ -21,14 +24,16 @@ use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
+use super::shares::{Client, Shares};
 use host_wire::clock;
 
 /// The limits of a listener's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest wait for the head of a connection's next request.
+    /// Longest wait for the head of a connection's next request, and for a client to take some of an answer.
     pub head: Duration,
-    /// Most connections at once, at least 1; more wait in the listener's queue.
+    /// Most connections at once, at least 1; more wait in the listener's queue. Those that a client has beyond its [share](Shares)
+    /// are closed at once.
     pub connections: usize,
 }
 
@@ -63,7 +68,8 @@ pub async fn serve(
 ) {
     let most = limits.connections.clamp(1, MOST_CONNECTIONS);
     let places = Arc::new(Semaphore::new(most));
-    let (mut full, mut refused) = (Seldom::default(), Seldom::default());
+    let shares = Shares::new(most);
+    let (mut full, mut refused, mut greedy) = (Seldom::default(), Seldom::default(), Seldom::default());
     loop {
         if places.available_permits() == 0 && full.is_due(clock::now()) {
             tracing::warn!(
@@ -73,13 +79,13 @@ pub async fn serve(
         }
         let accepted = async {
             let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
-            Ok::<_, io::Error>((place, listener.accept().await?.0))
+            Ok::<_, io::Error>((place, listener.accept().await?))
         };
         let accepted = tokio::select! {
             accepted = accepted => accepted,
             () = stopped(&mut stop) => break,
         };
-        let (place, connection) = match accepted {
+        let (place, (connection, address)) = match accepted {
             Ok(accepted) => accepted,
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
@@ -92,10 +98,17 @@ pub async fn serve(
                 }
             }
         };
+        let client = Client::at(address.ip());
+        let Ok(share) = shares.take(client, 1) else {
+            if greedy.is_due(clock::now()) {
+                tracing::warn!(%client, most, "a client has as many HTTP connections as its share allows; its new ones are closed");
+            }
+            continue;
+        };
         let (routes, stop) = (routes.clone(), stop.clone());
         tokio::spawn(async move {
-            hold(connection, routes, limits.head, stop).await;
-            drop(place);
+            hold(connection, client, routes, limits.head, stop).await;
+            drop((share, place));
         });
     }
     drop(listener);
@@ -114,29 +127,42 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
+/// Most bytes of answers that a connection, or a stream of one, has taken and not sent.
+const UNSENT: usize = 64 << 10;
+
 /// Serves one connection until it ends.
-async fn hold(connection: TcpStream, routes: axum::Router, head: Duration, mut stop: watch::Receiver<bool>) {
+async fn hold(
+    connection: TcpStream,
+    client: Client,
+    routes: axum::Router,
+    head: Duration,
+    mut stop: watch::Receiver<bool>,
+) {
     // A token per packet: waiting for more would add to every token's latency.
     if let Err(error) = connection.set_nodelay(true) {
         tracing::debug!(%error, "cannot send small packets at once");
     }
-    let in_use = Arc::new(AtomicBool::new(false));
+    let activity = Activity::new();
     let routes = TowerToHyperService::new(routes);
     let service = {
-        let in_use = Arc::clone(&in_use);
-        service_fn(move |request: Request<Incoming>| {
-            in_use.store(true, Ordering::Relaxed);
-            let answer = routes.call(request);
-            async move { Ok::<_, Infallible>(answer.await.unwrap_or_else(|never| match never {})) }
+        let activity = Arc::clone(&activity);
+        service_fn(move |mut request: Request<Incoming>| {
+            let waits = activity.waits();
+            request.extensions_mut().insert(client);
+            let (answer, activity) = (routes.call(request), Arc::clone(&activity));
+            async move {
+                let answer = answer.await.unwrap_or_else(|never| match never {});
+                drop(waits);
+                Ok::<_, Infallible>(answer.map(|body| Watched::new(body, activity)))
+            }
         })
     };
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(head);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(head);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(head).max_buf_size(UNSENT);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(head).max_send_buf_size(UNSENT);
     let mut served = pin!(builder.serve_connection(TokioIo::new(connection), service));
-    // Before it is known which HTTP this is, none of its timers runs.
-    let mut first = pin!(clock::sleep(head));
-    let (mut waiting, mut going_on) = (true, true);
+    let mut quiet = pin!(clock::sleep(head));
+    let mut going_on = true;
     loop {
         tokio::select! {
             ended = served.as_mut() => {
@@ -145,12 +171,13 @@ async fn hold(connection: TcpStream, routes: axum::Router, head: Duration, mut s
                 }
                 return;
             }
-            () = first.as_mut(), if waiting => {
-                if !in_use.load(Ordering::Relaxed) {
-                    tracing::debug!("an HTTP connection was idle for too long and is closed");
+            () = quiet.as_mut() => {
+                let left = head.saturating_sub(activity.quiet());
+                if left.is_zero() {
+                    tracing::debug!(%client, "an HTTP connection was idle, or not read, for too long and is closed");
                     return;
                 }
-                waiting = false;
+                quiet.as_mut().reset(clock::now() + left);
             }
             () = stopped(&mut stop), if going_on => {
                 served.as_mut().graceful_shutdown();

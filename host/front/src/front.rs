@@ -8,11 +8,11 @@ use host_wire::clock;
 use host_wire::proto::registry_server::RegistryServer;
 use host_wire::random::random_u64;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_stream::wrappers::TcpListenerStream;
 
 use super::connections::{self, Limits};
-use super::http::{App, MAX_UPLOADS};
+use super::http::{App, TextWork, Uploads};
 use super::metrics::Metrics;
 use super::registry::{Policy, Registry, Terms};
 use super::router::{Retry, Router};
@@ -35,7 +35,7 @@ pub struct FrontConfig {
     pub lost_after: Duration,
     /// Most workers.
     pub max_workers: usize,
-    /// Most requests at once; more are answered 503.
+    /// Most requests at once; more are answered 503, and those that a client has beyond its [share](super::shares) 429.
     pub max_requests: usize,
     /// Largest request body, in bytes.
     pub max_body: usize,
@@ -106,7 +106,9 @@ pub async fn serve(
         max_body: config.max_body,
         body_timeout: config.body_timeout,
         default_max_tokens: config.default_max_tokens,
-        uploads: Semaphore::new(MAX_UPLOADS),
+        stall: config.connections.head,
+        uploads: Uploads::new(config.max_body),
+        text_work: TextWork::default(),
     };
 
     let stopped = |mut signal: watch::Receiver<bool>| async move {

@@ -10,7 +10,10 @@ mod flush;
 mod generate;
 mod health;
 mod logprobs;
+mod outflow;
 mod respond;
+mod text_work;
+mod upload;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +26,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use host_wire::clock;
 use host_wire::random::random_u64;
-use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use self::error::ApiError;
 use super::metrics::Metrics;
-use super::router::{Failure, Router};
+use super::router::Router;
+use super::shares::{Client, Share};
 use crate::text::TextModel;
+pub use text_work::TextWork;
+pub use upload::Uploads;
 
 /// What all handlers share.
 pub struct App {
@@ -47,12 +52,13 @@ pub struct App {
     pub body_timeout: Duration,
     /// Most tokens of a chat answer when the request names no number.
     pub default_max_tokens: u32,
-    /// Places for requests whose body is on its way.
-    pub uploads: Semaphore,
+    /// Longest that a client may take nothing of its answer.
+    pub stall: Duration,
+    /// What is on its way from clients.
+    pub uploads: Uploads,
+    /// Permits for work on bodies.
+    pub text_work: TextWork,
 }
-
-/// Most requests whose body is on its way.
-pub const MAX_UPLOADS: usize = 4096;
 
 impl App {
     /// The routes of the HTTP API.
@@ -77,13 +83,8 @@ impl App {
             .with_state(app)
     }
 
-    /// The whole body.
-    async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
-        let _upload = self.uploads.try_acquire().map_err(|error| {
-            ApiError::from(Failure::Busy(format!(
-                "{MAX_UPLOADS} requests are being sent, the limit ({error})"
-            )))
-        })?;
+    /// The whole body, and the client's share of the bytes, which it holds until the body is read.
+    async fn body(&self, client: Client, request: Request) -> Result<(Bytes, Share), ApiError> {
         let declared = request
             .headers()
             .get(header::CONTENT_LENGTH)
@@ -91,10 +92,9 @@ impl App {
         if declared.is_some_and(|length| length > self.max_body as u64) {
             return Err(ApiError::too_large(self.max_body));
         }
-        let read = axum::body::to_bytes(request.into_body(), self.max_body);
+        let read = self.uploads.receive(client, request.into_body(), self.max_body);
         match clock::timeout(self.body_timeout, read).await {
-            Ok(Ok(body)) => Ok(body),
-            Ok(Err(error)) => Err(ApiError::unreadable(&error, self.max_body)),
+            Ok(received) => received,
             Err(elapsed) => Err(ApiError::slow_body(self.body_timeout, &elapsed)),
         }
     }

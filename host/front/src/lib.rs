@@ -7,4 +7,5 @@ pub mod metrics;
 pub mod registry;
 pub mod router;
 mod routing_metrics;
+pub mod shares;
 pub mod text;

@@ -15,12 +15,13 @@ use host_wire::clock::{self, Instant};
 use host_wire::convert::write_namespace;
 use host_wire::proto;
 use host_wire::random::random_u64;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 
 use self::attempt::{Attempt, Step};
 pub use self::failure::Failure;
 use super::metrics::Metrics;
 use super::registry::{Chain, Need, NoRoute, Registry, Route};
+use super::shares::{Client, NoShare, Share, Shares};
 
 /// The limits of retries.
 #[derive(Clone, Copy, Debug)]
@@ -98,8 +99,7 @@ pub enum Event {
 pub struct Router {
     registry: Registry,
     retry: Retry,
-    places: Arc<Semaphore>,
-    max_requests: usize,
+    places: Shares,
     metrics: Arc<Metrics>,
     closing: watch::Receiver<bool>,
 }
@@ -114,15 +114,7 @@ impl Router {
         metrics: Arc<Metrics>,
         closing: watch::Receiver<bool>,
     ) -> Self {
-        let max_requests = max_requests.min(Semaphore::MAX_PERMITS);
-        Self {
-            registry,
-            retry,
-            places: Arc::new(Semaphore::new(max_requests)),
-            max_requests,
-            metrics,
-            closing,
-        }
+        Self { registry, retry, places: Shares::new(max_requests), metrics, closing }
     }
 
     /// The workers.
@@ -134,21 +126,21 @@ impl Router {
     /// Requests under way.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.max_requests.saturating_sub(self.places.available_permits())
+        self.places.taken()
     }
 
-    /// Takes a place for one request, before any work is done for it.
+    /// Takes a place for one request of a client, before any work is done for it.
     ///
     /// # Errors
-    /// [`Failure::Busy`] when all places are taken.
-    pub fn admit(&self) -> Result<Place, Failure> {
-        let permit = Arc::clone(&self.places).try_acquire_owned().map_err(|error| {
-            Failure::Busy(format!(
-                "{} requests are under way, which is the limit ({error})",
-                self.max_requests
-            ))
-        })?;
-        Ok(Place(permit))
+    /// [`Failure::Busy`] when all places are taken, [`Failure::OverShare`] when the client has its share of them.
+    pub fn admit(&self, client: Client) -> Result<Place, Failure> {
+        self.places.take(client, 1).map(Place).map_err(|why| match why {
+            NoShare::Full => Failure::Busy(format!(
+                "{} requests are under way, which is the limit; try again when some have been answered",
+                self.places.total()
+            )),
+            NoShare::Client => Failure::OverShare,
+        })
     }
 
     /// Begins a request. Dropping the generation cancels it on every worker.
@@ -172,7 +164,7 @@ impl Router {
 
 /// One of the places for concurrent requests; free again when dropped.
 #[derive(Debug)]
-pub struct Place(#[allow(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+pub struct Place(#[allow(dead_code, reason = "held for its drop")] Share);
 
 /// A request under way.
 pub struct Generation {

@@ -1,5 +1,5 @@
 use std::sync::Mutex;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::{Body, Bytes};
 use axum::routing::get;
@@ -209,4 +209,102 @@ fn a_warning_comes_once_in_a_while() {
     assert!(!seldom.is_due(now + WARN_EVERY / 2));
     assert!(seldom.is_due(now + WARN_EVERY));
     assert!(!seldom.is_due(now + WARN_EVERY));
+}
+
+/// An HTTP/2 connection, and whether it has ended.
+async fn http2(
+    address: std::net::SocketAddr,
+    window: u32,
+) -> (hyper::client::conn::http2::SendRequest<Body>, tokio::task::JoinHandle<()>) {
+    let connection = TcpStream::connect(address).await.unwrap();
+    let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    builder.initial_stream_window_size(window);
+    let (requests, driver) = builder.handshake(TokioIo::new(connection)).await.unwrap();
+    let ended = tokio::spawn(async move {
+        drop(driver.await);
+    });
+    (requests, ended)
+}
+
+/// Lets the time for a head pass until a connection has ended.
+async fn ends_in_time(ended: &mut tokio::task::JoinHandle<()>) -> bool {
+    for _ in 0..200 {
+        tokio::time::pause();
+        tokio::time::advance(HEAD).await;
+        tokio::time::resume();
+        if tokio::time::timeout(Duration::from_millis(5), &mut *ended).await.is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
+async fn ask(
+    requests: &mut hyper::client::conn::http2::SendRequest<Body>,
+    path: &str,
+) -> axum::http::Response<Incoming> {
+    let request = axum::http::Request::get(format!("http://x{path}")).body(Body::empty()).unwrap();
+    requests.send_request(request).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_http2_connection_that_asks_no_more_is_closed() {
+    let (address, _stop) = listening(now(), limits(8)).await;
+    let (mut requests, mut ended) = http2(address, 1 << 16).await;
+    assert_eq!(ask(&mut requests, "/now").await.status(), 200);
+    assert!(ends_in_time(&mut ended).await, "it is kept although it asks no more");
+}
+
+#[tokio::test]
+async fn a_connection_whose_client_reads_nothing_is_closed_and_one_that_waits_is_kept() {
+    let (tokens, received) = mpsc::channel::<Bytes>(4);
+    let received = Arc::new(Mutex::new(Some(received)));
+    let waits = move || {
+        let received = received.lock().unwrap().take().unwrap();
+        let pieces = stream::unfold(received, async |mut received| {
+            Some((Ok::<_, Infallible>(received.recv().await?), received))
+        });
+        async move { Body::from_stream(pieces) }
+    };
+    let routes = now().route("/waits", get(waits)).route("/large", get(|| async { vec![b'x'; 10 << 20] }));
+    let (address, _stop) = listening(routes, limits(8)).await;
+    // Its answer waits for this server.
+    let (mut waiting, mut waiting_ended) = http2(address, 1 << 16).await;
+    let answer = ask(&mut waiting, "/waits").await;
+    // It allows nothing to be sent, although its answer is there.
+    let (mut unread, mut unread_ended) = http2(address, 0).await;
+    let _unread_answer = ask(&mut unread, "/large").await;
+    assert!(ends_in_time(&mut unread_ended).await, "HTTP/2");
+    // The same with HTTP/1: more than all buffers on the way hold.
+    let mut connection = TcpStream::connect(address).await.unwrap();
+    connection.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    until_it_says(&mut connection, "xx").await;
+    let rest = rest_in_time(&mut connection).await;
+    assert!(rest.len() < 10 << 20, "all of it came");
+    assert!(!waiting_ended.is_finished());
+    tokens.send("token".into()).await.unwrap();
+    drop(tokens);
+    let read = axum::body::to_bytes(Body::new(answer.into_body()), 100).await.unwrap();
+    assert_eq!(read, "token");
+    assert!(ends_in_time(&mut waiting_ended).await);
+}
+
+#[tokio::test]
+async fn a_client_beyond_its_share_of_connections_is_closed_and_another_is_served() {
+    let (address, _stop) = listening(now(), limits(20)).await;
+    let mut kept = Vec::new();
+    for _ in 0..30 {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        connection.write_all(ASK).await.unwrap();
+        let mut first = [0; 8];
+        if connection.read_exact(&mut first).await.is_ok() {
+            kept.push(connection);
+        }
+    }
+    assert_eq!(kept.len(), 16);
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
+    let mut other = socket.connect(address).await.unwrap();
+    other.write_all(ASK).await.unwrap();
+    until_it_says(&mut other, "answered").await;
 }

@@ -13,7 +13,6 @@ use super::App;
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use crate::router::Job;
-use crate::text::Tokenizer;
 
 /// Everything but the prompt.
 #[derive(Clone, Debug)]
@@ -40,8 +39,6 @@ const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-dynamo-session-id"];
 const MAX_STOPS: usize = 4;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_STOP_TOKENS: usize = 64;
-/// Longer prompts are tokenized on the blocking pool; this many bytes take about a millisecond.
-const SHORT_TEXT: usize = 2048;
 
 impl Ask {
     /// Takes the fields that all endpoints share. `seed` is the name of the seed's field.
@@ -248,30 +245,6 @@ pub(super) fn check_model(app: &App, fields: &mut Fields) -> Result<(), ApiError
         Some(model) if model != app.model => Err(ApiError::unknown_model(&model, &app.model)),
         _ => Ok(()),
     }
-}
-
-/// Runs work on text on a thread that may block.
-pub(super) async fn with_text<T: Send + 'static>(
-    bytes: usize,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    if bytes <= SHORT_TEXT {
-        return work();
-    }
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(ApiError::internal(format!("the tokenizer failed: {error}"))),
-    }
-}
-
-/// Token ids of a prompt that is text.
-pub(super) async fn encode(
-    tokenizer: &Arc<dyn Tokenizer>,
-    text: String,
-    add_special: bool,
-) -> Result<Vec<u32>, ApiError> {
-    let tokenizer = Arc::clone(tokenizer);
-    with_text(text.len(), move || Ok(tokenizer.encode(&text, add_special)?)).await
 }
 
 /// At least one token.

@@ -1,15 +1,12 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
-
-use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Map, Value, json};
 
 use super::answer::{End, Piece};
-use super::ask::{Ask, check_model, not_empty, with_text};
+use super::ask::{Ask, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::respond::{Prepared, Shape, serve};
@@ -21,11 +18,11 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    serve(&app, "/v1/chat/completions", id.clone(), request, |body| prepare(&app, &id, body)).await
+    serve(&app, "/v1/chat/completions", id, request, prepare).await
 }
 
-async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Chat>, ApiError> {
-    let mut fields = Fields::parse(&body)?;
+fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, ApiError> {
+    let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
@@ -54,7 +51,7 @@ async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared
     // The template writes the special tokens.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
     fields.refuse_rest(|_| None)?;
-    let prompt = not_empty("messages", prompt(app, messages, extra, body.len()).await?)?;
+    let prompt = not_empty("messages", prompt(app, &messages, &extra)?)?;
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -116,27 +113,17 @@ fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiEr
     Ok(texts?.join("\n"))
 }
 
-async fn prompt(
-    app: &App,
-    messages: Value,
-    extra: Map<String, Value>,
-    bytes: usize,
-) -> Result<Vec<u32>, ApiError> {
-    let Some(template) = app.text.template.clone() else {
+fn prompt(app: &App, messages: &Value, extra: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+    let Some(template) = &app.text.template else {
         let message = format!(
             "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
             app.model
         );
         return Err(ApiError::invalid(message));
     };
-    let tokenizer = Arc::clone(&app.text.tokenizer);
-    let now = clock::unix_seconds();
-    with_text(bytes, move || {
-        let text = template.render(&messages, &extra, now)?;
-        // The template has written the special tokens itself.
-        Ok(tokenizer.encode(&text, false)?)
-    })
-    .await
+    let text = template.render(messages, extra, clock::unix_seconds())?;
+    // The template has written the special tokens itself.
+    Ok(app.text.tokenizer.encode(&text, false)?)
 }
 
 struct Chat {

@@ -1,15 +1,12 @@
 //! `POST /v1/completions`.
 
-use std::sync::Arc;
-
-use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use host_wire::clock;
 use serde_json::{Value, json};
 
 use super::answer::{End, Piece};
-use super::ask::{Ask, check_model, encode, not_empty};
+use super::ask::{Ask, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::respond::{Prepared, Shape, serve};
@@ -24,11 +21,11 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    serve(&app, "/v1/completions", id.clone(), request, |body| prepare(&app, &id, body)).await
+    serve(&app, "/v1/completions", id, request, prepare).await
 }
 
-async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Completion>, ApiError> {
-    let mut fields = Fields::parse(&body)?;
+fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion>, ApiError> {
+    let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;
     Ask::refuse_unsupported(&mut fields)?;
     let mut ask = Ask::take(app, &mut fields, "seed")?;
@@ -41,7 +38,7 @@ async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(true))?;
     let prompt = fields.take("prompt");
     fields.refuse_rest(|_| None)?;
-    let prompt = not_empty("prompt", read_prompt(app, prompt).await?)?;
+    let prompt = not_empty("prompt", read_prompt(app, prompt)?)?;
     let shape = Completion {
         id: format!("cmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -53,7 +50,7 @@ async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared
 }
 
 /// A string, a list of token ids, or a list of one of either.
-async fn read_prompt(app: &App, prompt: Option<Value>) -> Result<Vec<u32>, ApiError> {
+fn read_prompt(app: &App, prompt: Option<Value>) -> Result<Vec<u32>, ApiError> {
     let tokenizer = &app.text.tokenizer;
     let fields = Fields::default();
     let Some(mut prompt) = prompt else {
@@ -69,7 +66,7 @@ async fn read_prompt(app: &App, prompt: Option<Value>) -> Result<Vec<u32>, ApiEr
         prompt = items.swap_remove(0);
     }
     match prompt {
-        Value::String(text) => encode(tokenizer, text, true).await,
+        Value::String(text) => Ok(tokenizer.encode(&text, true)?),
         Value::Array(items) => fields.token_ids("prompt", &items, tokenizer.vocabulary()),
         other => Err(fields.wrong("prompt", "a string or a list of token ids", &other)),
     }

@@ -1,6 +1,5 @@
 //! Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 
-use std::error::Error as _;
 use std::time::Duration;
 
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -61,20 +60,34 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
-    pub fn unreadable(error: &axum::Error, limit: usize) -> Self {
-        let mut cause = error.source();
-        while let Some(inner) = cause {
-            if inner.to_string().contains("length limit exceeded") {
-                return Self::too_large(limit);
-            }
-            cause = inner.source();
-        }
+    pub fn unreadable(error: &axum::Error) -> Self {
         Self::invalid(format!("the request body could not be read: {error}"))
     }
 
     pub fn slow_body(limit: Duration, elapsed: &tokio::time::error::Elapsed) -> Self {
         let message = format!("the request body did not arrive within {} s: {elapsed}", limit.as_secs());
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    }
+
+    /// This server takes no more now.
+    pub fn busy(message: String) -> Self {
+        Self {
+            code: Some("server_busy"),
+            retry_after: Some(1),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+        }
+    }
+
+    /// This server takes no more from this client now.
+    pub fn over_share(what: &str) -> Self {
+        let message = format!(
+            "this client has as many {what} as its share of this server allows; send more when some have been answered"
+        );
+        Self {
+            code: Some("rate_limit_exceeded"),
+            retry_after: Some(1),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+        }
     }
 
     pub fn internal(message: String) -> Self {
@@ -85,6 +98,7 @@ impl ApiError {
     pub fn outcome(&self) -> &'static str {
         match (self.status, self.code) {
             (StatusCode::SERVICE_UNAVAILABLE, Some("server_busy")) => "busy",
+            (StatusCode::TOO_MANY_REQUESTS, _) => "over_share",
             (StatusCode::SERVICE_UNAVAILABLE, _) => "unavailable",
             (_, Some("answer_broken")) => "broken",
             (status, _) if status.is_client_error() => "invalid",
@@ -101,18 +115,16 @@ impl ApiError {
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         let message = failure.to_string();
-        let busy = |code, retry_after| Self {
-            code: Some(code),
-            retry_after: Some(retry_after),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message.clone())
-        };
         match failure {
             Failure::TooLong { .. } => {
                 Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
             }
             Failure::Refused(_) => Self::invalid(message),
-            Failure::Busy(_) => busy("server_busy", 1),
-            Failure::Unavailable(_) => busy("unavailable", 5),
+            Failure::Busy(_) => Self::busy(message),
+            Failure::OverShare => Self::over_share("requests under way"),
+            Failure::Unavailable(_) => {
+                Self { code: Some("unavailable"), retry_after: Some(5), ..Self::busy(message) }
+            }
             Failure::Broken(_) => Self { code: Some("answer_broken"), ..Self::internal(message) },
             Failure::Internal(_) => Self::internal(message),
         }

@@ -1,14 +1,11 @@
 //! `POST /generate`, in SGLang's shape, with figures for benchmarks of split prefill and decode.
 
-use std::sync::Arc;
-
-use axum::body::Bytes;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::answer::{End, Piece};
-use super::ask::{Ask, encode, not_empty};
+use super::ask::{Ask, not_empty};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::respond::{Prepared, Shape, serve};
@@ -36,11 +33,11 @@ pub(super) async fn handle(
     Extension(id): Extension<RequestId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    serve(&app, "/generate", id.clone(), request, |body| prepare(&app, &id, body)).await
+    serve(&app, "/generate", id, request, prepare).await
 }
 
-async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared<Generate>, ApiError> {
-    let mut fields = Fields::parse(&body)?;
+fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>, ApiError> {
+    let mut fields = Fields::parse(body)?;
     for name in ["input_embeds", "image_data", "lora_path", "session_params"] {
         fields.refuse_unless(name, empty)?;
     }
@@ -73,9 +70,7 @@ async fn prepare(app: &Arc<App>, id: &RequestId, body: Bytes) -> Result<Prepared
             let ids = fields.token_ids("input_ids", &ids, app.text.tokenizer.vocabulary())?;
             not_empty("input_ids", ids)?
         }
-        (None, Some(Value::String(text))) => {
-            not_empty("text", encode(&app.text.tokenizer, text, true).await?)?
-        }
+        (None, Some(Value::String(text))) => not_empty("text", app.text.tokenizer.encode(&text, true)?)?,
         (Some(other), None) => return Err(fields.wrong("input_ids", "a list of token ids", &other)),
         (None, Some(other)) => return Err(fields.wrong("text", "a string", &other)),
         (None, None) => return Err(ApiError::field("text", "the prompt is missing: give text or input_ids")),

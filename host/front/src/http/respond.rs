@@ -1,22 +1,25 @@
 //! Sends an answer, whole or as events, in the shape of its endpoint.
 
 use std::collections::VecDeque;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
-use futures_util::stream;
 use host_wire::clock;
 use serde_json::Value;
-use tracing::Span;
+use tracing::{Instrument, Span};
 
 use super::answer::{Answer, Count, End, Next, Piece};
 use super::ask::{self, Ask};
 use super::error::ApiError;
+use super::outflow::{NoOutflow, Outflow, outflow};
 use super::{App, RequestId};
 use crate::router::{Job, Place};
+use crate::shares::Client;
 use crate::text::Tokenizer;
 
 /// How an endpoint writes answers.
@@ -39,21 +42,28 @@ pub(super) struct Prepared<S> {
 }
 
 /// Reads the body, runs a handler's reading part on it, and answers; counts the outcome whichever way it ends.
-pub(super) async fn serve<S: Shape, P: Future<Output = Result<Prepared<S>, ApiError>>>(
+pub(super) async fn serve<S: Shape>(
     app: &Arc<App>,
     endpoint: &'static str,
     id: RequestId,
     request: Request,
-    prepare: impl FnOnce(Bytes) -> P,
+    prepare: impl FnOnce(&App, &RequestId, &[u8]) -> Result<Prepared<S>, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     let arrived = clock::now();
     let mut count = Count::new(Arc::clone(&app.metrics), endpoint);
     let session = ask::session(request.headers());
+    let client = client_of(&request);
     let started = async {
         // Before it takes its place: a client that sends slowly keeps no other request out.
-        let body = app.body(request).await?;
-        let place = app.router.admit()?;
-        Ok::<(Place, Prepared<S>), ApiError>((place, prepare(body).await?))
+        let (body, share) = app.body(client, request).await?;
+        let place = app.router.admit(client)?;
+        let (of_work, id) = (Arc::clone(app), id.clone());
+        let prepared = app.text_work.run(body.len(), move || {
+            let prepared = prepare(&of_work, &id, &body);
+            drop(share);
+            prepared
+        });
+        Ok::<(Place, Prepared<S>), ApiError>((place, prepared.await?))
     };
     let (place, Prepared { prompt, ask, shape }) = match started.await {
         Ok(started) => started,
@@ -68,7 +78,14 @@ pub(super) async fn serve<S: Shape, P: Future<Output = Result<Prepared<S>, ApiEr
     let streamed = ask.stream;
     let tokenizer = Arc::clone(&app.text.tokenizer);
     let answer = Answer::new(generation, tokenizer, ask, prompt_tokens, arrived, count);
-    if streamed { as_events(answer, shape).await } else { at_once(answer, shape).await }
+    if streamed { as_events(answer, shape, app.stall).await } else { at_once(answer, shape).await }
+}
+
+/// The client that sent a request.
+fn client_of(request: &Request) -> Client {
+    // The listener says so for each of its connections.
+    let known = request.extensions().get::<Client>().copied();
+    known.unwrap_or(Client::at(Ipv4Addr::LOCALHOST.into()))
 }
 
 async fn at_once(mut answer: Answer, mut shape: impl Shape) -> Result<Response, ApiError> {
@@ -99,7 +116,6 @@ struct Events<S> {
     shape: S,
     ready: VecDeque<Bytes>,
     done: bool,
-    span: Span,
 }
 
 impl<S: Shape> Events<S> {
@@ -110,6 +126,29 @@ impl<S: Shape> Events<S> {
             self.take(next.map_err(ApiError::from));
         }
         !self.ready.is_empty()
+    }
+
+    /// Sends all of the answer. When the client hangs up or reads nothing any more, the answer is dropped, and with it the
+    /// request on every worker.
+    async fn flow(mut self, outflow: Outflow) {
+        loop {
+            let more = tokio::select! {
+                more = self.fill() => more,
+                () = outflow.gone() => false,
+            };
+            if !more {
+                return;
+            }
+            let ready: Vec<u8> = self.ready.drain(..).flatten().collect();
+            match outflow.send(Bytes::from(ready)).await {
+                Ok(()) => {}
+                Err(NoOutflow::Gone) => return,
+                Err(NoOutflow::Stalled) => {
+                    tracing::warn!("the client does not read its answer; the request is cancelled");
+                    return;
+                }
+            }
+        }
     }
 
     fn take(&mut self, next: Result<Next, ApiError>) {
@@ -141,25 +180,18 @@ fn event(value: &Value) -> Bytes {
     Bytes::from(format!("data: {value}\n\n"))
 }
 
-/// Waits for the first token before it sends the head, so that what fails before is a proper status.
-async fn as_events<S: Shape>(mut answer: Answer, shape: S) -> Result<Response, ApiError> {
+/// Waits for the first token before it sends the head, so that what fails before is a proper status. The rest of the answer
+/// has a task of its own, which ends with the answer, read or not.
+async fn as_events<S: Shape>(mut answer: Answer, shape: S, stall: Duration) -> Result<Response, ApiError> {
     let first = match answer.next().await {
         Ok(first) => first,
         Err(failure) => return Err(failed(&mut answer, failure.into())),
     };
-    let mut events = Events { answer, shape, ready: VecDeque::new(), done: false, span: Span::current() };
+    let mut events = Events { answer, shape, ready: VecDeque::new(), done: false };
     events.take(Ok(first));
-    // Not a task of its own: when the client hangs up, the body is dropped, and with it the request on every worker.
-    let body = stream::unfold(events, |mut events| async move {
-        let span = events.span.clone();
-        let more = tracing::Instrument::instrument(events.fill(), span).await;
-        if !more {
-            return None;
-        }
-        let ready: Vec<u8> = events.ready.drain(..).flatten().collect();
-        Some((Ok::<Bytes, std::convert::Infallible>(Bytes::from(ready)), events))
-    });
-    let mut response = super::typed("text/event-stream", Body::from_stream(body));
+    let (outflow, body) = outflow(stall);
+    tokio::spawn(events.flow(outflow).instrument(Span::current()));
+    let mut response = super::typed("text/event-stream", body);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
 }

@@ -23,6 +23,9 @@ pub enum Failure {
     /// This router takes no more requests now.
     #[error("{0}")]
     Busy(String),
+    /// This router takes no more requests of the client now.
+    #[error("the client has as many requests under way as its share allows")]
+    OverShare,
     /// No worker could serve it in time. Another time may do.
     #[error("{0}")]
     Unavailable(String),

@@ -15,6 +15,8 @@ pub struct ChatTemplate {
 }
 
 const NAME: &str = "chat_template";
+/// Steps of the template engine for one prompt at most. A usual template takes about a hundred for a message.
+const FUEL: u64 = 20_000_000;
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -35,6 +37,7 @@ impl ChatTemplate {
             .build()
             .map_err(|error| TextError::Template(error.to_string()))?;
         environment.set_syntax(syntax);
+        environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
@@ -170,6 +173,17 @@ mod tests {
     #[test]
     fn the_date_is_the_callers() {
         assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &json!([])).unwrap(), "01 Jan 1970");
+    }
+
+    #[test]
+    fn a_template_that_would_go_on_for_ever_is_ended() {
+        let loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
+        let error = render(loops, &json!([])).unwrap_err();
+        assert!(error.to_string().contains("fuel"), "{error}");
+        // As many messages as fit into a body take less.
+        let messages = vec![json!({"role": "user", "content": ""}); 100_000];
+        let source = "{% for message in messages %}{% if message['role'] == 'user' %}<u>{{ message['content'] | trim }}{% endif %}{% endfor %}";
+        assert_eq!(render(source, &Json::from(messages)).unwrap().len(), 300_000);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! As little of an HTTP client as the tests need: one request per connection, events as they come, hanging up at will.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use host_tests::wait::PATIENCE;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 /// An answer's head; the body is still on the wire.
@@ -17,18 +17,38 @@ pub struct Reply {
 
 /// Sends a request and reads the head of its answer.
 pub async fn send(to: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
-    let exchange = send_unbounded(to, method, path, headers, body);
-    timeout(PATIENCE, exchange).await.unwrap_or_else(|_| panic!("no answer to {method} {path}"))
+    send_from(Ipv4Addr::LOCALHOST.into(), to, method, path, headers, body).await
 }
 
-async fn send_unbounded(
+/// The same from an address of the loopback network.
+pub async fn send_from(
+    from: IpAddr,
     to: SocketAddr,
     method: &str,
     path: &str,
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Reply {
-    let mut connection = TcpStream::connect(to).await.unwrap();
+    let exchange = send_unbounded(from, to, method, path, headers, body);
+    timeout(PATIENCE, exchange).await.unwrap_or_else(|_| panic!("no answer to {method} {path}"))
+}
+
+/// A connection from an address of the loopback network.
+pub async fn connect_from(from: IpAddr, to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((from, 0).into()).unwrap();
+    socket.connect(to).await.unwrap()
+}
+
+async fn send_unbounded(
+    from: IpAddr,
+    to: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Reply {
+    let mut connection = connect_from(from, to).await;
     let mut head = format!(
         "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n",
         body.len()

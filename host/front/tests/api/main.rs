@@ -9,4 +9,5 @@ mod errors;
 mod failures;
 mod fake_worker;
 mod fixture;
+mod hostile;
 mod workers;

@@ -1,0 +1,58 @@
+//! Where bodies are parsed, templates rendered and texts tokenized: on threads of their own, a few at a time.
+//!
+//! A client that hangs up does not stop the work of a thread, so the work holds its permit itself. What clients abandon can
+//! therefore take no more memory and no more threads than what they wait for.
+
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use tokio::sync::Semaphore;
+
+use super::error::ApiError;
+
+/// Bodies up to this many bytes are short: some milliseconds of work each. They do not wait for long ones.
+const SHORT: usize = 16 << 10;
+/// Short bodies worked on at once at most.
+const SHORT_AT_ONCE: usize = 64;
+/// Long bodies worked on at once at most. One of 8 MiB may take hundreds of megabytes.
+const LONG_AT_ONCE: usize = 8;
+
+/// Permits for work on text.
+#[derive(Clone, Debug)]
+pub struct TextWork {
+    short: Arc<Semaphore>,
+    long: Arc<Semaphore>,
+}
+
+impl Default for TextWork {
+    fn default() -> Self {
+        let threads = available_parallelism().map_or(1, usize::from);
+        Self {
+            short: Arc::new(Semaphore::new(SHORT_AT_ONCE)),
+            long: Arc::new(Semaphore::new(threads.min(LONG_AT_ONCE))),
+        }
+    }
+}
+
+impl TextWork {
+    /// Does work on a body of so many bytes. Dropping the future leaves the queue; work that has begun goes on to its end.
+    ///
+    /// # Errors
+    /// The work's own, and an internal error when it panics.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let permits = if bytes <= SHORT { &self.short } else { &self.long };
+        let failed =
+            |error: &dyn std::fmt::Display| ApiError::internal(format!("the tokenizer failed: {error}"));
+        let permit = Arc::clone(permits).acquire_owned().await.map_err(|closed| failed(&closed))?;
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(permit);
+            done
+        });
+        done.await.map_err(|error| failed(&error))?
+    }
+}

@@ -1,0 +1,214 @@
+//! Fair shares of what is bounded: connections, requests, bytes of requests.
+//!
+//! A client may hold at most [`TIMES_FREE`] times of what stays free with it (the dynamic threshold of Choudhury and Hahne,
+//! "Dynamic queue length thresholds for shared-memory packet switches", 1998). A client alone gets four fifths. The more clients
+//! hold much, the less each of them gets, and something is free for one that holds nothing: `k` greedy clients leave
+//! `1 / (1 + 4 k)` of all.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// A client holds at most so many times of what is free.
+const TIMES_FREE: usize = 4;
+
+/// What counts as one client: an IPv4 address, or the network of an IPv6 address (its first 64 bits, which one machine has to
+/// itself).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Client(IpAddr);
+
+impl Client {
+    /// The client behind an address.
+    #[must_use]
+    pub fn at(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(address) if !address.is_loopback() => {
+                let network = address.to_bits() >> 64 << 64;
+                Self(IpAddr::V6(Ipv6Addr::from_bits(network)))
+            }
+            address => Self(address),
+        }
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Something of which there is so much, divided among clients.
+#[derive(Clone, Debug)]
+pub struct Shares {
+    total: usize,
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    all: usize,
+    clients: HashMap<Client, usize>,
+}
+
+/// Why a client gets nothing more now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoShare {
+    /// Everything is taken.
+    Full,
+    /// The client holds its share.
+    Client,
+}
+
+/// A part that a client holds; free again when dropped.
+#[derive(Debug)]
+pub struct Share {
+    of: Shares,
+    client: Client,
+    amount: usize,
+}
+
+impl Shares {
+    /// So much, all of it free.
+    #[must_use]
+    pub fn new(total: usize) -> Self {
+        Self { total, held: Arc::default() }
+    }
+
+    /// How much there is.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// How much is taken.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.held.lock().all
+    }
+
+    /// Gives a client a part.
+    ///
+    /// # Errors
+    /// When there is not so much, or the client would hold more than its share. A client that holds nothing gets what is there.
+    pub fn take(&self, client: Client, amount: usize) -> Result<Share, NoShare> {
+        let mut share = Share { of: self.clone(), client, amount: 0 };
+        share.grow(amount)?;
+        Ok(share)
+    }
+}
+
+impl Share {
+    /// Adds to the part.
+    ///
+    /// # Errors
+    /// As [`Shares::take`]; the part stays as it was.
+    pub fn grow(&mut self, amount: usize) -> Result<(), NoShare> {
+        let mut held = self.of.held.lock();
+        let Some(free) = (self.of.total - held.all).checked_sub(amount) else { return Err(NoShare::Full) };
+        let before = held.clients.get(&self.client).copied().unwrap_or(0);
+        if before > 0 && before + amount > TIMES_FREE.saturating_mul(free + 1) {
+            return Err(NoShare::Client);
+        }
+        if amount > 0 {
+            held.all += amount;
+            held.clients.insert(self.client, before + amount);
+            self.amount += amount;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = self.of.held.lock();
+        held.all -= self.amount;
+        if let Some(of_client) = held.clients.get_mut(&self.client) {
+            *of_client -= self.amount;
+            if *of_client == 0 {
+                held.clients.remove(&self.client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(number: u8) -> Client {
+        Client::at(IpAddr::from([10, 0, 0, number]))
+    }
+
+    /// Takes ones until there is no more for a client.
+    fn all_for(shares: &Shares, number: u8) -> Vec<Share> {
+        std::iter::from_fn(|| shares.take(client(number), 1).ok()).collect()
+    }
+
+    #[test]
+    fn a_client_alone_gets_four_fifths_and_others_still_find_some() {
+        let shares = Shares::new(1000);
+        let first = all_for(&shares, 1);
+        assert_eq!(first.len(), 800);
+        assert_eq!(shares.take(client(1), 1).unwrap_err(), NoShare::Client);
+        let second = all_for(&shares, 2);
+        assert_eq!(second.len(), 160);
+        let third = all_for(&shares, 3);
+        assert_eq!(third.len(), 32);
+        assert_eq!(shares.taken(), 992);
+        drop((first, second, third));
+        assert_eq!((shares.taken(), shares.held.lock().clients.len()), (0, 0));
+    }
+
+    #[test]
+    fn greedy_clients_that_take_turns_get_equal_shares_and_leave_their_part() {
+        for clients in 1..12_u8 {
+            let shares = Shares::new(1000);
+            let mut taken: Vec<Vec<Share>> = (0..clients).map(|_| Vec::new()).collect();
+            let mut more = true;
+            while std::mem::take(&mut more) {
+                for (number, of_client) in (0..clients).zip(&mut taken) {
+                    let share = shares.take(client(number), 1).ok();
+                    more |= share.is_some();
+                    of_client.extend(share);
+                }
+            }
+            let (least, most) = (taken.iter().map(Vec::len).min(), taken.iter().map(Vec::len).max());
+            assert!(most.unwrap() - least.unwrap() <= 1, "{clients}: {least:?} {most:?}");
+            let free = shares.total() - shares.taken();
+            assert!(free >= 1000 / (1 + 4 * usize::from(clients)), "{clients}: {free}");
+        }
+    }
+
+    #[test]
+    fn where_there_is_little_one_client_may_have_all_of_it() {
+        for total in 0..5 {
+            assert_eq!(all_for(&Shares::new(total), 1).len(), total);
+        }
+        assert_eq!(Shares::new(4).take(client(1), 5).unwrap_err(), NoShare::Full);
+    }
+
+    #[test]
+    fn a_share_that_cannot_grow_stays_as_it_was() {
+        let shares = Shares::new(100);
+        let mut share = shares.take(client(1), 50).unwrap();
+        assert_eq!(share.grow(60), Err(NoShare::Full));
+        assert_eq!(share.grow(40), Err(NoShare::Client));
+        assert_eq!(share.grow(20), Ok(()));
+        assert_eq!(shares.taken(), 70);
+        drop(share);
+        assert_eq!(shares.taken(), 0);
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_client_and_a_mapped_address_is_its_ipv4_address() {
+        let at = |text: &str| Client::at(text.parse().unwrap());
+        assert_eq!(at("2001:db8:1:2::1"), at("2001:db8:1:2:3:4:5:6"));
+        assert_ne!(at("2001:db8:1:2::1"), at("2001:db8:1:3::1"));
+        assert_eq!(at("::ffff:10.0.0.1"), client(1));
+        assert_ne!(at("::1"), at("::2"));
+        assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
+    }
+}

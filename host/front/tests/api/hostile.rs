@@ -1,0 +1,231 @@
+//! Clients that take what is not theirs: places, threads, memory. The others are served.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use axum::body::{Body, Bytes};
+use axum::http::Request;
+use host_front::text::{ByteTokenizer, TextError, TextModel, TextStream, Tokenizer};
+use host_tests::wait::{PATIENCE, answered_until};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+
+use super::client::{connect_from, send_from};
+use super::fake_worker::{Step, echoes, steps};
+use super::fixture::{Front, config};
+
+const PATH: &str = "/v1/completions";
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
+const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+fn body(stream: bool) -> Value {
+    json!({"model": "fake", "prompt": "abc", "max_tokens": 50, "temperature": 0, "stream": stream})
+}
+
+/// An HTTP/2 connection whose client allows no byte of any answer to be sent.
+async fn without_window(front: &Front) -> http2::SendRequest<Body> {
+    let connection = connect_from(HERE, front.http).await;
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.initial_stream_window_size(0);
+    let (requests, driver) = builder.handshake(TokioIo::new(connection)).await.unwrap();
+    tokio::spawn(driver);
+    requests
+}
+
+async fn post(
+    requests: &mut http2::SendRequest<Body>,
+    front: &Front,
+) -> hyper::Response<hyper::body::Incoming> {
+    let request = Request::post(format!("http://{}{PATH}", front.http))
+        .header("content-type", "application/json")
+        .body(Body::from(body(true).to_string()))
+        .unwrap();
+    requests.send_request(request).await.unwrap()
+}
+
+#[tokio::test]
+async fn answers_that_are_never_read_give_their_places_back() {
+    let mut config = config();
+    config.max_requests = 8;
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        let mut requests = without_window(&front).await;
+        for _ in 0..20 {
+            // A place is free again soon after each: 60 answers of 8 places, none of them read.
+            let answer = answered_until("an answer that is not read to give its place back", async || {
+                let answer = post(&mut requests, &front).await;
+                if answer.status() == 200 { Ok(answer) } else { Err(answer.status()) }
+            })
+            .await;
+            kept.push(answer);
+        }
+        kept.reserve(20);
+        front.until_metrics_say("host_requests_running 0").await;
+    }
+    let reply = front.post(PATH, &body(false)).await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(kept.len(), 60);
+}
+
+#[tokio::test]
+async fn a_client_with_its_share_of_the_places_gets_429_and_another_is_served() {
+    let mut config = config();
+    config.max_requests = 10;
+    let mut front = Front::start(config).await;
+    let worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+    let mut holding = Vec::new();
+    let body_of = |stream| body(stream).to_string();
+    let refused = loop {
+        let reply = send_from(HERE, front.http, "POST", PATH, &[], body_of(true).as_bytes()).await;
+        if reply.status != 200 {
+            break reply;
+        }
+        holding.push(reply);
+    };
+    assert_eq!((holding.len(), refused.status, refused.header("retry-after")), (8, 429, Some("1")));
+    let error = refused.json().await;
+    assert_eq!(error["error"]["code"], "rate_limit_exceeded", "{error}");
+    let other = send_from(ELSEWHERE, front.http, "POST", PATH, &[], body_of(true).as_bytes()).await;
+    assert_eq!(other.status, 200);
+    drop((holding, other));
+    worker.watch.cancelled(9).await;
+    front.until_metrics_say("host_requests_running 0").await;
+}
+
+/// Bytes as tokens; works on nothing while it is closed.
+struct Gated {
+    bytes: Arc<ByteTokenizer>,
+    open: Mutex<bool>,
+    changed: Condvar,
+    begun: AtomicUsize,
+    working: AtomicUsize,
+    most_working: AtomicUsize,
+}
+
+impl Gated {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            bytes: Arc::new(ByteTokenizer::new(300)),
+            open: Mutex::new(false),
+            changed: Condvar::new(),
+            begun: AtomicUsize::new(0),
+            working: AtomicUsize::new(0),
+            most_working: AtomicUsize::new(0),
+        })
+    }
+
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    async fn until_begun(&self, count: usize) {
+        answered_until("the tokenizer to begin", async || {
+            tokio::task::yield_now().await;
+            let begun = self.begun.load(Ordering::SeqCst);
+            if begun >= count { Ok(()) } else { Err(format!("{begun} of {count} begun")) }
+        })
+        .await;
+    }
+}
+
+impl Tokenizer for Gated {
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let working = self.working.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_working.fetch_max(working, Ordering::SeqCst);
+        let open = self.open.lock().unwrap();
+        let (_open, timeout) = self.changed.wait_timeout_while(open, PATIENCE, |open| !*open).unwrap();
+        assert!(!timeout.timed_out(), "the gate was not opened");
+        self.working.fetch_sub(1, Ordering::SeqCst);
+        self.bytes.encode(text, add_special)
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        self.bytes.token_bytes(token)
+    }
+
+    fn is_special(&self, token: u32) -> bool {
+        self.bytes.is_special(token)
+    }
+
+    fn vocabulary(&self) -> u32 {
+        self.bytes.vocabulary()
+    }
+
+    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
+        Arc::clone(&self.bytes).stream()
+    }
+}
+
+async fn with_gate() -> (Front, super::fake_worker::FakeWorker, Arc<Gated>) {
+    let gate = Gated::new();
+    let mut config = config();
+    config.text = TextModel { tokenizer: gate.clone(), template: None, end: Vec::new() };
+    let mut front = Front::start(config).await;
+    let worker = front.worker("all", "aggregated", echoes()).await;
+    (front, worker, gate)
+}
+
+/// One thread serves all of the front's connections in these tests: work on text on it would stop everything.
+#[tokio::test]
+async fn while_texts_are_tokenized_other_requests_are_answered() {
+    let (front, _worker, gate) = with_gate().await;
+    let short = tokio::spawn(send_body(front.http, body(false)));
+    gate.until_begun(1).await;
+    assert_eq!(front.get("/v1/models").await.status, 200);
+    gate.open();
+    assert_eq!(short.await.unwrap(), 200);
+}
+
+async fn send_body(to: std::net::SocketAddr, body: Value) -> u16 {
+    send_from(HERE, to, "POST", PATH, &[], body.to_string().as_bytes()).await.status
+}
+
+#[tokio::test]
+async fn requests_that_are_abandoned_while_their_text_waits_are_never_tokenized() {
+    let (front, _worker, gate) = with_gate().await;
+    let mut long = body(false);
+    long["prompt"] = "x".repeat(100_000).into();
+    let abandoned: Vec<_> = (0..40).map(|_| tokio::spawn(send_body(front.http, long.clone()))).collect();
+    gate.until_begun(1).await;
+    front.until_metrics_say("host_requests_running 40").await;
+    for task in abandoned {
+        task.abort();
+    }
+    front.until_metrics_say("host_requests_running 0").await;
+    // Short ones are not behind them.
+    let short = tokio::spawn(send_body(front.http, body(false)));
+    let before = gate.begun.load(Ordering::SeqCst);
+    gate.until_begun(before + 1).await;
+    gate.open();
+    assert_eq!(short.await.unwrap(), 200);
+    assert_eq!(send_body(front.http, long).await, 400, "it is longer than the context");
+    let (begun, most) = (gate.begun.load(Ordering::SeqCst), gate.most_working.load(Ordering::SeqCst));
+    let threads = std::thread::available_parallelism().unwrap().get();
+    assert!(most <= threads.min(8) + 1 && begun <= threads.min(8) + 2, "{most} at once, {begun} in all");
+}
+
+#[tokio::test]
+async fn a_body_that_never_ends_holds_no_place_and_the_bytes_that_came() {
+    let mut config = config();
+    config.max_requests = 1;
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let mut requests = without_window(&front).await;
+    let mut open = Vec::new();
+    for _ in 0..50 {
+        let (sender, received) = tokio::sync::mpsc::channel::<Result<Bytes, std::io::Error>>(1);
+        sender.send(Ok(Bytes::from(vec![b' '; 1000]))).await.unwrap();
+        let request = Request::post(format!("http://{}{PATH}", front.http))
+            .body(Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(received)))
+            .unwrap();
+        open.push((sender, requests.send_request(request)));
+    }
+    let reply = front.post(PATH, &body(false)).await;
+    assert_eq!(reply.status, 200);
+}
