@@ -1,7 +1,7 @@
 //! How long a prompt's hand-over takes, with pages sent whole and layer by layer: `cargo bench -p host --bench layer_groups`.
 //!
-//! For each case three servers run at once, asked in turn: an aggregated one, which hands nothing over, and two split ones
-//! over `shm`, with `--layer-groups off` and `auto`. The synthetic executor computes for as long as its cost model says.
+//! For each case three servers run at once, with requests in turn: an aggregated one, which hands nothing over, and two split
+//! ones over `shm`, with `--layer-groups off` and `auto`. The synthetic executor computes for as long as its cost model says.
 //! A server's figure is the median over rounds of the time to the first token, as the client sees it; the hand-over is
 //! what a split server takes beyond the aggregated one: from the end of the computation to the first token that decode
 //! gives, transfer and verification included.
@@ -120,10 +120,10 @@ fn main() -> Result<(), String> {
             let prompt: Vec<u32> = (0..case.prompt).map(|token| (token * 7 + round * 13) % 250).collect();
             // Each server comes first, second and third equally often.
             for index in (0..servers.len()).map(|turn| (turn + round as usize) % servers.len()) {
-                let asked = Instant::now();
+                let begun = Instant::now();
                 servers[index].generate(&prompt, 1)?;
                 if round >= WARM_UP {
-                    times[index].push(asked.elapsed());
+                    times[index].push(begun.elapsed());
                 }
             }
         }

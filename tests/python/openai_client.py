@@ -31,14 +31,14 @@ def same(got, expected, what):
 
 
 def complete(run, **more):
-    asked = {"model": run.model, "prompt": run.prompt, "max_tokens": 12, "temperature": 0} | more
-    return run.client.completions.create(**asked)
+    request = {"model": run.model, "prompt": run.prompt, "max_tokens": 12, "temperature": 0} | more
+    return run.client.completions.create(**request)
 
 
 def chat(run, **more):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": run.prompt}]
-    asked = {"model": run.model, "messages": messages, "max_completion_tokens": 12, "temperature": 0} | more
-    return run.client.chat.completions.create(**asked)
+    request = {"model": run.model, "messages": messages, "max_completion_tokens": 12, "temperature": 0} | more
+    return run.client.chat.completions.create(**request)
 
 
 @check

@@ -15,7 +15,7 @@ const ALONE: &str = "HOST_TEST_ALONE";
 /// # Panics
 /// When the test fails there, with what was printed, or when it is not found there.
 pub fn in_a_process_of_its_own<F: FnOnce()>(body: F) {
-    // `program::module::test::{{closure}}`. Another form names no test, which is seen below.
+    // `program::module::test::{{closure}}`. Another form names no test, which the run then reports.
     let closure = std::any::type_name::<F>();
     let test = closure.split_once("::{{closure}}").map_or(closure, |(test, _)| test);
     let name = test.split_once("::").map_or(test, |(_, name)| name);

@@ -1,4 +1,4 @@
-//! Where this build's programs and plugins lie.
+//! The folders of this build's programs and plugins.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What tests ask of the caches of a running `host`.
+//! The caches of a running `host`, as tests see them.
 
 use std::collections::BTreeMap;
 
@@ -33,14 +33,14 @@ read-page-us = 100000
 
 const PAGES: &str = "host_storage_pages_total";
 
-/// What is on its way down, from above, so that nothing can be between two looks.
+/// Pages on their way to the offload tiers, in the order of their way, so that none can be missed between two looks.
 const UNDER_WAY: [&str; 3] =
     ["host_hicache_queue_pages", "host_hicache_slots{state=\"filling\"}", "host_storage_queue_pages"];
-/// What somebody holds.
+/// What requests or transfers hold.
 const HELD: [&str; 2] = ["host_hicache_slots_pinned", "host_hicache_slots{state=\"quarantined\"}"];
 
 impl Cluster {
-    /// The series of the role's worker that start and contain so, added up.
+    /// The sum of the series of the role's worker that start with `starts` and contain `contains`.
     #[must_use]
     pub fn total(&self, role: &str, starts: &str, contains: &str) -> f64 {
         sum(&self.metrics(&self.worker(role)), starts, contains)
@@ -52,7 +52,7 @@ impl Cluster {
         self.total(role, PAGES, &format!("end=\"{end}\""))
     }
 
-    /// The same, of all workers that live now.
+    /// Pages that ended so at the storage of all workers that live now.
     #[must_use]
     pub fn all_storage_pages(&self, end: &str) -> f64 {
         let end = format!("end=\"{end}\"");
@@ -93,7 +93,7 @@ impl Cluster {
     }
 }
 
-/// The series that start and contain so, added up.
+/// The sum of the series that start with `starts` and contain `contains`.
 #[must_use]
 pub fn sum(metrics: &BTreeMap<String, f64>, starts: &str, contains: &str) -> f64 {
     let wanted = metrics.iter().filter(|(series, _)| series.starts_with(starts) && series.contains(contains));

@@ -22,7 +22,7 @@ pub struct Cluster {
     _directory: tempfile::TempDir,
 }
 
-/// How to start it.
+/// How to start a `host`.
 pub struct Start<'a> {
     /// The program.
     pub program: &'a Path,
@@ -34,7 +34,7 @@ pub struct Start<'a> {
     pub workers: usize,
 }
 
-/// What a worker says of itself.
+/// A worker, as `/health` describes it.
 #[derive(Clone, Debug)]
 pub struct Worker {
     /// Its name.
@@ -43,11 +43,11 @@ pub struct Worker {
     pub role: String,
     /// Its control address.
     pub address: String,
-    /// Its life.
+    /// Identifies its process.
     pub instance: String,
 }
 
-/// Everything a client needs of an answer to `/generate`.
+/// The fields of an answer to `/generate` that tests need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Token ids.
@@ -132,7 +132,7 @@ impl Cluster {
         until(what, || if happened() { Ok(()) } else { Err(Seen(self)) });
     }
 
-    /// Waits until another life of a worker that was killed is there.
+    /// Waits until a worker that was killed was started again.
     pub fn wait_for_another(&self, before: &Worker) {
         let is_another = |worker: &Worker| worker.role == before.role && worker.instance != before.instance;
         self.wait(&format!("another {} worker", before.role), || {
@@ -296,7 +296,7 @@ impl Cluster {
     }
 }
 
-/// What a running `host` says of itself, asked for when it is shown.
+/// The state of a running `host`, read when it is shown.
 struct Seen<'a>(&'a Cluster);
 
 impl std::fmt::Display for Seen<'_> {
@@ -357,11 +357,7 @@ impl Drop for Cluster {
             if ended.is_err() {
                 self.child.kill().expect("the child can be killed");
                 self.child.wait().expect("the child can be waited for");
-                assert!(
-                    std::thread::panicking(),
-                    "it did not end when it was asked to; log:\n{}",
-                    self.log()
-                );
+                assert!(std::thread::panicking(), "it did not end after the signal; log:\n{}", self.log());
             }
         }
         if std::thread::panicking() {

@@ -1,6 +1,6 @@
-//! What tests compare with and the repository does not hold: real models and tokenizers, and llama.cpp.
+//! Real models, tokenizers and llama.cpp, which tests compare with and the repository does not hold.
 //!
-//! `cargo xtask fetch` puts them below the target folder; `cargo xtask test` does so itself. Each is of exactly one version, so
+//! `cargo xtask fetch` puts them in the target folder; `cargo xtask test` does so itself. Each is of exactly one version, so
 //! that a new release changes nothing here by itself.
 
 use std::path::{Path, PathBuf};
@@ -123,7 +123,7 @@ impl Artifact {
         }
     }
 
-    /// Where it lies below the folder of all that is fetched.
+    /// Where it lies in the folder of all that is fetched.
     #[must_use]
     pub fn path_in(self, fetched: &Path) -> PathBuf {
         fetched.join(self.name()).join(self.file())

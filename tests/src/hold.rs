@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// A file whose going a server waits for, by the synthetic executor's or the faulty tier's `hold` keys.
+/// A file that a server waits for to be removed, by the synthetic executor's or the faulty tier's `hold` keys.
 pub struct Hold {
     directory: tempfile::TempDir,
 }
@@ -33,7 +33,7 @@ impl Hold {
         format!("hold_file = {:?}\n", self.file())
     }
 
-    /// From now on, what comes so far stands still.
+    /// From now on, requests that come so far are held.
     ///
     /// # Panics
     /// When the file cannot be written.
@@ -45,13 +45,13 @@ impl Hold {
     }
 }
 
-/// What stands still; it goes on when this value is gone, also when a test fails.
+/// Holds requests until it is dropped, also when a test fails.
 pub struct Held {
     file: PathBuf,
 }
 
 impl Held {
-    /// Lets it go on.
+    /// Ends the hold.
     pub fn end(self) {
         drop(self);
     }

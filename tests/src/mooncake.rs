@@ -1,4 +1,4 @@
-//! Where the tests' Mooncake is.
+//! The Mooncake that tests use.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub struct Installed {
     preload: Vec<PathBuf>,
 }
 
-/// The one that `MOONCAKE_PYTHON` and `MOONCAKE_PRELOAD` name, or that `cargo xtask test` installs below the target folder.
+/// The Mooncake that `MOONCAKE_PYTHON` and `MOONCAKE_PRELOAD` name, or that `cargo xtask test` installs in the target folder.
 /// Without one the test says that it is skipped, and why; with one it waits for its turn.
 pub fn installed() -> Option<Installed> {
     static FOUND: OnceLock<Result<Installed, String>> = OnceLock::new();
@@ -59,7 +59,7 @@ impl Installed {
         self.python.with_file_name(name)
     }
 
-    /// What programs of Mooncake's own need in their environment.
+    /// The environment of Mooncake's own programs.
     pub fn environment(&self) -> Vec<(String, String)> {
         let mut folders: Vec<String> =
             self.preload.iter().filter_map(|path| Some(path.parent()?.display().to_string())).collect();
@@ -78,7 +78,8 @@ fn find() -> Result<Installed, String> {
         None => {
             let target = target();
             let verbs = ["libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"];
-            let found = verbs.iter().filter_map(|name| below(&target.join("verbs/root"), OsStr::new(name)));
+            let found =
+                verbs.iter().filter_map(|name| find_file(&target.join("verbs/root"), OsStr::new(name)));
             Installed { python: target.join("python/bin/python"), preload: found.collect() }
         }
     };
@@ -99,11 +100,12 @@ fn find() -> Result<Installed, String> {
     Err(format!("{python}: {}", said.lines().last().unwrap_or("it said nothing")))
 }
 
-fn below(folder: &Path, name: &OsStr) -> Option<PathBuf> {
+/// A file of this name in a folder or the folders in it.
+fn find_file(folder: &Path, name: &OsStr) -> Option<PathBuf> {
     let path = folder.join(name);
     if path.exists() {
         return Some(path);
     }
     let folders = std::fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
-    folders.filter(|path| path.is_dir() && !path.is_symlink()).find_map(|path| below(&path, name))
+    folders.filter(|path| path.is_dir() && !path.is_symlink()).find_map(|path| find_file(&path, name))
 }

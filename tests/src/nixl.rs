@@ -6,7 +6,7 @@ use crate::built::target;
 use crate::program::take_turn;
 use crate::skip::skipped;
 
-/// The library of `NIXL_LIBRARY`, or of the package that `cargo xtask test` installs below the target folder. Without
+/// The library of `NIXL_LIBRARY`, or of the package that `cargo xtask test` installs in the target folder. Without
 /// one the test says that it is skipped; with one it waits for its turn.
 pub fn library() -> Option<PathBuf> {
     let named = std::env::var_os("NIXL_LIBRARY").filter(|path| !path.is_empty()).map(PathBuf::from);

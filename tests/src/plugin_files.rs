@@ -78,7 +78,7 @@ fn is_for_tests(name: &str) -> bool {
     repository().join("tests/plugins").join(name).join("plugin.toml").is_file()
 }
 
-/// The command that makes a plugin's file below this target folder.
+/// The command that makes a plugin's file in this target folder.
 #[must_use]
 pub fn build(target: &Path, profile: &str, name: &str) -> Command {
     let mut cargo = Command::new(env!("CARGO"));

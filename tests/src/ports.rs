@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Ports that no kernel gives to connections (Linux: from 32768 on) and Mooncake does not draw its own from (up to 17000).
 const PORTS: std::ops::Range<u32> = 18000..32000;
 
-/// An address of 127.0.0.1 at which nobody listens now.
+/// An address of 127.0.0.1 at which no process listens now.
 ///
 /// A port that the kernel has chosen is no such thing: as soon as it is closed, any connection of this machine may get it as its own
 /// end, even the one that looks whether the program listens yet. Processes begin at different ports, and a process gets each once.

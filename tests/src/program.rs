@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_prints_is_kept_until_it_is_asked_for() {
+    fn what_a_program_prints_is_kept_until_it_is_read() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo one; echo two >&2; sleep 60"]);
         let mut program = Program::start("a shell", &mut command);

@@ -23,18 +23,18 @@ pub struct Bucket {
     server: Program,
 }
 
-/// The interpreter with moto that `MOTO_PYTHON` names, or that `cargo xtask test` installs below the target folder. Without one
+/// The interpreter with moto that `MOTO_PYTHON` names, or that `cargo xtask test` installs in the target folder. Without one
 /// the test says that it is skipped, and why.
 fn python() -> Option<PathBuf> {
     static FOUND: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let find = || {
         let named = std::env::var_os("MOTO_PYTHON").filter(|path| !path.is_empty()).map(PathBuf::from);
         let python = named.unwrap_or_else(|| target().join("python/bin/python"));
-        let asked = Command::new(&python).args(["-c", "import moto.server, moto.s3"]).output();
-        let asked = asked.map_err(|error| format!("{}: {error}", python.display()))?;
-        let said = String::from_utf8_lossy(&asked.stderr);
+        let imported = Command::new(&python).args(["-c", "import moto.server, moto.s3"]).output();
+        let imported = imported.map_err(|error| format!("{}: {error}", python.display()))?;
+        let said = String::from_utf8_lossy(&imported.stderr);
         let last = said.lines().last().unwrap_or_default().to_owned();
-        asked.status.success().then_some(python).ok_or(last)
+        imported.status.success().then_some(python).ok_or(last)
     };
     match FOUND.get_or_init(find) {
         Ok(python) => Some(python.clone()),

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-/// How one request went.
+/// The tokens of one request, and their times.
 #[derive(Debug)]
 pub struct Streamed {
     /// When it was begun, before there was a connection.
@@ -60,7 +60,7 @@ pub fn generate(url: &str, prompt: &[u32], count: usize) -> Result<Streamed, Str
     let tokens = value["output_ids"].as_array().into_iter().flatten();
     let tokens: Vec<u32> = tokens.filter_map(|token| u32::try_from(token.as_u64()?).ok()).collect();
     if tokens.len() != count || read.len() != count {
-        return Err(format!("{count} tokens were asked for, and the answer ended with {last:?}"));
+        return Err(format!("{count} tokens were requested, and the answer ended with {last:?}"));
     }
     let transferred_bytes = value["meta_info"]["transferred_bytes"].as_u64().unwrap_or(0);
     Ok(Streamed { sent, read, tokens, transferred_bytes })

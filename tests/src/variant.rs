@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::built::{repository, target};
 
-/// A file below `plugin-api/`, what is there, and what to put in its place.
+/// A file of `plugin-api/`, what is there, and what to put in its place.
 pub type Change<'a> = (&'a str, &'a str, &'a str);
 
 /// Written only when it differs, so that nothing is built twice.
@@ -17,11 +17,11 @@ fn write(path: &Path, content: &str) {
     }
 }
 
-fn copy(from: &Path, to: &Path, change: &dyn Fn(&str, String) -> String, below: &str) {
+fn copy(from: &Path, to: &Path, change: &dyn Fn(&str, String) -> String, folder: &str) {
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        let place = if below.is_empty() { name.clone() } else { format!("{below}/{name}") };
+        let place = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
         if path.is_dir() && !matches!(name.as_str(), "target" | "benches" | "tests") {
             copy(&path, &to.join(&name), change, &place);
         } else if path.is_file() {

@@ -1,4 +1,4 @@
-//! The arrows of the house: who may depend on whom, and what the deciding part may not touch.
+//! The arrows between crates and modules: which may depend on which, and what the deciding part may not touch.
 
 #![allow(clippy::unwrap_used, reason = "a manifest that cannot be read is a test that fails")]
 
@@ -50,10 +50,10 @@ fn ours() -> BTreeSet<String> {
     members.map(|member| manifest(&member)["package"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
-fn folders(below: &str) -> Vec<String> {
-    let entries = fs::read_dir(root().join(below)).unwrap();
+fn folders(parent: &str) -> Vec<String> {
+    let entries = fs::read_dir(root().join(parent)).unwrap();
     let folders = entries.map(|entry| entry.unwrap().path()).filter(|path| path.join("Cargo.toml").exists());
-    folders.map(|path| format!("{below}/{}", path.file_name().unwrap().to_string_lossy())).collect()
+    folders.map(|path| format!("{parent}/{}", path.file_name().unwrap().to_string_lossy())).collect()
 }
 
 fn sources(folder: &str) -> Vec<PathBuf> {
@@ -84,7 +84,7 @@ fn code(path: &Path) -> Vec<(usize, String)> {
         .collect()
 }
 
-/// Every line of code below a folder in which `wrong` sees something, as `file:line: text`.
+/// Every line of code of a folder in which `wrong` sees something, as `file:line: text`.
 fn lines(folder: &str, wrong: impl Fn(&Path, &str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for path in sources(folder) {
@@ -183,7 +183,7 @@ fn plugins_depend_on_the_plugin_api_the_kernels_and_the_transfer_kit_and_nothing
 }
 
 /// The crates of the host, each above those it may depend on.
-const ROOMS: [(&str, &[&str]); 10] = [
+const CRATES: [(&str, &[&str]); 10] = [
     ("host/core", &[]),
     ("host/sim", &["host-core"]),
     ("host/memory", &[]),
@@ -223,13 +223,13 @@ const ROOMS: [(&str, &[&str]); 10] = [
 ];
 
 #[test]
-fn the_rooms_of_the_host_depend_on_those_below_them_alone() {
-    for (folder, below) in ROOMS {
+fn the_crates_of_the_host_depend_on_those_under_them_alone() {
+    for (folder, under) in CRATES {
         let used: BTreeSet<_> = dependencies(&manifest(folder)).intersection(&ours()).cloned().collect();
-        let wrong: Vec<_> = used.difference(&allowed(below)).cloned().collect();
+        let wrong: Vec<_> = used.difference(&allowed(under)).cloned().collect();
         assert!(wrong.is_empty(), "{folder} depends on {wrong:?}");
     }
-    let listed: BTreeSet<String> = ROOMS.iter().map(|(folder, _)| (*folder).to_owned()).collect();
+    let listed: BTreeSet<String> = CRATES.iter().map(|(folder, _)| (*folder).to_owned()).collect();
     let there: BTreeSet<String> = folders("host").into_iter().chain(["host".to_owned()]).collect();
     assert_eq!(there, listed);
 }
@@ -261,7 +261,7 @@ fn no_code_of_the_host_names_a_plugin_except_the_defaults() {
         names.insert(manifest["plugin"]["name"].as_str().unwrap().to_owned());
     }
     assert!(names.contains("shm"), "{names:?}");
-    let folders = ROOMS.iter().map(|(folder, _)| format!("{folder}/src"));
+    let folders = CRATES.iter().map(|(folder, _)| format!("{folder}/src"));
     let wrong = |path: &Path, line: &str| {
         let default = path.ends_with("host/src/cli/settings/defaults.rs") && line.contains("unwrap_or_else");
         let named = |name: &&String| line.contains(&format!("\"{name}\""));
@@ -376,7 +376,7 @@ fn the_modules_of_a_crate_form_no_circle() {
     let arrows = module_arrows("host/core");
     let expected = ["cache", "hand_over", "radix"].map(str::to_owned);
     assert!(arrows["scheduler"].is_superset(&BTreeSet::from(expected)), "{arrows:?}: is it read right?");
-    for folder in ROOMS.iter().map(|(folder, _)| *folder).filter(|folder| *folder != "host") {
+    for folder in CRATES.iter().map(|(folder, _)| *folder).filter(|folder| *folder != "host") {
         let circle = circle(&module_arrows(folder));
         assert!(circle.is_none(), "{folder}: {}", circle.unwrap_or_default().join(" -> "));
     }

@@ -27,7 +27,7 @@ type Oracle = Box<dyn FnMut(&[u32], usize) -> Vec<f32>>;
 
 fn variables(directory: &Path) -> VarBuilder<'static> {
     let files = [directory.join("model.safetensors")];
-    // SAFETY: nobody changes the file while it is mapped.
+    // SAFETY: the tests change no file while it is mapped.
     unsafe { VarBuilder::from_mmaped_safetensors(&files, DType::F32, &Device::Cpu) }.unwrap()
 }
 

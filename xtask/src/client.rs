@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// Longest time for one request.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is asked, and so where it is sent.
+/// A request, and so the address that it is sent to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// `/v1/completions`: text that goes on.
@@ -23,7 +23,7 @@ pub enum Ask {
 pub struct Message {
     /// `user` or `assistant`.
     pub role: &'static str,
-    /// What is said.
+    /// Its text.
     pub content: String,
 }
 
@@ -45,7 +45,7 @@ pub struct Answer {
     pub text: String,
     /// Tokens of the prompt, as the server counts them.
     pub prompt_tokens: u64,
-    /// Of those, the ones that a cache held.
+    /// Tokens of the prompt that a cache held.
     pub cached_tokens: u64,
     /// From sending to the first token.
     pub first_token: Duration,

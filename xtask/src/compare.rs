@@ -23,7 +23,7 @@ Measure tokens per second of `host` and of llama.cpp on the same models and the 
 
 Builds `host` as a release, fetches SmolLM2-135M (93 MB) and llama.cpp (20 MB, as the npm package node-llama-cpp builds it for
 processors), and writes the model once more with F32 and with BF16 weights. Then the two take turns: prompts of made-up tokens,
-prefill alone, then greedy decode, with 1 and with 8 of them at a time. `host` is asked over HTTP as one aggregated worker
+prefill alone, then greedy decode, with 1 and with 8 of them at a time. `host` is called over HTTP as one aggregated worker
 without a prefix cache; llama.cpp is called in its own process. Both have a thread for each core and their defaults: llama.cpp
 keeps KV in f16, `host` in f32 for F32 weights and in bf16 otherwise. Prints a table of medians. Wants a machine that does nothing else.
 
@@ -86,7 +86,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What both programs run on and with.
+/// The programs, folders and threads that both measurements use.
 struct Machine {
     workspace: Workspace,
     node: Node,
@@ -139,11 +139,11 @@ impl Machine {
         let ask = |count: u32| -> anyhow::Result<f64> {
             let start = Instant::now();
             std::thread::scope(|scope| {
-                let asked: Vec<_> = prompts
+                let clients: Vec<_> = prompts
                     .iter()
                     .map(|prompt| scope.spawn(|| client::generate(&server.url, prompt, count)))
                     .collect();
-                asked.into_iter().try_for_each(|asked| match asked.join() {
+                clients.into_iter().try_for_each(|client| match client.join() {
                     Ok(answered) => answered,
                     Err(_) => bail!("a client panicked"),
                 })

@@ -36,7 +36,7 @@ Options:
   --keep         Leave the split server running and print its address
   -h, --help     This text";
 
-/// What carries pages, and what keeps them.
+/// The transfer plugin and the storage tier.
 const PLUGINS: &str = "shm,hicache-file";
 
 struct Options {
@@ -68,7 +68,7 @@ fn options(arguments: &[String]) -> anyhow::Result<Option<Options>> {
     Ok(Some(options))
 }
 
-/// What one prompt did on the split server.
+/// The outcome of one prompt on the split server.
 struct Row {
     prompt: Prompt,
     answer: Answer,
@@ -152,7 +152,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The model that is asked for, or the best one that can be had.
+/// The model that is named, or the best one that can be had.
 fn model(options: &Options, workspace: &Workspace) -> anyhow::Result<PathBuf> {
     if let Some(model) = &options.model {
         return Ok(model.clone());
@@ -191,7 +191,7 @@ impl Stage {
     fn split(&self, name: &str) -> anyhow::Result<Server> {
         let place = format!("hicache-file.dir={}", self.pages.display());
         let size = "hicache-file.size_limit_mib=1024";
-        // However slow this machine's disk is: the default computes again what computing brings sooner.
+        // Restores even from a slow disk. By default the cost model computes again what computing brings sooner.
         let wait = ["--hicache-prefetch-policy", "wait_complete"];
         let flags = [&["--plugins", PLUGINS, "--set", &place, "--set", size], &wait[..]].concat();
         let flags = self.flags(&flags);

@@ -29,7 +29,7 @@ Options:
   --no-try     Do not try it, where namespaces cannot be made
   -h, --help   This text";
 
-/// Plugins that a release has: folders below `plugins/`.
+/// Plugins that a release has: folders in `plugins/`.
 const PLUGINS: [&str; 5] = ["shm", "nixl", "mooncake", "hicache-file", "swa"];
 
 /// Runs the command.
@@ -119,13 +119,13 @@ fn programs(built: &Path, staged: &Path) -> anyhow::Result<()> {
         .collect();
     for (from, to) in copies {
         copy(&from, &to)?;
-        // What other programs find in the file stays: a plugin's exported symbol, and its manifest.
+        // A plugin's exported symbol and its manifest stay, because other programs read them.
         done(Command::new("strip").arg("--strip-unneeded").arg(&to))?;
     }
     Ok(())
 }
 
-/// README, documentation and our own licences, laid so that the README's links hold.
+/// README, documentation and licences of this repository, laid out so that the README's links hold.
 fn papers(workspace: &Workspace, to: &Path) -> anyhow::Result<()> {
     for file in ["README.md", "LICENSE-APACHE", "LICENSE-MIT"] {
         copy(&workspace.root.join(file), &to.join(file))?;
@@ -165,7 +165,7 @@ fn pack(workspace: &Workspace, folder: &Path, name: &str, archive: &Path) -> any
     done(tar.arg("-cf").arg(archive).arg("-C").arg(folder).arg(name))
 }
 
-/// Runs it and wants it to succeed.
+/// Runs a command. An error when it does not succeed.
 fn done(command: &mut Command) -> anyhow::Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let status = command.status().with_context(|| format!("{name} cannot be run: is it installed?"))?;

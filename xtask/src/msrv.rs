@@ -1,4 +1,4 @@
-//! `cargo xtask msrv`: what plugins are made of, with the oldest compiler that may build them.
+//! `cargo xtask msrv`: builds the crates that plugins depend on with the oldest supported compiler.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -44,7 +44,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let target = workspace.target.join("msrv");
     let cargo = |at: &Path, arguments: &[&str]| {
         let mut command = Command::new(&old[0]);
-        // Of the compiler that runs this, not of the one that is asked for.
+        // Of the compiler that runs this, not of the one that is named.
         command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
         command.args(&old[1..]).args(arguments).current_dir(at).env("CARGO_TARGET_DIR", &target);
         command
@@ -84,7 +84,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the API's manifest says.
+/// The manifest of the API.
 fn rust_version(workspace: &Workspace) -> anyhow::Result<String> {
     let path = workspace.root.join("plugin-api/Cargo.toml");
     let text =

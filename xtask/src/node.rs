@@ -24,7 +24,7 @@ pub struct Node {
 
 impl Node {
     /// The one that the variable `NODE` names, or the machine's, if it is new enough and npm is there, and else one that is
-    /// installed below the target folder.
+    /// installed in the target folder.
     ///
     /// # Errors
     /// With the reason why there is none.

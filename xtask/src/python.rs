@@ -54,7 +54,7 @@ pub fn check(workspace: &Workspace, python: &Path) -> anyhow::Result<bool> {
     Ok(status.success())
 }
 
-/// A python with the `openai` package, in an environment below the target folder.
+/// A python with the `openai` package, in an environment in the target folder.
 ///
 /// # Errors
 /// With the reason why there is none.
@@ -108,12 +108,11 @@ fn imports(python: &Path, preload: &[PathBuf]) -> Result<(), String> {
     succeed(Command::new(python).args(["-c", ask]).args(preload), "`import mooncake.engine`")
 }
 
-/// The libraries that Mooncake links to, unpacked below the target folder: neither needs rights of any kind.
+/// The libraries that Mooncake links to, unpacked in the target folder: neither needs rights of any kind.
 fn verbs(workspace: &Workspace) -> Result<Vec<PathBuf>, String> {
     let folder = workspace.target.join("verbs");
     let root = folder.join("root");
-    let find =
-        || -> Option<Vec<PathBuf>> { VERBS.iter().map(|(_, file)| found_below(&root, file)).collect() };
+    let find = || -> Option<Vec<PathBuf>> { VERBS.iter().map(|(_, file)| find_file(&root, file)).collect() };
     if let Some(found) = find() {
         return Ok(found);
     }
@@ -131,14 +130,14 @@ fn verbs(workspace: &Workspace) -> Result<Vec<PathBuf>, String> {
     find().ok_or_else(|| format!("{} have no {}", names.join(", "), VERBS.map(|(_, file)| file).join(", ")))
 }
 
-/// A file of this name somewhere below a folder.
-fn found_below(folder: &Path, name: &str) -> Option<PathBuf> {
+/// A file of this name in a folder or the folders in it.
+fn find_file(folder: &Path, name: &str) -> Option<PathBuf> {
     let path = folder.join(name);
     if path.exists() {
         return Some(path);
     }
     let folders = std::fs::read_dir(folder).ok()?.filter_map(Result::ok).map(|entry| entry.path());
-    folders.filter(|path| path.is_dir() && !path.is_symlink()).find_map(|path| found_below(&path, name))
+    folders.filter(|path| path.is_dir() && !path.is_symlink()).find_map(|path| find_file(&path, name))
 }
 
 /// The folders of both compilers for CUDA, as a list of paths.

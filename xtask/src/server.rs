@@ -36,7 +36,7 @@ impl Server {
         fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         let printed = folder.join(format!("{name}.out"));
         let log = folder.join(format!("{name}.log"));
-        // Files rather than pipes: a server that is kept must not lose its output with us.
+        // Files rather than pipes: a server that is kept must not lose its output when this process ends.
         let open =
             |path: &Path| File::create(path).with_context(|| format!("{} cannot be written", path.display()));
         let child = Command::new(program)

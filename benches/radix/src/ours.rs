@@ -1,4 +1,4 @@
-//! Our tree and pool: locks, LRU and events are on in every figure.
+//! Tree and pool of `host-core`: locks, LRU and events are on in every figure.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ use crate::counting::in_use;
 use crate::timing::Times;
 use crate::workload::{PAGE, PAGES, Workload, read};
 
-/// A listener as a worker has one: copies every event into a ring that somebody else reads.
+/// A listener as a worker has one: copies every event into a ring that another thread reads.
 struct Ring {
     numbers: Vec<u32>,
     at: usize,

@@ -1,4 +1,4 @@
-//! Sequences of which groups share their first part: the same bytes for everybody.
+//! Sequences of which groups share their first part: the same bytes for every cache.
 
 /// Tokens in a page.
 pub const PAGE: usize = 16;
@@ -79,7 +79,7 @@ impl Workload {
     }
 }
 
-/// Reads a prompt once, as whoever received or tokenized it has just done: then it lies in the processor's cache.
+/// Reads a prompt once, so that it lies in the processor's cache as after a tokenizer or a socket.
 pub fn read(tokens: &[u32]) -> u32 {
     std::hint::black_box(tokens.iter().fold(0, |sum, token| sum ^ token))
 }

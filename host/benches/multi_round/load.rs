@@ -14,7 +14,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Nothing was said.
+    /// Conversations without a message.
     pub fn new(sizes: Sizes) -> Self {
         Self { sizes, said: vec![Vec::new(); sizes.conversations] }
     }

@@ -1,4 +1,4 @@
-//! What the answers come to.
+//! Figures of the answers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,19 +31,20 @@ pub struct Round {
     decode: Hits,
     /// From prefill to decode.
     bytes: u64,
-    /// Pages that decode was promised from below and did not get, and pages that were there and not worth it.
+    /// Pages that decode was promised from offload tiers and did not get.
     missing: f64,
+    /// Pages that were there, and that the cost model did not have restored.
     skipped: f64,
 }
 
 impl Hits {
     fn of(before: &Series, after: &Series) -> Self {
         let pages = PAGE_TOKENS as f64;
-        let below = |tier: &str| {
+        let offload = |tier: &str| {
             pages * grown(before, after, &format!("host_hicache_promised_pages_total{{tier=\"{tier}\"}}"))
         };
         let pool = grown(before, after, "host_prefix_delivered_tokens_total{tier=\"device\"}");
-        Self { pool, host: below("host"), storage: below("storage") }
+        Self { pool, host: offload("host"), storage: offload("storage") }
     }
 
     fn add(self, other: Self) -> Self {

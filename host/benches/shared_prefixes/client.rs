@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{ANSWER_TOKENS, IN_FLIGHT, OWN_TOKENS, PREFIX_TOKENS, PREFIXES};
 
-/// How much is asked of whom.
+/// How many requests a server gets.
 pub struct Load {
     /// The server.
     pub url: String,
@@ -19,7 +19,7 @@ pub struct Load {
     pub requests: usize,
 }
 
-/// How one request went; times in seconds since the first one began.
+/// The times of one request, in seconds since the first one began.
 #[derive(Debug)]
 pub struct Answer {
     /// When it was sent.
@@ -94,7 +94,7 @@ impl Load {
     }
 }
 
-/// The prompt of a request: one of the prefixes, and tokens that nobody else has.
+/// The prompt of a request: one of the prefixes, and tokens that no other prompt has.
 fn prompt(number: usize) -> Vec<u32> {
     let token = |seed: u64, place: usize| (mix(mix(seed) ^ place as u64) % 250) as u32;
     let prefix = mix(number as u64 ^ 0x5eed) as usize % PREFIXES;

@@ -1,4 +1,4 @@
-//! What the answers come to.
+//! Figures of the answers.
 
 use std::collections::BTreeMap;
 

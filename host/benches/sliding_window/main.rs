@@ -1,5 +1,5 @@
-//! How many requests a decode pool of fixed bytes holds when most layers of the model see a window only, and what that is
-//! worth: three ways to give out memory, in one run.
+//! How many requests a decode pool of fixed bytes holds when most layers of the model see a window only, and how many end
+//! per second: three ways to give out memory, in one run.
 //!
 //! `cargo build --release --workspace && cargo bench -p host --bench sliding_window [-- REQUESTS SLIDING...]`
 //!
@@ -86,7 +86,7 @@ impl Setting {
     }
 }
 
-/// What one run came to.
+/// The figures of one run.
 struct Row {
     arm: Arm,
     setting: Setting,

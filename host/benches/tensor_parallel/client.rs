@@ -13,7 +13,7 @@ use serde_json::json;
 pub fn first_tokens(url: &str, count: usize, tokens: usize, first: usize) -> anyhow::Result<Vec<f64>> {
     let address = url.strip_prefix("http://").context("an http address")?;
     let together = Barrier::new(count);
-    // Connected before anybody waits for the others.
+    // Connected before any client waits for the others.
     let streams: Vec<TcpStream> =
         (0..count).map(|_| TcpStream::connect(address)).collect::<Result<_, _>>().context("no connection")?;
     std::thread::scope(|scope| {

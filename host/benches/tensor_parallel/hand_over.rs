@@ -39,10 +39,10 @@ pub fn run(plugin: &str, wanted: &[String]) -> anyhow::Result<()> {
                 let prompt: Vec<u32> = (0..PROMPT).map(|token| (token * 7 + round * 13) % 250).collect();
                 // Each server takes each place in the turn.
                 for index in (0..servers.len()).map(|turn| (turn + round as usize) % servers.len()) {
-                    let asked = Instant::now();
+                    let begun = Instant::now();
                     servers[index].generate(&prompt, 1).map_err(anyhow::Error::msg)?;
                     if round >= WARM_UP {
-                        times[index].push(asked.elapsed());
+                        times[index].push(begun.elapsed());
                     }
                 }
             }

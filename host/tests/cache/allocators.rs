@@ -1,5 +1,5 @@
-//! Servers whose pages an allocator plugin hands out: which page a request gets changes no answer, and one that answers
-//! nonsense costs its office and nothing else.
+//! Servers whose pages an allocator plugin hands out: which page a request gets changes no answer, and an allocator that
+//! answers nonsense is disabled and costs nothing else.
 
 use std::path::Path;
 
@@ -47,7 +47,7 @@ fn count(cluster: &Cluster, role: &str, name: &str) -> f64 {
     cluster.metrics(&cluster.worker(role))[name]
 }
 
-/// Whoever a worker says hands out its pages.
+/// What the workers' logs name as their allocators.
 fn allocators(cluster: &Cluster) -> Vec<String> {
     let lines = cluster.log_lines().into_iter();
     lines.filter_map(|line| Some(line["fields"]["allocator"].as_str()?.to_owned())).collect()
@@ -81,7 +81,7 @@ fn an_allocator_changes_no_answer() {
 }
 
 #[test]
-fn an_allocator_that_answers_nonsense_is_named_and_put_out_of_service_and_no_answer_changes() {
+fn an_allocator_that_answers_nonsense_is_named_and_disabled_and_no_answer_changes() {
     let (plugins, broken) = (plugin_files::directory(&["shm"]), plugin_files::plugin("broken-allocator"));
     let right = answers(&start(&["--role", "aggregated"], plugins.path()));
     let original = std::fs::read(broken).unwrap();
@@ -108,13 +108,13 @@ fn an_allocator_that_answers_nonsense_is_named_and_put_out_of_service_and_no_ans
 }
 
 #[test]
-fn a_model_with_windows_answers_alike_whoever_hands_out_its_pages_and_however_the_pool_is_divided() {
+fn a_model_with_windows_answers_alike_with_every_allocator_and_division_of_the_pool() {
     let plugins = plugin_files::directory(&["shm", "plain", "swa"]);
     let page = ["--page-size", "8"];
     let roomy = [&["--role", "aggregated", "--pool-pages", "4000"][..], &page].concat();
     let right = answers(&start_with(WINDOWS, &roomy, plugins.path()));
     let caches = ["--decode-radix-cache", "--prefill-radix-cache"];
-    // Who is named, what they share, and who it is then.
+    // Flags that divide the pool or name an allocator, and the allocator that the workers then have.
     let divisions: [(&[&str], &str); 3] = [
         (&[], "swa"),
         (&["--swa-full-tokens-ratio", "0.4"], "swa"),

@@ -1,4 +1,4 @@
-//! Host memory and storage below the pools, live: pages come back from both, and no answer changes.
+//! Both offload tiers, host memory and storage, live: pages come back from both, and no answer changes.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use host_tests::plugin_files;
 
 const PAGE_TOKENS: usize = 16;
 
-/// All of storage below a cache, and no request goes on before it has what is there.
+/// A cache with offload tiers, where no request goes on before it has what is there.
 const PATIENT: [&str; 3] = ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete"];
 
 fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
@@ -62,7 +62,7 @@ fn after_a_flush_storage_serves_what_was_cached_and_only_the_rest_is_computed() 
 }
 
 #[test]
-fn decode_restores_what_it_has_below_and_is_sent_the_rest() {
+fn decode_restores_what_its_offload_tiers_have_and_is_sent_the_rest() {
     let flags = ["--decode-radix-cache", "--prefill-radix-cache", "--hicache-storage", "memory"];
     let (cluster, _plugins) = start(&[&flags[..], &PATIENT].concat(), RESTORES);
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32 + 5).map(|token| token * 11 % 200).collect();
@@ -84,16 +84,16 @@ fn after_a_restart_of_everything_the_store_is_warm() {
     let store = tempfile::tempdir().unwrap();
     let config = format!("{RESTORES}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 7 % 200).collect();
-    let below = [&["--prefill-radix-cache", "--hicache-storage", "hicache-file"][..], &PATIENT].concat();
-    let alone = [&["--role", "aggregated"][..], &below].concat();
+    let offload = [&["--prefill-radix-cache", "--hicache-storage", "hicache-file"][..], &PATIENT].concat();
+    let alone = [&["--role", "aggregated"][..], &offload].concat();
     let first = {
         let (cluster, _plugins) = start(&alone, &config);
         let first = cluster.generate(&prompt, 8).unwrap();
         await_written(&cluster, "aggregated", 10.0);
         first
     };
-    // Another life of the same worker, a pair that has never seen the prompt, and one whose workers are made of ranks.
-    let pair = [&["--decode-radix-cache"][..], &below].concat();
+    // The same worker after a restart, a pair that has never seen the prompt, and one whose workers are made of ranks.
+    let pair = [&["--decode-radix-cache"][..], &offload].concat();
     let ranks = [&["--prefill-tp", "2", "--decode-tp", "4"][..], &pair].concat();
     let roles = [
         (&alone, "aggregated"),
@@ -106,7 +106,7 @@ fn after_a_restart_of_everything_the_store_is_warm() {
         let (cluster, _plugins) = start(flags, &config);
         assert_eq!(cluster.generate(&prompt, 8).unwrap().tokens, first.tokens, "{role}");
         let restored = cluster.metrics(&cluster.worker(role))["host_hicache_loaded_pages_total"];
-        // Whoever computes needs something to compute.
+        // A worker that computes keeps a token to compute.
         assert_eq!(restored, if role == "decode" { 10.0 } else { 9.0 }, "{role}");
         cluster.wait("all requests to end", || cluster.all_free());
     }
@@ -128,7 +128,7 @@ fn every_tier_is_written_and_a_page_is_read_from_the_first_that_has_it() {
     let flags = [&["--role", "aggregated", "--prefill-radix-cache"][..], &PATIENT].concat();
     let prompt: Vec<u32> = (0..10 * PAGE_TOKENS as u32).map(|token| token * 13 % 200).collect();
     let mut answers = Vec::new();
-    // The second life's memory is empty.
+    // The memory of the second process is empty.
     for (memory, file) in [(9.0, 0.0), (0.0, 9.0)] {
         let (cluster, _plugins) = start(&flags, &config);
         if answers.is_empty() {
@@ -176,10 +176,10 @@ fn answers_equal_those_without_under_every_policy_and_eviction() {
         ("write_through_selective", "wait_complete"),
         ("write_back", "best_effort"),
     ] {
-        let below = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
+        let offload = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
         let policies = ["--hicache-write-policy", write, "--hicache-prefetch-policy", prefetch];
         for divided in [&["--role", "aggregated"][..], &["--decode-radix-cache"]] {
-            let (cluster, _plugins) = start(&[divided, &below[..], &policies, &small].concat(), "");
+            let (cluster, _plugins) = start(&[divided, &offload[..], &policies, &small].concat(), "");
             assert_eq!(ask_all(&cluster), expected, "{write}, {prefetch}, {divided:?}");
             cluster.wait("all requests to end", || cluster.all_free());
         }

@@ -1,5 +1,5 @@
-//! A storage tier that damages, fails, forgets, refuses, dawdles and hangs, below real workers: every answer stays what it
-//! was without a cache, and nothing is held afterwards.
+//! A storage tier of real workers that damages, fails, forgets, refuses, dawdles and hangs: every answer stays what it was
+//! without a cache, and nothing is held afterwards.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -27,9 +27,9 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
 }
 
 fn faulty(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
-    let below = ["--hierarchical-cache", "--hicache-storage", "faulty-tier"];
+    let offload = ["--hierarchical-cache", "--hicache-storage", "faulty-tier"];
     let costs = if config.contains("hang-") { TRIES } else { RESTORES };
-    start(&[flags, &below].concat(), &format!("{STEPS}{costs}[plugin.faulty-tier]\n{config}"))
+    start(&[flags, &offload].concat(), &format!("{STEPS}{costs}[plugin.faulty-tier]\n{config}"))
 }
 
 /// Prompts of which some begin alike.
@@ -45,11 +45,11 @@ fn prompts() -> Vec<Vec<u32>> {
 fn ask(cluster: &Cluster) -> Vec<Vec<u64>> {
     let prompts = prompts();
     std::thread::scope(|scope| {
-        let asked: Vec<_> = prompts
+        let clients: Vec<_> = prompts
             .iter()
             .map(|prompt| scope.spawn(|| cluster.generate(prompt, 9).unwrap().tokens))
             .collect();
-        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 
@@ -133,15 +133,15 @@ fn resting(cluster: &Cluster) -> bool {
     cluster.workers().iter().any(rests)
 }
 
-/// Asks for all prompts while something happens to the workers. Whoever gets an answer gets the right one, whoever gets
-/// none is told why.
+/// Asks for all prompts while something happens to the workers. Every answer is the right one, and a request
+/// without an answer is told why.
 fn ask_during(cluster: &Cluster, expected: &[Vec<u64>], happens: impl FnOnce()) {
     let prompts = prompts();
     std::thread::scope(|scope| {
-        let asked: Vec<_> =
+        let clients: Vec<_> =
             prompts.iter().map(|prompt| scope.spawn(|| cluster.generate(prompt, 9))).collect();
         happens();
-        for (thread, expected) in asked.into_iter().zip(expected) {
+        for (thread, expected) in clients.into_iter().zip(expected) {
             match thread.join().unwrap() {
                 Ok(answer) => assert_eq!(answer.tokens, *expected),
                 Err(why) => assert!(why.starts_with("50") && why.contains("message"), "{why}"),
@@ -234,8 +234,8 @@ fn almost_no_host_memory_and_a_store_that_is_taken_away_change_no_answer() {
     let store = tempfile::tempdir().unwrap();
     let directory = store.path().join("pages");
     let config = format!("{STEPS}{RESTORES}[plugin.hicache-file]\ndir = {directory:?}\n");
-    let below = ["--hierarchical-cache", "--hicache-storage", "hicache-file", "--hicache-memory", "96KiB"];
-    let (cluster, _plugins) = start(&[PAIR, &below].concat(), &config);
+    let offload = ["--hierarchical-cache", "--hicache-storage", "hicache-file", "--hicache-memory", "96KiB"];
+    let (cluster, _plugins) = start(&[PAIR, &offload].concat(), &config);
     for turn in 0..4 {
         assert_eq!(ask(&cluster), expected, "turn {turn}");
         cluster.await_none("host_storage_queue_pages");

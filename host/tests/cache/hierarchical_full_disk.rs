@@ -36,11 +36,11 @@ fn prompts(turn: u32) -> Vec<Vec<u32>> {
 fn ask(cluster: &Cluster, turn: u32) -> Vec<Vec<u64>> {
     let prompts = prompts(turn);
     std::thread::scope(|scope| {
-        let asked: Vec<_> = prompts
+        let clients: Vec<_> = prompts
             .iter()
             .map(|prompt| scope.spawn(|| cluster.generate(prompt, 9).unwrap().tokens))
             .collect();
-        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 
@@ -83,8 +83,8 @@ fn inside() {
         "{LARGE}{RESTORES}[plugin.hicache-file]\ndir = {:?}\nsegment_mib = 1\nsize_limit_mib = 64\nfree_floor_mib = 0\n",
         disk.join("pages")
     );
-    let below = ["--hierarchical-cache", "--hicache-storage", "hicache-file"];
-    let (cluster, _plugins) = start(&[PAIR, &below].concat(), &config);
+    let offload = ["--hierarchical-cache", "--hicache-storage", "hicache-file"];
+    let (cluster, _plugins) = start(&[PAIR, &offload].concat(), &config);
     let check = |turn: u32| assert_eq!(ask(&cluster, turn), ask(&plain, turn), "turn {turn}");
     check(0);
     cluster.await_written();
@@ -92,7 +92,7 @@ fn inside() {
         (cluster.all_storage_pages("written"), cluster.all_storage_pages("write_refused"));
     // The turn has more than the disk holds, so what was stored first made way.
     assert!(written > 0.0, "{written} pages were written, {refused} refused\n{}", cluster.log());
-    // Somebody else takes all room, and what eviction frees, too, as soon as it is there.
+    // Another program takes all room, and what eviction frees, too, as soon as it is there.
     let mut turn = 0;
     let enough = AtomicBool::new(false);
     std::thread::scope(|scope| {

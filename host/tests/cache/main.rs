@@ -1,5 +1,5 @@
-//! What is kept for later requests, in the pool, in host memory and in storage, changes no answer and is never lost from the
-//! books.
+//! KV that is kept for later requests, in the pool, in host memory and in storage, changes no answer, and every page stays
+//! accounted for.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
@@ -8,8 +8,8 @@ mod conversations;
 mod hierarchical_cache;
 mod hierarchical_faults;
 mod hierarchical_full_disk;
+mod preemption;
 mod radix_cache;
-mod retraction;
 mod storage_away;
 mod storage_stops_or_is_left_behind;
 mod tier_commands;

@@ -66,10 +66,10 @@ fn of_thirty_two_equal_prompts_at_once_each_page_moves_once() {
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
     let [prefill, decode] = ["prefill", "decode"].map(|role| cluster.metrics(&cluster.worker(role)));
     println!("waited: {}", decode["host_shared_transfers_total"]);
-    // The partial page at the end is everybody's own.
+    // The partial page at the end is each request's own.
     assert_eq!(prefill["host_pages_sent_total"], 62.0 + 32.0);
     assert_eq!(decode["host_pages_received_total"], 62.0 + 32.0);
-    // Prefill computes the 62 pages once, and for everybody what is behind.
+    // Prefill computes the 62 pages once, and for each request what is behind.
     assert_eq!(prefill["host_prefill_tokens_total"], 1000.0 + 31.0 * 8.0);
 }
 

@@ -182,7 +182,7 @@ fn a_flipped_byte_is_found_with_its_key_and_nothing_is_removed() {
     let counts: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, counts["good"].as_u64(), counts["damaged"].as_u64()), (1, Some(19), Some(1)), "{said}");
     assert_eq!(counts["damaged_keys"], serde_json::json!([hex(4)]));
-    // What is not asked for is not read.
+    // Only selected values are read.
     assert_eq!(place.host("verify", &["--prefix", "05"]).0, 0);
 }
 
@@ -254,7 +254,7 @@ fn commands_and_a_running_worker_leave_each_other_in_peace() {
 }
 
 #[test]
-fn a_limit_below_what_is_there_is_refused_before_anything_is_evicted() {
+fn a_limit_smaller_than_what_is_there_is_refused_before_anything_is_evicted() {
     let place = Place::new();
     let tier = place.open();
     // 8 MiB.

@@ -1,5 +1,5 @@
-//! Windows below the pools, live: workers that compute go on behind windows that come from host memory and storage, and no
-//! answer changes.
+//! Windows in the offload tiers, live: workers that compute go on behind windows that come from host memory and storage, and
+//! no answer changes.
 
 use std::path::Path;
 
@@ -28,8 +28,8 @@ fn start(flags: &[&str], config: &str) -> (Cluster, tempfile::TempDir) {
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    let below = if flags.contains(&"--hierarchical-cache") { RESTORES } else { "" };
-    (Cluster::start(&Start { program, flags: all, config: format!("{config}{below}"), workers }), plugins)
+    let offload = if flags.contains(&"--hierarchical-cache") { RESTORES } else { "" };
+    (Cluster::start(&Start { program, flags: all, config: format!("{config}{offload}"), workers }), plugins)
 }
 
 fn prompt(seed: usize, length: usize) -> Vec<u32> {
@@ -114,7 +114,7 @@ fn after_a_restart_of_everything_windows_are_warm_for_any_number_of_ranks() {
     let store = tempfile::tempdir().unwrap();
     let config = format!("{SYNTHETIC}[plugin.hicache-file]\ndir = {:?}\n", store.path().join("pages"));
     let prompt = prompt(2, 20 * PAGE + 3);
-    let below = [&PATIENT[..], &["--hicache-storage", "hicache-file"]].concat();
+    let offload = [&PATIENT[..], &["--hicache-storage", "hicache-file"]].concat();
     let expected = right(&[], SYNTHETIC, &prompt, 20);
     let ranks = [&PAIR[..], &RANKS].concat();
     for (life, (flags, role)) in
@@ -122,7 +122,7 @@ fn after_a_restart_of_everything_windows_are_warm_for_any_number_of_ranks() {
             .into_iter()
             .enumerate()
     {
-        let (cluster, _plugins) = start(&[flags, &below].concat(), &config);
+        let (cluster, _plugins) = start(&[flags, &offload].concat(), &config);
         assert_eq!(cluster.generate(&prompt, 20).unwrap().tokens, expected, "{flags:?}, life {life}");
         let computed = if life == 0 { prompt.len() } else { 3 };
         assert_eq!(
@@ -147,7 +147,7 @@ fn a_gemma3_goes_on_behind_windows_from_storage() {
     for (flags, role) in
         [(&ALONE[..], "aggregated"), (&PAIR, "prefill"), (&[&PAIR[..], &RANKS].concat(), "prefill")]
     {
-        // Always worth it: what computing takes is not known before it was measured, and then it is next to nothing.
+        // The policy restores whatever the cost model says: of a tiny model, computing takes next to nothing.
         let flags = [&model[..], flags, &PATIENT, &["--hicache-storage", "memory"]].concat();
         let (cluster, _plugins) = start(&flags, "");
         for round in 0..3 {
@@ -168,11 +168,11 @@ fn storage_that_damages_forgets_lies_and_fails_changes_no_answer() {
         .collect();
     let ask = |cluster: &Cluster| -> Vec<Vec<u64>> {
         std::thread::scope(|scope| {
-            let asked: Vec<_> = prompts
+            let clients: Vec<_> = prompts
                 .iter()
                 .map(|prompt| scope.spawn(|| cluster.generate(prompt, 20).unwrap().tokens))
                 .collect();
-            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+            clients.into_iter().map(|client| client.join().unwrap()).collect()
         })
     };
     let (plain, _plugins) = start(&["--role", "aggregated"], SYNTHETIC);
@@ -186,8 +186,8 @@ fn storage_that_damages_forgets_lies_and_fails_changes_no_answer() {
         let config = format!(
             "{SYNTHETIC}[plugin.faulty-tier]\nfaults = {faults:?}\nevery = 211\nseed = 7\ndelay_ms = 1\n"
         );
-        let below = ["--hierarchical-cache", "--hicache-storage", "faulty-tier"];
-        let (cluster, _plugins) = start(&[flags, &below].concat(), &config);
+        let offload = ["--hierarchical-cache", "--hicache-storage", "faulty-tier"];
+        let (cluster, _plugins) = start(&[flags, &offload].concat(), &config);
         for turn in 0..3 {
             assert_eq!(ask(&cluster), expected, "{faults} in turn {turn} with {flags:?}");
             flush(&cluster);

@@ -278,7 +278,7 @@ fn a_case_that_runs_wild_is_stopped_by_its_limits() {
 }
 
 #[test]
-fn a_process_that_a_plugin_leaves_behind_holds_nobody_up() {
+fn a_process_that_a_plugin_leaves_behind_holds_nothing_up() {
     let directory = tempfile::tempdir().unwrap();
     let (config, left) = (directory.path().join("config.toml"), directory.path().join("left"));
     std::fs::write(&config, "in = \"daemon\"").unwrap();

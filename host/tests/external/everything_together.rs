@@ -1,5 +1,5 @@
-//! Different numbers of ranks, both ways to send, radix caches on both sides, host memory and storage below them, over the
-//! real NIXL (and over shm): the tokens of one aggregated worker that keeps nothing.
+//! Different numbers of ranks, both ways to send, radix caches and offload tiers on both sides, over the real NIXL (and over
+//! shm): the tokens of one aggregated worker that keeps nothing.
 
 use std::path::Path;
 

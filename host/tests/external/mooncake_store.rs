@@ -1,5 +1,5 @@
-//! Real workers above the real Mooncake Store: what one process stores another restores, whatever the numbers of ranks are,
-//! and no answer changes, nothing is held and nobody waits for long when the pool loses its memory, its master, or time.
+//! Real workers with the real Mooncake Store: what one process stores another restores, whatever the numbers of ranks are,
+//! and no answer changes, nothing is held and no request waits for long when the pool loses its memory, its master, or time.
 
 use std::path::Path;
 use std::process::Command;
@@ -29,7 +29,7 @@ fn start(flags: &[&str], plugins: &Path, config: String) -> Cluster {
     Cluster::start(&Start { program: Path::new(env!("CARGO_BIN_EXE_host")), flags, config, workers })
 }
 
-/// A prefill and a decode worker that lend nothing to the pool, or so much.
+/// A prefill and a decode worker that lend so much memory to the pool.
 fn workers(pool: &Pool, plugins: &Path, lent: &str, flags: &[&str]) -> Cluster {
     workers_that(RESTORES, pool, plugins, lent, flags)
 }
@@ -62,8 +62,8 @@ fn expected(plugins: &Path) -> Vec<Vec<u64>> {
     ask(&start(&["--role", "aggregated"], plugins, MODEL.to_owned()))
 }
 
-/// One of the plugin's own words.
-fn word(cluster: &Cluster, role: &str, name: &str) -> f64 {
+/// One of the plugin's own metrics.
+fn plugin_metric(cluster: &Cluster, role: &str, name: &str) -> f64 {
     cluster.total(role, "host_plugin_", &format!("name=\"{name}\""))
 }
 
@@ -89,7 +89,7 @@ fn await_nothing_held(cluster: &Cluster) {
     }
 }
 
-/// Waits for another life of a worker.
+/// Waits until a worker was started again.
 fn await_another(cluster: &Cluster, role: &str, before: &str) {
     cluster.wait("another life", || {
         let workers = cluster.workers();
@@ -97,7 +97,7 @@ fn await_another(cluster: &Cluster, role: &str, before: &str) {
     });
 }
 
-/// What the kit says of the plugin, and the cases that it skipped.
+/// The kit's report on the plugin, and the cases that it skipped.
 fn kit(pool: &Pool, lent: &str, more: &[&str]) -> (String, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
@@ -152,7 +152,8 @@ fn every_arrangement_restores_from_the_pool_and_answers_as_one_worker_alone() {
         assert_eq!(ask(&cluster), expected, "{prefill} to {decode}, restored");
         await_nothing_held(&cluster);
         let restored: f64 = ["prefill", "decode"].map(|role| restored(&cluster, role)).iter().sum();
-        let hits: f64 = ["prefill", "decode"].map(|role| word(&cluster, role, "store_hits")).iter().sum();
+        let hits: f64 =
+            ["prefill", "decode"].map(|role| plugin_metric(&cluster, role, "store_hits")).iter().sum();
         assert!(
             restored > 0.0 && hits >= restored,
             "{prefill} to {decode}: {restored} pages of {hits} objects"
@@ -161,16 +162,16 @@ fn every_arrangement_restores_from_the_pool_and_answers_as_one_worker_alone() {
 }
 
 #[test]
-fn what_prefill_alone_stored_a_decode_worker_of_another_life_restores() {
+fn what_prefill_alone_stored_a_decode_worker_restores_after_a_restart() {
     let Some(pool) = Pool::new() else { return };
     let plugins = plugin_files::directory(&["mooncake"]);
     let expected = expected(plugins.path());
     let (_master, _owner) = (pool.master(), pool.owner(64));
     let table = pool.config("global_segment_size = \"0\"\nstore_deadline_ms = 500\n");
     let serve = |own: &str| {
-        let below = ["--hierarchical-cache", "--hicache-storage", "mooncake", "--plugins", "mooncake"];
+        let offload = ["--hierarchical-cache", "--hicache-storage", "mooncake", "--plugins", "mooncake"];
         start(
-            &[&[own], &below[..]].concat(),
+            &[&[own], &offload[..]].concat(),
             plugins.path(),
             format!("{MODEL}{RESTORES}[plugin.mooncake]\n{table}"),
         )
@@ -197,7 +198,7 @@ fn what_dead_workers_stored_others_restore_with_another_number_of_ranks() {
     let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm", "--prefill-tp", "2"]);
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
-    // One worker dies, and its next life finds all that it had stored.
+    // One worker dies, and finds all that it had stored once it was started again.
     let before = cluster.worker("decode").instance;
     signal(cluster.pid("decode").unwrap(), "KILL");
     await_another(&cluster, "decode", &before);
@@ -206,7 +207,7 @@ fn what_dead_workers_stored_others_restore_with_another_number_of_ranks() {
     assert!(restored(&cluster, "decode") > 0.0);
     await_nothing_held(&cluster);
     drop(cluster);
-    // Nobody is left of those that stored it, and others are divided otherwise.
+    // The workers that stored it are gone, and the new ones are divided otherwise.
     let cluster = workers(&pool, plugins.path(), "0", &["--plugins", "shm", "--decode-tp", "4"]);
     assert_eq!(ask(&cluster), expected, "other workers");
     // What one of the two restores in time the other need not.
@@ -229,15 +230,15 @@ fn the_death_of_the_process_that_holds_the_pages_costs_the_cache_and_no_answer()
         assert_eq!(ask(&cluster), expected, "turn {turn}");
     }
     await_nothing_held(&cluster);
-    let failed = ["prefill", "decode"].map(|role| word(&cluster, role, "store_get_errors"));
+    let failed = ["prefill", "decode"].map(|role| plugin_metric(&cluster, role, "store_get_errors"));
     assert!(failed.iter().sum::<f64>() > 0.0, "{failed:?}");
-    // Whoever lends memory next is used.
+    // The next owner that lends memory is used.
     let _other = pool.owner(64);
-    let before = word(&cluster, "decode", "store_stored");
+    let before = plugin_metric(&cluster, "decode", "store_stored");
     cluster.wait("pages to be stored with the next owner", || {
         cluster.flush();
         assert_eq!(ask(&cluster), expected);
-        word(&cluster, "decode", "store_stored") > before
+        plugin_metric(&cluster, "decode", "store_stored") > before
     });
     await_nothing_held(&cluster);
 }
@@ -251,20 +252,20 @@ fn without_its_master_the_pool_is_skipped_and_used_again_when_there_is_one() {
     let cluster = workers(&pool, plugins.path(), "64mb", &["--plugins", "shm"]);
     assert_eq!(ask(&cluster), expected);
     await_stored(&cluster);
-    assert_eq!(word(&cluster, "decode", "store_master_up"), 1.0);
+    assert_eq!(plugin_metric(&cluster, "decode", "store_master_up"), 1.0);
     drop(master);
     for turn in 0..3 {
         cluster.flush();
         assert_eq!(ask(&cluster), expected, "turn {turn} without a master");
     }
     cluster.wait("the workers to notice", || {
-        ["prefill", "decode"].into_iter().all(|role| word(&cluster, role, "store_master_up") == 0.0)
+        ["prefill", "decode"].into_iter().all(|role| plugin_metric(&cluster, role, "store_master_up") == 0.0)
     });
     // A worker that is started now would find no master, and says so.
     await_nothing_held(&cluster);
     let _master = pool.master();
     cluster.wait("the link", || {
-        ["prefill", "decode"].into_iter().all(|role| word(&cluster, role, "store_master_up") == 1.0)
+        ["prefill", "decode"].into_iter().all(|role| plugin_metric(&cluster, role, "store_master_up") == 1.0)
     });
     // The master remembers nothing: all is stored anew, and then found.
     let before = restored(&cluster, "decode");
@@ -274,8 +275,8 @@ fn without_its_master_the_pool_is_skipped_and_used_again_when_there_is_one() {
         restored(&cluster, "decode") > before
     });
     await_nothing_held(&cluster);
-    assert!(word(&cluster, "decode", "store_master_lost") >= 1.0);
-    assert!(word(&cluster, "decode", "store_master_back") >= 1.0);
+    assert!(plugin_metric(&cluster, "decode", "store_master_lost") >= 1.0);
+    assert!(plugin_metric(&cluster, "decode", "store_master_back") >= 1.0);
 }
 
 #[test]
@@ -332,7 +333,7 @@ fn the_supervisor_runs_the_master_and_starts_it_again() {
         restored(&cluster, "decode") > before
     });
     let master = cluster.pid("mooncake-master").unwrap();
-    // Also when nobody is left to end it.
+    // Also when the supervisor was killed and cannot end it.
     signal(cluster.supervisor(), "KILL");
     cluster.wait("the master to end", || !runs(master));
 }
@@ -363,7 +364,7 @@ fn host_tier_says_what_the_master_counts_and_what_cannot_be_listed() {
     let (code, said, errors) = tier("stat", &["--json"]);
     assert_eq!(code, 0, "{said}{errors}");
     let usage: serde_json::Value = serde_json::from_str(&said).unwrap();
-    // Who looks lends nothing.
+    // A command that only looks lends no memory.
     assert_eq!(usage["capacity"], 2 * (64 << 20), "{usage}");
     assert!(usage["values"].as_u64().unwrap() > 0 && usage["bytes"].as_u64().unwrap() > 0, "{usage}");
     for (command, more) in [("ls", &[][..]), ("verify", &[]), ("prune", &["--all"])] {

@@ -95,7 +95,7 @@ fn a_worker_killed_in_mid_transfer_over_mooncake_costs_no_answer() {
             split.wait("some pages of the request to be sent", || sent() > before + 5.0);
             signal(split.pid(victim).unwrap(), "KILL");
             held.end();
-            // Tried again on the restarted worker; nobody notices.
+            // Tried again on the restarted worker; the client does not notice.
             assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens, "{victim} was killed");
         });
         split.wait_for_another(&first);

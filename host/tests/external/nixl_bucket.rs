@@ -1,4 +1,4 @@
-//! Real workers above NIXL's storage tier in a bucket of a real S3 server: what dead workers stored others restore, no answer
+//! Real workers with NIXL's storage tier in a bucket of a real S3 server: what dead workers stored others restore, no answer
 //! changes whatever becomes of the bucket, and the key to it is in no log.
 
 use std::path::Path;
@@ -100,7 +100,7 @@ fn what_dead_workers_stored_others_restore_and_what_is_damaged_is_computed_again
     let log = log + &cluster.log();
     assert!(log.contains("pages are objects in bucket") && !log.contains(SECRET), "{log}");
     drop(cluster);
-    // Whoever met a damaged one stored it again, or left a tombstone.
+    // A worker that met a damaged one stored it again, or left a tombstone.
     let cluster = workers(&bucket, plugins.path(), RESTORES).unwrap();
     assert_eq!(ask(&cluster), expected, "after the damage");
 }

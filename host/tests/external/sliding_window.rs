@@ -64,8 +64,8 @@ impl Setting {
         flags.extend(more.iter().map(|flag| (*flag).to_owned()));
         let workers = if more.contains(&"aggregated") { 1 } else { 2 };
         let program = Path::new(env!("CARGO_BIN_EXE_host"));
-        let below = if more.contains(&"--hierarchical-cache") { RESTORES } else { "" };
-        Cluster::start(&Start { program, flags, config: format!("{}{below}", self.config), workers })
+        let offload = if more.contains(&"--hierarchical-cache") { RESTORES } else { "" };
+        Cluster::start(&Start { program, flags, config: format!("{}{offload}", self.config), workers })
     }
 
     /// What an aggregated worker answers that has room for everything and computes each prompt at once.
@@ -133,9 +133,10 @@ fn a_split_server_over_nixl_answers_as_an_aggregated_one() {
     }
 }
 
-/// Host memory and a storage tier (a fake, in each worker's memory) below both caches: after a flush only the tier has anything.
+/// Offload tiers of both caches, host memory and a fake storage tier in each worker's memory. After a flush only the latter
+/// has anything.
 #[test]
-fn pages_and_windows_below_the_pool_serve_over_nixl_as_well() {
+fn pages_and_windows_of_the_offload_tiers_serve_over_nixl_as_well() {
     let Some(config) = nixl::config() else { return };
     let config = format!("[plugin.nixl]\n{config}");
     for (model, ranks) in [(Model::Synthetic, ["1", "1"]), (Model::Gemma3, ["4", "2"])] {

@@ -1,4 +1,5 @@
-//! KV that travels through staging memory gives the answers of an aggregated worker, whoever dies or leaves on the way.
+//! KV that travels through staging memory gives the answers of an aggregated worker, even when workers die or
+//! clients leave on the way.
 
 use std::path::Path;
 
@@ -42,7 +43,7 @@ impl Server {
         self.metric("decode", "host_staged_received_bytes_total")
     }
 
-    /// Nothing is anybody's any more: no page, no byte of staging memory, no question.
+    /// Nothing is held any more: no page, no byte of staging memory, no question.
     fn settles(&self) {
         self.cluster.wait("everything to be free", || {
             let free = |role| {
@@ -180,7 +181,7 @@ fn a_worker_killed_during_a_staged_transfer_is_restarted_and_the_request_answere
             split.cluster.wait("some of the request to be staged", || split.staged() > before + 40_000.0);
             signal(split.cluster.pid(role).unwrap(), "KILL");
             held.end();
-            // Tried again on the restarted worker; nobody notices.
+            // Tried again on the restarted worker; the client does not notice.
             assert_eq!(request.join().unwrap().unwrap().tokens, right, "{role}");
         });
         split.cluster.wait_for_another(&first);

@@ -324,6 +324,6 @@ fn requests_given_up_at_any_time_leave_no_page_behind_on_any_side() {
         }
         assert_eq!(split.generate(&[9; 70], 8).unwrap().tokens, right);
         let failed = count(&split, &split.worker("decode"), "host_requests_failed_total");
-        assert!(failed > 0.0, "nobody left in time");
+        assert!(failed > 0.0, "no client left in time");
     }
 }

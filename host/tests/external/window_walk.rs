@@ -1,5 +1,5 @@
 //! Models with windows in every arrangement at once: transfer over shared memory and over the real NIXL, equal and different
-//! numbers of ranks, radix caches and storage below them or not, pages that suffice and pages that run short. Prompts are
+//! numbers of ranks, radix caches and offload tiers or not, pages that suffice and pages that run short. Prompts are
 //! shorter than the window, as long, one token longer, and sixty times as long. All answers are those of one aggregated
 //! worker that keeps nothing.
 
@@ -30,7 +30,7 @@ const RANKS: [&[&str]; 2] = [
     ],
 ];
 const RADIX: [&str; 2] = ["--prefill-radix-cache", "--decode-radix-cache"];
-const BELOW: [&str; 5] =
+const OFFLOAD: [&str; 5] =
     ["--hierarchical-cache", "--hicache-prefetch-policy", "wait_complete", "--hicache-storage", "memory"];
 
 /// A model with a window.
@@ -54,8 +54,8 @@ impl Model {
             .chain(always.iter().chain(flags).map(|flag| (*flag).to_owned()))
             .collect();
         let workers = if flags.iter().any(|flag| flag == "aggregated") { 1 } else { 2 };
-        let below = if flags.iter().any(|flag| flag == "--hierarchical-cache") { RESTORES } else { "" };
-        let config = format!("{}{below}{plugin_config}", self.config);
+        let offload = if flags.iter().any(|flag| flag == "--hierarchical-cache") { RESTORES } else { "" };
+        let config = format!("{}{offload}{plugin_config}", self.config);
         let program = Path::new(env!("CARGO_BIN_EXE_host"));
         (Cluster::start(&Start { program, flags, config, workers }), plugins)
     }
@@ -76,7 +76,7 @@ impl Model {
         let right = answers(&whole, &prompts);
         let mut resumed = 0.0;
         for ranks in RANKS {
-            for caches in [vec![], RADIX.to_vec(), [&RADIX[..], &BELOW].concat()] {
+            for caches in [vec![], RADIX.to_vec(), [&RADIX[..], &OFFLOAD].concat()] {
                 for pages in self.pools {
                     let pool = ["--pool-pages", pages, "--reserved-decode-tokens", "16", "--max-batch", "32"];
                     let flags = [ranks, &caches, &pool].concat();
@@ -94,7 +94,7 @@ impl Model {
                     let decode = split.metrics(&split.worker("decode"));
                     let count = |name: &str| decode[&format!("host_{name}_total")];
                     println!(
-                        "{how}: {} retractions, {} tokens found again, {} of them below, {} computed again",
+                        "{how}: {} preemptions, {} tokens found again, {} of them in offload tiers, {} computed again",
                         count("retractions"),
                         count("restored_tokens"),
                         count("restored_below_tokens"),
@@ -106,23 +106,23 @@ impl Model {
                 }
             }
         }
-        assert!(resumed > 0.0, "no retracted request found anything below the pool");
+        assert!(resumed > 0.0, "no preempted request found anything in the offload tiers");
     }
 }
 
-/// All answers, asked for at once.
+/// All answers, from clients that run at once.
 fn answers(cluster: &Cluster, prompts: &[Vec<u32>]) -> Vec<Vec<u64>> {
     std::thread::scope(|scope| {
-        let asked: Vec<_> = prompts
+        let clients: Vec<_> = prompts
             .iter()
             .map(|prompt| scope.spawn(|| cluster.generate(prompt, ANSWER).unwrap().tokens))
             .collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 
 /// Seven layers, five of which slide: two in a page, so that a window part is three pages. Computing takes long enough that
-/// restoring is worth it.
+/// the cost model prefers to restore.
 fn synthetic() -> Model {
     Model {
         flags: ["--executor", "synthetic"].map(str::to_owned).to_vec(),

@@ -100,7 +100,7 @@ fn damaged_objects_are_an_error_and_then_missing_and_can_be_stored_again() {
     assert_eq!(reader.put(20..22), [ErrorCode::UNSUPPORTED.0; 2]);
     assert_eq!(delete(&reader, 8..9), [ErrorCode::UNSUPPORTED.0]);
     assert!(reader.bytes()[..8 * PAGE].iter().all(|byte| *byte == 7), "what is damaged touches no memory");
-    assert_eq!(bucket.object(&object(7)), bucket.object(&object(8)), "who only reads changed an object");
+    assert_eq!(bucket.object(&object(7)), bucket.object(&object(8)), "a reader changed an object");
     place.config = config;
 
     tier.bytes().fill(0);
@@ -121,7 +121,7 @@ fn damaged_objects_are_an_error_and_then_missing_and_can_be_stored_again() {
 }
 
 #[test]
-fn what_is_removed_leaves_a_tombstone_that_nobody_finds_and_a_put_writes_over() {
+fn what_is_removed_leaves_a_tombstone_that_is_never_found_and_a_put_writes_over() {
     let Some((bucket, place)) = bucket() else { return };
     let tier = place.open();
     tier.fill();
@@ -131,7 +131,7 @@ fn what_is_removed_leaves_a_tombstone_that_nobody_finds_and_a_put_writes_over() 
     assert!(bucket.object(&object(4)).is_none(), "what was not there has none");
     assert_eq!((delete(&tier, 0..4), exists(&tier, 0..4)), (vec![MISSING; 4], vec![MISSING; 4]));
     assert_eq!(tier.get(0..4), [MISSING; 4]);
-    // Somebody else may tidy up.
+    // An operator may tidy up.
     bucket.remove(&object(1));
     assert_eq!(tier.put(1..3), [STORED; 2]);
     assert_eq!(tier.get(0..4), [MISSING, FOUND, FOUND, MISSING]);

@@ -95,7 +95,7 @@ fn verify_beside_a_worker_names_what_is_damaged_and_removes_nothing() {
         assert_eq!((0..12).filter(named).collect::<Vec<_>>(), [0, 1, 2, 3, 4], "{said}");
     }
     assert!(contents() == before, "verify changed the files of a worker");
-    // An instance that is opened so says it to whoever wants more.
+    // A read-only instance stores and deletes nothing.
     place.config.insert_str(0, "read_only = true\n");
     let reader = place.open();
     reader.fill();
@@ -147,7 +147,7 @@ fn a_page_that_the_kernel_refuses_fails_alone_and_the_others_of_its_request_are_
     tier.bytes().fill(0);
     let protect = |flags| {
         let at = tier.memory.address().as_ptr().wrapping_add(2 * PAGE);
-        // SAFETY: whole pages of the mapping, which nobody but the kernel touches while they cannot be written.
+        // SAFETY: whole pages of the mapping, which only the kernel touches while they cannot be written.
         unsafe { rustix::mm::mprotect(at.cast(), PAGE, flags) }.unwrap();
     };
     protect(rustix::mm::MprotectFlags::READ);
@@ -168,7 +168,7 @@ fn check_says_what_is_missing_for_the_tier() {
         open_tier(catalog.find("nixl").unwrap(), &opening).err().unwrap().to_string()
     };
     let library = format!("library = {:?}\n", library.display().to_string());
-    // Who wants no tier is asked for none.
+    // Without a `storage` table no storage plugin of NIXL is needed.
     let check = |plugin_dir: Option<&Path>, config: &str| {
         let file = plugins.path().join("host.toml");
         std::fs::write(&file, config).unwrap();

@@ -25,8 +25,8 @@ fn start_model(model: &[&str], flags: &[&str]) -> (Cluster, tempfile::TempDir) {
     let workers = if flags.contains(&"aggregated") { 1 } else { 2 };
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
     let config = if model.contains(&"synthetic") { SYNTHETIC } else { "" };
-    let below = if flags.contains(&"--hierarchical-cache") { RESTORES } else { "" };
-    (Cluster::start(&Start { program, flags: all, config: format!("{config}{below}"), workers }), plugins)
+    let offload = if flags.contains(&"--hierarchical-cache") { RESTORES } else { "" };
+    (Cluster::start(&Start { program, flags: all, config: format!("{config}{offload}"), workers }), plugins)
 }
 
 fn start(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
@@ -52,12 +52,12 @@ fn answer(cluster: &Cluster, prompt: &[u32], tokens: u32) -> Value {
     answer["output_ids"].clone()
 }
 
-/// All answers, asked for at once.
+/// All answers, from clients that run at once.
 fn answers(cluster: &Cluster, prompts: &[Vec<u32>], tokens: u32) -> Vec<Value> {
     std::thread::scope(|scope| {
-        let asked: Vec<_> =
+        let clients: Vec<_> =
             prompts.iter().map(|prompt| scope.spawn(move || answer(cluster, prompt, tokens))).collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 
@@ -166,7 +166,7 @@ fn the_next_turn_of_a_conversation_is_computed_from_the_window_that_the_last_one
 }
 
 #[test]
-fn decode_restores_its_pages_from_below_and_is_sent_the_window() {
+fn decode_restores_its_pages_from_the_offload_tiers_and_is_sent_the_window() {
     let flags = ["--decode-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
     let (cluster, _plugins) = start(&flags);
     // The next token sees 126..=165, four pages.
@@ -210,7 +210,7 @@ fn a_gemma3_is_answered_alike_by_every_arrangement() {
     }
 }
 
-/// Parts of a long prompt's window are given up for another prompt; then somebody goes on from its middle.
+/// Parts of a long prompt's window are given up for another prompt; then a request goes on from its middle.
 fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64) {
     let (aggregated, _plugins) = start_model(model, &["--role", "aggregated"]);
     let (cluster, _plugins) = start_model(model, &[flags, &["--pool-pages", pool]].concat());
@@ -230,7 +230,7 @@ fn forks(model: &[&str], flags: &[&str], long: u32, pool: &str) -> (Cluster, f64
 }
 
 #[test]
-fn who_goes_on_where_the_window_is_gone_has_it_computed_and_nothing_else_of_what_is_cached() {
+fn a_request_that_goes_on_where_the_window_is_gone_has_it_computed_and_nothing_else_of_what_is_cached() {
     let long = 60 * WINDOW;
     // The token at 1200 sees page 72 first; five layers look 39 tokens back each, the last one's own not counted.
     let again = f64::from(1200 - (72 * PAGE - 4 * (WINDOW - 1)) / PAGE * PAGE);

@@ -47,7 +47,7 @@ fn router() -> (Cluster, String) {
 }
 
 #[test]
-fn parts_started_by_hand_serve_and_a_worker_that_does_not_fit_harms_nobody() {
+fn parts_started_by_hand_serve_and_a_worker_that_does_not_fit_does_no_harm() {
     let plugins = plugin_files::directory(&["shm"]);
     let (cluster, control) = router();
     let start = |role: &str, flags: &[&str]| Worker::start(plugins.path(), role, &control, flags);
@@ -55,7 +55,7 @@ fn parts_started_by_hand_serve_and_a_worker_that_does_not_fit_harms_nobody() {
     let decode = start("decode", &["--name=taker"]);
     cluster.wait("both to register", || cluster.workers().len() == 2);
 
-    // Alone, the pair is refused with both values; nobody dies of it.
+    // Alone, the pair is refused with both values, and every process goes on.
     let error = cluster.generate(&[1, 2, 3], 4).unwrap_err();
     assert!(error.contains("503") && error.contains("32") && error.contains("16"), "{error}");
     let health = cluster.health().unwrap();

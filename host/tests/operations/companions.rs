@@ -82,7 +82,7 @@ fn a_companion_that_cannot_work_is_refused_before_any_worker_starts() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     for (flags, config, says) in [
-        (&["--start-companion", "nobody"][..], String::new(), "--start-companion nobody"),
+        (&["--start-companion", "unknown"][..], String::new(), "--start-companion unknown"),
         (
             &["--start-companion", "x"],
             "program = \"no-such-program\"".into(),

@@ -125,7 +125,7 @@ fn every_command_of_the_plugin_pages_works_as_written() {
     }
 }
 
-/// All Rust below a folder.
+/// All Rust of a folder.
 fn sources(folder: &Path, text: &mut String) {
     for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {

@@ -49,7 +49,7 @@ fn said(cluster: &Cluster, parts: &[&str]) {
     assert!(found, "no message has {parts:?}:\n{}", messages.join("\n"));
 }
 
-/// Serves, restarts and serves again with these plugins: the second life finds the first one's pages.
+/// Serves, restarts and serves again with these plugins: the second process finds the first one's pages.
 fn serves_stores_and_restores(named: &str, carries: &str, environment: &[(&str, &Path)]) {
     let plugins = plugin_files::directory(&["shm", "nixl", "hicache-file", "swa"]);
     let cache = tempfile::tempdir().unwrap();

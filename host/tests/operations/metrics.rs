@@ -1,4 +1,4 @@
-//! What is counted after a known run, and that every series is described.
+//! The counters after a known run, and a description of every series.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -84,14 +84,14 @@ fn a_known_run_is_counted_as_it_was() {
     }
 }
 
-/// What each worker's series say about ten pages that went below its pool and came back from there.
+/// What each worker's series say about ten pages that went to the offload tiers and came back from there.
 #[test]
-fn what_moves_below_the_pool_is_counted_page_by_page_and_byte_by_byte_on_every_worker() {
+fn what_offload_tiers_move_is_counted_page_by_page_and_byte_by_byte_on_every_worker() {
     const PAGES: u32 = 10;
-    let below = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
-    let below = [&below[..], &["--hicache-prefetch-policy", "wait_complete"]].concat();
-    let pair = [&["--decode-radix-cache"][..], &below].concat();
-    let alone = [&["--role", "aggregated"][..], &below].concat();
+    let offload = ["--prefill-radix-cache", "--hierarchical-cache", "--hicache-storage", "memory"];
+    let offload = [&offload[..], &["--hicache-prefetch-policy", "wait_complete"]].concat();
+    let pair = [&["--decode-radix-cache"][..], &offload].concat();
+    let alone = [&["--role", "aggregated"][..], &offload].concat();
     let mut page = 0.0;
     for (flags, roles) in [(&pair, &["decode", "prefill"][..]), (&alone, &["aggregated"])] {
         let (cluster, _plugins) = start_with(flags, RESTORES, roles.len());

@@ -1,5 +1,5 @@
-//! `--target-itl-ms`, live: what it says of itself. Whether it holds is shown in virtual time, by the core's tests, and
-//! measured by a benchmark.
+//! The metrics of `--target-itl-ms`, live. The core's tests show in virtual time that the target holds, and a benchmark
+//! measures it.
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ fn answers(cluster: &Cluster) -> Vec<Vec<u64>> {
         cluster.generate(&prompt, 30).unwrap().tokens
     };
     std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..8).map(|request| scope.spawn(move || ask(request))).collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        let clients: Vec<_> = (0..8).map(|request| scope.spawn(move || ask(request))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 

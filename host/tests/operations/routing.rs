@@ -225,7 +225,7 @@ fn a_dead_workers_pages_leave_the_index_and_its_conversations_move_on() {
     assert_ne!(again.decode, first.decode);
     assert_eq!((&again.tokens, &again.prefill), (&first.tokens, &first.prefill), "prefill still has it");
     assert_eq!(again.tokens, ask(&whole, &prompt, 20).tokens);
-    // A new life of the same name begins with nothing, and is followed again.
+    // A new process of the same name begins with nothing, and is followed again.
     fleet.workers[at] = Worker::start(fleet.plugins.path(), "decode", &first.decode, &fleet.control);
     fleet.whole();
     assert_eq!(fleet.known(&first.decode), 0);
@@ -236,7 +236,7 @@ fn a_dead_workers_pages_leave_the_index_and_its_conversations_move_on() {
 fn a_router_that_starts_anew_learns_everything_from_snapshots() {
     let mut fleet = Fleet::start("prefix");
     let prompt = conversation(1);
-    // More than the workers remember, over small pools: whoever comes late cannot be told event by event.
+    // More than the workers remember, over small pools: a router that comes late cannot be told event by event.
     for number in 0..150 {
         ask(&fleet.router, &conversation(100 + number), 1);
     }

@@ -110,7 +110,7 @@ fn what_is_installed_and_locked_is_loaded_and_nothing_else() {
     assert!(said.contains("lists 1 files"), "{said}");
     assert!(list().contains("locked"), "{}", list());
 
-    // A list that everybody may change pins nothing.
+    // A list that every user may change pins nothing.
     let lock = directory.path().join("plugins.lock");
     let mode = |mode| std::fs::set_permissions(&lock, PermissionsExt::from_mode(mode)).unwrap();
     mode(0o666);
@@ -146,9 +146,9 @@ fn a_directory_that_is_not_there_is_said_not_to_be() {
     assert!(code == 0 && said.contains("/nowhere/at-all is left out: No such file"), "{said}");
 }
 
-/// Pipes without a writer, which whoever opens them as files waits for.
+/// Pipes without a writer: a process that opens one as a file waits for a writer.
 #[test]
-fn pipes_in_place_of_files_keep_nobody_waiting() {
+fn pipes_in_place_of_files_are_not_waited_for() {
     for (name, says) in [
         ("plugins.lock", "plugins.lock cannot be read: it is not a regular file"),
         ("a.plugin.toml", "a.plugin.toml says nothing of use about a plugin: it is not a regular file"),
@@ -230,7 +230,7 @@ fn a_file_is_named_from_where_one_is() {
 }
 
 #[test]
-fn a_file_that_anyone_may_change_is_refused() {
+fn a_file_that_every_user_may_change_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let directory = plugin_files::directory(&["null"]);
     let file = directory.path().join("null.so");
@@ -241,7 +241,7 @@ fn a_file_that_anyone_may_change_is_refused() {
 }
 
 #[test]
-fn an_output_that_nobody_reads_ends_the_command_quietly() {
+fn a_closed_output_ends_the_command_quietly() {
     let directory = plugin_files::directory(&["memory"]);
     let (at, file) = (directory.path(), directory.path().join("memory.so"));
     let list = ["plugins", "list", "--plugins-dir", path(at)];

@@ -1,4 +1,4 @@
-//! Plugins as operators and authors meet them: `host plugins`, and what the program says of plugins that it cannot use.
+//! Plugins as operators and authors see them: `host plugins`, and the errors about plugins that cannot be used.
 //! Loading itself is tested in `host/plugins/tests/loading`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]

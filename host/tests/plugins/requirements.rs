@@ -4,7 +4,7 @@ use host_tests::plugin_files;
 
 /// Everything at once: three installed transfer plugins, of which none does all, and features that exclude each other.
 #[test]
-fn a_start_is_refused_with_all_that_is_wrong_and_who_has_what_is_missing() {
+fn a_start_is_refused_with_all_that_is_wrong_and_the_plugins_that_have_what_is_missing() {
     let directory = plugin_files::directory(&["null", "shm", "wire", "memory", "plain"]);
     let config = directory.path().join("host.toml");
     std::fs::write(&config, "[plugin.shm]\ncopy_threads = \"two\"\n[plugin.shmm]\nx = 1\n").unwrap();

@@ -11,7 +11,7 @@ fn a_worker_ends_although_its_plugin_does_not_stop() {
     let directory = plugin_files::directory(&["calling"]);
     let config = directory.path().join("host.toml");
     std::fs::write(&config, "[plugin.calling]\nstubborn = true\ntext = \"from within\"\n").unwrap();
-    // Nobody answers at that router; the worker keeps trying, and needs none to be asked to stop.
+    // No router answers there. The worker keeps trying, and needs none to stop.
     let mut worker = Command::new("timeout")
         .args(["60", env!("CARGO_BIN_EXE_host"), "--role", "decode", "--executor", "synthetic"])
         .args(["--router", "http://127.0.0.1:9", "--plugins", "calling", "--pool-pages", "64"])

@@ -156,7 +156,7 @@ fn a_prefill_worker_killed_mid_transfer_is_reported_restarted_and_its_request_an
         cluster.wait("some pages of the request to be sent", || pages_sent(&first) > before + 5.0);
         signal(cluster.pid("prefill").unwrap(), "KILL");
         held.end();
-        // Tried again on the restarted worker; nobody notices.
+        // Tried again on the restarted worker; the client does not notice.
         assert_eq!(request.join().unwrap().unwrap().tokens, right.tokens);
     });
     cluster.wait_for_another(&first);
@@ -214,7 +214,7 @@ fn a_frozen_prefill_worker_costs_seconds_and_no_page() {
             cluster.metrics(&decode).get("host_kv_pages{state=\"held\"}").is_some_and(|held| *held > 0.0)
         });
         signal(prefill, "STOP");
-        // Given up by signs of life, not by a long timeout; then nobody can serve it and the client is told.
+        // Given up by signs of life, not by a long timeout; then no worker can serve it and the client is told.
         let answer = request.join().unwrap();
         let why = answer.expect_err("a frozen worker answered");
         assert!(why.starts_with("503"), "{why}");

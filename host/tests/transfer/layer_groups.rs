@@ -1,4 +1,4 @@
-//! Layers that travel while later ones are computed change no answer, live; and executors keep to what they say of them.
+//! Layers that travel while later ones are computed change no answer, live; and executors report no layer too early.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -91,7 +91,7 @@ fn a_byte_flipped_in_a_layer_sent_ahead_costs_a_second_transfer_and_no_answer() 
         let answer = split.generate(&prompt, 16).unwrap().tokens;
         // The first write of all is one of a first layer.
         assert!(metric(&split, "prefill", "host_layer_parts_sent_total") > 0.0);
-        assert_eq!(answer == right, integrity, "the flipped byte was read only where nobody looked for it");
+        assert_eq!(answer == right, integrity, "the flipped byte was read only where digests were off");
         let failures = metric(&split, "decode", "host_integrity_failures_total");
         assert_eq!(failures, f64::from(u8::from(integrity)));
         split.wait("all pages to be free", || split.all_free());
@@ -159,11 +159,11 @@ fn layers_that_an_executor_calls_done_are_final() {
             };
             let mut kv = KvMemory::new(KvLayout::new(shape, order)).unwrap();
             let reader = kv.clone();
-            let (batch, asked) = (batch(), batch());
+            let (batch, read) = (batch(), batch());
             let (said, heard) = channel();
             let mut layers_done = |done: usize| {
                 // As the transfer thread does: reads while the executor is at work.
-                said.send((done, layers_of(&reader, &asked, 0..done))).unwrap();
+                said.send((done, layers_of(&reader, &read, 0..done))).unwrap();
             };
             let outputs = executor.forward_by_layer(&mut kv, &batch, &mut layers_done).unwrap();
             let news: Vec<(usize, Vec<u8>)> = heard.try_iter().collect();
@@ -172,7 +172,7 @@ fn layers_that_an_executor_calls_done_are_final() {
             for (done, bytes) in news {
                 assert!(bytes == layers_of(&kv, &batch, 0..done), "{}: {done} layers, {order}", model.math);
             }
-            // Telling changes nothing of what is computed.
+            // Reporting layers changes nothing of what is computed.
             let mut other = KvMemory::new(KvLayout::new(shape, order)).unwrap();
             assert_eq!(executor.forward(&mut other, &batch).unwrap(), outputs);
             assert!(layers_of(&kv, &batch, 0..model.layers) == layers_of(&other, &batch, 0..model.layers));

@@ -38,7 +38,7 @@ fn right_answer() -> Vec<u64> {
 /// Waits until one request is on its way and so many wait for it.
 fn all_wait(cluster: &Cluster, followers: f64) {
     let decode = cluster.worker("decode");
-    cluster.wait("everybody to wait for the first one", || {
+    cluster.wait("all other requests to wait for the first one", || {
         let metrics = cluster.metrics(&decode);
         metrics.get("host_requests_active") == Some(&1.0)
             && metrics.get("host_requests_queued") == Some(&followers)
@@ -88,7 +88,7 @@ fn when_the_first_client_leaves_the_next_request_goes_ahead_for_all() {
 }
 
 #[test]
-fn when_the_prefill_worker_dies_all_who_wait_are_answered_by_the_next() {
+fn when_the_prefill_worker_dies_all_requests_that_wait_are_answered_by_the_next() {
     let right = right_answer();
     let hold = Hold::new();
     let (cluster, _plugins) = start(&["--decode-radix-cache", "--prefill-radix-cache"], &held(&hold), 2);
@@ -106,5 +106,5 @@ fn when_the_prefill_worker_dies_all_who_wait_are_answered_by_the_next() {
     cluster.wait("all requests to end", || cluster.all_free());
     let decode = cluster.metrics(&cluster.worker("decode"));
     assert_eq!(decode["host_requests_finished_total"], 12.0);
-    assert!(decode["host_shared_transfers_total"] > 0.0, "the second time nobody waited: {decode:?}");
+    assert!(decode["host_shared_transfers_total"] > 0.0, "the second time no request waited: {decode:?}");
 }

@@ -57,7 +57,7 @@ fn page_digests(cluster: &Cluster) -> Vec<(u64, String)> {
     digests
 }
 
-/// Tokens of prompts of lengths around the page size, asked at once, and the digests of the pages of each.
+/// Tokens of prompts of lengths around the page size, requested at once, and the digests of the pages of each.
 type Found = (Vec<Vec<u64>>, Vec<(u64, String)>);
 
 fn ask(cluster: &Cluster) -> Found {

@@ -66,8 +66,8 @@ fn is_all(worker: &Worker, value: u8) -> bool {
     worker.bytes().iter().all(|byte| *byte == value)
 }
 
-/// Time for bytes that are on their way to arrive: longer than the driver ever leaves a door alone. It cannot make a
-/// right plugin fail.
+/// Time for bytes that are on their way to arrive: longer than the driver ever leaves an inbound endpoint alone. It cannot
+/// make a right plugin fail.
 #[allow(clippy::disallowed_methods, reason = "what must not happen is given time to happen")]
 fn let_late_writes_land() {
     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -239,7 +239,11 @@ pub fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead(setup
         let (sender, mut receiver, peer) = stuck(setup, &config);
         let ends: Vec<_> = (0..64).map(|_| sender.completion()).collect();
         assert!(ends.iter().all(|end| end.status == ErrorCode::PEER_LOST.0), "{ends:?}");
-        assert_eq!(sender.backend.settled(Tag(1)), 0, "nobody has said that its door is closed");
+        assert_eq!(
+            sender.backend.settled(Tag(1)),
+            0,
+            "the receiver has not said that its inbound endpoint is closed"
+        );
         if revive {
             kill_process(Pid::from_child(&receiver.process), Signal::CONT).unwrap();
         } else {
@@ -255,8 +259,8 @@ pub fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead(setup
     }
 }
 
-/// Endpoints that are stale or damaged harm nobody.
-pub fn endpoints_that_are_stale_or_damaged_harm_nobody(setup: &Setup<'_>) {
+/// Endpoints that are stale or damaged do no harm.
+pub fn endpoints_that_are_stale_or_damaged_do_no_harm(setup: &Setup<'_>) {
     let receiver = setup.worker("decode");
     let sender = setup.worker("prefill");
     let endpoint = receiver.backend.endpoint().unwrap();

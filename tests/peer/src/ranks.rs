@@ -33,15 +33,15 @@ impl Side {
     }
 
     /// What the other side needs: for each rank its region and its endpoint.
-    pub fn card(&self) -> String {
+    pub fn endpoints(&self) -> String {
         let of = |rank: &Worker| format!("{}:{}", rank.region.0, hex(&rank.backend.endpoint().unwrap()));
         self.ranks.iter().map(of).collect::<Vec<_>>().join(" ")
     }
 
     /// Every rank writes its slice of every rank of the other side.
-    pub fn write_all(&self, card: &str) {
+    pub fn write_all(&self, endpoints: &str) {
         for (from, rank) in self.ranks.iter().enumerate() {
-            for (to, other) in card.split(' ').enumerate() {
+            for (to, other) in endpoints.split(' ').enumerate() {
                 let (region, endpoint) = other.split_once(':').unwrap();
                 let peer = rank.backend.connect(&format!("other.{to}"), &unhex(endpoint)).unwrap();
                 let source = (RANKS + to) * SLICE;
@@ -90,12 +90,12 @@ impl Side {
 /// A side in the other process, driven by lines.
 pub(crate) fn serve(directory: &Path, plugin: &str, name: &str, config: &str) {
     let side = Side::open(directory, plugin, name, config);
-    println!("@ {}", side.card());
+    println!("@ {}", side.endpoints());
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         match line.split_once(' ') {
-            Some(("write", card)) => {
-                side.write_all(card);
+            Some(("write", endpoints)) => {
+                side.write_all(endpoints);
                 println!("@ written");
             }
             Some(("settle", other)) => {

@@ -1,4 +1,4 @@
-//! A small byte-level BPE tokenizer, learned from a text of our own, in Hugging Face's file format.
+//! A small byte-level BPE tokenizer, learned from a text in this file, in Hugging Face's file format.
 
 use std::collections::BTreeMap;
 

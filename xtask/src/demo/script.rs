@@ -1,12 +1,12 @@
-//! What the demo asks.
+//! The prompts of the demo.
 
 use crate::client::{Ask, Message};
 
 /// One prompt, or one turn of the conversation.
 pub struct Prompt {
-    /// How the tables call it.
+    /// Its name in the tables.
     pub name: String,
-    /// What is sent.
+    /// The request.
     pub ask: Ask,
 }
 
@@ -14,7 +14,7 @@ const PASSAGE: &str = "A prompt is computed once, on a worker that does nothing 
     behind, keys and values for every token and layer, is written page by page into the memory of another worker, \
     which then adds one token after the other. ";
 
-/// What a person says in four turns.
+/// A user's messages of four turns.
 pub const TURNS: [&str; 4] = [
     "What is the capital of France?",
     "Name two things to see there.",

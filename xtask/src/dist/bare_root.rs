@@ -1,4 +1,4 @@
-//! An archive in an empty root: does it bring all that it needs?
+//! Tries an archive in an empty root, so that a missing file shows.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
@@ -8,9 +8,9 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, bail, ensure};
 use host_tests::wait::try_until;
 
-/// Where it is unpacked, which is no folder that it was made for.
+/// The folder in which it is unpacked: one that no build expects.
 const PLACE: &str = "opt/somewhere else";
-/// What the program is called there, as an operator may who keeps Debian's `host`.
+/// What the program is called there: operators may rename it to keep Debian's `host`.
 const NAME: &str = "host-llm";
 
 /// Unpacks the archive in a root that holds the C library of this machine and nothing else, and has it list its plugins and

@@ -1,4 +1,4 @@
-//! Which crates of others a release contains, and under which terms.
+//! The third-party crates of a release, and their licences.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -41,7 +41,7 @@ pub struct Licences {
     pub crates: usize,
 }
 
-/// The version of one of our packages.
+/// The version of a package of this workspace.
 pub fn version(metadata: &Value, name: &str) -> anyhow::Result<String> {
     let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
     let package = packages.iter().find(|package| package["name"] == name && package["source"].is_null());
@@ -49,7 +49,7 @@ pub fn version(metadata: &Value, name: &str) -> anyhow::Result<String> {
     version.map(str::to_owned).with_context(|| format!("cargo metadata does not know {name}"))
 }
 
-/// Every crate of others that code of these packages links. Refuses one without a licence, or with one that was not accepted.
+/// Every third-party crate that code of these packages links. Refuses one without a licence, or with one that was not accepted.
 pub fn of(metadata: &Value, roots: &[String]) -> anyhow::Result<Licences> {
     let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
     let by_id: BTreeMap<&str, &Value> =

@@ -1,4 +1,4 @@
-//! Work beside the tests: what a machine does that is not theirs alone.
+//! Load beside the tests, as on a machine that runs other programs too.
 
 use std::fs::File;
 use std::io::{Seek as _, Write as _};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// What the writer writes before it begins again.
+/// Bytes that the writer writes before it begins again.
 const FILE: usize = 256 << 20;
 /// At once.
 const BLOCK: usize = 1 << 20;

@@ -27,7 +27,7 @@ pub struct Run {
     pub time: Duration,
     /// What it printed.
     pub output: Vec<u8>,
-    /// How it ended, where it did.
+    /// How it ended, if it did.
     pub status: Option<ExitStatus>,
 }
 
@@ -38,7 +38,7 @@ impl Run {
     }
 }
 
-/// What waits to be run.
+/// The programs that wait to be run.
 #[derive(Debug, Default)]
 struct Queue {
     external: VecDeque<Program>,

@@ -1,4 +1,4 @@
-//! Addresses that nobody reaches, or that somebody has.
+//! Addresses that cannot be reached, or that are taken.
 
 use std::process::Command;
 

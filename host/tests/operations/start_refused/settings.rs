@@ -9,8 +9,8 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     let config = directory.path().join("host.toml");
     std::fs::write(&config, "page-sise = 16\n").unwrap();
     let config = config.display().to_string();
-    let below = ["--executor", "synthetic", "--hierarchical-cache", "--decode-radix-cache"];
-    let with = |more: &[&'static str]| [&below[..], more].concat();
+    let offload = ["--executor", "synthetic", "--hierarchical-cache", "--decode-radix-cache"];
+    let with = |more: &[&'static str]| [&offload[..], more].concat();
     let [policy, patience, small, large, store, twice] = [
         with(&["--hicache-write-policy", "sometimes"]),
         with(&["--hicache-prefetch-policy", "never"]),

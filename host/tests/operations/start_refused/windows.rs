@@ -1,4 +1,4 @@
-//! Sliding layers, and who hands out their pages.
+//! Sliding layers, and the allocators of their pages.
 
 use std::process::Command;
 

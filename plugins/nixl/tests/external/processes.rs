@@ -89,6 +89,6 @@ fn writes_to_a_stopped_receiver_settle_only_when_it_says_so_or_is_dead() {
 }
 
 #[test]
-fn endpoints_that_are_stale_or_damaged_harm_nobody() {
-    with(between_processes::endpoints_that_are_stale_or_damaged_harm_nobody);
+fn endpoints_that_are_stale_or_damaged_do_no_harm() {
+    with(between_processes::endpoints_that_are_stale_or_damaged_do_no_harm);
 }

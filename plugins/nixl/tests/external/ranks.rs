@@ -15,9 +15,9 @@ fn four_ranks_on_either_side_write_to_each_other_all_at_once_and_end_in_order() 
         let config = format!("{config}progress_threads = {threads:?}\n");
         let ours = Side::open(directory.path(), "nixl", "prefill", &config);
         let mut theirs = Remote::of(Role::Ranks, directory.path(), &["nixl", "decode", &config]);
-        let card = theirs.answer();
-        theirs.say(&format!("write {}", ours.card()));
-        ours.write_all(&card);
+        let endpoints = theirs.answer();
+        theirs.say(&format!("write {}", ours.endpoints()));
+        ours.write_all(&endpoints);
         assert_eq!(theirs.answer(), "written");
         ours.settle("decode");
         assert_eq!(theirs.ask("settle prefill"), "settled");

@@ -64,7 +64,7 @@ impl PoolAllocator for BrokenAllocator {
             let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             match component {
                 Component::FULL => *last = pages.first().copied(),
-                // Whoever has it now.
+                // Even when it is in use.
                 _ if pages.len() > 3 => pages[0] = last.unwrap_or(pages[0]),
                 _ => {}
             }
@@ -86,7 +86,7 @@ impl PoolAllocator for BrokenAllocator {
                 0
             }
             refused if refused < 0 && self.is("frees-for-others") && self.shared && pages.len() > 1 => {
-                // Page by page, whoever has it.
+                // Page by page, also those of other sequences.
                 let each = pages.iter().map(|page| {
                     let components = [Component::FULL, Component::WINDOW];
                     components.into_iter().map(|of| self.inner.free(of, &[*page])).max().unwrap_or(refused)

@@ -20,7 +20,7 @@ pub struct BrokenTier {
     inner: MemoryTier,
     defect: String,
     event: OwnedFd,
-    /// Who opened it.
+    /// The thread that opened it.
     opener: ThreadId,
     regions: Mutex<HashMap<u32, Memory>>,
     /// Batches accepted since the last poll.

@@ -153,7 +153,7 @@ impl TransferBackend for CallingBackend {
         if self.stubborn {
             loop {
                 for address in &*locked(&self.registered) {
-                    // SAFETY: nobody deregistered the memory, so the host keeps it mapped.
+                    // SAFETY: the memory was not deregistered, so the host keeps it mapped.
                     let _byte = unsafe { std::ptr::read_volatile(*address as *const u8) };
                 }
                 std::thread::yield_now();

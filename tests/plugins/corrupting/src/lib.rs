@@ -1,7 +1,7 @@
 //! A fake for tests: the shared-memory backend, except that one byte of the configured writes changes on the way.
 //!
-//! The source stays intact, and everything else is as it should be: what such a fault needs is somebody who compares
-//! digests. The corrupted bytes go from a scratch region of this plugin's own.
+//! The source stays intact, and everything else is as it should be: only a comparison of digests finds such a fault. The
+//! corrupted bytes go from a scratch region of this plugin's own.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -102,7 +102,7 @@ impl CorruptingBackend {
         };
         let scratch = scratch.map_err(io)?.cast::<u8>();
         // SAFETY: the source range was checked against its registration, which the host keeps mapped; the scratch
-        // mapping has the same length and is ours alone.
+        // mapping has the same length and belongs to this plugin alone.
         unsafe {
             std::ptr::copy_nonoverlapping((address + write.source_offset) as *const u8, scratch, bytes);
             *scratch.add(bytes / 2) ^= 1;

@@ -30,7 +30,7 @@ enum Fault {
     Fail,
     /// Never there.
     Forget,
-    /// There when it is asked for, not there when it is read.
+    /// Found by `exists`, missing when it is read.
     Lie,
     /// Not stored, for lack of space.
     Refuse,

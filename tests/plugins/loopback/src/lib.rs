@@ -223,7 +223,7 @@ impl TransferBackend for LoopbackBackend {
     fn disconnect(&self, peer: PeerId) -> Result<()> {
         let removed = self.open_state()?.peers.remove(&peer.0);
         let other = removed.ok_or_else(|| invalid("no such peer"))?;
-        // Nothing is in flight outside a submit; what remains is to let the other side start nothing more towards us.
+        // Nothing is in flight outside a submit. The other side must start nothing more towards this instance.
         if let Some(other) = other.upgrade() {
             let ours = self.side.instance;
             other.state().peers.retain(|_, p| p.upgrade().is_some_and(|p| p.instance != ours));

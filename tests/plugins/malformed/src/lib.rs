@@ -24,7 +24,7 @@ fn told(how: &str) -> bool {
     std::env::var("MALFORMED").is_ok_and(|said| said == how)
 }
 
-/// Runs while the system loads the file, before anybody could check anything.
+/// Runs while the system loads the file, before the host could check anything.
 extern "C" fn on_load() {
     if told("aborts on load") {
         std::process::abort();

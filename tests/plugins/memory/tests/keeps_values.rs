@@ -9,7 +9,7 @@ use host_plugin_memory::open;
 /// The one completion that a batch of one page ends in.
 fn ended(tier: &dyn StorageTier) -> TierCompletion {
     let mut done = [TierCompletion::default()];
-    // A tier that works in the background is asked again until it says 1.
+    // A tier that works in the background is polled until it says 1.
     assert_eq!(tier.poll(&mut done), 1);
     done[0]
 }

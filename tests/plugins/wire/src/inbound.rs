@@ -13,14 +13,14 @@ use crate::Shared;
 const MAGIC: &[u8; 8] = b"WIRE0001";
 /// First byte of a submission.
 pub const DATA: u8 = 1;
-/// An end that is meant.
+/// An end on purpose.
 pub const GOODBYE: u8 = 2;
 /// The answer to a peer that may write.
 pub const WELCOME: u8 = 3;
 /// Bytes copied at once, and so how long the lock on the memory is held.
 pub const BUFFER: usize = 64 << 10;
 
-/// How to reach an instance. The token keeps other programs on this machine out of our memory.
+/// How to reach an instance. The token keeps other programs on this machine out of its memory.
 #[derive(Clone)]
 pub struct Endpoint {
     pub port: u16,
@@ -65,7 +65,7 @@ pub fn accept(shared: &Arc<Shared>, listener: &TcpListener, endpoint: &Endpoint)
             threads.push(thread);
         }
     }
-    // One that said hello while we closed was not cut with the others.
+    // A peer that said hello during the shutdown was not cut with the others.
     shared.regions.cut(|_| true);
     for thread in threads {
         let _panicked = thread.join();
@@ -78,15 +78,15 @@ fn serve(shared: &Shared, mut stream: TcpStream, endpoint: &Endpoint) {
     let Some(writer) = shared.regions.admit(&name, clone) else { return };
     let welcomed = !shared.queues.closed() && stream.write_all(&[WELCOME]).is_ok();
     let mut buffer = vec![0; BUFFER];
-    let meant = welcomed && receive(shared, &mut stream, writer, &name, &mut buffer).is_ok();
-    // Dismissed first: after PEER_LOST nothing of the peer may land. Nobody needs to be told of an end that one of the
-    // two sides wanted.
-    if shared.regions.dismiss(writer) && !meant {
+    let on_purpose = welcomed && receive(shared, &mut stream, writer, &name, &mut buffer).is_ok();
+    // Dismissed first: after PEER_LOST nothing of the peer may land. The host is not told of an end that one of the two
+    // sides wanted.
+    if shared.regions.dismiss(writer) && !on_purpose {
         shared.queues.notify(notification(NotificationKind::PEER_LOST, &name, &[]));
     }
 }
 
-/// The peer's name, if it knows our token.
+/// The peer's name, if it has the endpoint's token.
 fn hello(stream: &mut TcpStream, endpoint: &Endpoint) -> std::io::Result<Option<String>> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -130,7 +130,7 @@ fn receive(
             while at < length as usize {
                 let piece = &mut buffer[..(length as usize - at).min(BUFFER)];
                 stream.read_exact(piece)?;
-                // Asked again for each piece, because the region may be gone by then.
+                // Looked up for each piece, because the region may be gone by then.
                 if !fits || !shared.regions.land(writer, region, generation, offset + at as u64, piece) {
                     status = ErrorCode::INVALID_ARGUMENT.0;
                 }

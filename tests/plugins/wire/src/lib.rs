@@ -163,7 +163,7 @@ impl TransferBackend for Backend {
         self.opened()?;
         let unknown = || invalid("no such peer");
         let peer = self.peers().iter().find(|p| p.id == peer.0).cloned().ok_or_else(unknown)?;
-        // Theirs to us first: once they are cut, nothing of the peer lands here.
+        // Inbound connections first: once they are cut, nothing of the peer lands here.
         self.shared.regions.cut(|name| name == peer.name);
         self.end(&peer)
     }
@@ -214,7 +214,7 @@ impl TransferBackend for Backend {
     }
 
     fn event_fd(&self) -> i32 {
-        // No descriptor of our own: `queues` wakes the host where something is to be fetched.
+        // This plugin has no descriptor: `queues` wakes the host where something is to be fetched.
         WAKES
     }
 
@@ -228,7 +228,7 @@ impl TransferBackend for Backend {
             ended &= peer.end(deadline);
         }
         self.shared.regions.cut(|_| true);
-        // `accept` looks whether we are closed after each connection: one to ourselves wakes it up.
+        // `accept` looks after each connection whether the instance is closed: a connection from here wakes it up.
         if let Ok(stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, self.endpoint.port)) {
             let _gone = stream.shutdown(Shutdown::Both);
         }

@@ -14,23 +14,23 @@ use crate::inbound::{BUFFER, DATA, Endpoint, GOODBYE, WELCOME};
 
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// A peer that we write to.
+/// A peer that this instance writes to.
 pub struct Peer {
     pub id: u32,
     pub name: String,
     stream: TcpStream,
     shared: Arc<Shared>,
-    /// We want it to end.
+    /// The host wants it to end.
     ending: AtomicBool,
     /// The connection is of no use any more.
     lost: AtomicBool,
-    /// The thread is done, and nothing of ours is in flight to the peer.
+    /// The thread is done, and nothing is in flight to the peer.
     done: Mutex<bool>,
     ended: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Connects, says who we are, and starts the thread.
+/// Connects, gives this instance's name, and starts the thread.
 pub fn connect(shared: &Arc<Shared>, id: u32, name: &str, endpoint: &Endpoint) -> Result<Arc<Peer>> {
     let failed =
         |error: std::io::Error| Error::new(ErrorCode::PEER_LOST, format!("{name} does not answer: {error}"));
@@ -45,7 +45,7 @@ pub fn connect(shared: &Arc<Shared>, id: u32, name: &str, endpoint: &Endpoint) -
     let mut answer = [0];
     stream.read_exact(&mut answer).map_err(failed)?;
     if answer[0] != WELCOME {
-        return Err(Error::new(ErrorCode::PEER_LOST, format!("{name} does not let us write")));
+        return Err(Error::new(ErrorCode::PEER_LOST, format!("{name} does not admit this instance")));
     }
     stream.set_read_timeout(None).map_err(failed)?;
     let peer = Arc::new(Peer {
@@ -71,7 +71,7 @@ impl Peer {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Ends the connection. True when it is proven in time that nothing of ours lands at the peer any more.
+    /// Ends the connection. True when it is proven in time that nothing lands at the peer any more.
     pub fn end(&self, deadline: Instant) -> bool {
         self.ending.store(true, Ordering::Release);
         self.shared.queues.wake();
@@ -114,7 +114,7 @@ impl Peer {
             }
         }
         self.lost.store(true, Ordering::Release);
-        // The peer's thread answers the end of our data with the end of its own, and lands nothing after that. Until
+        // The peer's thread answers the end of the data with the end of its own, and lands nothing after that. Until
         // then, what was sent may be on its way.
         if ending() || self.shared.queues.closed() {
             let _maybe_lost = stream.write_all(&[GOODBYE]);
@@ -135,7 +135,7 @@ impl Peer {
         writes: &[Write],
         buffer: &mut [u8],
     ) -> std::io::Result<(i32, u64)> {
-        // Looked at before anything is sent: a write from outside of our own memory must land nothing.
+        // Looked at before anything is sent: a write from outside of registered memory must land nothing.
         let regions = &self.shared.regions;
         if !writes.iter().all(|w| regions.holds(w.source_region, None, w.source_offset, w.length)) {
             return Ok((ErrorCode::INVALID_ARGUMENT.0, 0));

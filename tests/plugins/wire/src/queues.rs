@@ -102,7 +102,7 @@ impl Queues {
         if state.closed {
             return ErrorCode::CLOSED.0;
         }
-        // A completion that nobody fetched keeps its place, so that there is always room for one more.
+        // A completion that was not fetched keeps its place, so that there is always room for one more.
         let fetched = state.completions.len();
         let taken = state.jobs.iter().filter(|job| job.step != Step::Free).count();
         let free = state.jobs.iter().position(|job| job.step == Step::Free);
@@ -178,7 +178,7 @@ impl Queues {
 
     /// Wakes the threads, so that they see what else has changed.
     pub fn wake(&self) {
-        // Whoever is about to wait holds the lock until it does.
+        // A thread that is about to wait holds the lock until it does.
         drop(self.state());
         self.changed.notify_all();
     }

@@ -18,7 +18,7 @@ pub struct Regions(Mutex<Table>);
 struct Table {
     next: u32,
     regions: HashMap<u32, Memory>,
-    /// Connections that peers made to us, by number, each with its peer's name.
+    /// Connections that peers made to this instance, by number, each with its peer's name.
     writers: HashMap<u64, (String, TcpStream)>,
     next_writer: u64,
 }
@@ -48,21 +48,21 @@ impl Regions {
         Ok(RegionId(id))
     }
 
-    /// After this returns nobody touches the region: whoever does holds the lock.
+    /// After this returns nothing touches the region: threads that do hold the lock.
     pub fn remove(&self, region: RegionId) -> Result<()> {
         let removed = self.table().regions.remove(&region.0);
         removed.map(drop).ok_or_else(|| crate::invalid("no such region"))
     }
 
-    /// Whether a range lies in a region; of that generation, when one is meant.
+    /// Whether a range lies in a region; of that generation, when one is given.
     pub fn holds(&self, region: u32, generation: Option<u32>, offset: u64, length: u32) -> bool {
         let table = self.table();
         let region = table.regions.get(&region);
-        let region = region.filter(|region| generation.is_none_or(|meant| region.generation == meant));
+        let region = region.filter(|region| generation.is_none_or(|given| region.generation == given));
         length > 0 && region.is_some_and(|region| place(region, offset, length as usize).is_some())
     }
 
-    /// Copies from our own region, for sending.
+    /// Copies from a region of this instance, for sending.
     pub fn read(&self, region: u32, offset: u64, into: &mut [u8]) -> bool {
         let table = self.table();
         let from = table.regions.get(&region).and_then(|region| place(region, offset, into.len()));
@@ -79,7 +79,7 @@ impl Regions {
         let region = table.regions.get(&region).filter(|region| region.generation == generation);
         let to = region.and_then(|region| place(region, offset, bytes.len()));
         let Some(to) = to.filter(|_| table.writers.contains_key(&writer)) else { return false };
-        // SAFETY: as in `read`; `bytes` is our own buffer and overlaps nothing of the host's.
+        // SAFETY: as in `read`; `bytes` is this plugin's buffer and overlaps nothing of the host's.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         true
     }
@@ -101,10 +101,10 @@ impl Regions {
         self.table().writers.remove(&writer).is_some()
     }
 
-    /// Cuts off every connection whose peer is meant. After this returns nothing of theirs lands.
-    pub fn cut(&self, meant: impl Fn(&str) -> bool) {
+    /// Cuts off the connections of the chosen peers. After this returns nothing of these peers lands.
+    pub fn cut(&self, chosen: impl Fn(&str) -> bool) {
         self.table().writers.retain(|_, (name, stream)| {
-            let stays = !meant(name);
+            let stays = !chosen(name);
             if !stays {
                 // Wakes the thread that reads from it. It may have ended already.
                 let _ended = stream.shutdown(Shutdown::Both);

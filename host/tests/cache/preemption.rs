@@ -39,12 +39,12 @@ fn answer(cluster: &Cluster, request: u32) -> (Value, Value) {
     (answer["output_ids"].clone(), answer["text"].clone())
 }
 
-/// All answers, asked for at once.
+/// All answers, from clients that run at once.
 fn answers_at_once(cluster: &Cluster) -> Vec<(Value, Value)> {
     std::thread::scope(|scope| {
-        let asked: Vec<_> =
+        let clients: Vec<_> =
             (0..REQUESTS).map(|request| scope.spawn(move || answer(cluster, request))).collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 
@@ -89,7 +89,7 @@ fn answers_that_outgrow_the_pool_equal_those_that_had_room() {
         let metrics = cluster.metrics(&cluster.worker(role));
         let count = |name: &str| metrics[&format!("host_{name}_total")];
         let counted = format!(
-            "{role} {flags:?}: {} retractions, {} tokens found again, {} of them below the pool, {} computed again",
+            "{role} {flags:?}: {} preemptions, {} tokens found again, {} of them in offload tiers, {} computed again",
             count("retractions"),
             count("restored_tokens"),
             count("restored_below_tokens"),
@@ -98,8 +98,8 @@ fn answers_that_outgrow_the_pool_equal_those_that_had_room() {
         println!("{counted}");
         assert!(count("retractions") > 0.0, "pages never ran short: {counted}");
         assert!(count("recomputed_tokens") > 0.0, "{counted}");
-        let below = flags.contains(&"--hierarchical-cache");
-        assert_eq!(count("restored_below_tokens") > 0.0, below, "{counted}");
+        let offload = flags.contains(&"--hierarchical-cache");
+        assert_eq!(count("restored_below_tokens") > 0.0, offload, "{counted}");
         if flags.contains(&"--hicache-storage") {
             let stored = metrics["host_hicache_restored_pages_total{tier=\"storage\"}"];
             assert!(stored > 0.0, "nothing came back from storage: {counted}");
