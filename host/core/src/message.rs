@@ -38,7 +38,7 @@ pub enum Body {
     Reserved,
     /// Prefill will not.
     Refused {
-        /// Why.
+        /// The reason, as text.
         message: String,
         /// Whether another try may succeed.
         retryable: bool,
@@ -53,7 +53,7 @@ pub enum Body {
     Drained,
     /// Prefill gives the room up.
     PrefillFailed {
-        /// Why.
+        /// The reason, as text.
         message: String,
         /// Whether another try may succeed.
         retryable: bool,

@@ -66,7 +66,7 @@ pub struct TreeConfig {
     pub seed: u64,
 }
 
-/// What is in a tree.
+/// Counts of what is in a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeCounts {
     /// Pages.

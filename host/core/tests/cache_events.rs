@@ -277,7 +277,7 @@ impl World {
         }
     }
 
-    /// A router learns who is there.
+    /// A router learns which workers are there.
     fn notice(&mut self, router: usize) {
         let Router { index, slots, .. } = &mut self.routers[router];
         for (_, slot) in slots.extract_if(.., |life, _| !self.workers.contains_key(life)) {
@@ -288,7 +288,7 @@ impl World {
         }
     }
 
-    /// The network is well again; everybody catches up.
+    /// The network is well again, and all routers catch up.
     fn settle(&mut self) {
         for worker in self.workers.values_mut().filter(|worker| worker.overflowed) {
             worker.tell_everything();
@@ -325,7 +325,7 @@ impl World {
                 }
                 union.extend(truth);
             }
-            assert_eq!(router.index.len(), union.len(), "blocks that nobody has");
+            assert_eq!(router.index.len(), union.len(), "blocks that no worker has");
         }
     }
 }

@@ -39,7 +39,9 @@ pub struct PagePart {
     pub tokens: usize,
 }
 
-/// What a block adds to a digest. The same block at two places has unrelated terms, so that blocks that changed places show.
+/// What a block adds to a digest.
+///
+/// The same block at two places has unrelated terms, so that blocks that changed places show.
 #[must_use]
 pub fn term(place: Place, block: u64) -> u64 {
     let mut bytes = [0; 32];

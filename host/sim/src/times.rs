@@ -133,8 +133,9 @@ impl<F: FnMut(Time, Work<'_>, &mut Random) -> Duration> Times for F {
     }
 }
 
-/// A world without any order: everything takes any time up to a bound, whatever its size, so that whatever can be
-/// overtaken is.
+/// A world without any order: everything takes any time up to a bound, whatever its size.
+///
+/// So any order of events is possible.
 #[derive(Clone, Copy, Debug)]
 pub struct Erratic;
 

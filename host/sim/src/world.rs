@@ -22,7 +22,7 @@ use crate::faults::{Faults, Outcome};
 use crate::kv::Kv;
 use crate::random::Random;
 use crate::times::{Times, Work};
-pub use clients::{Ask, Asked, Clients};
+pub use clients::{Ask, Clients, OpenRequest};
 use pending::Pending;
 use storage::Storage;
 use worker::Worker;
@@ -50,7 +50,7 @@ pub struct World<C> {
     awake: BTreeSet<usize>,
     /// When workers have to decide though they hear nothing.
     deadlines: BTreeSet<(Time, usize)>,
-    asked: BTreeMap<Room, Asked>,
+    open_requests: BTreeMap<Room, OpenRequest>,
     /// The connection of a worker to another one, by its own count: a write lands only over the one it was given for.
     links: BTreeMap<(Instance, Instance), u64>,
     last_session: u64,
@@ -81,7 +81,7 @@ impl<C: Clients> World<C> {
             places: BTreeMap::new(),
             awake: BTreeSet::new(),
             deadlines: BTreeSet::new(),
-            asked: BTreeMap::new(),
+            open_requests: BTreeMap::new(),
             links: BTreeMap::new(),
             last_session: 0,
             last_instance: 0,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 
 /// Held by each thread of a worker. A thread that ends before it was asked to (a panic, a plugin that failed) leaves a
-/// worker that answers nobody, so its end is told to whoever runs the process.
+/// worker that answers no request, so its end is told to what runs the process.
 pub(crate) struct Alive {
     pub(super) thread: &'static str,
     pub(super) stopping: Arc<AtomicBool>,

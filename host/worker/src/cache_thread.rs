@@ -13,7 +13,7 @@ use super::alive::Alive;
 /// Turns of the scheduler that may wait to be named. Beyond that they are dropped, and the whole cache is told anew.
 const WAITING: usize = 1024;
 
-/// The worker's log, for everybody who follows its cache.
+/// The worker's log, for all routers that follow its cache.
 #[derive(Debug)]
 pub struct CacheLog {
     log: Mutex<EventLog>,
@@ -63,7 +63,7 @@ pub(super) fn start(
     page_tokens: u32,
     alive: Alive,
 ) -> std::io::Result<(CacheFeed, Arc<CacheLog>, JoinHandle<()>)> {
-    // Who has missed more than a pool is sooner served by a snapshot.
+    // A router that has missed more than a pool is sooner served by a snapshot.
     let remembered = (pages as usize).max(4 * EVENT_KEYS);
     let (grown, _) = watch::channel(0);
     let log = Arc::new(CacheLog { log: Mutex::new(EventLog::new(pages, page_tokens, remembered)), grown });

@@ -58,7 +58,7 @@ pub enum TierAction {
     },
     /// Ask that what has not started of a read or write never starts.
     Cancel {
-        /// Which.
+        /// The tag that it was given.
         tag: TierTag,
         /// The tier that has it.
         tier: usize,

@@ -19,7 +19,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// All of them.
+    /// All components.
     pub const ALL: [Component; 2] = [Component::Full, Component::Window];
 }
 

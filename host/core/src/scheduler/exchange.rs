@@ -26,7 +26,7 @@ pub enum Event {
         from: Instance,
         /// The lowest id that the sender still repeats to us.
         floor: u64,
-        /// What.
+        /// The message.
         message: Message,
     },
     /// The handshake with a peer succeeded; pages can be exchanged from now on. An earlier connection to the same
@@ -43,7 +43,7 @@ pub enum Event {
     PeerRefused {
         /// The peer.
         peer: Instance,
-        /// Why.
+        /// The reason, as text.
         message: String,
     },
     /// A connection to a peer is gone. `fenced`: it is proven that none of the writes over it lands any more.
@@ -77,7 +77,7 @@ pub enum Event {
     BatchFailed(String),
     /// A write of ours has settled.
     Written {
-        /// Which.
+        /// The tag that it was given.
         tag: Tag,
         /// Its error, if it failed.
         error: Option<String>,
@@ -115,7 +115,7 @@ pub enum Action {
         to: Instance,
         /// The lowest id still repeated to this peer.
         floor: u64,
-        /// What.
+        /// The message.
         message: Message,
     },
     /// Fence what is left of an earlier connection and shake hands with a peer; answer with [`Event::PeerReady`] or
@@ -187,7 +187,7 @@ pub enum Action {
     Fail {
         /// The request.
         room: Room,
-        /// Why.
+        /// The failure.
         failure: Failure,
     },
     /// The contents of the radix cache changed so, in this order; for listeners.

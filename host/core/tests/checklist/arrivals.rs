@@ -91,7 +91,7 @@ fn an_aux_row_of_another_room_attempt_length_or_count_is_not_believed() {
     let pages = [
         ("other pages", Found { aux_row, lanes: Some(vec![lane(4)]) }),
         ("other pages from one rank of two", Found { aux_row, lanes: Some(vec![lane(3), lane(4)]) }),
-        ("pages that nobody looked at", Found { aux_row, lanes: Some(Vec::new()) }),
+        ("pages that were not looked at", Found { aux_row, lanes: Some(Vec::new()) }),
     ];
     for (case, found) in wrong.into_iter().chain(pages) {
         let mut leg = transferring();
@@ -108,7 +108,7 @@ fn an_aux_row_of_another_room_attempt_length_or_count_is_not_believed() {
 }
 
 #[test]
-fn an_aux_slot_is_not_given_away_while_somebody_may_write_it() {
+fn an_aux_slot_is_not_given_away_while_a_peer_may_write_it() {
     let mut leg = Leg::with(host_core::Config { max_running: 2, ..super::leg::config(Role::Decode, 64) });
     leg.submit(1, &tokens(0..4), 1);
     let slot = leg.reserves[&Room(1)].1.aux_slot;

@@ -23,7 +23,7 @@ fn an_idle_cache_is_empty_at_once_and_says_so() {
 }
 
 #[test]
-fn pages_in_use_stay_for_their_requests_are_found_by_nobody_and_go_with_the_last() {
+fn pages_in_use_stay_for_their_requests_are_found_by_no_other_and_go_with_the_last() {
     let mut leg = Leg::with(host_core::Config { cache_events: true, ..config(Role::Decode, 64) });
     let prompt = tokens(0..16);
     leg.submit(1, &prompt, 1);
@@ -57,7 +57,7 @@ fn pages_in_use_stay_for_their_requests_are_found_by_nobody_and_go_with_the_last
 }
 
 #[test]
-fn a_flush_frees_those_who_wait_for_pages_that_will_not_be_kept() {
+fn a_flush_frees_requests_that_wait_for_pages_that_will_not_be_kept() {
     let mut leg = Leg::with(config(Role::Decode, 64));
     for room in 0..3 {
         leg.submit(room, &tokens(0..16), 1);

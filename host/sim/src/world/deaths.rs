@@ -64,8 +64,8 @@ impl<C: Clients> World<C> {
             }
         }
         // The router sees the legs there break, and gives the other ones up.
-        let legs = self.asked.iter();
-        let legs = legs.filter(|(_, asked)| asked.answers == dead || asked.prefill == Some(dead));
+        let legs = self.open_requests.iter();
+        let legs = legs.filter(|(_, open)| open.answers == dead || open.prefill == Some(dead));
         let rooms: Vec<Room> = legs.map(|(room, _)| *room).collect();
         for room in rooms {
             self.later(Work::Cancel, Pending::Cancel(room));

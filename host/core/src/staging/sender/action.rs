@@ -34,7 +34,7 @@ pub enum Action {
     Say {
         /// The receiver.
         to: Target,
-        /// What.
+        /// The ask.
         ask: Ask,
     },
     /// A gathered piece is to be written; answered by [`Sender::settled`].
@@ -84,7 +84,7 @@ pub struct Gather {
     pub tag: Tag,
     /// Where it will go.
     pub target: Target,
-    /// What.
+    /// The layers, heads and pages of the piece.
     pub span: Span,
     /// Bytes from the start of the own staging region.
     pub offset: u64,
