@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_depends_neither_on_the_layout_nor_on_who_holds_which_heads() {
+    fn a_digest_depends_neither_on_the_layout_nor_on_the_ranks_that_hold_the_heads() {
         let one = pool(KvOrder::PageHeadLayerKvTokenDim, 0..4);
         for tokens in [4, 3, 9] {
             let expected = whole(&one, 1, 7, tokens);

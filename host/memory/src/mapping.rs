@@ -15,8 +15,8 @@ pub struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping stays valid for the life of the value and is plain bytes. The scheduler's page accounting decides what
-// may touch which page when, not the thread.
+// SAFETY: the mapping stays valid for the life of the value and is plain bytes. The scheduler's page accounting decides
+// what may touch which page when, not the thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

@@ -25,7 +25,7 @@ pub const DRAWN: u32 = 9;
 
 /// One worker, and what came out of it.
 ///
-/// Everything that it is told goes through [`after`](Self::after) or [`hear`](Self::hear), which audit it.
+/// Every event goes through [`after`](Self::after) or [`hear`](Self::hear), which audit it.
 #[derive(Debug)]
 pub struct Leg {
     /// The worker.
@@ -54,7 +54,7 @@ pub struct Leg {
     pub closes: bool,
     /// Rooms to be closed.
     pub closing: Vec<Room>,
-    /// What was told of the cache, when it is.
+    /// Changes of the cache, where the configuration asks for them.
     pub cache_events: Vec<CacheEvent>,
     /// What is to be done in offload tiers.
     pub tier_actions: Vec<TierAction>,
@@ -87,7 +87,7 @@ impl Leg {
         leg
     }
 
-    /// A worker that has heard of no peer.
+    /// A worker without a connection to a peer.
     #[must_use]
     pub fn unconnected(config: Config) -> Self {
         let limits = PoolLimits::shared(config.pages);

@@ -71,7 +71,7 @@ impl Inbox {
     pub(super) fn push(&self, action: TierAction) {
         match action {
             TierAction::Copy { tag, direction, pages } => {
-                // A thread that is gone has told so, and the worker with it.
+                // The end of the thread is reported by itself, and ends the worker.
                 let _gone = self.copies.send(Copy { tag, direction, pages }).is_err();
             }
             TierAction::Query { tier, .. }
@@ -183,7 +183,7 @@ fn tell(inputs: &mpsc::Sender<Input>, event: TierEvent) -> Result<(), ()> {
 
 /// The thread that copies.
 struct Copies {
-    /// First, so that this thread's end is told before those that follow from it.
+    /// The first field, so that this thread's end is reported before those that follow from it.
     #[expect(dead_code, reason = "held for its drop")]
     alive: Alive,
     memory: Arc<HostMemory>,

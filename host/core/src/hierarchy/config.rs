@@ -1,4 +1,4 @@
-//! What a worker is told of its offload tiers.
+//! The configuration of offload tiers.
 
 use std::time::Duration;
 

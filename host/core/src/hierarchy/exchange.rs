@@ -1,4 +1,4 @@
-//! What the offload tiers are to do, and what comes back; the rules are told [there](super).
+//! The actions for offload tiers, and the events that come back. The rules are in the [module above](super).
 
 use super::HostSlot;
 use crate::ids::PageId;

@@ -1,4 +1,4 @@
-//! What a tree tells about its contents.
+//! Events of a tree: changes of its contents.
 
 use super::chain::PageHash;
 use super::namespace::Namespace;

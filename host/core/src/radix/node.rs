@@ -1,4 +1,4 @@
-//! One node of the tree, and where nodes live.
+//! One node of the tree, and the memory of all nodes.
 
 use super::namespace::Namespace;
 use crate::pool::CachedPages;

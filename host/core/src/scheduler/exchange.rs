@@ -1,4 +1,4 @@
-//! What a scheduler hears, and what it wants done.
+//! The events that a scheduler takes, and the actions that it wants done.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::radix::CacheEvent;
 use crate::request::{Failure, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
-/// Something that happened.
+/// Something that happened, of which the scheduler is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The router sent a request.
@@ -104,12 +104,12 @@ pub enum Event {
     Drain,
 }
 
-/// Something to be done.
+/// An action of the scheduler, to be carried out by its caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Compute this; answer with [`Event::BatchDone`] or [`Event::BatchFailed`].
     Run(Batch),
-    /// Say this to a peer; it may get lost.
+    /// Send this message to a peer. It may get lost.
     Send {
         /// The receiver.
         to: Instance,

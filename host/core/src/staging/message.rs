@@ -1,4 +1,4 @@
-//! What a sender and a ring say to each other, as the payload of notifications; see [`notice`](crate::notice).
+//! Messages between a sender and a ring, as the payload of notifications. See [`notice`](crate::notice).
 
 use super::{Key, Span};
 use crate::ids::Room;

@@ -44,7 +44,7 @@ pub struct Opening {
 /// What a ring wants done. It copies only when asked for work ([`Ring::next_scatter`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// To be told.
+    /// An answer is to be sent.
     Say {
         /// The receiver.
         to: PeerRank,

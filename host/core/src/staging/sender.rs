@@ -102,7 +102,7 @@ impl Sender {
         Ok(())
     }
 
-    /// A ring says something.
+    /// A ring has answered.
     pub fn heard(&mut self, now: Time, from: PeerRank, answer: &Answer, actions: &mut Vec<Action>) {
         let Key { room, attempt, sequence, piece } = answer.key;
         let Some(id) = self.by_key.get(&(room, attempt, sequence, from)).copied() else { return };

@@ -50,7 +50,7 @@ fn pages_in_use_stay_for_their_requests_are_found_by_no_other_and_go_with_the_la
     leg.submit(5, &prompt, 1);
     assert_eq!(leg.reserves[&Room(5)].1.decode_prefix_len, 16);
     leg.deliver(5);
-    // A listener hears of the flush once, and of none of the pages that left later.
+    // A listener gets one event of the flush, and none of the pages that left later.
     let cleared = leg.cache_events.iter().position(|event| *event == CacheEvent::Cleared).unwrap();
     assert!(matches!(leg.cache_events[cleared + 1..], [CacheEvent::Stored { .. }]), "{:?}", leg.cache_events);
     leg.at_rest();

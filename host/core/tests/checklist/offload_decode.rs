@@ -220,7 +220,7 @@ fn when_prefill_goes_while_it_sends_a_missing_span_decode_computes_it_once_nothi
     assert!(leg.batch.is_none() && leg.verifying.is_empty(), "late writes may still land");
     leg.event(lost(true));
     computes_instead(leg);
-    // A new life of it is a fence too.
+    // A new instance of it is a fence too.
     let mut leg = supplemented();
     leg.close_rooms();
     leg.event(Event::PeerReady { peer: PEER, floor: 0, session: 2 });

@@ -72,8 +72,8 @@ pub fn to_the_end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.offload_at_rest();
 }
 
-/// A worker whose second request was preempted, and then could be admitted again with nothing in the pool or in host memory of
-/// what it had. No tier action was done since.
+/// A worker whose second request was preempted, and then could be admitted again with nothing in the pool or in host
+/// memory of what it had. No tier action was done since.
 fn only_stored(offload: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
     only_stored_of(with_offload(Role::Aggregated, PAGES, offload))
 }

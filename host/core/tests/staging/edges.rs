@@ -28,7 +28,7 @@ fn a_new_life_of_either_side_takes_nothing_from_the_old_one() {
     assert!(actions.is_empty(), "late news of the old one");
     grant(&mut sender, 0, key(2, 0, 0), 0);
     assert_eq!(gather(&mut sender).unwrap().1.target, next);
-    // A ring in its next life knows no question and no notice of the last.
+    // The ring of a worker's next instance knows no question and no notice of the last.
     let mut ring = ring(&[]);
     assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), Verdict::Refused(Refusal::Gone));
     assert_eq!(ring.arrived(source(0), key(1, 0, 0), 1, key(1, 0, 0)), Arrival::Unknown);

@@ -109,7 +109,7 @@ pub enum Pending {
         room: Room,
         attempt: u32,
     },
-    /// One side hears that the other has given up.
+    /// One side is told that the other has given up.
     Abort(Room),
     PrefillFailed(Room),
     Drained(Room),

@@ -97,7 +97,8 @@ fn a_rank_that_left_for_good_breaks_all_that_follows() {
     assert_eq!(stays.turn().err(), Some(Broken { rank: 1 }));
 }
 
-/// What all ranks know of a turn beforehand: its calls, and which rank gives up before which of them, by a panic or an error.
+/// What all ranks know of a turn beforehand: its calls, and which rank gives up before which of them, by a panic or an
+/// error.
 struct Script {
     calls: u64,
     fails: Option<(usize, u64, bool)>,

@@ -35,7 +35,7 @@ pub struct OpenRequest {
     pub(super) prefill: Option<Instance>,
 }
 
-/// What sends requests, and hears of everything that a client or a meter hears of.
+/// What sends requests, and is told of everything that a client or a meter sees.
 pub trait Clients {
     /// A worker begins a step.
     fn begun(&mut self, _now: Time, _place: usize, _batch: &Batch) {}

@@ -34,7 +34,7 @@ impl<C: Clients> World<C> {
         for (place, worker) in self.workers.iter_mut().enumerate() {
             let flushed = worker.scheduler.flush_cache();
             self.outcome.flushed_in_use += flushed.map_or(0, |flushed| flushed.in_use as u64);
-            // That it was emptied is still to be told.
+            // The event of the flush is still to be sent.
             self.awake.insert(place);
         }
     }

@@ -55,7 +55,8 @@ pub(super) struct Store {
     regions: Vec<RegionId>,
     length: u32,
     requests: BTreeMap<TierTag, Request>,
-    /// Requests with objects that the plugin has not been given, oldest first: those that a request waits for, and writes.
+    /// Requests with objects that the plugin has not been given, oldest first: those that a request waits for, and
+    /// writes.
     awaited: VecDeque<TierTag>,
     writes: VecDeque<TierTag>,
     batches: BTreeMap<u64, Batch>,

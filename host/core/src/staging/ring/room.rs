@@ -1,4 +1,4 @@
-//! What a ring knows of one room.
+//! The state of one room in a ring.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! What a sender wants done, and what it says of itself.
+//! The actions of a sender, and its counts.
 
 #[cfg(doc)]
 use super::Sender;
@@ -30,7 +30,7 @@ pub enum Fault {
 /// What a sender wants done. It gathers only when asked for work ([`Sender::next_gather`]).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// To be told.
+    /// An ask is to be sent.
     Say {
         /// The receiver.
         to: Target,

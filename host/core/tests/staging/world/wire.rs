@@ -177,7 +177,8 @@ impl World {
         self.cut.iter().any(|(one, other, _)| (*one, *other) == (from, to))
     }
 
-    /// Messages that no worker sent: asks for rooms, pages, layers and heads that are not there, answers from another rank.
+    /// Messages that no worker sent: asks for rooms, pages, layers and heads that are not there, answers from another
+    /// rank.
     pub fn invent(&mut self) {
         let prefill = self.random.below(self.prefill.len() as u64) as usize;
         let decode = self.random.below(self.decode.len() as u64) as usize;
