@@ -28,8 +28,8 @@ pub enum Feature {
     PrefillRadixCache,
     /// A policy was named by which a radix cache evicts.
     EvictionPolicy,
-    /// Requests give their pages up for others and come back.
-    Retraction,
+    /// Running requests give their pages up for others and continue later.
+    Preemption,
     /// Pages move on to host memory.
     HierarchicalCache,
     /// Pages move on to a storage tier.

@@ -90,7 +90,7 @@ pub const RULES: &[Rule] = &[
     ),
     transfer(
         "retraction-settled",
-        Feature::Retraction,
+        Feature::Preemption,
         can::SETTLED,
         "a preempted request's pages go to others while its transfer may still run",
     ),
