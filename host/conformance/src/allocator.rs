@@ -98,20 +98,20 @@ fn grants(subject: &Subject) -> Outcome {
         let mut given = vec![Grant::default(); growths.len() * 2];
         let mut pages = [PoolPage::default(); 2 * PAGES as usize];
         let kind = random.u64(..if tails { 3 } else { 2 });
-        let (name, tail, asked) =
+        let (name, tail, wanted) =
             [("extend", false, &growths), ("step", false, &stepped), ("extend_tail", true, &growths)]
                 [kind as usize];
-        let expected: Vec<Grant> = asked
+        let expected: Vec<Grant> = wanted
             .iter()
             .flat_map(|growth| opening.components.iter().map(move |pool| (growth, pool)))
             .filter_map(|(growth, pool)| lacking(*growth, pool.window, opening.page_tokens, tail))
             .collect();
         let total: u32 = expected.iter().map(|grant| grant.pages).sum();
         let mut need = [0; 2];
-        let code = allocator.need(asked, u32::from(tail), &mut need);
+        let code = allocator.need(wanted, u32::from(tail), &mut need);
         ensure!(
             code == 2 && need.iter().sum::<u32>() == total,
-            "need of {asked:?} says {need:?}, {total} are lacking"
+            "need of {wanted:?} says {need:?}, {total} are lacking"
         );
         let code = match kind {
             0 => allocator.extend(&growths, &mut given, &mut pages),
@@ -120,9 +120,9 @@ fn grants(subject: &Subject) -> Outcome {
         };
         ensure!(
             code == total as i32,
-            "{name} of {asked:?} answered {code}, {total} pages are lacking (round {round})"
+            "{name} of {wanted:?} answered {code}, {total} pages are lacking (round {round})"
         );
-        ensure!(given == expected, "{name} of {asked:?} granted {given:?}, not {expected:?}");
+        ensure!(given == expected, "{name} of {wanted:?} granted {given:?}, not {expected:?}");
         // Back to their components, in the order of the grants.
         let mut rest = &pages[..total as usize];
         for (at, grant) in given.iter().enumerate() {

@@ -63,7 +63,7 @@ fn entries(pages: u32) -> usize {
 fn books(subject: &Subject) -> Outcome {
     let (allocator, _) = open(subject)?;
     let mut random = seeded();
-    // Who has each pool page that is taken.
+    // The owner of each pool page that is taken.
     let mut owners: BTreeMap<PoolPage, usize> = BTreeMap::new();
     let mut taken = [0u32; 2];
     for round in 0..2000 {

@@ -168,7 +168,7 @@ fn read_all(mut pipe: impl Read + Send + 'static) -> Pipe {
     std::thread::spawn(move || {
         let _open: Sender<()> = open;
         let mut piece = vec![0; 1 << 16];
-        // What could be read is what there is; what is too much is read, too, so that nobody waits.
+        // What could be read is what there is; what is too much is read, too, so that the child does not wait.
         while let Ok(read @ 1..) = pipe.read(&mut piece) {
             let mut filled = filled.lock();
             let room = OUTPUT - filled.len();
@@ -198,7 +198,7 @@ fn ends_within(child: &Child, time: Duration) -> std::io::Result<bool> {
 /// Runs one case in this process and writes its verdict to standard output.
 ///
 /// # Errors
-/// When there is no such case, or nobody to tell.
+/// When there is no such case, or its report cannot be written.
 pub fn run_case(file: &Path, config: &str, name: &str) -> std::io::Result<()> {
     let unknown = || std::io::Error::other(format!("no case is named {name:?}"));
     let case = cases().find(|case| case.name == name).ok_or_else(unknown)?;

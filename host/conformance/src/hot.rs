@@ -7,7 +7,7 @@ use super::{Outcome, Stop, Subject, allocations, ensure};
 
 /// Rounds before counting starts, in which whatever is set up once is set up.
 const WARM_UP: u64 = 32;
-/// Rounds that count.
+/// Rounds that are measured.
 pub const ROUNDS: u64 = 200;
 
 /// Makes the calls named `calls` round after round. `make` is given the round, counted from 1, and the call's place, and

@@ -88,7 +88,8 @@ impl Subject {
         open_allocator(&self.entry, &opening).map_err(|error| self.closed("allocator", &error))
     }
 
-    /// A role that does not open: for want of a configuration that only whoever runs the test can give, or it should have.
+    /// A role that does not open: for want of a configuration that only the operator can give, or it should have
+    /// opened.
     fn closed(&self, role: &str, error: &PluginError) -> Stop {
         match !self.configured && error.is_about_configuration() {
             true => Stop::Skip(format!("{UNCONFIGURED}: role {role}: {error}")),

@@ -23,8 +23,8 @@ mod tier_hot;
 mod tier_world;
 mod transfer;
 mod transfer_hot;
+mod transfer_notifications;
 mod transfer_pair;
-mod transfer_words;
 
 use std::path::Path;
 
@@ -66,7 +66,7 @@ struct Subject {
     entry: Entry,
     /// TOML for the plugin's instances.
     config: String,
-    /// Whether whoever runs the test gave one.
+    /// Whether the operator gave one.
     configured: bool,
 }
 
@@ -130,7 +130,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         any_plugin::CASES,
         opening::CASES,
         transfer::CASES,
-        transfer_words::CASES,
+        transfer_notifications::CASES,
         transfer_hot::CASES,
         tier::CASES,
         tier_hot::CASES,

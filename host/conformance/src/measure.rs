@@ -17,9 +17,9 @@ use serde::Serialize;
 
 use host_plugins::{Entry, load_root};
 
-/// How often the file is read.
+/// How often a plugin file is read.
 pub const INSPECTIONS: usize = 50;
-/// How often it is loaded, each time by a new process: a second load in one process is none.
+/// How often a plugin file is loaded, each time by a new process: a second load in one process is none.
 pub const LOADS: usize = 11;
 
 /// The most that reading a file may take, in milliseconds.
@@ -29,7 +29,7 @@ const LOAD_MS: f64 = 5.0;
 /// The most that a batched call may cost, as a ratio to a static one, and the writes from which on that counts.
 const RATIO: (usize, f64) = (64, 1.05);
 
-/// One size of batch.
+/// The cost of a call with one size of batch.
 #[derive(Clone, Debug, Serialize)]
 pub struct Batch {
     /// Writes in the call.
@@ -48,12 +48,12 @@ impl Batch {
     }
 }
 
-/// One call of the plugin.
+/// The cost of one call of the plugin.
 #[derive(Clone, Debug, Serialize)]
 pub struct Call {
-    /// The role that it is a call of.
+    /// The role that the call belongs to.
     pub role: &'static str,
-    /// Which.
+    /// The name of the call.
     pub name: String,
     /// Nanoseconds.
     pub ns: f64,
@@ -77,7 +77,7 @@ pub struct Measured {
 /// A role that was not measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Skipped {
-    /// Which.
+    /// The name of the role.
     pub role: &'static str,
     /// What the plugin says.
     pub reason: String,
@@ -105,8 +105,10 @@ impl Measured {
     }
 }
 
-/// Measures a plugin file. `program` is this program, which loads the file in processes of its own; `config` is the
-/// plugin's own table. Roles that the plugin does not open with it are skipped, unless a table was given and none opens.
+/// Measures a plugin file.
+///
+/// `program` is this program, which loads the file in processes of its own; `config` is the plugin's own table. Roles
+/// that the plugin does not open with it are skipped, unless a table was given and none opens.
 ///
 /// # Errors
 /// A sentence, when the file is no usable plugin or cannot be loaded.

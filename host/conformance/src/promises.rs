@@ -1,5 +1,5 @@
 //! Capabilities, each by the case that checks it. Those that this machine cannot check are reported as skipped, with the
-//! reason, so that nobody takes a report without failures for more than it is.
+//! reason, so that a report without failures does not look like more than it is.
 
 use host_plugin_api::capability as can;
 use host_plugin_api::{Notification, Tag};
@@ -73,7 +73,7 @@ fn peer_restart(subject: &Subject) -> Outcome {
     let mut landed = [0; 4096];
     pair.target.read(0, &mut landed);
     ensure!(landed == [0x5A; 4096], "a write to a peer that was opened again did not arrive");
-    // What was meant for the instance that is gone reaches nobody.
+    // A write to the instance that is gone lands nowhere.
     pair.source.write(0, &[0xEE; 64]);
     let mut late = pair.submission(3);
     late.peer = old_peer;

@@ -275,13 +275,13 @@ fn threads(subject: &Subject) -> Outcome {
 
 fn panics(subject: &Subject) -> Outcome {
     let backend = subject.transfer("panics")?;
-    let nobody = Submission {
+    let to_unknown_peer = Submission {
         peer: PeerId(4_000_000_000),
         notification_length: 0,
         tag: Tag(u64::MAX),
         notification: [0; NOTIFICATION_BYTES],
     };
-    let long = Submission { notification_length: u32::MAX, ..nobody };
+    let long = Submission { notification_length: u32::MAX, ..to_unknown_peer };
     let everywhere = Write {
         source_region: u32::MAX,
         target_region: u32::MAX,
@@ -301,10 +301,10 @@ fn panics(subject: &Subject) -> Outcome {
     };
     let code = |result: host_plugin_api::Result<()>| result.err().map_or(0, |e| e.code.0);
     let answers: [(&str, i32); 17] = [
-        ("submit to an unknown peer", backend.submit(&nobody, &[everywhere])),
-        ("submit of nothing", backend.submit(&nobody, &[])),
+        ("submit to an unknown peer", backend.submit(&to_unknown_peer, &[everywhere])),
+        ("submit of nothing", backend.submit(&to_unknown_peer, &[])),
         ("submit with a notification that is too long", backend.submit(&long, &[everywhere])),
-        ("post of an unknown list", backend.post(&nobody, PreparedId(u64::MAX), &[u32::MAX])),
+        ("post of an unknown list", backend.post(&to_unknown_peer, PreparedId(u64::MAX), &[u32::MAX])),
         ("poll without room", backend.poll(&mut [])),
         ("notifications without room", backend.notifications(&mut [])),
         ("cancel of an unknown tag", backend.cancel(Tag(u64::MAX))),
@@ -339,7 +339,7 @@ fn cancel(subject: &Subject) -> Outcome {
         ensure!(done.tag == Tag(tag), "submission {tag} was cancelled, but {} completed", done.tag.0);
     }
     let mut one = [no_notification()];
-    ensure!(pair.receiver.notifications(&mut one) <= 0, "a notification came that nobody sent");
+    ensure!(pair.receiver.notifications(&mut one) <= 0, "a notification came that was not sent");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What a worker is told from the start.
+//! The configuration of a worker.
 
 use std::time::Duration;
 

@@ -131,7 +131,7 @@ struct Tier {
     /// What is to be asked with the next tick.
     questions: Vec<(Room, usize)>,
     /// Questions under way.
-    asked: BTreeMap<TierTag, questions::Asked>,
+    queries: BTreeMap<TierTag, questions::Query>,
     /// Slots to be read into.
     to_read: VecDeque<(PageHash, HostSlot)>,
     reading_bytes: u64,
@@ -214,7 +214,7 @@ impl Hierarchy {
                 None => LinearFit::assumed(tier.latency, 0.0, [1.0, 1.0]),
             },
             questions: Vec::new(),
-            asked: BTreeMap::new(),
+            queries: BTreeMap::new(),
             to_read: VecDeque::new(),
             reading_bytes: 0,
             to_write: VecDeque::new(),
@@ -338,7 +338,7 @@ impl Hierarchy {
         let fetches = self.deadlines.first().map(|(at, _)| *at);
         let tiers = self.tiers.iter().flat_map(|tier| {
             let rest = tier.rests_until.filter(|_| !tier.to_write.is_empty());
-            tier.asked.values().filter_map(|asked| asked.until).chain(rest)
+            tier.queries.values().filter_map(|query| query.until).chain(rest)
         });
         ops.chain(fetches).chain(tiers).min()
     }

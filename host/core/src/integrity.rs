@@ -70,7 +70,7 @@ pub enum Mismatch {
     /// The row is damaged.
     #[error("the aux row is not intact")]
     Row,
-    /// The row speaks of something else.
+    /// The row belongs to another room, attempt or prompt.
     #[error("the aux row belongs to {0}")]
     Foreign(String),
     /// The pages' bytes are not those that were sent.

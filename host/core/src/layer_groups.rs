@@ -21,7 +21,7 @@ const MOST_CHOSEN: u32 = 8;
 /// Groups that can be asked for at most. Bounds the parts of a transfer.
 pub const MOST_LAYER_GROUPS: u32 = 32;
 
-/// What the operator wants.
+/// How many layer groups the operator wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wish {
     /// Pages are sent whole.
@@ -58,7 +58,7 @@ impl FromStr for Wish {
     }
 }
 
-/// The rule of one worker.
+/// Into how many layer groups one worker cuts parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerGroups {
     layers: u32,

@@ -159,7 +159,7 @@ pub enum KvOrder {
 }
 
 impl KvOrder {
-    /// All of them, the default first.
+    /// All orders, the default first.
     pub const ALL: [KvOrder; 3] = [
         KvOrder::PageHeadLayerKvTokenDim,
         KvOrder::PageLayerHeadKvTokenDim,

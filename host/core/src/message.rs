@@ -1,4 +1,4 @@
-//! What two workers say to each other about a room.
+//! The messages of two workers about a room.
 //!
 //! | decode says | prefill answers | meaning |
 //! | --- | --- | --- |
@@ -25,11 +25,11 @@ pub struct Message {
     pub room: Room,
     /// Which try within the room: raised when pages are to be sent again.
     pub attempt: u32,
-    /// What is said.
+    /// The content.
     pub body: Body,
 }
 
-/// What is said about a room.
+/// The content of a message about a room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Decode has pages for the room.
@@ -38,7 +38,7 @@ pub enum Body {
     Reserved,
     /// Prefill will not.
     Refused {
-        /// Why.
+        /// The reason, as text.
         message: String,
         /// Whether another try may succeed.
         retryable: bool,
@@ -53,12 +53,12 @@ pub enum Body {
     Drained,
     /// Prefill gives the room up.
     PrefillFailed {
-        /// Why.
+        /// The reason, as text.
         message: String,
         /// Whether another try may succeed.
         retryable: bool,
     },
-    /// Decode knows.
+    /// Decode has taken note of that.
     PrefillFailedSeen,
 }
 

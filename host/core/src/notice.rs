@@ -1,7 +1,8 @@
-//! The words that travel with the writes of a room, behind their data: everything that two workers' transfer threads say
-//! to each other in notifications of the transfer backend.
+//! Messages between the transfer threads of two workers, as the payload of the transfer backend's notifications.
 //!
-//! All are [`MESSAGE_BYTES`] long, little-endian, and say at [`KIND`] of what kind they are:
+//! They travel with the writes of a room, behind their data.
+//!
+//! All are [`MESSAGE_BYTES`] long, little-endian, and have their kind at [`KIND`]:
 //!
 //! | Kind | | Bytes |
 //! | --- | --- | --- |
@@ -15,7 +16,7 @@ use crate::ids::Room;
 
 /// Bytes of every message.
 pub const MESSAGE_BYTES: usize = 48;
-/// Where a message says its kind.
+/// Offset of a message's kind.
 pub const KIND: usize = 40;
 /// Kind of a [`LaneNotice`].
 pub const KIND_LANE: u8 = 1;

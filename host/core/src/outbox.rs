@@ -80,7 +80,7 @@ impl Outbox {
             .map_or(self.last_id + 1, |entry| entry.message.id)
     }
 
-    /// An id above every message so far: nothing below it is meant for a connection that begins now.
+    /// An id above every message so far: messages below it do not belong to a connection that begins now.
     pub(crate) fn next_floor(&self) -> u64 {
         self.last_id + 1
     }

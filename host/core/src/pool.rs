@@ -29,8 +29,9 @@ enum PageState {
     Quarantined,
 }
 
-/// Pages with one owner, by default none. They must go back through [`PagePool::release`], [`PagePool::quarantine`] or
-/// [`PagePool::cache`].
+/// Pages with one owner, by default none.
+///
+/// They must go back through [`PagePool::release`], [`PagePool::quarantine`] or [`PagePool::cache`].
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pages must go back to the pool"]
 pub struct HeldPages(Vec<PageId>);
@@ -116,8 +117,10 @@ impl QuarantinedPages {
     }
 }
 
-/// Evidence that nothing touches some quarantined pages any more. Only the quarantine of [`crate::cache`] makes it, when every
-/// writer has acknowledged or was fenced, every own transfer has settled, and no batch runs.
+/// Evidence that nothing touches some quarantined pages any more.
+///
+/// Only the quarantine of [`crate::cache`] makes it, when every writer has acknowledged or was fenced, every own
+/// transfer has settled, and no batch runs.
 #[derive(Debug)]
 pub struct Settled(pub(crate) ());
 

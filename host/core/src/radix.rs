@@ -50,7 +50,7 @@ use node::{NO_NODE, NodeIndex, Nodes, Owner};
 use order::Order;
 use windows::Windows;
 
-/// What a tree needs to know from the start.
+/// The configuration of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeConfig {
     /// Tokens in a page.
@@ -66,7 +66,7 @@ pub struct TreeConfig {
     pub seed: u64,
 }
 
-/// What is in a tree.
+/// Counts of what is in a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeCounts {
     /// Pages.
@@ -97,7 +97,7 @@ pub struct RadixTree {
     counts: TreeCounts,
     /// Hash of a node's last page, where it was asked for.
     hashes: BTreeMap<NodeIndex, PageHash>,
-    /// Events told.
+    /// Events sent.
     events: u64,
     /// Pages whose last receipt has gone since the tree was cleared.
     gone: Vec<CachedPages>,

@@ -95,7 +95,7 @@ impl Contradiction {
     }
 }
 
-/// The barrier of one worker. See the module.
+/// The rank barrier of one worker. See the module.
 #[derive(Debug)]
 pub struct RankBarrier {
     ranks: usize,

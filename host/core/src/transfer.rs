@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(plan(&pool, &pool, &[PageId(8)], &[PageId(0)]), Err(PlanError::Outside(8, 8)));
         assert_eq!(
             plan_layers(&pool, &pool, &[], &[], 1..4),
-            Err(PlanError::Layers { asked: 1..4, held: 0..3 })
+            Err(PlanError::Layers { wanted: 1..4, held: 0..3 })
         );
     }
 }

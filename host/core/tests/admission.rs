@@ -1,4 +1,4 @@
-//! Who gets pages when there are not enough for all.
+//! Which requests get pages when there are not enough for all.
 
 use host_core::{Config, Role, Room};
 use host_sim::Leg;
@@ -44,7 +44,7 @@ fn a_tick_does_not_look_through_the_whole_queue_for_one_that_fits() {
 }
 
 #[test]
-fn an_endless_stream_of_small_requests_starves_nobody() {
+fn an_endless_stream_of_small_requests_starves_no_large_one() {
     let mut worker = worker(10);
     // Lifetimes differ and more wait than fit, so that 8 pages are never free by chance.
     for room in 10..20 {

@@ -22,14 +22,14 @@ const REMEMBERED: usize = 40;
 const IDENTITY: PageHash = PageHash([3; 32]);
 const SEEDS: u64 = if cfg!(debug_assertions) { 300 } else { 5000 };
 
-/// One life of a worker.
+/// One instance of a worker.
 struct Worker {
     tree: RadixTree,
     pool: PagePool,
     namespaces: Vec<Namespace>,
     changes: CacheChanges,
     log: EventLog,
-    /// Changes were lost between the tree and the log, which has to be told everything.
+    /// Whether changes were lost between the tree and the log, which then needs the whole cache.
     overflowed: bool,
 }
 
@@ -136,7 +136,7 @@ enum Message {
 #[derive(Default)]
 struct Router {
     index: PrefixIndex,
-    /// By the worker's life.
+    /// By the worker's instance.
     slots: BTreeMap<u64, WorkerSlot>,
     gaps: u64,
     snapshots: u64,
@@ -169,9 +169,9 @@ struct World {
     workers: BTreeMap<u64, Worker>,
     routers: Vec<Router>,
     lives: u64,
-    /// What a worker tells a router next: everything after this number.
+    /// The number after which a worker sends a router what comes next.
     told: BTreeMap<(usize, u64), u64>,
-    /// Router, life, message.
+    /// Router, instance of a worker, message.
     wire: Vec<(usize, u64, Message)>,
 }
 
@@ -277,7 +277,7 @@ impl World {
         }
     }
 
-    /// A router learns who is there.
+    /// A router learns which workers are there.
     fn notice(&mut self, router: usize) {
         let Router { index, slots, .. } = &mut self.routers[router];
         for (_, slot) in slots.extract_if(.., |life, _| !self.workers.contains_key(life)) {
@@ -288,7 +288,7 @@ impl World {
         }
     }
 
-    /// The network is well again; everybody catches up.
+    /// The network is well again, and all routers catch up.
     fn settle(&mut self) {
         for worker in self.workers.values_mut().filter(|worker| worker.overflowed) {
             worker.tell_everything();
@@ -325,7 +325,7 @@ impl World {
                 }
                 union.extend(truth);
             }
-            assert_eq!(router.index.len(), union.len(), "blocks that nobody has");
+            assert_eq!(router.index.len(), union.len(), "blocks that no worker has");
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Host memory against a naive model, step by step: the same pages are found, the same one makes way, every slot is in one
-//! place, and nothing is free that somebody writes or uses.
+//! place, and nothing is free that is written or used.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should panic")]
 

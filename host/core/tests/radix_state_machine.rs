@@ -206,7 +206,7 @@ impl World {
         assert_eq!(
             sorted(gone.ids()),
             sorted(&model),
-            "pages that nobody can find stay until nobody has them"
+            "pages that cannot be found stay until no request has them"
         );
         seen.gone += model.len() as u64;
         self.pool.release_cached(gone);
@@ -233,7 +233,7 @@ impl World {
             let kept = lock.pages();
             let inserted =
                 self.tree.insert(&mut self.pool, lock, &whole[1..], owned, priority, &mut self.mirror);
-            assert_eq!((inserted.taken, inserted.duplicates.ids()), (0, &[][..]), "nobody could find them");
+            assert_eq!((inserted.taken, inserted.duplicates.ids()), (0, &[][..]), "they could not be found");
             assert_eq!((inserted.lock.pages(), inserted.rest.ids()), (kept, &offered[..]));
             self.pool.release(inserted.duplicates);
             self.pool.release(inserted.rest);
@@ -257,7 +257,7 @@ impl World {
         self.pool.audit();
         self.tree.audit();
         let (pool, tree) = (self.pool.counts(), self.tree.counts());
-        assert_eq!((pool.held, pool.quarantined), (0, 0), "nobody holds pages between steps");
+        assert_eq!((pool.held, pool.quarantined), (0, 0), "no request holds pages between steps");
         assert_eq!(pool.cached, tree.pages, "pages that are cached are in the tree");
         assert_eq!((tree.pages, tree.locked), (self.model.pages.len(), self.model.locked()));
         assert_eq!(tree.locks, self.locks.len());

@@ -60,7 +60,7 @@ struct World {
     seen: Seen,
 }
 
-/// Every window from one token to some pages, and none is worth computing again.
+/// Every window from one token to some pages, of which none is computed again.
 fn shape(seed: u64) -> WindowShape {
     WindowShape { tokens: 1 + (seed % 7) as u32, parts: 1 + (seed / 7 % 2) as u32, layers: 0 }
 }
@@ -166,7 +166,7 @@ impl World {
         assert_eq!((pages, lock.windows()), (receipt.lock.pages(), receipt.windows.len()));
         self.seen.whole += u64::from(computes && pages > 0 && pages == cached);
         self.seen.shorter += u64::from(pages > 0 && pages < cached);
-        // Who is sent its window has it from anywhere on.
+        // A request that is sent its window has it from anywhere on.
         let first = if computes { pages - lock.windows() } else { self.below(pages + 1) };
         let job = Job { lock, receipt, first };
         match self.below(3) {
@@ -200,7 +200,7 @@ impl World {
         self.model.unlock(job.receipt);
         let gone = self.tree.gone();
         let model = if forgotten { self.model.forget(&prefix) } else { Vec::new() };
-        assert_eq!(sorted(gone.ids()), sorted(&model), "what nobody can find goes with who has it");
+        assert_eq!(sorted(gone.ids()), sorted(&model), "what cannot be found goes with its last holder");
         self.seen.gone += model.len() as u64;
         self.pool.release_cached(gone);
     }
@@ -217,7 +217,7 @@ impl World {
     fn mark(&mut self) {
         let Some(at) = self.one() else { return };
         let end = self.below(self.jobs[at].lock.pages() + 1);
-        // What is forgotten can be gone on from by nobody.
+        // No request can go on from what is forgotten.
         if !self.forgotten(&self.jobs[at].receipt) {
             self.tree.mark_window(&self.jobs[at].lock, end, self.shape);
             self.model.mark(&self.jobs[at].receipt, end);
@@ -333,7 +333,7 @@ impl World {
         let (pool, tree) = (self.pool.counts(), self.tree.counts());
         let (pages, locked) = (self.model.full.pages.len(), self.model.full.locked());
         let (parts, kept) = self.model.part_pages();
-        assert_eq!((pool.held, pool.quarantined), (0, 0), "nobody holds pages between steps");
+        assert_eq!((pool.held, pool.quarantined), (0, 0), "no request holds pages between steps");
         assert_eq!(pool.cached, pages + parts, "pages that are cached are in the tree");
         assert_eq!((tree.pages, tree.locked, tree.window_pages), (pages, locked, parts));
         assert_eq!(self.tree.evictable_parts(), (pages - locked, parts - kept));
@@ -392,7 +392,7 @@ fn a_tree_with_windows_equals_the_model() {
 }
 
 #[test]
-fn who_only_looks_at_a_place_makes_its_window_worth_no_more() {
+fn a_look_at_a_place_does_not_make_its_window_more_useful() {
     let window = WindowShape { tokens: 3, ..shape(0) };
     let tokens: Vec<u32> = (0..12).collect();
     for goes_on in [false, true] {
@@ -407,7 +407,7 @@ fn who_only_looks_at_a_place_makes_its_window_worth_no_more() {
         for pages in [inserted.duplicates, inserted.rest, kept.duplicates, kept.rest] {
             pool.release(pages);
         }
-        // Its end is worth keeping; in the middle, somebody comes by.
+        // Its end is marked as useful; in the middle, a request comes by.
         tree.mark_window(&lock, 6, window);
         tree.unlock(lock);
         let ends_at = |tree: &mut RadixTree, count: usize, goes_on: bool| {

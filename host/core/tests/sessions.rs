@@ -52,7 +52,7 @@ fn a_peer_that_many_ranks_miss_is_cut_off_once() {
     let gone = || Event::PeerLost { peer: PREFILL, session: 1, fenced: false };
     let of_each_rank: Vec<usize> = (0..4).map(|_| fences(&after(&mut leg, 2, gone()))).collect();
     assert_eq!(of_each_rank, [1, 0, 0, 0]);
-    // Tried again when it is time, whoever else says so meanwhile.
+    // Tried again when it is time, however many ranks say so meanwhile.
     after(&mut leg, 3, Event::FenceFailed { peer: PREFILL, session: 1 });
     assert_eq!(fences(&after(&mut leg, 4, gone())), 0);
     assert_eq!(fences(&after(&mut leg, 1_100, Event::RoomClosed { room: Room(1) })), 1);

@@ -39,7 +39,9 @@ pub struct PagePart {
     pub tokens: usize,
 }
 
-/// What a block adds to a digest. The same block at two places has unrelated terms, so that blocks that changed places show.
+/// What a block adds to a digest.
+///
+/// The same block at two places has unrelated terms, so that blocks that changed places show.
 #[must_use]
 pub fn term(place: Place, block: u64) -> u64 {
     let mut bytes = [0; 32];
@@ -139,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_depends_neither_on_the_layout_nor_on_who_holds_which_heads() {
+    fn a_digest_depends_neither_on_the_layout_nor_on_the_ranks_that_hold_the_heads() {
         let one = pool(KvOrder::PageHeadLayerKvTokenDim, 0..4);
         for tokens in [4, 3, 9] {
             let expected = whole(&one, 1, 7, tokens);

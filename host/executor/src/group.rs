@@ -5,9 +5,9 @@
 //! by a panic, breaks the turn: every call of the others returns [`Broken`], those that wait already included. Once all
 //! have left a turn, broken or not, the next begins afresh.
 //!
-//! Values travel through one slot per rank, of which there are two sets used in turns: who writes a set again has been
-//! through the call in between, and so has everybody who read it. Threads spin for a few microseconds, if there is a core
-//! for each, and then sleep.
+//! Values travel through one slot per rank, of which there are two sets used in turns. A rank that writes a set again
+//! has been through the call in between, and so have all ranks that read it. Threads spin for a few microseconds, if
+//! there is a core for each, and then sleep.
 
 use std::ops::Range;
 use std::sync::Arc;

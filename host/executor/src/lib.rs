@@ -1,4 +1,4 @@
-//! Who computes: the seam between the scheduler's batches and a model.
+//! Executors: what computes the scheduler's batches with a model.
 
 pub mod cpu;
 pub mod digest;
@@ -113,7 +113,7 @@ pub trait Executor: Send {
         layers_done: &mut LayersDone<'_>,
     ) -> Result<Vec<SequenceOutput>, ExecutorError>;
 
-    /// Computes one batch and tells nobody of its layers.
+    /// Computes one batch and reports no layers.
     ///
     /// # Errors
     /// As [`forward_by_layer`](Executor::forward_by_layer).
@@ -122,5 +122,7 @@ pub trait Executor: Send {
     }
 }
 
-/// Who is told how many layers of a batch have their KV in the pool. Called on any thread that computes, does not wait.
+/// A callback that is told how many layers of a batch have their KV in the pool.
+///
+/// It is called on any thread that computes, and does not wait.
 pub type LayersDone<'a> = dyn FnMut(usize) + Send + 'a;

@@ -65,8 +65,9 @@ impl KvMemory {
     #[inline]
     pub fn read_row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> &[u8] {
         let length = self.layout.shape.row_bytes(kv);
-        // SAFETY: the row lies inside the mapping; the scheduler lets nobody write a page that a batch or a transfer reads,
-        // except the batch's own new rows, which the executor writes before it reads them or says that they are done.
+        // SAFETY: the row lies inside the mapping; the scheduler lets nothing write a page that a batch or a transfer
+        // reads, except the batch's own new rows, which the executor writes before it reads them or says that they are
+        // done.
         unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 
@@ -81,7 +82,7 @@ impl KvMemory {
         }
         let first = self.row(page, head, layer, 0, 0);
         // SAFETY: 2 x page_tokens rows follow each other from the first, as the strides say, and all lie inside the mapping;
-        // the scheduler lets nobody write this layer of the page while somebody reads it.
+        // the scheduler lets nothing write this layer of the page while it is read.
         Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), shape.block_bytes()) })
     }
 

@@ -28,10 +28,11 @@ use super::group::Seat;
 use super::{Executor, ExecutorError, KvMemory, LayersDone, ModelShape, Sliding, window};
 
 /// Time that a step takes: `step + prefill tokens x prefill_token + sequences x sequence`, spread evenly over the layers.
+///
 /// Zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Per batch.
+    /// Time of each batch.
     pub step: Duration,
     /// Per token of a sequence that computes more than one.
     pub prefill_token: Duration,

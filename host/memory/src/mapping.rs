@@ -1,11 +1,13 @@
-//! Memory that is mapped for pages of KV: a rank's pool, or the host memory below it.
+//! Memory that is mapped for pages of KV: a rank's pool, or its host memory.
 
 use std::ptr::NonNull;
 
 use rustix::fd::AsFd;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// Zeroed at creation, unmapped on drop. Reads and writes by several parties (executor, transfer backend, storage, a peer
+/// A mapping of memory, zeroed at creation and unmapped on drop.
+///
+/// Reads and writes by several parties (executor, transfer backend, storage, a peer
 /// process) are kept apart by the scheduler, which gives every page one owner at a time. One page has two users at once in
 /// one case: the transfer backend reads layers that the executor has said are done, while the executor writes others.
 pub struct Mapping {
@@ -13,8 +15,8 @@ pub struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping stays valid for the life of the value and is plain bytes; who may touch which page when is the
-// scheduler's page accounting, not the thread.
+// SAFETY: the mapping stays valid for the life of the value and is plain bytes. The scheduler's page accounting decides
+// what may touch which page when, not the thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -22,7 +24,7 @@ unsafe impl Sync for Mapping {}
 const RIGHTS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 impl Mapping {
-    /// Maps `bytes` bytes (at least one) for this process alone, in huge pages where the system gives them to who asks
+    /// Maps `bytes` bytes (at least one) for this process alone, in huge pages where the system gives them on request
     /// (`/sys/kernel/mm/transparent_hugepage/enabled`): a device that reads or writes such memory is told of one piece where
     /// it would be told of 512.
     ///
@@ -80,7 +82,7 @@ impl Mapping {
     /// When the range lies outside the memory.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked; whoever writes it has announced that it is done.
+        // SAFETY: the range was just checked, and its writer has announced that it is done.
         unsafe {
             std::ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len());
         }
@@ -93,7 +95,7 @@ impl Mapping {
     #[must_use]
     pub fn bytes_at(&self, offset: usize, length: usize) -> &[u8] {
         assert!(offset.checked_add(length).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked; whoever writes it has announced that it is done, and does not begin again
+        // SAFETY: the range was just checked. Its writer has announced that it is done, and does not begin again
         // before the caller has let go.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }
     }

@@ -46,7 +46,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A plugin named by its file. Who names a file means it, so who else could change it is only warned of.
+    /// A plugin named by its file. An operator that names a file trusts it, so other users that could change it are
+    /// only warned of.
     ///
     /// # Errors
     /// What [`preflight`](crate::preflight()) says.
@@ -55,7 +56,8 @@ impl Entry {
         Self::accepted(path, policy, None, None)
     }
 
-    /// A plugin named by its file, whose bytes are those of the lock and the pin (with who says so), if there are any.
+    /// A plugin named by its file, whose bytes are those of the lock and the pin (with the source of each), if there
+    /// are any.
     pub(super) fn accepted(
         path: &Path,
         policy: Policy,
@@ -92,7 +94,7 @@ impl Entry {
 pub struct Unusable {
     /// Where it is.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub reason: PreflightError,
 }
 

@@ -27,7 +27,7 @@ pub enum PreflightError {
     WrongMachine {
         /// The file's.
         found: String,
-        /// Ours.
+        /// This host's.
         host: &'static str,
     },
     /// Cut off. Loading it would kill the process.
@@ -54,7 +54,7 @@ pub enum PreflightError {
     ApiVersion {
         /// The plugin's.
         found: semver::Version,
-        /// Ours.
+        /// This host's.
         host: semver::Version,
         /// What would do.
         needed: String,
@@ -64,10 +64,10 @@ pub enum PreflightError {
     HostTooOld {
         /// What its manifest says.
         needed: semver::Version,
-        /// Ours.
+        /// This host's.
         host: semver::Version,
     },
-    /// Others than those who may replace the program may replace it.
+    /// Users that may not replace the program may replace it.
     #[error("could be replaced by others: {0}; or accept it with --insecure-plugin-permissions")]
     Permissions(String),
     /// What is beside it and should say where it is does not.
@@ -78,7 +78,7 @@ pub enum PreflightError {
     WrongTarget {
         /// The plugin's.
         found: String,
-        /// Ours.
+        /// This host's.
         host: &'static str,
     },
     /// `plugins.lock` does not list it.
@@ -177,7 +177,7 @@ pub enum PluginError {
     Preflight {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: Box<PreflightError>,
     },
     /// Loaded before, and written over since. What runs may be a mixture of both files.

@@ -52,7 +52,7 @@ pub(super) struct PluginFile {
 }
 
 impl PluginFile {
-    /// Opens a file and looks at who could replace it.
+    /// Opens a file and looks at which users could replace it.
     pub(super) fn open(path: &Path, policy: Policy) -> Result<Self, PreflightError> {
         // Asked before opening: opening a device may do something.
         if !std::fs::metadata(path).map_err(PreflightError::Unreadable)?.is_file() {
@@ -114,7 +114,7 @@ impl PluginFile {
     }
 }
 
-/// The whole text of a small regular file; opening a pipe would wait for whoever writes into it.
+/// The whole text of a small regular file; opening a pipe would wait for its writer.
 pub(super) fn text(path: &Path) -> io::Result<String> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -123,7 +123,7 @@ pub(super) fn text(path: &Path) -> io::Result<String> {
         return Err(io::Error::other("it is not a regular file"));
     }
     // It says which file is loaded, and which hash is right.
-    if permissions::is_for_everybody(&metadata) {
+    if permissions::every_user_may_change(&metadata) {
         return Err(io::Error::other("it may be changed by every user of this machine: chmod o-w it"));
     }
     let mut text = String::new();

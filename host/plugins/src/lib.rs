@@ -36,5 +36,5 @@ pub use loaded_transfer::LoadedTransfer;
 pub use manifest::{Build, CompanionManifest, ConfigKey, HostDefault, Manifest, Role};
 pub use policy::Policy;
 pub use preflight::needed_libraries;
-pub use services::{Kind, Services, Waker, Word};
+pub use services::{Kind, Metric, Services, Waker};
 pub use stop::Running;

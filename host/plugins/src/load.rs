@@ -107,7 +107,7 @@ fn event_fd(entry: &Entry, fd: i32) -> Result<(), PluginError> {
     let problem = if fd < 0 {
         format!("its event_fd answers {fd}, which means nothing: -1, {WAKES} or a descriptor does")
     } else {
-        // SAFETY: only asked about its flags, which harms nobody's descriptor.
+        // SAFETY: only its flags are read, which harms no descriptor.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         match rustix::io::fcntl_getfd(borrowed) {
             Ok(_flags) => return Ok(()),

@@ -5,10 +5,10 @@ use host_plugin_api::{Budget, Component, Grant, Growth, PoolAllocator, PoolPage}
 
 use super::loaded_transfer::counted;
 
-/// The far side of the boundary, spoken to through the trait that plugins implement.
+/// A loaded allocator, called through the trait that plugins implement.
 ///
-/// A count that comes back never exceeds the caller's slice. Whether the pages are the right ones is for whoever keeps
-/// the books: that costs a look at each.
+/// A count that comes back never exceeds the caller's slice. Whether the pages are the right ones is for the
+/// caller to check: that costs a look at each.
 pub struct LoadedAllocator {
     object: AllocatorObject,
 }

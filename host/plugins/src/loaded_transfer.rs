@@ -10,7 +10,7 @@ use host_plugin_api::{
 
 use super::services::{Services, Waker};
 
-/// The far side of the boundary, spoken to through the trait that plugins implement.
+/// A loaded transfer backend, called through the trait that plugins implement.
 ///
 /// What comes back is checked as far as memory safety here depends on it: a count never exceeds the caller's slice.
 pub struct LoadedTransfer {

@@ -13,10 +13,10 @@ use sha2::{Digest, Sha256};
 use super::error::PreflightError;
 use super::manifest::Manifest;
 
-/// Its name in a plugin directory.
+/// The lock file's name in a plugin directory.
 pub const FILE: &str = "plugins.lock";
 
-/// The file's content.
+/// The content of a lock file.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lock {
@@ -114,8 +114,9 @@ impl Lock {
     }
 }
 
-/// Writes a file beside its place, syncs it and renames it there: a reader sees the old file or the new one. A loaded
-/// plugin's file must never be written in place, since the process has it mapped.
+/// Writes a file beside its place, syncs it and renames it there: a reader sees the old file or the new one.
+///
+/// A loaded plugin's file must never be written in place, since the process has it mapped.
 ///
 /// # Errors
 /// When any step fails; the file is then as before.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Manifest {
     /// Format of the manifest itself; 1.
     pub manifest_version: u32,
-    /// Who it is.
+    /// The plugin's identity.
     pub plugin: Identity,
     /// What it was built against.
     pub api: Api,
@@ -26,16 +26,16 @@ pub struct Manifest {
     pub build: Build,
 }
 
-/// See [`Manifest::plugin`].
+/// The identity of a plugin: [`Manifest::plugin`].
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Identity {
-    /// Unique.
+    /// The id, which no other plugin has.
     pub id: String,
     /// What users write to get it.
     pub name: String,
     /// Its own version.
     pub version: semver::Version,
-    /// One line.
+    /// What the plugin does, in one line.
     #[serde(default)]
     pub description: String,
     /// Ids of plugins whose crates are linked into this file.
@@ -47,7 +47,7 @@ pub struct Identity {
     pub threads: Option<String>,
 }
 
-/// See [`Manifest::api`].
+/// The plugin API that a plugin was built against: [`Manifest::api`].
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Api {
     /// Version of the plugin API.
@@ -124,7 +124,7 @@ pub struct CompanionManifest {
     pub ready: String,
 }
 
-/// See [`Manifest::build`].
+/// How a plugin was built: [`Manifest::build`].
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Build {
     /// `unwind` or `abort`.

@@ -1,16 +1,16 @@
-//! Who could put other code in a plugin's place.
+//! Which users could put other code in a plugin's place.
 //!
-//! A plugin runs with all rights of the host, so whoever can change its file, or a directory on the way to it, has them,
-//! too. The rule: *a plugin must not be easier to replace than the program itself.* Accepted are changes by
+//! A plugin runs with all rights of the host, so a user that can change its file, or a directory on the way to it, has
+//! them, too. The rule: *a plugin must not be easier to replace than the program itself.* Accepted are changes by
 //!
 //! - root, and the user that runs the host;
-//! - who owns the program's file or a directory above it, and groups that may write those: they can replace the
+//! - owners of the program's file or a directory above it, and groups that may write those: they can replace the
 //!   program, so that refusing a plugin beside it would protect nothing. This is what lets a checkout work under any
 //!   umask, and in a container whose root runs what the user of a bind mount owns.
 //!
 //! A group that may write, and is the process's own or root's, is warned of: under umask 002 that is a user's private
 //! group, which only the user is in; whether it is one, the file does not say. Everything else is refused. A sticky
-//! directory, as /tmp, lets nobody replace another's file, so only its owner counts there. Access lists show in the
+//! directory, as /tmp, lets no user replace another's file, so only its owner counts there. Access lists show in the
 //! group's bits.
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
 
-/// What of a file or directory decides who can replace what lies there.
+/// What of a file or directory decides which users can replace what lies there.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     user: u32,
@@ -43,18 +43,18 @@ impl Place {
         }
     }
 
-    /// Whether these bits let somebody replace the file, or what lies in the directory.
+    /// Whether these bits let others replace the file, or what lies in the directory.
     fn lets(&self, bits: u32) -> bool {
         self.mode & bits != 0 && !(self.directory && self.mode & STICKY != 0)
     }
 }
 
-/// Who may change the program, or is the program.
+/// The users that may change the program, and those that it runs as.
 #[derive(Debug, Default)]
 struct Trusted {
     users: BTreeSet<u32>,
     groups: BTreeSet<u32>,
-    everybody: bool,
+    all_users: bool,
     own_groups: [u32; 2],
 }
 
@@ -80,7 +80,7 @@ impl Trusted {
         for place in program {
             trusted.users.insert(place.user);
             trusted.groups.extend(place.lets(GROUP_WRITES).then_some(place.group));
-            trusted.everybody |= place.lets(OTHERS_WRITE);
+            trusted.all_users |= place.lets(OTHERS_WRITE);
         }
         trusted
     }
@@ -109,9 +109,9 @@ pub(super) fn check(path: &Path, file: &Metadata) -> std::io::Result<Findings> {
     Ok(judge(Trusted::of_process(), &places))
 }
 
-/// Whether everybody may change a file, and not the program.
-pub(super) fn is_for_everybody(file: &Metadata) -> bool {
-    Place::of(file).lets(OTHERS_WRITE) && !Trusted::of_process().everybody
+/// Whether every user may change a file, and not the program.
+pub(super) fn every_user_may_change(file: &Metadata) -> bool {
+    Place::of(file).lets(OTHERS_WRITE) && !Trusted::of_process().all_users
 }
 
 fn judge(trusted: &Trusted, places: &[(PathBuf, Place)]) -> Findings {
@@ -121,10 +121,10 @@ fn judge(trusted: &Trusted, places: &[(PathBuf, Place)]) -> Findings {
         if !trusted.users.contains(&place.user) {
             let user = place.user;
             let text =
-                format!("{shown} belongs to user {user}, who may change it: chown it to root or yourself");
+                format!("{shown} belongs to user {user}, which may change it: chown it to root or yourself");
             findings.refused.push(text);
         }
-        if place.lets(OTHERS_WRITE) && !trusted.everybody {
+        if place.lets(OTHERS_WRITE) && !trusted.all_users {
             let text = format!("{shown} may be changed by every user of this machine: chmod o-w it");
             findings.refused.push(text);
         }
@@ -184,10 +184,10 @@ mod tests {
                 &[file(OTHER, OTHER, 0o755), directory(0, 0, 0o1777)],
                 (1, 0),
             ),
-            ("a file for everybody", ME, &checkout_022, &[file(ME, ME, 0o666)], (1, 1)),
+            ("a file that every user may change", ME, &checkout_022, &[file(ME, ME, 0o666)], (1, 1)),
             ("a sticky file is no sticky directory", ME, &installed, &[file(ME, ME, 0o1777)], (1, 1)),
             (
-                "a directory for everybody",
+                "a directory that every user may change",
                 ME,
                 &installed,
                 &[file(ME, ME, 0o644), directory(0, 0, 0o777)],

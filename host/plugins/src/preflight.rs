@@ -154,12 +154,12 @@ fn dynamic_names<'a>(data: impl ReadRef<'a>, tags: &[i64]) -> object::Result<Vec
 
 /// The file's own manifest, among those of the plugins that are linked into it.
 fn choose(manifests: Vec<Manifest>) -> Result<Manifest, PreflightError> {
-    let below: Vec<String> = manifests.iter().flat_map(|m| m.plugin.built_on.clone()).collect();
-    let mut top: Vec<Manifest> = manifests.into_iter().filter(|m| !below.contains(&m.plugin.id)).collect();
+    let bases: Vec<String> = manifests.iter().flat_map(|m| m.plugin.built_on.clone()).collect();
+    let mut top: Vec<Manifest> = manifests.into_iter().filter(|m| !bases.contains(&m.plugin.id)).collect();
     match (top.len(), top.pop()) {
         (1, Some(manifest)) => Ok(manifest),
-        (_, None) if below.is_empty() => Err(PreflightError::NoNote),
-        (_, None) => Err(PreflightError::Ambiguous(below)),
+        (_, None) if bases.is_empty() => Err(PreflightError::NoNote),
+        (_, None) => Err(PreflightError::Ambiguous(bases)),
         (_, Some(last)) => {
             top.push(last);
             Err(PreflightError::Ambiguous(top.into_iter().map(|m| m.plugin.id).collect()))

@@ -28,8 +28,8 @@ pub enum Feature {
     PrefillRadixCache,
     /// A policy was named by which a radix cache evicts.
     EvictionPolicy,
-    /// Requests give their pages up for others and come back.
-    Retraction,
+    /// Running requests give their pages up for others and continue later.
+    Preemption,
     /// Pages move on to host memory.
     HierarchicalCache,
     /// Pages move on to a storage tier.
@@ -86,15 +86,15 @@ impl fmt::Display for Need {
     }
 }
 
-/// A row of the table: the feature needs something, because.
+/// A row of the table of rules: the feature, what it needs and the reason.
 pub struct Rule {
     /// What `docs/plugins/rules.md` and messages call it.
     pub name: &'static str,
-    /// Who needs it.
+    /// The feature that needs it.
     pub feature: Feature,
-    /// What.
+    /// What the feature needs.
     pub need: Need,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -103,11 +103,11 @@ pub struct Rule {
 pub struct Violation {
     /// The rule's name.
     pub rule: &'static str,
-    /// Who needs it.
+    /// The feature that needs it.
     pub feature: Feature,
-    /// What.
+    /// What the feature needs.
     pub need: Need,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
     /// The plugin that lacks it, with what it has; `None` when no plugin of the role is loaded at all.
     pub loaded: Option<(String, Vec<String>)>,

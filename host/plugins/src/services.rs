@@ -1,11 +1,11 @@
-//! What the host offers to its plugins: a log, words for metrics, and wake-ups.
+//! What the host offers to its plugins: a log, metrics, and wake-ups.
 //!
 //! One set per plugin id and process, made when the plugin is first loaded and kept as long as the process, like the
-//! library itself. A plugin that is loaded again, or opened several times, meets the same words.
+//! library itself. A plugin that is loaded again, or opened several times, meets its own metrics again.
 
 mod log;
+mod metrics;
 mod waker;
-mod words;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,10 +17,10 @@ use host_plugin_api::abi::services::{HostObject, HostRole, HostWord, object_of};
 use host_plugin_api::abi::{AbiResult, RResult, RStr};
 
 use log::Log;
+use metrics::Metrics;
+pub use metrics::{Kind, Metric};
 use parking_lot::Mutex;
 pub use waker::Waker;
-use words::Words;
-pub use words::{Kind, Word};
 
 /// Most plugins with services in one process.
 const MOST_PLUGINS: usize = 256;
@@ -28,7 +28,7 @@ const MOST_PLUGINS: usize = 256;
 /// One plugin's services.
 pub struct Services {
     log: Log,
-    words: Words,
+    metrics: Metrics,
     /// Of the instances that are polled; the dead ones are dropped when the next comes.
     wakers: Mutex<Vec<Weak<Waker>>>,
 }
@@ -50,7 +50,7 @@ impl Services {
             return Err(format!("{MOST_PLUGINS} plugins were loaded into this process, which is the most"));
         }
         let services =
-            Arc::new(Self { log: Log::new(id), words: Words::default(), wakers: Mutex::default() });
+            Arc::new(Self { log: Log::new(id), metrics: Metrics::default(), wakers: Mutex::default() });
         all.insert(id.to_owned(), services.clone());
         Ok(services)
     }
@@ -64,8 +64,8 @@ impl Services {
 
     /// The plugin's counters and gauges, in the order in which it named them.
     #[must_use]
-    pub fn words(&self) -> Vec<Word> {
-        self.words.all()
+    pub fn metrics(&self) -> Vec<Metric> {
+        self.metrics.all()
     }
 
     /// Lines of the plugin that were left out because there were too many.
@@ -111,12 +111,13 @@ impl HostRole for Offered {
     }
 
     fn word(&self, kind: u32, name: RStr<'_>) -> AbiResult<HostWord> {
-        let word: Option<Result<&'static AtomicU64, _>> = contained(|| self.0.words.get(kind, name.as_str()));
-        match word {
+        let metric: Option<Result<&'static AtomicU64, _>> =
+            contained(|| self.0.metrics.get(kind, name.as_str()));
+        match metric {
             Some(Ok(value)) => RResult::ROk(HostWord { value }),
             Some(Err(error)) => RResult::RErr(error.into()),
             None => {
-                let text = "the host panicked while it made the word";
+                let text = "the host panicked while it made the metric";
                 RResult::RErr(host_plugin_api::Error::new(ErrorCode::INTERNAL, text).into())
             }
         }
@@ -133,13 +134,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plugin_meets_its_own_words_again_and_no_others() {
+    fn a_plugin_meets_its_own_metrics_again_and_no_others() {
         let (one, other) = (Services::of("test.one").unwrap(), Services::of("test.other").unwrap());
-        let word = |services: &Services, kind, name| services.words.get(kind, name);
-        word(&one, 0, "copies").unwrap().fetch_add(3, std::sync::atomic::Ordering::Relaxed);
+        let metric = |services: &Services, kind, name| services.metrics.get(kind, name);
+        metric(&one, 0, "copies").unwrap().fetch_add(3, std::sync::atomic::Ordering::Relaxed);
         let again = Services::of("test.one").unwrap();
-        assert_eq!(word(&again, 0, "copies").unwrap().load(std::sync::atomic::Ordering::Relaxed), 3);
-        assert_eq!(word(&other, 0, "copies").unwrap().load(std::sync::atomic::Ordering::Relaxed), 0);
-        assert_eq!(one.words().len(), 1);
+        assert_eq!(metric(&again, 0, "copies").unwrap().load(std::sync::atomic::Ordering::Relaxed), 3);
+        assert_eq!(metric(&other, 0, "copies").unwrap().load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(one.metrics().len(), 1);
     }
 }

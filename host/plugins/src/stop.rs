@@ -58,7 +58,7 @@ fn within(deadline: Duration, stop: Stop) -> Result<()> {
     let (told, answer) = channel();
     let milliseconds = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
     let thread = std::thread::Builder::new().name("plugin-stop".into()).spawn(move || {
-        // Nobody listens any more when it took too long.
+        // The receiver is gone when it took too long.
         let _unheard = told.send(stop(milliseconds));
     });
     let timeout = |text: String| Error::new(ErrorCode::TIMEOUT, text);
@@ -80,7 +80,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[test]
-    fn the_last_opened_stops_first_and_one_that_fails_keeps_nobody_waiting() {
+    fn the_last_opened_stops_first_and_one_that_fails_does_not_delay_the_others() {
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut running = Running::default();
         for (name, fails) in [("first", false), ("second", true), ("third", false)] {

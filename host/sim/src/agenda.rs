@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use host_core::Time;
 
-/// The time, and everything that lies ahead of it. What is to happen at the same time happens in the order in which it was
+/// The time, and everything that lies ahead of it.
+///
+/// What is to happen at the same time happens in the order in which it was
 /// [put off](Self::after): nothing depends on how a map is laid out.
 #[derive(Debug)]
 pub struct Agenda<T> {

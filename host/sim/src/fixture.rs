@@ -8,8 +8,9 @@ use host_core::radix::{NamespaceKey, PageHash};
 use host_core::request::{PeerRef, Request};
 use host_core::{Batch, Config, Instance, Role, Room, Sampled, Sampling, Sequence, SequenceOutput};
 
-/// A worker of so many pages of [`PAGE`] tokens, without a cache, in which nothing is short but pages. Override what a test
-/// is about:
+/// A worker of so many pages of [`PAGE`] tokens, without a cache, in which nothing is short but pages.
+///
+/// Override what a test is about:
 ///
 /// ```
 /// # use host_core::{Config, Role};

@@ -89,7 +89,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// So many pages, all zero.
+    /// Memory of this many pages, all zero.
     #[must_use]
     pub fn new(kv: Kv, pages: u32) -> Self {
         let page = if kv.words { kv.page_tokens * kv.layers as usize } else { 0 };

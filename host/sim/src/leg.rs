@@ -23,8 +23,9 @@ pub const PEER: Instance = Instance(77);
 /// Every token that is drawn unless [`Leg::draw`] says otherwise.
 pub const DRAWN: u32 = 9;
 
-/// One worker, and what came out of it. Everything that it is told goes through [`after`](Self::after) or
-/// [`hear`](Self::hear), which audit it.
+/// One worker, and what came out of it.
+///
+/// Every event goes through [`after`](Self::after) or [`hear`](Self::hear), which audit it.
 #[derive(Debug)]
 pub struct Leg {
     /// The worker.
@@ -53,10 +54,10 @@ pub struct Leg {
     pub closes: bool,
     /// Rooms to be closed.
     pub closing: Vec<Room>,
-    /// What was told of the cache, when it is.
+    /// Changes of the cache, where the configuration asks for them.
     pub cache_events: Vec<CacheEvent>,
     /// What is to be done in offload tiers.
-    pub below: Vec<TierAction>,
+    pub tier_actions: Vec<TierAction>,
     /// Prompts whose KV is complete, in this order.
     pub begun: Vec<Room>,
     /// Tokens that clients were given.
@@ -86,7 +87,7 @@ impl Leg {
         leg
     }
 
-    /// A worker that has heard of no peer.
+    /// A worker without a connection to a peer.
     #[must_use]
     pub fn unconnected(config: Config) -> Self {
         let limits = PoolLimits::shared(config.pages);
@@ -110,7 +111,7 @@ impl Leg {
             closes: true,
             closing: Vec::new(),
             cache_events: Vec::new(),
-            below: Vec::new(),
+            tier_actions: Vec::new(),
             begun: Vec::new(),
             emitted: BTreeMap::new(),
             finished: Vec::new(),
@@ -212,7 +213,7 @@ impl Leg {
                     self.verifying.insert(room, (attempt, pages));
                 }
                 Action::Write(write) => self.writes.push(write),
-                Action::Tier(action) => self.below.push(action),
+                Action::Tier(action) => self.tier_actions.push(action),
                 Action::OpenRoom(opening) => {
                     let before = self.open.insert(opening.room, opening.attempt);
                     assert!(before.is_none_or(|before| before < opening.attempt), "{opening:?}");

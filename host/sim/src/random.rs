@@ -51,12 +51,12 @@ impl Random {
         usize::try_from(self.below(length as u64)).unwrap_or_default()
     }
 
-    /// From 0 to, not including, 1.
+    /// A number from 0 to, not including, 1.
     pub fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True this often.
+    /// Whether an event of this probability happens.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }

@@ -46,7 +46,7 @@ pub enum Work<'a> {
         /// The worker that does.
         at: usize,
     },
-    /// Until a worker hears that a connection is gone.
+    /// Until a worker is told that a connection is gone.
     Loss {
         /// The worker.
         at: usize,
@@ -106,7 +106,9 @@ pub enum Work<'a> {
     },
 }
 
-/// A model of time. Its answers depend on nothing but what it is given and what it was given before; what varies is drawn.
+/// A model of time.
+///
+/// Its answers depend on nothing but what it is given and what it was given before. What varies is drawn.
 ///
 /// Any closure of the same shape is one:
 ///
@@ -133,8 +135,9 @@ impl<F: FnMut(Time, Work<'_>, &mut Random) -> Duration> Times for F {
     }
 }
 
-/// A world without any order: everything takes any time up to a bound, whatever its size, so that whatever can be
-/// overtaken is.
+/// A world without any order: everything takes any time up to a bound, whatever its size.
+///
+/// So any order of events is possible.
 #[derive(Clone, Copy, Debug)]
 pub struct Erratic;
 

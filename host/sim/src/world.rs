@@ -22,7 +22,7 @@ use crate::faults::{Faults, Outcome};
 use crate::kv::Kv;
 use crate::random::Random;
 use crate::times::{Times, Work};
-pub use clients::{Ask, Asked, Clients};
+pub use clients::{Ask, Clients, OpenRequest};
 use pending::Pending;
 use storage::Storage;
 use worker::Worker;
@@ -37,20 +37,20 @@ const RESTLESS: u64 = 200_000;
 pub struct World<C> {
     /// What everything that varies is drawn from.
     pub random: Random,
-    /// What sends requests and hears of answers.
+    /// What sends requests and gets answers.
     pub clients: C,
     agenda: Agenda<Pending>,
     times: Box<dyn Times>,
     faults: Faults,
     kv: Kv,
     workers: Vec<Worker>,
-    /// Where each process lives, or lived.
+    /// The place of each process, also of those that died.
     places: BTreeMap<Instance, usize>,
-    /// Workers that heard something since they last decided.
+    /// Workers that got an event since they last decided.
     awake: BTreeSet<usize>,
-    /// When workers have to decide though they hear nothing.
+    /// When workers have to decide without an event.
     deadlines: BTreeSet<(Time, usize)>,
-    asked: BTreeMap<Room, Asked>,
+    open_requests: BTreeMap<Room, OpenRequest>,
     /// The connection of a worker to another one, by its own count: a write lands only over the one it was given for.
     links: BTreeMap<(Instance, Instance), u64>,
     last_session: u64,
@@ -81,7 +81,7 @@ impl<C: Clients> World<C> {
             places: BTreeMap::new(),
             awake: BTreeSet::new(),
             deadlines: BTreeSet::new(),
-            asked: BTreeMap::new(),
+            open_requests: BTreeMap::new(),
             links: BTreeMap::new(),
             last_session: 0,
             last_instance: 0,
@@ -114,7 +114,7 @@ impl<C: Clients> World<C> {
         self.audit_every = decisions;
     }
 
-    /// Writes down from now on what workers hear and want done.
+    /// Writes down from now on the events and the actions of workers.
     pub fn keep_trace(&mut self) {
         self.trace.get_or_insert_default();
     }
@@ -142,12 +142,12 @@ impl<C: Clients> World<C> {
         Instance(self.last_instance)
     }
 
-    /// Where a process lives or lived.
+    /// The place of a process, also of one that died.
     fn place(&self, at: Instance) -> usize {
         self.places[&at]
     }
 
-    /// Where a process lives that has not died.
+    /// The place of a process, unless it died.
     fn alive(&self, at: Instance) -> Option<usize> {
         Some(self.place(at)).filter(|place| self.workers[*place].instance == at)
     }
@@ -162,7 +162,7 @@ impl<C: Clients> World<C> {
         self.agenda.after(wait, what);
     }
 
-    /// Lets a worker hear something as soon as its threads have told each other.
+    /// Gives a worker an event as soon as its threads have passed it on.
     fn tell(&mut self, at: Instance, event: Event) {
         self.later(Work::News { at: self.place(at) }, Pending::Tell { at, event });
     }
@@ -202,8 +202,8 @@ impl<C: Clients> World<C> {
         self.agenda.next().into_iter().chain(deadline).min()
     }
 
-    /// Goes on to the next point in time: everything happens whose time has come, then workers decide that heard
-    /// something. Returns whether there was one.
+    /// Goes on to the next point in time: everything happens whose time has come, then workers decide that got
+    /// an event. Returns whether there was a next point in time.
     ///
     /// # Panics
     /// When work is left, and nothing will ever happen.

@@ -7,7 +7,8 @@ use host_core::pool::PoolLimits;
 use host_core::radix::Policy;
 use host_core::{Config, Role, Time};
 use host_sim::{
-    Ask, Asked, Clients, Erratic, Faults, Kv, Outcome, PAGE, Random, Times, Work, World, config, request,
+    Ask, Clients, Erratic, Faults, Kv, OpenRequest, Outcome, PAGE, Random, Times, Work, World, config,
+    request,
 };
 
 const SEEDS: u64 = if cfg!(debug_assertions) { 60 } else { 600 };
@@ -35,7 +36,7 @@ impl Crowd {
 }
 
 impl Clients for Crowd {
-    fn ended(&mut self, _now: Time, _asked: &Asked, _complete: bool, random: &mut Random) -> Vec<Ask> {
+    fn ended(&mut self, _now: Time, _open: &OpenRequest, _complete: bool, random: &mut Random) -> Vec<Ask> {
         if self.left == 0 {
             return Vec::new();
         }

@@ -4,7 +4,7 @@ mod limits;
 
 use host_core::hierarchy::{HierarchyConfig, PrefetchPolicy, TierConfig, WritePolicy};
 use host_core::{Instance, KvLayout};
-use host_worker::{Below, slot_bytes};
+use host_worker::{OffloadTiers, slot_bytes};
 
 use super::launch::share;
 use super::settings::{RoleName, Settings};
@@ -97,7 +97,7 @@ pub fn hierarchy(
 ///
 /// # Errors
 /// When one is not there, does not fit, or does not open.
-pub fn open(settings: &Settings, instance: Instance, cached: bool) -> anyhow::Result<Option<Below>> {
+pub fn open(settings: &Settings, instance: Instance, cached: bool) -> anyhow::Result<Option<OffloadTiers>> {
     if !settings.hierarchical_cache() || !cached {
         return Ok(None);
     }
@@ -106,7 +106,7 @@ pub fn open(settings: &Settings, instance: Instance, cached: bool) -> anyhow::Re
         .iter()
         .map(|name| Ok((name.clone(), plugins::open_tier(settings, name, instance)?)))
         .collect();
-    Ok(Some(Below { tiers: tiers? }))
+    Ok(Some(OffloadTiers { tiers: tiers? }))
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
             ("allocates-on-submit", &["transfer-hot-allocations"], "200 calls of submit allocated 200 times"),
             ("blocks-in-poll", &["transfer-hot-blocking"], "in 200 rounds poll gave up the processor"),
             ("panics", &["transfer-panics"], "submit of nothing made the plugin panic"),
-            ("needs-writes", &["transfer-words"], "words alone: submit of 0 writes answered"),
+            ("needs-writes", &["transfer-words"], "a notification alone: submit of 0 writes answered"),
             ("corrupts-byte", &["transfer-data"], "inside a write, is "),
         ],
     );

@@ -17,7 +17,7 @@ pub enum Answer {
     Token(Sampled),
     /// The answer is complete.
     Finished {
-        /// Why.
+        /// The reason.
         reason: FinishReason,
         /// What it used.
         usage: Usage,

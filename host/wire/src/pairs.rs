@@ -37,7 +37,7 @@ fn plugins(worker: &WorkerInfo) -> String {
     if names.is_empty() { "none".into() } else { names.into_iter().collect::<Vec<_>>().join(" + ") }
 }
 
-/// All but ranks and known layouts: whoever sends puts every byte in its place.
+/// All differences but ranks and known layouts: the sender puts every byte in its place.
 fn differences(left: &KvIdentity, right: &KvIdentity) -> String {
     let text = |name: &str, left: &str, right: &str| {
         (left != right).then(|| format!("{name} is {left:?} on prefill and {right:?} on decode"))

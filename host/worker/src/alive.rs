@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 
 /// Held by each thread of a worker. A thread that ends before it was asked to (a panic, a plugin that failed) leaves a
-/// worker that answers nobody, so its end is told to whoever runs the process.
+/// worker that answers no request, so its end is reported to the program.
 pub(crate) struct Alive {
     pub(super) thread: &'static str,
     pub(super) stopping: Arc<AtomicBool>,
@@ -16,7 +16,7 @@ pub(crate) struct Alive {
 impl Drop for Alive {
     fn drop(&mut self) {
         if !self.stopping.load(Ordering::Acquire) {
-            // The others end for the first one's sake.
+            // The others end because the first one did; the first one is reported.
             self.died.send_if_modified(|died| {
                 let first = died.is_none();
                 *died = died.or(Some(self.thread));

@@ -20,7 +20,7 @@ use host_plugin_api::{
     Budget, Component as PluginComponent, ComponentPool, ErrorCode, PoolAllocator, PoolPage,
 };
 
-/// Who hands out the pages of a worker's pool.
+/// The allocator of the pages of a worker's pool.
 #[derive(Debug)]
 pub struct Pages {
     /// How many each component may have.
@@ -29,7 +29,7 @@ pub struct Pages {
     pub source: Option<Box<dyn PageSource>>,
 }
 
-/// An allocator, asked by the scheduler's thread.
+/// An allocator that the scheduler's thread calls.
 pub struct AllocatorPages {
     /// With its kind, for messages.
     name: String,

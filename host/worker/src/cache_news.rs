@@ -13,7 +13,9 @@ use tonic::Status;
 
 use super::CacheLog;
 
-/// What a router is sent until it hangs up. It is written only as fast as the router reads, and a router that is too
+/// What a router is sent until it hangs up.
+///
+/// It is written only as fast as the router reads, and a router that is too
 /// slow for the log gets a snapshot in place of what it missed.
 pub type NewsStream = Pin<Box<dyn Stream<Item = Result<proto::CacheNews, Status>> + Send>>;
 

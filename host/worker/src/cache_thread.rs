@@ -10,10 +10,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::alive::Alive;
 
-/// Turns of the scheduler that may wait to be named. Beyond that they are dropped, and the whole cache is told anew.
+/// Ticks of the scheduler whose changes may wait for the log. Beyond that they are dropped, and the whole cache is
+/// logged anew.
 const WAITING: usize = 1024;
 
-/// The worker's log, for everybody who follows its cache.
+/// The worker's log, for all routers that follow its cache.
 #[derive(Debug)]
 pub struct CacheLog {
     log: Mutex<EventLog>,
@@ -33,10 +34,10 @@ impl CacheLog {
     }
 }
 
-/// The scheduler thread's end of the way to the log. Nothing here waits.
+/// The scheduler thread's end of the channel to the log. Nothing here waits.
 pub(super) struct CacheFeed {
     to: mpsc::Sender<Vec<CacheEvent>>,
-    /// The log lacks something and will be told everything.
+    /// Whether the log lacks changes and is to be sent the whole cache.
     behind: bool,
 }
 
@@ -46,7 +47,7 @@ impl CacheFeed {
         self.behind = self.behind || self.to.try_send(events).is_err();
     }
 
-    /// Tells the whole cache if something was lost and there is room again.
+    /// Sends the whole cache if changes were lost and there is room again.
     pub(super) fn catch_up(&mut self, contents: impl FnOnce() -> Vec<CacheEvent>) {
         if self.behind
             && let Ok(place) = self.to.try_reserve()
@@ -63,7 +64,7 @@ pub(super) fn start(
     page_tokens: u32,
     alive: Alive,
 ) -> std::io::Result<(CacheFeed, Arc<CacheLog>, JoinHandle<()>)> {
-    // Who has missed more than a pool is sooner served by a snapshot.
+    // A router that has missed more than a pool is sooner served by a snapshot.
     let remembered = (pages as usize).max(4 * EVENT_KEYS);
     let (grown, _) = watch::channel(0);
     let log = Arc::new(CacheLog { log: Mutex::new(EventLog::new(pages, page_tokens, remembered)), grown });

@@ -1,4 +1,4 @@
-//! What goes through the scheduler thread's channels: in, to the control plane, and to whoever asked.
+//! What goes through the scheduler thread's channels: in, to the control plane, and to callers.
 
 use host_core::rank_barrier::Report;
 use host_core::request::Request;
@@ -25,25 +25,25 @@ pub(crate) enum Input {
 pub enum Outgoing {
     /// [`host_core::Action::Send`].
     Message {
-        /// To whom.
+        /// The receiver.
         to: Instance,
         /// The lowest id still repeated.
         floor: u64,
-        /// What.
+        /// The message.
         message: host_core::message::Message,
     },
     /// [`host_core::Action::Connect`].
     Connect {
-        /// With whom.
+        /// The peer to connect to.
         peer: host_core::request::PeerRef,
         /// For the peer.
         floor: u64,
     },
     /// [`host_core::Action::Fence`].
     Fence {
-        /// Whom.
+        /// The peer to fence.
         peer: Instance,
-        /// Which connection.
+        /// The session of the connection.
         session: u64,
     },
 }

@@ -36,7 +36,7 @@ pub struct Unwritten {
     pub pages: usize,
 }
 
-/// The way in to a running worker, for any thread or task.
+/// A handle to a running worker, for any thread or task.
 #[derive(Clone)]
 pub struct Handle {
     pub(super) inputs: mpsc::Sender<Input>,
@@ -47,7 +47,7 @@ pub struct Handle {
     pub(super) info: Arc<WorkerInfo>,
     pub(super) instance: Instance,
     pub(super) page_bytes: u64,
-    /// Names prompts' pages for what lies below the pool, if anything does.
+    /// Names prompts' pages for the offload tiers, if the worker has any.
     pub(super) naming: Option<Naming>,
 }
 
@@ -62,13 +62,13 @@ pub(super) struct Naming {
 const NAMED_AT_ONCE: usize = 2048;
 
 impl Handle {
-    /// What this worker tells others about itself; its address is added by who listens.
+    /// What this worker tells others about itself. The server that listens adds the address.
     #[must_use]
     pub fn info(&self) -> &WorkerInfo {
         &self.info
     }
 
-    /// This process's life.
+    /// The instance that this process is.
     #[must_use]
     pub fn instance(&self) -> Instance {
         self.instance
@@ -142,8 +142,8 @@ impl Handle {
         receive
     }
 
-    /// The request with the names of its pages, if the scheduler will ask for them: the scheduler's thread, for which everybody
-    /// waits, has better things to do. `None` when the runtime is being shut down.
+    /// The request with the names of its pages, if the scheduler will ask for them: all requests wait for the
+    /// scheduler's thread, so it does not name pages itself. `None` when the runtime is being shut down.
     async fn named(&self, mut request: Request) -> Option<Request> {
         // One that is too long is refused.
         let named = |_: &Naming| !request.no_cache && request.prompt.len() <= self.info.max_tokens as usize;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use host_plugin_api::transfer::Write;
 
-/// Counters of one way, over all ranks.
+/// Counters of one direction, over all ranks.
 #[derive(Debug, Default)]
 pub struct Way {
     bytes: AtomicU64,

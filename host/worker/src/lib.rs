@@ -53,7 +53,7 @@ use host_wire::proto::WorkerInfo;
 use link::Links;
 pub use parts::{Parts, RankParts};
 pub use staging::Staging;
-pub use tier_thread::{Below, slot_bytes};
+pub use tier_thread::{OffloadTiers, slot_bytes};
 
 /// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
 /// repeat).
@@ -85,7 +85,7 @@ impl Worker {
         let links = Arc::new(open_links(&parts)?);
         let info = Arc::new(info_of(&parts, &links)?);
         let kv_heads = parts.identity.kv_heads as usize;
-        let Parts { config, pages, ranks, instance, below, page_integrity, staging, .. } = parts;
+        let Parts { config, pages, ranks, instance, offload, page_integrity, staging, .. } = parts;
         let pools: Vec<KvMemory> = ranks.iter().map(|rank| rank.kv.clone()).collect();
         // A page lies on all ranks, with the heads of each.
         let page_bytes = pools.iter().map(|pool| pool.layout().shape.page_bytes() as u64).sum();
@@ -106,11 +106,14 @@ impl Worker {
         let mut to_tiers = None;
         let mut running_tiers = Vec::new();
         let mut tiers = Tiers::default();
-        if let (Some(below), Some(hierarchy)) = (below, &config.hierarchy) {
-            tiers.names = below.tiers.iter().map(|(name, _)| name.clone()).collect();
-            anyhow::ensure!(below.tiers.len() == hierarchy.tiers.len(), "a tier was planned and not opened");
+        if let (Some(offload), Some(hierarchy)) = (offload, &config.hierarchy) {
+            tiers.names = offload.tiers.iter().map(|(name, _)| name.clone()).collect();
+            anyhow::ensure!(
+                offload.tiers.len() == hierarchy.tiers.len(),
+                "a tier was planned and not opened"
+            );
             let started = tier_thread::start(tier_thread::Start {
-                below,
+                offload,
                 slots: hierarchy.host_slots,
                 pools,
                 kv_heads,
@@ -122,8 +125,8 @@ impl Worker {
             running_tiers = started.tiers;
             (tiers.copied, tiers.stored) = (started.copied, started.stored);
         }
-        let below = config.hierarchy.is_some();
-        let naming = below.then_some(Naming { identity: config.identity, page_tokens: config.page_tokens });
+        let offload = config.hierarchy.is_some();
+        let naming = offload.then_some(Naming { identity: config.identity, page_tokens: config.page_tokens });
         let mut cache = None;
         let mut cache_feed = None;
         if config.cache_events {
@@ -155,13 +158,13 @@ impl Worker {
         Ok((worker, receive_outgoing))
     }
 
-    /// The way in.
+    /// The handle through which requests come in.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Resolves with a thread's name when one ended although nobody asked it to. The worker is of no use then.
+    /// Resolves with a thread's name when one ended before the worker was told to stop. The worker is of no use then.
     pub async fn died(&self) -> &'static str {
         let mut died = self.died.clone();
         let thread = died.wait_for(Option::is_some).await.ok().and_then(|thread| *thread);
@@ -194,7 +197,7 @@ fn open_links(parts: &Parts) -> anyhow::Result<Links> {
     Links::open(transfer.clone(), memories, kv_heads, config.max_running, staging_bytes)
 }
 
-/// What the worker tells others about itself; who listens adds the address.
+/// What the worker tells others about itself. The server that listens adds the address.
 fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
     let Parts { name, config, identity, instance, .. } = parts;
     Ok(WorkerInfo {

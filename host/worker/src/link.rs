@@ -29,7 +29,7 @@ pub use peer::{Link, PeerRank};
 /// How long a plugin may take to stop.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
-/// Peers whose turn is remembered before those of nobody's concern are forgotten.
+/// Peers whose turn is remembered before those whose turn no thread has are forgotten.
 const TURNS: usize = 1024;
 
 /// The name under which a rank opens its instance of the transfer plugin.
@@ -227,7 +227,7 @@ impl Links {
     /// scheduler thread.
     ///
     /// # Errors
-    /// A sentence for the peer's refusal: no plugin in common, nobody there, an earlier connection not fenced.
+    /// A sentence for the peer's refusal: no plugin in common, no peer there, an earlier connection not fenced.
     pub fn connect(&self, peer: &WorkerInfo) -> Result<u64, String> {
         let instance = Instance(peer.instance);
         let Some(own) = self.ranks.first() else {
@@ -285,9 +285,9 @@ impl Links {
         self.cut(peer, |_| true)
     }
 
-    /// Whoever calls has the peer's turn. What could not be fenced is left for another try.
-    fn cut(&self, peer: Instance, meant: impl Fn(&Link) -> bool) -> Result<(), host_plugin_api::Error> {
-        let Some(link) = self.get(peer).filter(|link| meant(link)) else { return Ok(()) };
+    /// The caller has the peer's turn. What could not be fenced is left for another try.
+    fn cut(&self, peer: Instance, applies: impl Fn(&Link) -> bool) -> Result<(), host_plugin_api::Error> {
+        let Some(link) = self.get(peer).filter(|link| applies(link)) else { return Ok(()) };
         let mut left = Link::clone(&link);
         let mut failed = None;
         for (pair, ended) in self.disconnect(&link.connections) {

@@ -1,7 +1,7 @@
 //! A worker's own `/metrics` and `/health`, on its control port.
 
-mod below;
 mod cache;
+mod offload;
 mod pace;
 mod plugins;
 mod series;
@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 use crate::Handle;
 use series::Series;
 
-/// Reads the scheduler's counters when somebody asks.
+/// Reads the scheduler's counters when `/metrics` is read.
 struct WorkerCollector(Handle);
 
 impl std::fmt::Debug for WorkerCollector {
@@ -38,7 +38,7 @@ impl Collector for WorkerCollector {
         let ranks = worker.info().identity.as_ref().map_or(1, |identity| identity.ranks);
         series.gauges([("host_ranks", "Tensor-parallel ranks of the worker", ranks)])?;
         pace::encode(&stats, series)?;
-        below::encode(worker, &stats.hierarchy, series)?;
+        offload::encode(worker, &stats.hierarchy, series)?;
         lanes(worker, series)?;
         cache::encode(&stats, worker.page_bytes(), series)?;
         staging::encode(&worker.links().staging_stats(), series)?;
@@ -86,17 +86,17 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
         ),
         (
             "host_restored_tokens",
-            "Tokens whose KV a retracted request found cached when it went on",
+            "Tokens whose KV a preempted request found cached when it went on",
             stats.restored_tokens,
         ),
         (
             "host_restored_below_tokens",
-            "Tokens whose KV a retracted request got from below the pool when it went on",
+            "Tokens whose KV a preempted request restored from offload tiers when it went on",
             stats.restored_offload_tokens,
         ),
         (
             "host_recomputed_tokens",
-            "Tokens whose KV was computed again after a retraction",
+            "Tokens whose KV was computed again after a preemption",
             stats.recomputed_tokens,
         ),
         (
@@ -137,7 +137,7 @@ fn lanes(worker: &Handle, series: &mut Series<'_>) -> Result<(), Error> {
     series.counter_by("host_lane_descriptors", "Writes that bytes to peers' ranks took", writes)
 }
 
-/// `/metrics` (Prometheus text) and `/health` (this worker's own liveness, nobody else's).
+/// `/metrics` (Prometheus text) and `/health` (this worker's own liveness, not its peers').
 pub fn routes(worker: Handle, info: &WorkerInfo) -> axum::Router {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(WorkerCollector(worker)));

@@ -7,7 +7,7 @@ use host_executor::{Executor, KvMemory};
 use host_plugin_api::transfer::TransferBackend;
 use host_wire::proto::KvIdentity;
 
-use super::{Below, Pages, Staging};
+use super::{OffloadTiers, Pages, Staging};
 
 /// Everything a worker is made of.
 pub struct Parts {
@@ -17,7 +17,7 @@ pub struct Parts {
     pub config: Config,
     /// The identity of its KV.
     pub identity: KvIdentity,
-    /// Who hands out the pages of its pool.
+    /// The allocator of its pool's pages.
     pub pages: Pages,
     /// The transfer plugin's name; `None` for aggregated workers.
     pub transfer: Option<String>,
@@ -25,8 +25,8 @@ pub struct Parts {
     pub ranks: Vec<RankParts>,
     /// Random, new at every start.
     pub instance: Instance,
-    /// What lies below the pool; there when [`Config::hierarchy`] is.
-    pub below: Option<Below>,
+    /// The offload tiers; there when [`Config::hierarchy`] is.
+    pub offload: Option<OffloadTiers>,
     /// Whether pages are digested on both ends of a transfer.
     pub page_integrity: bool,
     /// When pages go through staging memory, and how much there is.
@@ -35,7 +35,7 @@ pub struct Parts {
 
 /// What one tensor-parallel rank is made of.
 pub struct RankParts {
-    /// Who computes.
+    /// What computes.
     pub executor: Box<dyn Executor>,
     /// Its pool: all pages, and of each the heads that this rank holds ([`host_core::heads::rank_heads`]).
     pub kv: KvMemory,

@@ -51,7 +51,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Nobody yet.
+    /// No peers yet.
     #[must_use]
     pub fn new(worker: Handle) -> Self {
         Self { worker, lines: Arc::default() }
@@ -144,7 +144,7 @@ impl Peers {
         if !reply.accepted {
             return Err(reply.message);
         }
-        let peer = reply.worker.ok_or("the prefill worker does not say who it is")?;
+        let peer = reply.worker.ok_or("the prefill worker's answer does not describe the worker")?;
         if peer.instance != instance.0 {
             return Err(format!("the prefill worker at {address} was restarted"));
         }
@@ -174,7 +174,7 @@ impl Peers {
     }
 }
 
-/// Sends to one peer until it is lost, replaced, or nobody sends any more.
+/// Sends to one peer until it is lost, replaced, or nothing is left that sends.
 async fn speak(
     peers: Peers,
     (peer, session): (Instance, u64),

@@ -118,7 +118,7 @@ fn news<'a>(
     move |done| {
         if group > 0 && done < layers && done.is_multiple_of(group) {
             let done = u32::try_from(done).unwrap_or(u32::MAX);
-            // News cannot overtake older news: the slowest rank tells, and it is at one layer at a time.
+            // Reports arrive in order: the slowest rank sends them, and it is at one layer at a time.
             let Some(layers) = ranks.lock().layers_done(rank, done) else { return };
             // A scheduler that is behind does without: these layers go with the next ones, or with the batch.
             let dropped = inputs.try_send(Input::Event(Event::LayersDone { batch, layers })).is_err();

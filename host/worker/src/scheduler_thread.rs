@@ -130,7 +130,7 @@ impl Turn {
         }
     }
 
-    /// Says once that whoever hands out pages does so no more.
+    /// Says once that the allocator hands out no more pages.
     fn warn_of_pages(&mut self) {
         if let Some(fault) = self.scheduler.page_source_fault().filter(|_| !self.warned_of_pages) {
             self.warned_of_pages = true;
@@ -168,7 +168,7 @@ impl Turn {
                     let message = format!("room {} is in use", request.room);
                     let failure =
                         host_core::request::Failure::new(host_core::request::FailureCode::Invalid, message);
-                    // The client may be gone already; then nobody needs the answer.
+                    // The client may be gone already; then the answer is not needed.
                     let _gone = answers.send(Answer::Failed(failure)).is_err();
                     return;
                 }
@@ -186,7 +186,7 @@ impl Turn {
                 }
             },
             Input::FlushCache(flushed) => {
-                // Whoever asked may have hung up.
+                // The caller may have hung up.
                 let _gone = flushed.send(self.scheduler.flush_cache()).is_err();
                 return;
             }
@@ -198,7 +198,7 @@ impl Turn {
         match action {
             Action::Tier(action) => match &self.start.to_tiers {
                 Some(tiers) => tiers.push(action),
-                None => tracing::error!(?action, "nothing lies below the pool"),
+                None => tracing::error!(?action, "a tier action on a worker without offload tiers"),
             },
             Action::Run(batch) => self.start.to_ranks.run(batch),
             Action::Cache(events) => {
@@ -245,8 +245,8 @@ impl Turn {
             }
             Action::Verify { room, attempt, pages, aux_slot } => {
                 let lanes = self.barrier.verify(room);
-                let asked = Verification { room, attempt, pages, aux_slot, lanes };
-                self.transfer(&TransferCommand::Verify(Arc::new(asked)));
+                let verification = Verification { room, attempt, pages, aux_slot, lanes };
+                self.transfer(&TransferCommand::Verify(Arc::new(verification)));
             }
             Action::Emit { room, token } => self.answer(room, Answer::Token(token), false),
             Action::Finish { room, reason, usage } => {
@@ -263,7 +263,7 @@ impl Turn {
 
     fn answer(&mut self, room: Room, answer: Answer, last: bool) {
         let client = if last { self.clients.remove(&room) } else { self.clients.get(&room).cloned() };
-        // A client that is gone has its request cancelled by whoever noticed.
+        // The request of a client that is gone is cancelled where that was noticed.
         let gone = client.is_none_or(|client| client.send(answer).is_err());
         if gone {
             tracing::trace!(%room, "an answer had no taker");

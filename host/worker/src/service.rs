@@ -24,10 +24,10 @@ use super::peers::{Peers, connect, refusal};
 #[derive(Clone)]
 pub struct WorkerService {
     worker: Handle,
-    /// As others reach us.
+    /// The worker's description, with the address at which others reach it.
     info: WorkerInfo,
     peers: Peers,
-    /// Places for those who follow the cache.
+    /// Places for routers that follow the cache.
     followers: Arc<Semaphore>,
 }
 

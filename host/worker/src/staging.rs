@@ -16,7 +16,7 @@ pub struct Staging {
 }
 
 impl Default for Staging {
-    /// Where it pays, 128 MiB.
+    /// Staging where it pays, in 128 MiB.
     fn default() -> Self {
         Self { mode: StagingMode::default(), knee: None, bytes: 128 << 20 }
     }

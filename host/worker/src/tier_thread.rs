@@ -1,4 +1,4 @@
-//! The threads below the pool: copies between the ranks' pools and host memory, and the plugins that store pages.
+//! The threads of the offload tiers: copies between the ranks' pools and host memory, and the plugins that store pages.
 //!
 //! They carry [`TierAction`]s out for all ranks of the worker, so that a page has ended when it has on every rank and
 //! nothing has to be agreed upon. Host memory lies page by page in the order head, layer, K/V, token, dimension,
@@ -40,13 +40,13 @@ const SHORT_WAIT: Duration = Duration::from_millis(1);
 /// Sleep otherwise; a lost wake-up costs this much.
 const LONG_WAIT: Duration = Duration::from_millis(500);
 
-/// What lies below a worker's pool.
-pub struct Below {
+/// The offload tiers of a worker.
+pub struct OffloadTiers {
     /// The storage plugins' names and instances, in the order in which the core numbers them.
     pub tiers: Vec<(String, Arc<dyn StorageTier>)>,
 }
 
-impl Below {
+impl OffloadTiers {
     /// What objects' addresses and lengths must be multiples of for all tiers; `None` without storage.
     #[must_use]
     pub fn alignment(&self) -> Option<u64> {
@@ -54,7 +54,7 @@ impl Below {
     }
 }
 
-/// Bytes that one page takes in the host memory of a rank with this shape; `alignment` is that of the storage below it, if
+/// Bytes that one page takes in the host memory of a rank with this shape; `alignment` is that of its storage tiers, if
 /// there is any.
 #[must_use]
 pub fn slot_bytes(shape: &KvShape, alignment: Option<usize>) -> usize {
@@ -71,7 +71,7 @@ impl Inbox {
     pub(super) fn push(&self, action: TierAction) {
         match action {
             TierAction::Copy { tag, direction, pages } => {
-                // A thread that is gone has told so, and the worker with it.
+                // The end of the thread is reported by itself, and ends the worker.
                 let _gone = self.copies.send(Copy { tag, direction, pages }).is_err();
             }
             TierAction::Query { tier, .. }
@@ -96,7 +96,7 @@ struct Copy {
 }
 
 pub(super) struct Start<'a> {
-    pub below: Below,
+    pub offload: OffloadTiers,
     /// Slots of host memory.
     pub slots: u32,
     /// The ranks' pools.
@@ -147,11 +147,11 @@ impl RunningTier {
 }
 
 pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
-    let Start { below, slots, pools, kv_heads, inputs, alive } = start;
-    let alignment = below.alignment().map(usize::try_from).transpose()?;
+    let Start { offload, slots, pools, kv_heads, inputs, alive } = start;
+    let alignment = offload.alignment().map(usize::try_from).transpose()?;
     let memory = Arc::new(HostMemory::new(&pools, slots as usize, kv_heads, alignment)?);
     let stores: anyhow::Result<Vec<Store>> =
-        below.tiers.iter().map(|(name, tier)| Store::open(name, tier.clone(), &memory)).collect();
+        offload.tiers.iter().map(|(name, tier)| Store::open(name, tier.clone(), &memory)).collect();
     let stores = stores?;
     let stored = stores.iter().map(Store::traffic).collect();
     let copied = Arc::new(Traffic::default());
@@ -165,7 +165,7 @@ pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
     };
     let copies = std::thread::Builder::new().name("copies".into()).spawn(move || copier.run(&copies))?;
     let mut tiers = Vec::new();
-    for ((name, tier), store) in below.tiers.into_iter().zip(stores) {
+    for ((name, tier), store) in offload.tiers.into_iter().zip(stores) {
         let mailbox = Arc::new(Mailbox::new()?);
         inbox.stores.push(mailbox.clone());
         let caller =
@@ -183,7 +183,7 @@ fn tell(inputs: &mpsc::Sender<Input>, event: TierEvent) -> Result<(), ()> {
 
 /// The thread that copies.
 struct Copies {
-    /// First, so that this thread's end is told before those that follow from it.
+    /// The first field, so that this thread's end is reported before those that follow from it.
     #[expect(dead_code, reason = "held for its drop")]
     alive: Alive,
     memory: Arc<HostMemory>,

@@ -154,7 +154,7 @@ impl Thread {
                     Command::OpenRoom(opening) => self.open_room(&opening),
                     Command::ForgetRoom(room) => self.forget_room(room),
                     Command::CloseRoom(room) => self.close_room(room),
-                    Command::Verify(asked) => self.verify(&asked),
+                    Command::Verify(verification) => self.verify(&verification),
                     Command::Stop => return,
                 }
             }

@@ -79,7 +79,7 @@ fn transfer(backend: &dyn TransferBackend, calls: &mut Calls) -> host_plugin_api
         notification: [0; NOTIFICATION_BYTES],
     };
     let writes = [Write { length: 4096, ..Write::default() }; 64];
-    calls.time("submit of 64 writes to nobody", || {
+    calls.time("submit of 64 writes to an unknown peer", || {
         black_box(backend.submit(black_box(&submission), black_box(&writes)));
     });
     backend.shutdown(2000)

@@ -111,7 +111,8 @@ impl Cache {
     }
 
     /// The shortest piece of a prompt, in positions, where shorter pieces need fewer pages at once. Below a page, which admission
-    /// counts with, a piece costs more than a copy that is made later, so only a step that gives copies up goes below.
+    /// counts with, a piece costs more than a copy that is made later, so only a step that gives copies up uses shorter
+    /// ones.
     pub(crate) fn shortest_piece(&self, give_up: bool) -> Option<usize> {
         self.window.map(|_| if give_up { 1 } else { self.page_tokens })
     }

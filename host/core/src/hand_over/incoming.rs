@@ -10,7 +10,7 @@ use crate::notice::Notice;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Incoming {
     pub peer: Instance,
-    /// The connection over which it was asked for.
+    /// The connection over which it was requested.
     pub session: u64,
     pub attempt: u32,
     /// Attempts before this one that arrived damaged.
@@ -19,8 +19,8 @@ pub(crate) struct Incoming {
     pub pages: Range<usize>,
     /// Pages of the window that it brings: all that the first step sees, or none.
     pub window: usize,
-    /// When it was asked for.
-    pub asked: Time,
+    /// When it was requested.
+    pub requested: Time,
     /// Sequence numbers that arrived.
     arrived: BTreeSet<u32>,
     /// The highest sequence number, once known.
@@ -37,7 +37,7 @@ impl Incoming {
         (peer, session): (Instance, u64),
         pages: Range<usize>,
         window: usize,
-        asked: Time,
+        requested: Time,
     ) -> Self {
         Self {
             peer,
@@ -46,7 +46,7 @@ impl Incoming {
             damaged: 0,
             pages,
             window,
-            asked,
+            requested,
             arrived: BTreeSet::new(),
             last: None,
             supplement: false,
@@ -98,7 +98,7 @@ impl Incoming {
     }
 }
 
-/// Pages that were asked for and will not come.
+/// Pages that were requested and will not come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reclaiming {
     /// The first page that is missing.

@@ -1,4 +1,4 @@
-//! What a worker is told of its offload tiers.
+//! The configuration of offload tiers.
 
 use std::time::Duration;
 
@@ -55,7 +55,9 @@ named!(
 );
 named!(PrefetchPolicy, BestEffort = "best_effort", WaitComplete = "wait_complete", Timeout = "timeout");
 
-/// One storage tier. Its number is its place in [`HierarchyConfig::tiers`]; a page that several have is read from the first.
+/// One storage tier.
+///
+/// Its number is its place in [`HierarchyConfig::tiers`]; a page that several have is read from the first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierConfig {
     /// Whether pages are written to it; one that is shared and filled by others may be read only.
@@ -66,7 +68,9 @@ pub struct TierConfig {
     pub bytes_per_second: f64,
 }
 
-/// Times that are given instead of measured. Whether a restore is begun, and how long it is waited for, then follows from the
+/// Times that are given instead of measured.
+///
+/// Whether a restore is begun, and how long it is waited for, then follows from the
 /// request and from these numbers: in simulations, in tests, and where two runs must decide alike. A tier that misses a deadline
 /// rests as ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

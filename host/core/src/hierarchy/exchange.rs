@@ -1,4 +1,4 @@
-//! What the offload tiers are to do, and what comes back; the rules are told [there](super).
+//! The actions for offload tiers, and the events that come back. The rules are in the [module above](super).
 
 use super::HostSlot;
 use crate::ids::PageId;
@@ -58,7 +58,7 @@ pub enum TierAction {
     },
     /// Ask that what has not started of a read or write never starts.
     Cancel {
-        /// Which.
+        /// The tag that it was given.
         tag: TierTag,
         /// The tier that has it.
         tier: usize,

@@ -69,7 +69,7 @@ pub enum Found {
 }
 
 impl Found {
-    /// Where.
+    /// The slot.
     #[must_use]
     pub fn slot(self) -> HostSlot {
         match self {
@@ -78,7 +78,7 @@ impl Found {
     }
 }
 
-/// All slots.
+/// All slots of the host memory.
 #[derive(Debug)]
 pub struct HostPool {
     slots: Vec<Entry>,

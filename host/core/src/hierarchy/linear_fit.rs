@@ -69,7 +69,7 @@ impl LinearFit {
         self.units_seconds += units * seconds;
     }
 
-    /// Whether so many units took so much less than expected that what is expected says little any more.
+    /// Whether so many units took so much less than expected that the expectation is out of date.
     pub(crate) fn expected_more(&self, units: f64, seconds: f64) -> bool {
         self.given.is_none() && self.predict(units).is_some_and(|expected| 2.0 * seconds < expected)
     }

@@ -8,7 +8,7 @@ use crate::ids::{Room, Time};
 
 /// A batch of questions under way.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct Query {
     /// Whose pages, in the order of the batch.
     pages: Vec<(Room, usize)>,
     since: Time,
@@ -16,7 +16,7 @@ pub(super) struct Asked {
     pub until: Option<Time>,
 }
 
-impl Asked {
+impl Query {
     /// Pages for whose answer a request waits.
     pub(super) fn pages(&self) -> usize {
         self.pages.len()
@@ -31,7 +31,7 @@ impl Hierarchy {
             if pages.is_empty() {
                 continue;
             }
-            if self.rests(now, tier) || self.tiers[tier].asked.len() >= self.config.questions as usize {
+            if self.rests(now, tier) || self.tiers[tier].queries.len() >= self.config.questions as usize {
                 self.answer(now, tier, &pages, &[]);
                 continue;
             }
@@ -50,35 +50,35 @@ impl Hierarchy {
                 _ => self.config.wait_base.min(self.config.longest_wait),
             };
             let until = now.after((wait + GRACE).min(most));
-            self.tiers[tier].stats.asked += names.len() as u64;
-            self.tiers[tier].asked.insert(tag, Asked { pages, since: now, until: Some(until) });
+            self.tiers[tier].stats.queried += names.len() as u64;
+            self.tiers[tier].queries.insert(tag, Query { pages, since: now, until: Some(until) });
             actions.push(TierAction::Query { tag, tier, names });
         }
     }
 
     pub(super) fn answered(&mut self, now: Time, tag: TierTag, found: &[bool]) {
-        let Some(tier) = self.tiers.iter().position(|tier| tier.asked.contains_key(&tag)) else { return };
-        let Some(asked) = self.tiers[tier].asked.remove(&tag) else { return };
-        let took = now.since(asked.since);
+        let Some(tier) = self.tiers.iter().position(|tier| tier.queries.contains_key(&tag)) else { return };
+        let Some(query) = self.tiers[tier].queries.remove(&tag) else { return };
+        let took = now.since(query.since);
         self.tiers[tier].answering.learn(1.0, took.as_secs_f64());
         self.tiers[tier].stats.answer_times.add(took);
-        if asked.until.is_none() {
+        if query.until.is_none() {
             return;
         }
         self.tiers[tier].strikes = 0;
         self.tiers[tier].stats.found += found.iter().filter(|found| **found).count() as u64;
-        self.answer(now, tier, &asked.pages, found);
+        self.answer(now, tier, &query.pages, found);
     }
 
     /// Requests stop waiting for answers that take too long. The tier still owes them, and is asked no more than it may
     /// owe.
     pub(super) fn expire_questions(&mut self, now: Time) {
         for tier in 0..self.tiers.len() {
-            let due = self.tiers[tier].asked.values_mut();
+            let due = self.tiers[tier].queries.values_mut();
             let mut given_up = Vec::new();
-            for asked in due.filter(|asked| asked.until.is_some_and(|until| until <= now)) {
-                asked.until = None;
-                given_up.push(std::mem::take(&mut asked.pages));
+            for query in due.filter(|query| query.until.is_some_and(|until| until <= now)) {
+                query.until = None;
+                given_up.push(std::mem::take(&mut query.pages));
             }
             for pages in given_up {
                 self.strike(now, tier);

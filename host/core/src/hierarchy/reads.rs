@@ -86,7 +86,7 @@ impl Hierarchy {
         if tier.reading.expected_more(op.carried as f64, seconds) {
             self.read_trial.is_due_from(now);
         }
-        // One that was given up says what it says too: the next will be waited for longer, or not be begun.
+        // A read that was given up counts too: the next will be waited for longer, or not be begun.
         tier.reading.learn_clamped(op.carried as f64, seconds);
         tier.stats.read_times.add(Duration::try_from_secs_f64(seconds).unwrap_or_default());
         if op.until.is_some() {

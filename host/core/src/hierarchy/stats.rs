@@ -1,6 +1,6 @@
 //! What is counted in the offload tiers.
 
-use super::questions::Asked;
+use super::questions::Query;
 use super::{Hierarchy, HostCounts};
 use crate::histogram::Histogram;
 use crate::ids::Room;
@@ -57,8 +57,8 @@ pub struct HierarchyStats {
 /// Counters of one storage tier, in pages unless they say otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
-    /// Asked for.
-    pub asked: u64,
+    /// Queried.
+    pub queried: u64,
     /// Of those, there.
     pub found: u64,
     /// Read.
@@ -77,7 +77,7 @@ pub struct TierStats {
     pub write_dropped: u64,
     /// Batches that took longer than the core waits.
     pub deadlines_missed: u64,
-    /// Asked for, or about to be, and not answered.
+    /// Queried, or about to be, and not answered.
     pub questions_under_way: usize,
     /// Waiting to be read, or being read.
     pub reads_under_way: usize,
@@ -118,7 +118,8 @@ impl Hierarchy {
 
     pub(crate) fn tier_stats(&self) -> Vec<TierStats> {
         let tiers = self.tiers.iter().map(|tier| TierStats {
-            questions_under_way: tier.questions.len() + tier.asked.values().map(Asked::pages).sum::<usize>(),
+            questions_under_way: tier.questions.len()
+                + tier.queries.values().map(Query::pages).sum::<usize>(),
             reads_under_way: tier.to_read.len() + self.pages(tier.reading_bytes),
             writes_under_way: tier.to_write.len() + self.pages(tier.writing_bytes),
             resting: tier.rests_until.is_some(),

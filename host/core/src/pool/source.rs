@@ -1,4 +1,4 @@
-//! What says which free pages a request gets.
+//! Sources of pages: they choose which free pages a request gets.
 //!
 //! The [pool](super::PagePool) knows where every page is, and how many each component may have; a source only chooses
 //! among those that are free. The pool looks at what it answers: a source that hands out a page that is not free, or
@@ -19,7 +19,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// All of them.
+    /// All components.
     pub const ALL: [Component; 2] = [Component::Full, Component::Window];
 }
 

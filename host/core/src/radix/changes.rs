@@ -15,8 +15,10 @@ pub enum After {
     Page(PageId),
 }
 
-/// A [`TreeEvent`] that owns what it says. Tokens travel instead of hashes, so that the thread that owns the tree hashes
-/// nothing; [`EventLog`](crate::routing::EventLog) does.
+/// A [`TreeEvent`] that owns what it says.
+///
+/// Tokens travel instead of hashes, so that the thread that owns the tree hashes nothing;
+/// [`EventLog`](crate::routing::EventLog) does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheEvent {
     /// These pages are cached now, each behind the one before.

@@ -1,16 +1,18 @@
-//! What a tree tells about its contents.
+//! Events of a tree: changes of its contents.
 
 use super::chain::PageHash;
 use super::namespace::Namespace;
 use crate::ids::PageId;
 
-/// A change of the contents. Pages are named by their numbers, which name them uniquely for as long as they are cached;
+/// A change of a tree's contents.
+///
+/// Pages are named by their numbers, which name them uniquely for as long as they are cached;
 /// the publisher turns them into [`PageHash`](super::PageHash)es, off the scheduler's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeEvent<'a> {
     /// Pages that were not there before.
     Stored {
-        /// Whose.
+        /// The namespace of the prefix.
         namespace: Namespace,
         /// Where the hash chain of that namespace starts.
         seed: PageHash,

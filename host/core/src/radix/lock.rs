@@ -5,9 +5,10 @@ use super::node::{ComponentPages, NO_NODE, Node, NodeIndex, Owner};
 use super::{Component, RadixTree};
 use crate::ids::PageId;
 
-/// A cached prefix that stays for as long as this receipt is out. It cannot be copied, and must go back to
-/// [`RadixTree::unlock`] (or through [`RadixTree::insert`], which gives another back) on every way a request can end.
-/// A receipt for no pages is one too.
+/// A cached prefix that stays for as long as this receipt is out.
+///
+/// It cannot be copied, and must go back to [`RadixTree::unlock`] (or through [`RadixTree::insert`], which gives
+/// another back) on every way a request can end. A receipt for no pages is one too.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the prefix stays locked for ever unless the receipt goes back to the tree"]
 pub struct PrefixLock {

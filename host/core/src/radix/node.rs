@@ -1,4 +1,4 @@
-//! One node of the tree, and where nodes live.
+//! One node of the tree, and the memory of all nodes.
 
 use super::namespace::Namespace;
 use crate::pool::CachedPages;
@@ -9,7 +9,9 @@ pub(super) type NodeIndex = u32;
 /// No node.
 pub(super) const NO_NODE: NodeIndex = u32::MAX;
 
-/// What a node may keep for its tokens. Full attention's KV is there for every node; others (a sliding window's, a
+/// What a node may keep for its tokens.
+///
+/// Full attention's KV is there for every node; others (a sliding window's, a
 /// recurrent state's) may be missing from some, and come with the models that need them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
@@ -18,7 +20,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// How many there are.
+    /// The number of components.
     pub const COUNT: usize = 1;
 }
 

@@ -136,7 +136,7 @@ fn a_part_arrives_once_with_the_last_fragment_of_the_last_lane_in_any_order() {
 }
 
 #[test]
-fn one_lane_that_is_not_what_was_sent_or_that_nobody_looked_at_shows() {
+fn one_lane_that_is_not_what_was_sent_or_was_not_looked_at_shows() {
     for second in [vec![(1, 1)], Vec::new()] {
         let mut barrier = open(2, 2, 2);
         for lane in [(0, 0), (1, 1)] {
@@ -181,7 +181,7 @@ fn the_aux_row_alone_is_a_part_that_only_rank_0_gets() {
 }
 
 #[test]
-fn what_belongs_to_no_open_attempt_or_comes_from_somebody_else_changes_nothing() {
+fn what_belongs_to_no_open_attempt_or_comes_from_another_peer_changes_nothing() {
     let mut barrier = RankBarrier::new(1);
     assert_eq!(take(&mut barrier, landed((0, 0), 0, (0, 1))), None, "before it was opened");
     barrier.open(&opening(2), head_lanes(8, 1, 1));

@@ -6,8 +6,9 @@ use super::key::{BlockKey, KeyMap};
 use super::log::SnapshotPart;
 use holders::Holders;
 
-/// A worker's place in the index. Given out by [`PrefixIndex::add_worker`], free again after
-/// [`PrefixIndex::remove_worker`].
+/// A worker's place in the index.
+///
+/// Given out by [`PrefixIndex::add_worker`], free again after [`PrefixIndex::remove_worker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerSlot(pub u16);
 

@@ -105,8 +105,8 @@ impl EventLog {
         self.first + self.events.len() as u64 - 1
     }
 
-    /// Takes note of a change. Pages that the worker does not have, or that follow one that is not cached, are passed
-    /// over: a scheduler does not say such things.
+    /// Takes note of a change. Pages that the worker does not have, or that follow one that is not cached, are
+    /// skipped: a scheduler sends none.
     pub fn record(&mut self, event: &CacheEvent) {
         match event {
             CacheEvent::Stored { after, pages, tokens } => {

@@ -172,7 +172,7 @@ impl Scheduler {
         } else {
             self.stats.prefill_tokens += new as u64;
         }
-        // A preempted request that had begun its answer has told so before.
+        // For a preempted request that had begun its answer this was done before.
         if end >= prompt && !begun {
             self.prompt_ready(room, actions);
         }

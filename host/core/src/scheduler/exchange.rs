@@ -1,4 +1,4 @@
-//! What a scheduler hears, and what it wants done.
+//! The events that a scheduler takes, and the actions that it wants done.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::radix::CacheEvent;
 use crate::request::{Failure, FinishReason, PeerRef, Request, Usage};
 use crate::transfer::Tag;
 
-/// Something that happened.
+/// Something that happened, of which the scheduler is told.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The router sent a request.
@@ -26,7 +26,7 @@ pub enum Event {
         from: Instance,
         /// The lowest id that the sender still repeats to us.
         floor: u64,
-        /// What.
+        /// The message.
         message: Message,
     },
     /// The handshake with a peer succeeded; pages can be exchanged from now on. An earlier connection to the same
@@ -43,7 +43,7 @@ pub enum Event {
     PeerRefused {
         /// The peer.
         peer: Instance,
-        /// Why.
+        /// The reason, as text.
         message: String,
     },
     /// A connection to a peer is gone. `fenced`: it is proven that none of the writes over it lands any more.
@@ -77,7 +77,7 @@ pub enum Event {
     BatchFailed(String),
     /// A write of ours has settled.
     Written {
-        /// Which.
+        /// The tag that it was given.
         tag: Tag,
         /// Its error, if it failed.
         error: Option<String>,
@@ -104,18 +104,18 @@ pub enum Event {
     Drain,
 }
 
-/// Something to be done.
+/// An action of the scheduler, to be carried out by its caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Compute this; answer with [`Event::BatchDone`] or [`Event::BatchFailed`].
     Run(Batch),
-    /// Say this to a peer; it may get lost.
+    /// Send this message to a peer. It may get lost.
     Send {
         /// The receiver.
         to: Instance,
         /// The lowest id still repeated to this peer.
         floor: u64,
-        /// What.
+        /// The message.
         message: Message,
     },
     /// Fence what is left of an earlier connection and shake hands with a peer; answer with [`Event::PeerReady`] or
@@ -187,7 +187,7 @@ pub enum Action {
     Fail {
         /// The request.
         room: Room,
-        /// Why.
+        /// The failure.
         failure: Failure,
     },
     /// The contents of the radix cache changed so, in this order; for listeners.

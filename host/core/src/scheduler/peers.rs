@@ -15,7 +15,7 @@ const FENCE_AGAIN: Duration = Duration::from_secs(1);
 /// Peers remembered after they were lost.
 const LOST_PEERS: usize = 1024;
 
-/// What we know of a peer.
+/// The state of the connection to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerState {
     /// A handshake is under way.
@@ -39,7 +39,7 @@ struct Peer {
     /// passes the abort, when such a message would be dropped anyway.
     aborted: BTreeMap<u64, Room>,
     fence_again: Option<Time>,
-    /// A connection whose end was heard of before its beginning, and whether it is fenced.
+    /// A connection whose end was reported before its beginning, and whether it is fenced.
     early_loss: Option<(u64, bool)>,
 }
 

@@ -58,7 +58,7 @@ impl Scheduler {
         };
         if complete {
             let incoming = incoming.clone();
-            self.cache.learn_transferring(incoming.len(), now.since(incoming.asked));
+            self.cache.learn_transferring(incoming.len(), now.since(incoming.requested));
             let Some(job) = self.jobs.get(&notice.room) else { return };
             let Some(aux_slot) = job.aux else { return };
             let window = self.cache.window_tail(&job.tokens(), &job.kv, incoming.window);

@@ -1,4 +1,4 @@
-//! What a sender and a ring say to each other, as the payload of notifications; see [`notice`](crate::notice).
+//! Messages between a sender and a ring, as the payload of notifications. See [`notice`](crate::notice).
 
 use super::{Key, Span};
 use crate::ids::Room;
@@ -20,7 +20,7 @@ pub struct Ask {
     pub span: Span,
 }
 
-/// What the ring says to that.
+/// What the ring answers to an [`Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The piece.
@@ -31,7 +31,7 @@ pub struct Answer {
     pub verdict: Verdict,
 }
 
-/// See [`Answer`].
+/// The verdict of an [`Answer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Write it here, once.
@@ -66,7 +66,7 @@ pub enum Refusal {
     TooMany,
 }
 
-/// One of the two.
+/// An [`Ask`] or an [`Answer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// To a ring.

@@ -44,11 +44,11 @@ pub struct Opening {
 /// What a ring wants done. It copies only when asked for work ([`Ring::next_scatter`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// To be told.
+    /// An answer is to be sent.
     Say {
         /// The receiver.
         to: PeerRank,
-        /// What.
+        /// The answer.
         answer: Answer,
     },
     /// Nothing will be copied into the room's pages any more.
@@ -100,7 +100,9 @@ pub struct RingStats {
     pub refused: u64,
 }
 
-/// See the module. `N` is what the caller wants back with a piece: its notice.
+/// The staging memory of a receiving rank, and the rooms that share it. See the module.
+///
+/// `N` is what the caller wants back with a piece: its notice.
 #[derive(Debug)]
 pub struct Ring<N> {
     geometry: Geometry,
@@ -153,7 +155,7 @@ impl<N> Ring<N> {
             {
                 open.stop();
                 open.opening = opening;
-                open.asked.clear();
+                open.requested.clear();
                 actions.extend(open.waiting_pieces().map(|(to, key, repeat)| {
                     let answer = Answer { key, repeat, verdict: Verdict::Done };
                     Action::Say { to, answer }

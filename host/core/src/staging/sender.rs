@@ -26,7 +26,7 @@ const IDLE_TARGETS: usize = 256;
 
 type PieceOf = (u64, u16);
 
-/// See the module.
+/// What a sending rank stages. See the module.
 #[derive(Debug)]
 pub struct Sender {
     slots: Slots,
@@ -102,7 +102,7 @@ impl Sender {
         Ok(())
     }
 
-    /// A ring says something.
+    /// A ring has answered.
     pub fn heard(&mut self, now: Time, from: PeerRank, answer: &Answer, actions: &mut Vec<Action>) {
         let Key { room, attempt, sequence, piece } = answer.key;
         let Some(id) = self.by_key.get(&(room, attempt, sequence, from)).copied() else { return };
@@ -174,9 +174,9 @@ impl Sender {
 
     /// A connection is gone. Its writes settle by themselves.
     pub fn peer_lost(&mut self, now: Time, peer: Instance, session: u64, actions: &mut Vec<Action>) {
-        let meant = |target: &Target| target.peer == peer && target.session == session;
-        self.fail_all(now, Fault::PeerLost, |lane| meant(&lane.target), actions);
-        self.targets.retain(|target, asking| !meant(target) || !asking.idle());
+        let lost = |target: &Target| target.peer == peer && target.session == session;
+        self.fail_all(now, Fault::PeerLost, |lane| lost(&lane.target), actions);
+        self.targets.retain(|target, asking| !lost(target) || !asking.idle());
     }
 
     fn fail_all(

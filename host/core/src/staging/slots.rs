@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_window_avoids_the_old_slots_and_is_nobody_elses() {
+    fn a_claimed_window_avoids_the_old_slots_and_is_given_to_no_other() {
         let mut slots = Slots::new(1024);
         let held: Vec<u64> = (0..8).map_while(|_| slots.take(128)).collect();
         // The sender in the first slot has stopped; everything else comes and goes.

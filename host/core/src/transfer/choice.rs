@@ -9,16 +9,17 @@ use std::str::FromStr;
 
 use super::copy::PlanSize;
 
-/// Smallest piece that is sent on its own, in bytes, unless a whole page is made of smaller ones anyway. Measured by
-/// others on 100 Gbit/s networks (LMCache issue 4161): pieces of 16 KiB reach 95 % of the rate of large ones, pieces of
-/// 4 KiB 40 %.
+/// Smallest piece that is sent on its own, in bytes, unless a whole page is made of smaller ones anyway.
+///
+/// Measured by others on 100 Gbit/s networks (LMCache issue 4161): pieces of 16 KiB reach 95 % of the rate of large
+/// ones, pieces of 4 KiB 40 %.
 pub const KNEE: usize = 16 << 10;
 
 /// Fewest pieces that are gathered: a staged piece costs a question and an answer, two times two threads woken, about
-/// as long as a network card takes for some tens of small writes (1.4 us each; LMCache issue 4161).
+/// as long as a network adapter takes for some tens of small writes (1.4 us each; LMCache issue 4161).
 pub const LEAST_PIECES: usize = 32;
 
-/// What the operator wants.
+/// When the operator wants staging.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StagingMode {
     /// Staging where it pays.
@@ -78,8 +79,10 @@ pub enum Path {
     Staged,
 }
 
-/// How a copy of this size should travel. Pages that are whole and contiguous on both sides go directly unless everything
-/// is to be staged: they are as large as the operator made them.
+/// How a copy of this size should travel.
+///
+/// Pages that are whole and contiguous on both sides go directly unless everything is to be staged: they are as large
+/// as the operator made them.
 #[must_use]
 pub fn choose(size: &PlanSize, policy: &StagingPolicy) -> Path {
     let staged = match policy.mode {

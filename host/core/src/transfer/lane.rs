@@ -85,18 +85,18 @@ pub enum PlanError {
     #[error("page {0} lies outside a pool of {1} pages")]
     Outside(u32, usize),
     /// A pool lacks some of the layers.
-    #[error("layers {} to {} of a pool of layers {} to {}", .asked.start, .asked.end, .held.start, .held.end)]
+    #[error("layers {} to {} of a pool of layers {} to {}", .wanted.start, .wanted.end, .held.start, .held.end)]
     Layers {
         /// The layers to copy.
-        asked: Range<usize>,
+        wanted: Range<usize>,
         /// The layers of the pool that lacks some.
         held: Range<usize>,
     },
     /// A pool lacks some of the heads.
-    #[error("heads {} to {} of a pool of heads {} to {}", .asked.start, .asked.end, .held.start, .held.end)]
+    #[error("heads {} to {} of a pool of heads {} to {}", .wanted.start, .wanted.end, .held.start, .held.end)]
     Heads {
         /// The heads to copy.
-        asked: Range<usize>,
+        wanted: Range<usize>,
         /// The heads of the pool that lacks some.
         held: Range<usize>,
     },
@@ -138,10 +138,10 @@ pub fn copy_lane(
     }
     for (slice, pages) in [(&lane.source, source_pages), (&lane.target, target_pages)] {
         if !within(&layers, &slice.layers()) {
-            return Err(PlanError::Layers { asked: layers, held: slice.layers() });
+            return Err(PlanError::Layers { wanted: layers, held: slice.layers() });
         }
         if !within(&lane.heads, &slice.heads()) {
-            return Err(PlanError::Heads { asked: lane.heads.clone(), held: slice.heads() });
+            return Err(PlanError::Heads { wanted: lane.heads.clone(), held: slice.heads() });
         }
         let held = slice.layout.shape.pages;
         if let Some(page) = pages.iter().find(|page| page.0 as usize >= held) {

@@ -1,4 +1,4 @@
-//! What decode believes of what arrives.
+//! What decode accepts of what arrives.
 
 use host_core::aux_row::AuxRow;
 use host_core::integrity::{Found, LaneSum};
@@ -69,7 +69,7 @@ fn parts_that_cannot_be_end_the_request() {
 }
 
 #[test]
-fn an_aux_row_of_another_room_attempt_length_or_count_is_not_believed() {
+fn an_aux_row_of_another_room_attempt_length_or_count_is_refused() {
     let first = Sampled { token: DRAWN, logprob: None, top: Vec::new() };
     let row = AuxRow { room: Room(1), attempt: 1, prompt_tokens: 18, cached_tokens: 0, pages: 5, first };
     let lane = |found| LaneSum { source: 0, target: 0, sent: 3, found };
@@ -91,13 +91,13 @@ fn an_aux_row_of_another_room_attempt_length_or_count_is_not_believed() {
     let pages = [
         ("other pages", Found { aux_row, lanes: Some(vec![lane(4)]) }),
         ("other pages from one rank of two", Found { aux_row, lanes: Some(vec![lane(3), lane(4)]) }),
-        ("pages that nobody looked at", Found { aux_row, lanes: Some(Vec::new()) }),
+        ("pages that were not looked at", Found { aux_row, lanes: Some(Vec::new()) }),
     ];
     for (case, found) in wrong.into_iter().chain(pages) {
         let mut leg = transferring();
         leg.arrive(1);
         leg.event(Event::Verified { room: Room(1), attempt: 1, found: Box::new(found) });
-        assert_eq!(leg.reserves[&Room(1)].0, 2, "{case} was believed");
+        assert_eq!(leg.reserves[&Room(1)].0, 2, "{case} was accepted");
         assert_eq!((leg.stats().integrity_failures, leg.stats().pool.cached), (1, 0), "{case}");
     }
     let mut leg = transferring();
@@ -108,7 +108,7 @@ fn an_aux_row_of_another_room_attempt_length_or_count_is_not_believed() {
 }
 
 #[test]
-fn an_aux_slot_is_not_given_away_while_somebody_may_write_it() {
+fn an_aux_slot_is_not_given_away_while_a_peer_may_write_it() {
     let mut leg = Leg::with(host_core::Config { max_running: 2, ..super::leg::config(Role::Decode, 64) });
     leg.submit(1, &tokens(0..4), 1);
     let slot = leg.reserves[&Room(1)].1.aux_slot;

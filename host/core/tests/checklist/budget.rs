@@ -47,7 +47,7 @@ fn one_eviction_serves_all_admissions_of_a_tick_and_takes_no_more_than_is_missin
 }
 
 #[test]
-fn locked_and_quarantined_pages_are_nobodys_reserve() {
+fn locked_and_quarantined_pages_are_no_requests_reserve() {
     let mut leg = leg(8);
     leg.submit(1, &tokens(0..16), 1);
     leg.event(host_core::Event::Cancel(Room(1)));

@@ -19,7 +19,7 @@ fn one_that_the_model_does_not_have_ends_its_own_request_and_no_other() {
     let failure = &leg.failed[&Room(2)];
     assert_eq!(failure.code, FailureCode::Transfer);
     assert!(failure.message.contains("token 1000") && failure.message.contains("end at 999"), "{failure:?}");
-    // An executor cannot compute a batch with such a token for anybody.
+    // An executor cannot compute a batch with such a token for any request.
     let mut steps = 0;
     while let Some(batch) = &leg.batch {
         let fed: Vec<u32> = batch.sequences.iter().flat_map(|sequence| sequence.tokens.clone()).collect();

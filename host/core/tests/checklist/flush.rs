@@ -23,7 +23,7 @@ fn an_idle_cache_is_empty_at_once_and_says_so() {
 }
 
 #[test]
-fn pages_in_use_stay_for_their_requests_are_found_by_nobody_and_go_with_the_last() {
+fn pages_in_use_stay_for_their_requests_are_found_by_no_other_and_go_with_the_last() {
     let mut leg = Leg::with(host_core::Config { cache_events: true, ..config(Role::Decode, 64) });
     let prompt = tokens(0..16);
     leg.submit(1, &prompt, 1);
@@ -50,14 +50,14 @@ fn pages_in_use_stay_for_their_requests_are_found_by_nobody_and_go_with_the_last
     leg.submit(5, &prompt, 1);
     assert_eq!(leg.reserves[&Room(5)].1.decode_prefix_len, 16);
     leg.deliver(5);
-    // A listener hears of the flush once, and of none of the pages that left later.
+    // A listener gets one event of the flush, and none of the pages that left later.
     let cleared = leg.cache_events.iter().position(|event| *event == CacheEvent::Cleared).unwrap();
     assert!(matches!(leg.cache_events[cleared + 1..], [CacheEvent::Stored { .. }]), "{:?}", leg.cache_events);
     leg.at_rest();
 }
 
 #[test]
-fn a_flush_frees_those_who_wait_for_pages_that_will_not_be_kept() {
+fn a_flush_frees_requests_that_wait_for_pages_that_will_not_be_kept() {
     let mut leg = Leg::with(config(Role::Decode, 64));
     for room in 0..3 {
         leg.submit(room, &tokens(0..16), 1);

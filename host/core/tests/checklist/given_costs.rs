@@ -9,7 +9,7 @@ use host_core::radix::PageHash;
 use host_sim::Leg;
 
 use super::leg::tokens;
-use super::storage::{hierarchy, with_below};
+use super::storage::{hierarchy, with_offload};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -20,7 +20,7 @@ fn costs(compute_token: Duration, send_page: Duration) -> HierarchyConfig {
 }
 
 fn reads(leg: &Leg) -> usize {
-    leg.asked(|action| matches!(action, TierAction::Read { .. }))
+    leg.pending(|action| matches!(action, TierAction::Read { .. }))
 }
 
 /// Lets everything end, and forgets it but for storage.
@@ -35,7 +35,7 @@ fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
 fn what_was_measured_changes_no_decision_to_restore_instead_of_computing() {
     // Nine pages have 36 tokens.
     for (compute_token, restores) in [(10 * MS, true), (MS, false)] {
-        let mut leg = Leg::with(with_below(Role::Aggregated, 64, costs(compute_token, MS)));
+        let mut leg = Leg::with(with_offload(Role::Aggregated, 64, costs(compute_token, MS)));
         let mut stored = BTreeSet::new();
         for room in 0..20 {
             leg.submit(room, &tokens(0..40), 1);
@@ -50,7 +50,7 @@ fn what_was_measured_changes_no_decision_to_restore_instead_of_computing() {
             leg.wait(61_000 * MS);
         }
         leg.serve(&mut stored);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
@@ -58,7 +58,7 @@ fn what_was_measured_changes_no_decision_to_restore_instead_of_computing() {
 fn what_was_measured_changes_no_decision_to_restore_instead_of_being_sent() {
     // Eleven pages would be sent.
     for (send_page, restores) in [(20 * MS, true), (MS, false)] {
-        let mut leg = Leg::with(with_below(Role::Decode, 64, costs(MS, send_page)));
+        let mut leg = Leg::with(with_offload(Role::Decode, 64, costs(MS, send_page)));
         let mut stored = BTreeSet::new();
         for room in 0..20 {
             leg.submit(room, &tokens(0..44), 1);
@@ -73,7 +73,7 @@ fn what_was_measured_changes_no_decision_to_restore_instead_of_being_sent() {
             leg.wait(61_000 * MS);
         }
         leg.serve(&mut stored);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
@@ -81,14 +81,14 @@ fn what_was_measured_changes_no_decision_to_restore_instead_of_being_sent() {
 fn what_was_measured_changes_no_decision_to_copy_from_host_memory() {
     for (copy_page, restores) in [(MS, true), (1_000 * MS, false)] {
         let given = CostModel { compute_token: 10 * MS, send_page: MS, copy_page, read: MS, read_page: MS };
-        let below = HierarchyConfig { costs: Some(given), ..hierarchy(64, 0) };
-        let mut leg = Leg::with(with_below(Role::Aggregated, 12, below));
+        let offload = HierarchyConfig { costs: Some(given), ..hierarchy(64, 0) };
+        let mut leg = Leg::with(with_offload(Role::Aggregated, 12, offload));
         // Each of the two drives the other out of the pool.
         for room in 0..20 {
             let first = room as u32 % 2 * 100;
             leg.submit(room, &tokens(first..first + 40), 1);
             let loads =
-                leg.asked(|action| matches!(action, TierAction::Copy { direction: Direction::Load, .. }));
+                leg.pending(|action| matches!(action, TierAction::Copy { direction: Direction::Load, .. }));
             assert_eq!(loads > 0, restores && room > 1, "{copy_page:?}, request {room}");
             leg.wait(if restores { 60_000 * MS } else { MS });
             leg.serve(&mut BTreeSet::new());
@@ -97,13 +97,13 @@ fn what_was_measured_changes_no_decision_to_copy_from_host_memory() {
             leg.serve(&mut BTreeSet::new());
             leg.wait(61_000 * MS);
         }
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
 #[test]
 fn a_tier_is_too_slow_after_four_times_its_given_cost_and_then_rests() {
-    let mut leg = Leg::with(with_below(Role::Aggregated, 64, costs(100 * MS, MS)));
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 64, costs(100 * MS, MS)));
     let mut stored = BTreeSet::new();
     leg.submit(0, &tokens(0..40), 1);
     leg.serve(&mut stored);
@@ -112,24 +112,24 @@ fn a_tier_is_too_slow_after_four_times_its_given_cost_and_then_rests() {
     leg.answer_query(|name| stored.contains(name));
     let (tag, pages) = leg.take_read();
     assert_eq!(pages.len(), 9);
-    let cancels = |leg: &Leg| leg.asked(|action| matches!(action, TierAction::Cancel { .. }));
+    let cancels = |leg: &Leg| leg.pending(|action| matches!(action, TierAction::Cancel { .. }));
     // 100 ms, and one for each page, four times, and 50 ms.
     leg.wait(485 * MS);
     assert_eq!(cancels(&leg), 0);
     leg.wait(2 * MS);
     assert_eq!(cancels(&leg), 1);
     leg.submit(2, &tokens(500..540), 1);
-    assert_eq!(leg.asked(|action| matches!(action, TierAction::Query { .. })), 0, "it rests for a second");
+    assert_eq!(leg.pending(|action| matches!(action, TierAction::Query { .. })), 0, "it rests for a second");
     leg.all_end(tag, pages.len(), PageEnd::Failed);
     end(&mut leg, &mut stored);
     leg.wait(61_000 * MS);
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
 fn a_request_waits_as_long_as_the_given_costs_of_doing_without() {
-    let mut leg = Leg::with(with_below(Role::Aggregated, 64, costs(10 * MS, MS)));
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 64, costs(10 * MS, MS)));
     let mut stored = BTreeSet::new();
     leg.submit(0, &tokens(0..40), 1);
     leg.serve(&mut stored);
@@ -143,5 +143,5 @@ fn a_request_waits_as_long_as_the_given_costs_of_doing_without() {
     assert!(leg.batch.is_some(), "it goes on without");
     leg.serve(&mut stored);
     end(&mut leg, &mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }

@@ -25,7 +25,7 @@ fn reserved(hit: u32, config: Config) -> Leg {
     leg
 }
 
-/// Runs one end of the request with every hit. What was cached before must be cached still, and nobody keeps it.
+/// Runs one end of the request with every hit. What was cached before must be cached still, without a lock.
 fn with_every_hit(case: &str, end: impl Fn(&mut Leg)) {
     for (name, hit) in HITS {
         println!("{case}, {name}");
@@ -106,7 +106,7 @@ fn a_request_cancelled_in_the_queue_has_locked_nothing() {
 }
 
 #[test]
-fn a_request_cancelled_during_verification_waits_for_who_reads_its_pages() {
+fn a_request_cancelled_during_verification_waits_until_its_pages_are_read() {
     with_every_hit("cancelled in verification", |leg| {
         leg.arrive(1);
         leg.event(Event::Cancel(Room(1)));
@@ -173,8 +173,8 @@ fn damage_is_asked_for_again_under_the_same_lock_and_at_last_unlocks() {
 }
 
 #[test]
-fn a_retracted_request_lets_its_lock_go_and_takes_another() {
-    // Nine pages: two prompts of four, and one for whoever grows first.
+fn a_preempted_request_lets_its_lock_go_and_takes_another() {
+    // Nine pages: two prompts of four, and one for the request that grows first.
     let small = Config { reserved_decode_tokens: 1, ..config(Role::Decode, 9) };
     let mut leg = Leg::with(small);
     for (room, prompt) in [(1, tokens(0..15)), (2, tokens(100..115))] {
@@ -182,7 +182,7 @@ fn a_retracted_request_lets_its_lock_go_and_takes_another() {
         leg.deliver(room);
     }
     leg.compute_all();
-    assert!(leg.stats().retractions > 0, "nobody was retracted: {:?}", leg.failed);
+    assert!(leg.stats().retractions > 0, "no request was preempted: {:?}", leg.failed);
     assert_eq!(leg.finished.len(), 2);
     assert_eq!(leg.stats().prefix_locks, 0);
     leg.at_rest();

@@ -3,11 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a fixture that fails is a test that fails")]
 
 mod arrivals;
-mod below;
-mod below_decode;
-mod below_patience;
-mod below_slow;
-mod below_writes;
 mod budget;
 mod cursor;
 mod first_token;
@@ -16,6 +11,11 @@ mod given_costs;
 mod leg;
 mod locks;
 mod namespaces;
+mod offload;
+mod offload_decode;
+mod offload_patience;
+mod offload_slow;
+mod offload_writes;
 mod promises;
 mod resuming;
 mod rooms;
@@ -23,8 +23,8 @@ mod sharing;
 mod storage;
 mod timeouts;
 mod windows;
-mod windows_below;
 mod windows_kept;
+mod windows_offload;
 mod windows_recomputed;
 mod windows_resumed;
 mod windows_saved;

@@ -1,4 +1,4 @@
-//! Who shares pages with whom.
+//! Which requests share pages with which.
 
 use host_core::message::{Body, Reserve};
 use host_core::radix::NamespaceKey;
@@ -58,7 +58,7 @@ fn a_request_without_cache_finds_nothing_and_leaves_nothing() {
 }
 
 #[test]
-fn a_client_that_invents_salts_shuts_nobody_out() {
+fn a_client_that_invents_salts_shuts_no_other_out() {
     let mut leg = Leg::with(config(Role::Aggregated, 4));
     for room in 0..1000 {
         let salt = format!("invented {room}");

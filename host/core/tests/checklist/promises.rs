@@ -34,7 +34,7 @@ fn promised_pages_stay_when_everything_else_is_evicted() {
     leg.submit(1, &tokens(0..12), 2);
     let promised = leg.reserves[&Room(1)].1.decode_prefix_len;
     assert_eq!(promised, 8);
-    // Strangers fill all that is left, again and again.
+    // Other requests fill all that is left, again and again.
     for room in 10..20 {
         leg.submit(room, &tokens(room as u32 * 20..room as u32 * 20 + 24), 1);
         leg.deliver(room);

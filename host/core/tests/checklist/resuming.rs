@@ -1,4 +1,4 @@
-//! Requests that were retracted get back what went below the pool meanwhile, like new ones, and never fail for it.
+//! Preempted requests restore what was saved to offload tiers meanwhile, like new ones, and never fail for it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use host_core::{Config, Event, Role, Room};
 use host_sim::{Leg, PAGE, names};
 
 use super::leg::{config, tokens};
-use super::storage::{hierarchy, with_below};
+use super::storage::{hierarchy, with_offload};
 
 const PROMPT: usize = 16;
 const ANSWER: u32 = 24;
@@ -24,7 +24,7 @@ pub fn is_load(action: &TierAction) -> bool {
     matches!(action, TierAction::Copy { direction: Direction::Load, .. })
 }
 
-/// Two requests that do not fit beside each other have begun; whatever is asked for below the pool is done at once.
+/// Two requests that do not fit beside each other have begun; every tier action is done at once.
 pub fn two(config: Config) -> (Leg, BTreeSet<PageHash>) {
     let decodes = config.role == Role::Decode;
     let mut leg = Leg::with(config);
@@ -43,14 +43,14 @@ pub fn two(config: Config) -> (Leg, BTreeSet<PageHash>) {
     (leg, stored)
 }
 
-/// Computes a step, which takes so long that anything else is worth a try.
+/// Computes a step, which takes so long that anything else is faster.
 pub fn step(leg: &mut Leg) {
     leg.now = leg.now.after(Duration::from_secs(1));
-    assert!(leg.compute(), "nobody computes: {:?}", leg.stats());
+    assert!(leg.compute(), "nothing is computed: {:?}", leg.stats());
 }
 
 /// Computes until the second request has given its pages up.
-pub fn until_retraction(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
+pub fn until_preemption(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     while leg.stats().retractions == 0 {
         step(leg);
         leg.serve(stored);
@@ -58,7 +58,7 @@ pub fn until_retraction(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     assert_eq!((leg.stats().queued, leg.stats().active), (1, 1));
 }
 
-/// Computes what is left, and does what is asked for below the pool.
+/// Computes what is left, and does every tier action.
 pub fn to_the_end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.serve(stored);
     while leg.batch.is_some() {
@@ -69,24 +69,24 @@ pub fn to_the_end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     assert!(leg.failed.is_empty(), "{:?}", leg.failed);
     assert_eq!(leg.finished.len(), 2);
     assert!(leg.emitted.values().all(|tokens| tokens.len() == ANSWER as usize), "{:?}", leg.emitted);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
-/// A worker whose second request was retracted, and then could be admitted again with nothing in the pool or in host memory of
-/// what it had. Nothing is done below the pool since.
-fn only_stored(below: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
-    only_stored_of(with_below(Role::Aggregated, PAGES, below))
+/// A worker whose second request was preempted, and then could be admitted again with nothing in the pool or in host
+/// memory of what it had. No tier action was done since.
+fn only_stored(offload: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
+    only_stored_of(with_offload(Role::Aggregated, PAGES, offload))
 }
 
 /// The same for a worker of another kind.
 pub fn only_stored_of(config: Config) -> (Leg, BTreeSet<PageHash>) {
     let (mut leg, mut stored) = two(config);
-    until_retraction(&mut leg, &mut stored);
+    until_preemption(&mut leg, &mut stored);
     leg.scheduler.flush_cache().unwrap();
     while leg.finished.is_empty() {
         step(&mut leg);
-        assert_eq!(leg.asked(is_load), 0, "nothing is there to be loaded");
-        if leg.asked(is_query) == 0 {
+        assert_eq!(leg.pending(is_load), 0, "nothing is there to be loaded");
+        if leg.pending(is_query) == 0 {
             leg.serve(&mut stored);
         }
     }
@@ -94,16 +94,16 @@ pub fn only_stored_of(config: Config) -> (Leg, BTreeSet<PageHash>) {
 }
 
 #[test]
-fn what_was_evicted_of_a_retracted_request_comes_back_from_host_memory() {
+fn what_was_evicted_of_a_preempted_request_comes_back_from_host_memory() {
     for role in [Role::Aggregated, Role::Decode] {
         let without = {
             let (mut leg, mut stored) = two(Config { reserved_decode_tokens: 1, ..config(role, PAGES) });
-            until_retraction(&mut leg, &mut stored);
+            until_preemption(&mut leg, &mut stored);
             to_the_end(&mut leg, &mut stored);
             leg.stats()
         };
-        let (mut leg, mut stored) = two(with_below(role, PAGES, hierarchy(32, 0)));
-        until_retraction(&mut leg, &mut stored);
+        let (mut leg, mut stored) = two(with_offload(role, PAGES, hierarchy(32, 0)));
+        until_preemption(&mut leg, &mut stored);
         let (reserves, before) = (leg.reserves.clone(), leg.stats());
         to_the_end(&mut leg, &mut stored);
         assert_eq!(leg.reserves, reserves, "prefill is not asked again");
@@ -127,9 +127,9 @@ fn what_was_evicted_of_a_retracted_request_comes_back_from_host_memory() {
 fn what_is_in_storage_alone_is_asked_for_when_there_are_pages_for_it() {
     let (mut leg, mut stored) = only_stored(hierarchy(32, 1));
     assert!(leg.batch.is_none(), "it waits for the answer");
-    let asked = leg.answer_query(|name| stored.contains(name));
-    assert_eq!(asked[..4], names(&tokens(100..116)), "its prompt");
-    assert!(asked.len() > 4 && stored.contains(&asked[4]), "and its answer");
+    let queried = leg.answer_query(|name| stored.contains(name));
+    assert_eq!(queried[..4], names(&tokens(100..116)), "its prompt");
+    assert!(queried.len() > 4 && stored.contains(&queried[4]), "and its answer");
     let (tag, pages) = leg.take_read();
     assert!(leg.batch.is_none(), "it waits for the pages");
     assert_eq!(leg.stats().pool.held, 0, "and holds none meanwhile");
@@ -158,7 +158,7 @@ fn what_fails_to_come_back_is_computed_again() {
         };
         let (tag, pages) = leg.take_read();
         end(&mut leg, tag, pages.len(), read);
-        if leg.asked(is_load) > 0 {
+        if leg.pending(is_load) > 0 {
             let (tag, pages) = leg.take_copy(Direction::Load);
             end(&mut leg, tag, pages.len(), !read);
         }
@@ -169,7 +169,7 @@ fn what_fails_to_come_back_is_computed_again() {
 }
 
 #[test]
-fn a_retracted_request_waits_for_storage_no_longer_than_a_new_one() {
+fn a_preempted_request_waits_for_storage_no_longer_than_a_new_one() {
     for reads in [false, true] {
         let (mut leg, mut stored) = only_stored(hierarchy(32, 1));
         if reads {
@@ -177,16 +177,16 @@ fn a_retracted_request_waits_for_storage_no_longer_than_a_new_one() {
         }
         assert!(leg.batch.is_none());
         // Of what hangs nothing is answered.
-        let hanging = std::mem::take(&mut leg.below);
+        let hanging = std::mem::take(&mut leg.tier_actions);
         leg.wait(Duration::from_secs(40));
         assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 0, "it computes");
-        leg.below.extend(hanging);
+        leg.tier_actions.extend(hanging);
         to_the_end(&mut leg, &mut stored);
     }
 }
 
 #[test]
-fn a_retracted_request_that_is_cancelled_while_it_comes_back_leaves_nothing_behind() {
+fn a_preempted_request_that_is_cancelled_while_it_comes_back_leaves_nothing_behind() {
     for until in 0..3 {
         let (mut leg, mut stored) = only_stored(hierarchy(32, 1));
         if until > 0 {
@@ -195,27 +195,27 @@ fn a_retracted_request_that_is_cancelled_while_it_comes_back_leaves_nothing_behi
         if until > 1 {
             let (tag, pages) = leg.take_read();
             leg.all_end(tag, pages.len(), PageEnd::Done);
-            assert_eq!(leg.asked(is_load), 1);
+            assert_eq!(leg.pending(is_load), 1);
         }
         leg.event(Event::Cancel(Room(1)));
         let quarantined = leg.stats().pool.quarantined;
         assert_eq!(quarantined > 0, until > 1, "pages of a copy under way are set aside, and no others");
         leg.serve(&mut stored);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
 #[test]
 fn a_request_without_a_cache_looks_for_nothing_when_it_comes_back() {
-    let mut leg = Leg::with(with_below(Role::Aggregated, PAGES, hierarchy(32, 1)));
+    let mut leg = Leg::with(with_offload(Role::Aggregated, PAGES, hierarchy(32, 1)));
     for room in 0..2 {
         let request = leg.request(room, &tokens(0..PROMPT as u32), ANSWER);
         leg.send(host_core::request::Request { no_cache: true, ..request });
     }
     while leg.batch.is_some() {
         step(&mut leg);
-        assert!(leg.below.is_empty());
+        assert!(leg.tier_actions.is_empty());
     }
     assert!(leg.stats().retractions > 0 && leg.finished.len() == 2);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }

@@ -25,7 +25,7 @@ fn a_room_is_open_before_its_pages_are_asked_for_and_until_they_are_verified() {
     let mut leg = transferring();
     assert_eq!(leg.open, BTreeMap::from([(Room(1), 1)]));
     leg.arrive(1);
-    assert_eq!(leg.open.len(), 1, "nobody has looked at its pages");
+    assert_eq!(leg.open.len(), 1, "its pages have not been looked at");
     leg.verified(1, false);
     assert_eq!(leg.open, BTreeMap::from([(Room(1), 2)]), "opened again for the second attempt");
     leg.deliver(1);

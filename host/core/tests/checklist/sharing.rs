@@ -20,8 +20,8 @@ fn waiting(requests: u64, prompt: &[u32]) -> Leg {
     leg
 }
 
-/// Pages that decode asked for in all, and how many requests it asked for.
-fn asked(leg: &Leg) -> (usize, usize) {
+/// Pages that decode requested of prefill in all, and for how many rooms.
+fn requested(leg: &Leg) -> (usize, usize) {
     (leg.reserves.values().map(|(_, reserve)| reserve.pages.len()).sum(), leg.reserves.len())
 }
 
@@ -35,11 +35,11 @@ fn finish(leg: &mut Leg, rooms: impl IntoIterator<Item = u64>) {
 
 #[test]
 fn of_thirty_two_identical_prompts_each_page_moves_once() {
-    // Whole pages, and with a partial one behind, which everybody needs for himself.
+    // Whole pages, and with a partial one behind, of which each request needs its own.
     for (length, partial) in [(16, 0), (18, 1)] {
         let mut leg = waiting(32, &tokens(0..length));
         leg.deliver(0);
-        assert_eq!(asked(&leg), (4 + partial + 31 * partial, 32));
+        assert_eq!(requested(&leg), (4 + partial + 31 * partial, 32));
         assert!((1..32).all(|room| leg.reserves[&Room(room)].1.decode_prefix_len == 16));
         finish(&mut leg, 1..32);
         assert_eq!(leg.finished.len(), 32);
@@ -55,22 +55,22 @@ fn a_prompt_that_begins_alike_waits_and_is_sent_the_rest() {
     leg.submit(1, &tokens(0..16), 1);
     let other = [tokens(0..12), tokens(500..512)].concat();
     leg.submit(2, &other, 1);
-    assert_eq!(asked(&leg), (4, 1));
+    assert_eq!(requested(&leg), (4, 1));
     leg.deliver(1);
     assert_eq!(leg.reserves[&Room(2)].1.decode_prefix_len, 12);
-    assert_eq!(asked(&leg), (4 + 3, 2));
+    assert_eq!(requested(&leg), (4 + 3, 2));
     finish(&mut leg, [2]);
 }
 
 #[test]
-fn nobody_waits_for_a_small_part_of_what_he_lacks() {
+fn no_request_waits_for_a_small_part_of_what_it_lacks() {
     let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..32), 1);
     // One page of 8 in common, and two of them.
     leg.submit(2, &[tokens(0..4), tokens(500..528)].concat(), 1);
-    assert_eq!(asked(&leg), (8 + 8, 2));
+    assert_eq!(requested(&leg), (8 + 8, 2));
     leg.submit(3, &[tokens(0..8), tokens(600..624)].concat(), 1);
-    assert_eq!(asked(&leg), (8 + 8, 2), "a quarter is worth it");
+    assert_eq!(requested(&leg), (8 + 8, 2), "a quarter of what it lacks is enough to wait for");
     leg.deliver(2);
     leg.deliver(1);
     finish(&mut leg, [3]);
@@ -81,7 +81,7 @@ fn a_page_alike_behind_another_beginning_is_not_waited_for() {
     let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..32), 1);
     leg.submit(2, &[tokens(500..504), tokens(4..32)].concat(), 1);
-    assert_eq!(asked(&leg), (16, 2));
+    assert_eq!(requested(&leg), (16, 2));
     finish(&mut leg, [1, 2]);
 }
 
@@ -104,7 +104,7 @@ fn pages_far_into_a_long_prompt_are_found_too() {
 }
 
 #[test]
-fn who_cannot_use_the_pages_does_not_wait_for_them() {
+fn a_request_that_cannot_use_the_pages_does_not_wait_for_them() {
     let mut leg = Leg::with(config(Role::Decode, 64));
     let prompt = tokens(0..16);
     leg.submit(1, &prompt, 1);
@@ -114,21 +114,21 @@ fn who_cannot_use_the_pages_does_not_wait_for_them() {
     let mut uncached = leg.request(3, &prompt, 1);
     uncached.no_cache = true;
     leg.send(uncached);
-    assert_eq!(asked(&leg), (12, 3));
+    assert_eq!(requested(&leg), (12, 3));
     // Another prefill worker could begin at once.
     let elsewhere = Instance(PEER.0 + 1);
     leg.event(Event::PeerReady { peer: elsewhere, floor: 0, session: 2 });
     let mut far = leg.request(4, &prompt, 1);
     far.prefill = Some(PeerRef { instance: elsewhere, address: String::new() });
     leg.send(far);
-    assert_eq!(asked(&leg), (16, 4));
-    // Nobody waits for one who leaves nothing.
+    assert_eq!(requested(&leg), (16, 4));
+    // No request waits for one that leaves nothing.
     let mut leg = Leg::with(config(Role::Decode, 64));
     let mut uncached = leg.request(1, &prompt, 1);
     uncached.no_cache = true;
     leg.send(uncached);
     leg.submit(2, &prompt, 1);
-    assert_eq!(asked(&leg), (8, 2));
+    assert_eq!(requested(&leg), (8, 2));
     finish(&mut leg, [1, 2]);
 }
 
@@ -140,7 +140,7 @@ fn a_leader_that_is_cancelled_frees_its_followers_at_once() {
     assert_eq!(leg.reserves.keys().map(|room| room.0).collect::<Vec<_>>(), [0, 1]);
     leg.drained(0);
     leg.deliver(1);
-    assert_eq!(asked(&leg), (4 + 4, 4));
+    assert_eq!(requested(&leg), (4 + 4, 4));
     finish(&mut leg, [2, 3]);
     assert_eq!((leg.finished.len(), leg.stats().shared_transfers), (3, 2));
 }
@@ -157,7 +157,7 @@ fn a_leader_that_fails_frees_its_followers_at_once() {
 }
 
 #[test]
-fn who_waits_for_a_transfer_from_a_lost_worker_fails_with_it() {
+fn a_request_that_waits_for_a_transfer_from_a_lost_worker_fails_with_it() {
     let mut leg = waiting(3, &tokens(0..16));
     leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
     assert_eq!(leg.failed.len(), 3, "their prefill worker is gone");
@@ -165,13 +165,13 @@ fn who_waits_for_a_transfer_from_a_lost_worker_fails_with_it() {
 }
 
 #[test]
-fn a_damaged_transfer_is_repeated_for_all_who_wait() {
+fn a_damaged_transfer_is_repeated_for_all_that_wait() {
     let mut leg = waiting(3, &tokens(0..16));
     leg.arrive(0);
     leg.verified(0, false);
-    assert_eq!((leg.reserves.len(), leg.reserves[&Room(0)].0), (1, 2), "nobody else begins");
+    assert_eq!((leg.reserves.len(), leg.reserves[&Room(0)].0), (1, 2), "no other request begins");
     leg.deliver(0);
-    assert_eq!(asked(&leg), (4, 3));
+    assert_eq!(requested(&leg), (4, 3));
     // A leader that is damaged for good frees them.
     let mut leg = waiting(2, &tokens(0..16));
     for _ in 0..2 {
@@ -203,13 +203,13 @@ fn a_slow_leader_is_waited_for_no_longer_than_the_other_leg_has_patience() {
     }
     let half = config(Role::Decode, 1).bootstrap_timeout / 2;
     decode.answer_messages();
-    assert_eq!(decode.scheduler.next_deadline().unwrap().0, half, "nobody would wake it");
+    assert_eq!(decode.scheduler.next_deadline().unwrap().0, half, "nothing else would wake it");
     for leg in [&mut decode, &mut prefill] {
         leg.wait(half - Duration::from_millis(1));
     }
-    assert_eq!(asked(&decode), (4, 1));
+    assert_eq!(requested(&decode), (4, 1));
     decode.wait(Duration::from_millis(1));
-    assert_eq!(asked(&decode), (12, 3), "each goes its own way");
+    assert_eq!(requested(&decode), (12, 3), "each goes its own way");
     assert!(prefill.failed.is_empty());
     for room in 0..3 {
         prefill.reserve(room, &prompt, 0);
@@ -227,7 +227,7 @@ fn one_that_has_lost_patience_and_lacks_pages_asks_for_no_tick_without_end() {
     decode.submit(1, &tokens(0..32), 1);
     decode.answer_messages();
     decode.wait(Duration::from_secs(6));
-    assert_eq!(asked(&decode), (8, 1), "the second one has no pages");
+    assert_eq!(requested(&decode), (8, 1), "the second one has no pages");
     assert_eq!(decode.stats().queued, 1);
     let due = decode.scheduler.next_deadline();
     assert!(due.is_none_or(|due| due > decode.now), "{due:?} is past");
@@ -245,7 +245,7 @@ fn a_prompt_that_is_being_computed_is_not_computed_twice() {
             }
         }
         leg.compute_all();
-        // Everybody draws for himself, from the last, partial page.
+        // Each request draws its own token, from the last, partial page.
         assert_eq!(leg.stats().prefill_tokens, 18 + 7 * 2, "{role:?}");
         assert_eq!(leg.stats().shared_pages, 7 * 4, "{role:?}");
         if role == Role::Prefill {
@@ -264,7 +264,7 @@ fn followers_do_not_hold_up_the_line() {
     let mut leg = waiting(40, &tokens(0..16));
     for room in 100..140 {
         leg.submit(room, &tokens(room as u32 * 5..room as u32 * 5 + PAGE as u32), 1);
-        assert!(leg.reserves.contains_key(&Room(room)), "{room} waits behind those who wait");
+        assert!(leg.reserves.contains_key(&Room(room)), "{room} waits behind those that share");
         leg.deliver(room);
         leg.compute_all();
     }
@@ -279,7 +279,7 @@ fn pages_that_came_twice_are_free_at_once_so_that_the_answer_can_grow_into_them(
     leg.submit(1, &prompt, 1);
     leg.submit(2, &prompt, 20);
     leg.answer_messages();
-    // Long enough for the second to follow nobody any more.
+    // Long enough for the second to follow no other any more.
     leg.wait(Duration::from_secs(6));
     assert_eq!(leg.reserves[&Room(2)].1.decode_prefix_len, 0, "both are under way");
     leg.deliver(1);
@@ -290,7 +290,7 @@ fn pages_that_came_twice_are_free_at_once_so_that_the_answer_can_grow_into_them(
         "of each page of the prompt there is one, and the answer has begun"
     );
     leg.compute_all();
-    assert_eq!(leg.finished, [Room(1), Room(2)], "nobody but itself is in the second one's way");
+    assert_eq!(leg.finished, [Room(1), Room(2)], "only its own pages are in the second one's way");
     leg.answer_messages();
     leg.at_rest();
 }

@@ -17,6 +17,6 @@ pub fn hierarchy(slots: u32, tiers: usize) -> HierarchyConfig {
     HierarchyConfig::new(slots, 1_000, vec![tier(); tiers])
 }
 
-pub fn with_below(role: Role, pages: u32, below: HierarchyConfig) -> Config {
-    Config { hierarchy: Some(below), reserved_decode_tokens: 1, ..config(role, pages) }
+pub fn with_offload(role: Role, pages: u32, offload: HierarchyConfig) -> Config {
+    Config { hierarchy: Some(offload), reserved_decode_tokens: 1, ..config(role, pages) }
 }

@@ -1,4 +1,4 @@
-//! Who waits for how long, and what is left behind.
+//! Which requests wait for how long, and what they leave behind.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ fn no_request_takes_longer_than_the_request_timeout_in_whatever_stage() {
         println!("{stage}");
         let mut leg = Leg::with(config(Role::Decode, if stage == "queued" { 6 } else { 64 }));
         if stage == "queued" {
-            // Somebody else has the pages; it times out too.
+            // Another request has the pages. It times out too.
             leg.submit(0, &tokens(100..116), 4);
             leg.deliver(0);
         }

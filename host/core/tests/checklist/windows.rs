@@ -193,7 +193,7 @@ fn what_is_computed_goes_on_where_a_whole_window_is_cached_and_nowhere_else() {
     assert_eq!(
         started(&mut leg, 4, &middle),
         20,
-        "a prompt leaves its windows all along while nobody lacks pages"
+        "a prompt leaves its windows all along while no request lacks pages"
     );
     assert_eq!(started(&mut leg, 5, &[&tokens(0..60)[..], &[7]].concat()), 60);
     leg.at_rest();
@@ -219,7 +219,7 @@ fn of_prompts_alike_the_second_waits_for_all_of_the_first_and_computes_its_end()
 }
 
 #[test]
-fn window_parts_that_nobody_used_go_before_pages_that_somebody_did() {
+fn unused_window_parts_go_before_pages_that_were_used() {
     let mut leg = Leg::with(sliding(Role::Aggregated, 52));
     leg.submit(1, &tokens(0..40), 1);
     leg.compute_all();

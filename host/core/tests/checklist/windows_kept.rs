@@ -10,7 +10,7 @@ use host_core::{Config, PageId, Role, Room};
 use host_sim::Leg;
 
 use super::leg::{config, tokens};
-use super::storage::{hierarchy, with_below};
+use super::storage::{hierarchy, with_offload};
 
 /// Two pages of tokens, in two pages of the pool each.
 const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
@@ -20,16 +20,16 @@ fn sliding(config: Config) -> Config {
 }
 
 #[test]
-fn who_loses_its_pages_as_soon_as_they_came_goes_on_behind_those_that_it_had() {
+fn a_request_that_loses_its_pages_as_soon_as_they_came_goes_on_behind_those_that_it_had() {
     // 43 tokens: its first step sees pages 9 and 10, and the last whole page ends where 8 and 9 are seen.
     let prompt = tokens(0..43);
     let mut leg = Leg::with(sliding(config(Role::Decode, 27)));
     leg.submit(1, &tokens(100..108), 12);
     leg.deliver(1);
     leg.submit(2, &prompt, 3);
-    let asked = leg.reserves[&Room(2)].1.clone();
-    assert_eq!((asked.pages.len(), asked.window.len()), (11, 6));
-    // The first one answers until it lacks pages, and has nobody to take them from.
+    let reserve = leg.reserves[&Room(2)].1.clone();
+    assert_eq!((reserve.pages.len(), reserve.window.len()), (11, 6));
+    // The first one answers until it lacks pages, and no other request has any to give up.
     leg.compute_all();
     assert_eq!((leg.stats().retractions, leg.finished.len()), (0, 0));
     leg.deliver(2);
@@ -90,13 +90,13 @@ fn prefill_sends_as_much_of_the_window_as_decode_asks_for() {
 
 #[test]
 fn copies_are_not_given_up_where_a_shorter_piece_does() {
-    let below = HierarchyConfig { copy_bytes: 1_000, ..hierarchy(64, 0) };
-    let config = Config { chunk_tokens: 64, ..with_below(Role::Decode, 34, below) };
+    let offload = HierarchyConfig { copy_bytes: 1_000, ..hierarchy(64, 0) };
+    let config = Config { chunk_tokens: 64, ..with_offload(Role::Decode, 34, offload) };
     let mut leg = Leg::with(sliding(config));
     let uncached = |leg: &mut Leg, room, prompt: &[u32], count| {
         leg.send(Request { no_cache: true, ..leg.request(room, prompt, count) });
     };
-    // As above, but without the cache: who loses its pages computes all of its prompt.
+    // As above, but without the cache: a request that loses its pages computes all of its prompt.
     uncached(&mut leg, 1, &tokens(100..108), 12);
     leg.deliver(1);
     uncached(&mut leg, 2, &tokens(300..379), 2);
@@ -108,7 +108,7 @@ fn copies_are_not_given_up_where_a_shorter_piece_does() {
         leg.submit(room, &tokens(room as u32 * 100..room as u32 * 100 + 8), 1);
         leg.deliver(room);
     }
-    assert_eq!((leg.finished.len(), leg.stats().locked_pages, leg.below.len()), (2, 4, 1));
+    assert_eq!((leg.finished.len(), leg.stats().locked_pages, leg.tier_actions.len()), (2, 4, 1));
     let mut longest = 0;
     while let Some(batch) = &leg.batch {
         let again = batch.sequences.iter().filter(|sequence| sequence.room == Room(2));
@@ -121,5 +121,5 @@ fn copies_are_not_given_up_where_a_shorter_piece_does() {
     leg.serve(&mut BTreeSet::new());
     leg.answer_messages();
     assert_eq!(leg.stats().hierarchy.saved, 4);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }

@@ -81,7 +81,7 @@ fn a_window_that_is_gone_is_computed_again_and_nothing_else_of_the_prefix() {
     assert_eq!(stats.cached_tokens - before.cached_tokens, 16, "what was not computed at all");
     assert_eq!(leg.finished.last(), Some(&Room(3)));
     leg.at_rest();
-    // The window is there again, for whoever goes on from the same place; what led to it is not.
+    // The window is there again, for requests that go on from the same place. What led to it is not.
     leg.submit(4, &[&tokens(0..40)[..], &tokens(800..804)].concat(), 1);
     assert_eq!(computes(leg.batch.as_ref().unwrap()).0, 40);
     leg.compute_all();
@@ -165,7 +165,7 @@ fn a_prompt_alike_waits_for_the_window_that_is_being_computed() {
 }
 
 #[test]
-fn who_waits_for_a_window_waits_until_it_is_there_and_not_for_what_follows() {
+fn a_request_that_waits_for_a_window_waits_until_it_is_there_and_not_for_what_follows() {
     let mut leg = without_window(sliding(Role::Aggregated, 83));
     leg.submit(3, &[&tokens(0..40)[..], &tokens(700..820)].concat(), 1);
     leg.submit(4, &[&tokens(0..40)[..], &[777]].concat(), 1);
@@ -180,7 +180,7 @@ fn who_waits_for_a_window_waits_until_it_is_there_and_not_for_what_follows() {
 }
 
 #[test]
-fn nobody_waits_for_a_prompt_that_has_passed_the_place_where_they_part() {
+fn no_request_waits_for_a_prompt_that_has_passed_the_place_where_they_part() {
     for layers in [3, 50] {
         let limits = PoolLimits { total: 400, full: 400, window: 14 };
         let window = Some(WindowShape { layers, ..WINDOW });

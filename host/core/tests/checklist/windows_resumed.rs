@@ -1,4 +1,4 @@
-//! Requests of models with a window that were retracted get back what went below the pool, windows and all.
+//! Preempted requests of models with a window restore what was saved to offload tiers, windows included.
 
 use std::collections::BTreeSet;
 
@@ -7,26 +7,26 @@ use host_core::{Config, Event, Role, Room};
 use host_sim::{DRAWN, Leg, PAGE, names};
 
 use super::leg::tokens;
-use super::resuming::{is_load, is_query, only_stored_of, step, to_the_end, two, until_retraction};
+use super::resuming::{is_load, is_query, only_stored_of, step, to_the_end, two, until_preemption};
 use super::storage::hierarchy;
-use super::windows_below::{parts, sliding};
+use super::windows_offload::{parts, sliding};
 
 /// Both have room for their prompts with their windows, and one of them for its answer.
 const PAGES: u32 = 24;
 const ROLES: [Role; 2] = [Role::Aggregated, Role::Decode];
 
 #[test]
-fn what_was_evicted_of_a_retracted_request_comes_back_with_its_window() {
+fn what_was_evicted_of_a_preempted_request_comes_back_with_its_window() {
     for role in ROLES {
         let without = {
-            let below = Config { hierarchy: None, ..sliding(role, PAGES, hierarchy(64, 0)) };
-            let (mut leg, mut stored) = two(below);
-            until_retraction(&mut leg, &mut stored);
+            let offload = Config { hierarchy: None, ..sliding(role, PAGES, hierarchy(64, 0)) };
+            let (mut leg, mut stored) = two(offload);
+            until_preemption(&mut leg, &mut stored);
             to_the_end(&mut leg, &mut stored);
             leg.stats()
         };
         let (mut leg, mut stored) = two(sliding(role, PAGES, hierarchy(64, 0)));
-        until_retraction(&mut leg, &mut stored);
+        until_preemption(&mut leg, &mut stored);
         let reserves = leg.reserves.clone();
         to_the_end(&mut leg, &mut stored);
         assert_eq!(leg.reserves, reserves, "prefill is not asked again");
@@ -49,12 +49,15 @@ fn storage_is_asked_for_the_window_and_waited_for_while_it_is_read() {
     for role in ROLES {
         let (mut leg, mut stored) = only_stored_of(sliding(role, PAGES, hierarchy(64, 1)));
         assert!(leg.batch.is_none(), "{role:?}: it waits for the answer");
-        let asked = leg.answer_query(|name| stored.contains(name));
+        let queried = leg.answer_query(|name| stored.contains(name));
         // A prompt of four pages and as much of its answer as was computed.
         let known = [tokens(100..116), vec![DRAWN; 24]].concat();
-        let pages = asked.iter().filter(|name| names(&known).contains(name)).count();
+        let pages = queried.iter().filter(|name| names(&known).contains(name)).count();
         assert!(pages > 4, "{role:?}: its prompt and its answer");
-        assert!(asked.contains(&parts(&known, 0..pages)[2 * (pages - 1)]), "{role:?}: the last window part");
+        assert!(
+            queried.contains(&parts(&known, 0..pages)[2 * (pages - 1)]),
+            "{role:?}: the last window part"
+        );
         let (tag, read) = leg.take_read();
         assert!(leg.batch.is_none(), "{role:?}: it waits for the pages");
         assert_eq!(leg.stats().pool.held, 0, "{role:?}: and holds none meanwhile");
@@ -107,7 +110,7 @@ fn a_prompt_that_is_computed_in_part_goes_on_behind_the_window_that_it_had() {
         leg.serve(&mut stored);
     }
     assert_eq!(leg.finished.len(), 2);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -127,11 +130,11 @@ fn a_window_that_fails_to_come_back_is_computed_again_and_not_asked_for_twice() 
             };
             let (tag, pages) = leg.take_read();
             fail_last(&mut leg, tag, pages.len(), read);
-            if leg.asked(is_load) > 0 {
+            if leg.pending(is_load) > 0 {
                 let (tag, pages) = leg.take_copy(Direction::Load);
                 fail_last(&mut leg, tag, pages.len(), !read);
             }
-            assert_eq!(leg.asked(is_query), 0, "{role:?}");
+            assert_eq!(leg.pending(is_query), 0, "{role:?}");
             // Whatever it reads instead.
             leg.serve(&mut stored);
             assert!(leg.batch.is_some(), "{role:?}, {read}: it computes");
@@ -150,12 +153,12 @@ fn one_that_is_cancelled_while_its_window_comes_back_leaves_nothing_behind() {
         if until > 1 {
             let (tag, pages) = leg.take_read();
             leg.all_end(tag, pages.len(), PageEnd::Done);
-            assert_eq!(leg.asked(is_load), 1);
+            assert_eq!(leg.pending(is_load), 1);
         }
         leg.event(Event::Cancel(Room(1)));
         assert_eq!(leg.stats().pool.quarantined > 0, until > 1, "{role:?}");
         leg.serve(&mut stored);
         leg.answer_messages();
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }

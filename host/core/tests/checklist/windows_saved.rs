@@ -1,4 +1,4 @@
-//! Window parts that go below the pool: those of windows at which others will go on.
+//! Window parts that are saved to offload tiers: those of windows at which later requests will go on.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use host_sim::{DRAWN, Leg, names};
 
 use super::leg::tokens;
 use super::storage::hierarchy;
-use super::windows_below::{all, compute, forgotten, parts, sliding, start};
+use super::windows_offload::{all, compute, forgotten, parts, sliding, start};
 
 #[test]
 fn a_prompt_leaves_its_pages_and_the_windows_at_its_end() {
@@ -22,8 +22,8 @@ fn a_prompt_leaves_its_pages_and_the_windows_at_its_end() {
 #[test]
 fn decode_leaves_the_window_at_the_end_of_its_answer() {
     for write in [WritePolicy::WriteThrough, WritePolicy::WriteBack] {
-        let below = HierarchyConfig { write, ..hierarchy(64, 1) };
-        let mut leg = Leg::with(sliding(Role::Decode, 60, below));
+        let offload = HierarchyConfig { write, ..hierarchy(64, 1) };
+        let mut leg = Leg::with(sliding(Role::Decode, 60, offload));
         let mut stored = BTreeSet::new();
         leg.submit(0, &tokens(0..40), 14);
         leg.serve(&mut stored);
@@ -47,7 +47,7 @@ fn decode_leaves_the_window_at_the_end_of_its_answer() {
         // The token at 52 sees 45..: pages 11 and 12.
         assert!(stored.is_superset(&all(&said, 11..13)), "{write:?}");
         assert!(parts(&said, 0..11).iter().all(|name| !stored.contains(name)), "{write:?}");
-        leg.below_at_rest();
+        leg.offload_at_rest();
         // The prefill worker of the next turn.
         let next = [&said[..], &[1, 2, 3, 4]].concat();
         let mut prefill = Leg::with(sliding(Role::Prefill, 120, hierarchy(64, 1)));
@@ -59,7 +59,7 @@ fn decode_leaves_the_window_at_the_end_of_its_answer() {
         prefill.settle();
         prefill.message(1, 1, Body::Commit);
         prefill.serve(&mut stored);
-        prefill.below_at_rest();
+        prefill.offload_at_rest();
     }
 }
 
@@ -73,11 +73,11 @@ fn an_answer_that_fills_no_page_leaves_no_window_on_decode() {
     compute(&mut leg, &mut stored);
     leg.answer_messages();
     assert_eq!(stored, names(&tokens(0..41)).into_iter().collect(), "prefill saves the prompt's");
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
-fn where_somebody_went_on_the_window_is_saved_too() {
+fn where_a_request_went_on_the_window_is_saved_too() {
     let mut leg = Leg::with(sliding(Role::Aggregated, 120, hierarchy(96, 1)));
     let mut stored = BTreeSet::new();
     let with = |from| [&tokens(0..40)[..], &tokens(from..from + 20)].concat();
@@ -86,14 +86,14 @@ fn where_somebody_went_on_the_window_is_saved_too() {
     assert_eq!(start(&mut leg, &mut stored, 2, &with(600)), 40);
     leg.scheduler.flush_cache().unwrap();
     assert_eq!(start(&mut leg, &mut stored, 3, &with(700)), 40, "from storage");
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
 fn with_a_part_of_the_pool_for_windows_write_back_saves_them_before_it_runs_short() {
-    let below = HierarchyConfig { write: WritePolicy::WriteBack, ..hierarchy(200, 1) };
+    let offload = HierarchyConfig { write: WritePolicy::WriteBack, ..hierarchy(200, 1) };
     let limits = PoolLimits { total: 120, full: 120, window: 16 };
-    let mut leg = Leg::with_limits(sliding(Role::Aggregated, 120, below), limits);
+    let mut leg = Leg::with_limits(sliding(Role::Aggregated, 120, offload), limits);
     let mut stored = BTreeSet::new();
     let prompts: Vec<Vec<u32>> = (0..12).map(|prompt| tokens(prompt * 50..prompt * 50 + 33)).collect();
     for (room, prompt) in (0..).zip(&prompts) {
@@ -104,7 +104,7 @@ fn with_a_part_of_the_pool_for_windows_write_back_saves_them_before_it_runs_shor
     let windows = prompts.iter().filter(saved).count();
     assert!(windows >= 8, "{windows} windows of 12 prompts");
     assert_eq!(leg.stats().hierarchy.dropped, 0);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn decode_keeps_no_windows_in_host_memory_that_go_nowhere() {
         compute(&mut leg, &mut BTreeSet::new());
         leg.answer_messages();
         assert_eq!(leg.stats().hierarchy.host.ready, 13 + windows, "{tiers} tiers");
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
@@ -140,5 +140,5 @@ fn a_restored_window_is_as_useful_as_one_that_was_computed() {
     compute(&mut leg, &mut stored);
     assert_eq!(start(&mut leg, &mut stored, 2, &with(600)), 40);
     assert_eq!(leg.stats().hierarchy.promised_windows, restored, "it is there still");
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }

@@ -133,7 +133,7 @@ fn the_limit_does_not_flap() {
 }
 
 #[test]
-fn nobody_waits_for_ever_and_the_oldest_comes_first() {
+fn no_request_waits_for_ever_and_the_oldest_comes_first() {
     let mut world = Pace::new(config(Role::Decode, Some(20)), plain);
     world.run(60.0, 100);
     // 100 clients, about 30 of them served at a time, an answer takes about 60 x 20 ms: a wait is about 3 s.

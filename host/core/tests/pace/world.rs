@@ -6,7 +6,7 @@ use std::time::Duration;
 use host_core::pool::PoolLimits;
 use host_core::scheduler::Stats;
 use host_core::{Batch, Config, Role, Room, Time};
-use host_sim::{Ask, Asked, Clients, Faults, Kv, Random, Work, World};
+use host_sim::{Ask, Clients, Faults, Kv, OpenRequest, Random, Work, World};
 
 const TRANSFER: Duration = Duration::from_millis(30);
 
@@ -95,17 +95,17 @@ impl Clients for Callers {
         }
     }
 
-    fn token(&mut self, now: Time, asked: &Asked) -> bool {
-        match self.last.insert(asked.request.room, now) {
-            None => self.waits.push((seconds(now), now.since(asked.since).as_secs_f64())),
+    fn token(&mut self, now: Time, open: &OpenRequest) -> bool {
+        match self.last.insert(open.request.room, now) {
+            None => self.waits.push((seconds(now), now.since(open.since).as_secs_f64())),
             Some(last) => self.gaps.push((seconds(now), now.since(last).as_secs_f64())),
         }
         !self.leave
     }
 
-    fn ended(&mut self, _now: Time, asked: &Asked, complete: bool, random: &mut Random) -> Vec<Ask> {
-        assert!(complete || self.leave, "{asked:?} failed");
-        self.last.remove(&asked.request.room);
+    fn ended(&mut self, _now: Time, open: &OpenRequest, complete: bool, random: &mut Random) -> Vec<Ask> {
+        assert!(complete || self.leave, "{open:?} failed");
+        self.last.remove(&open.request.room);
         self.finished += u64::from(complete);
         self.waiting -= 1;
         if self.leave { Vec::new() } else { vec![self.ask(random)] }

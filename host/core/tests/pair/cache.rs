@@ -22,7 +22,7 @@ fn cached_prefixes_survive_aborts_loss_flips_deaths_and_disconnects() {
 fn prompts_alike_in_flight_share_a_transfer_and_change_no_answer() {
     let total = run("alike", Scene { cache: true, alike: true, ..Scene::default() });
     assert_eq!(total.failed, 0);
-    assert!(total.shared_transfers > SEEDS, "hardly anybody shared a transfer");
+    assert!(total.shared_transfers > SEEDS, "hardly any request shared a transfer");
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn thousands_of_conversations_are_answered_as_if_nothing_were_cached() {
     let calm = Scene { cache: true, talk: true, ..Scene::default() };
     let total = run("conversations", calm);
     assert_eq!(total.failed, 0);
-    assert!(total.turns > 4 * SEEDS, "hardly anybody went on");
+    assert!(total.turns > 4 * SEEDS, "hardly any conversation went on");
     assert!(total.cached_tokens > 8 * total.turns, "what was said before was computed again");
     let faults =
         Scene { loss: 0.1, repeat: 0.1, abort: 0.2, flip: 0.05, death: 0.005, disconnect: 0.005, ..calm };

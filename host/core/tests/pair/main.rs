@@ -2,14 +2,14 @@
 //! late, bytes flip, clients leave, the prefill process dies. Whatever happens, an answer is right or an error, no
 //! write lands on another request's page, and in the end every page is free.
 
-mod below;
 mod cache;
 mod layers;
 mod network;
+mod offload;
 mod pressure;
 mod scene;
 mod windows;
-mod windows_below;
+mod windows_offload;
 mod world;
 
 use host_sim::{Outcome, World};

@@ -1,4 +1,4 @@
-//! Nothing but the two workers, their clients and what lies between them.
+//! Two workers and their clients: faults of the network and of the workers.
 
 use super::scene::Scene;
 use super::world::{aggregated, pair};

@@ -13,7 +13,7 @@ fn requests_that_lose_their_pages_answer_as_if_they_had_not() {
 }
 
 #[test]
-fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
+fn with_a_cache_a_preempted_request_computes_only_what_is_gone() {
     let total = run("pressure and cache", Scene { pressure: true, cache: true, ..Scene::default() });
     assert_eq!(total.failed, 0);
     assert!(total.retractions > SEEDS && total.evicted_pages > 0, "pages seldom ran short");
@@ -24,7 +24,7 @@ fn with_a_cache_a_retracted_request_computes_only_what_is_gone() {
 }
 
 #[test]
-fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
+fn preemption_survives_aborts_loss_flips_deaths_and_disconnects() {
     for (cache, paced) in [(false, false), (true, false), (false, true), (true, true)] {
         let faults =
             Scene { pressure: true, paced, cache, alike: cache, layers: true, ..Scene::of_every_kind() };
@@ -38,13 +38,13 @@ fn retraction_survives_aborts_loss_flips_deaths_and_disconnects() {
 fn a_target_for_the_time_between_tokens_changes_no_answer() {
     let total = run("paced", Scene { pressure: true, paced: true, cache: true, ..Scene::default() });
     assert_eq!(total.failed, 0);
-    assert!(total.retractions > 0, "nobody lost pages under a target");
+    assert!(total.retractions > 0, "no request lost pages under a target");
     let faults = Scene { pressure: true, paced: true, ..Scene::default() };
     assert_eq!(run_aggregated("paced", faults).failed, 0);
 }
 
 #[test]
-fn an_aggregated_worker_retracts_without_changing_an_answer() {
+fn an_aggregated_worker_preempts_without_changing_an_answer() {
     for cache in [false, true] {
         let faults = Scene { pressure: true, cache, ..Scene::default() };
         let total = run_aggregated("aggregated under pressure", faults);

@@ -44,7 +44,7 @@ pub struct Scene {
     /// Clients that are answered say something more, two times in three.
     pub talk: bool,
     /// Both workers have offload tiers.
-    pub below: bool,
+    pub offload: bool,
     /// When pages go there.
     pub write: WritePolicy,
     /// How long requests wait for them.
@@ -123,7 +123,7 @@ impl Scene {
             vocabulary: VOCABULARY,
             chunk_tokens: 7,
             radix_cache: self.cache.then_some(Policy::Lru),
-            hierarchy: self.below.then(|| self.tiers(pages)),
+            hierarchy: self.offload.then(|| self.tiers(pages)),
             cache_events: true,
             reserved_decode_tokens: if self.pressure { 2 } else { 1_000 },
             target_itl: self.paced.then_some(Duration::from_millis(12)),

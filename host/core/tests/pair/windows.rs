@@ -3,7 +3,7 @@
 use host_core::hierarchy::WritePolicy;
 use host_sim::Outcome;
 
-use super::below::below;
+use super::offload::with_offload;
 use super::scene::Scene;
 use super::world::{aggregated, pair};
 use super::{SEEDS, run, run_aggregated};
@@ -73,7 +73,7 @@ fn windows_are_computed_again_where_many_part_from_a_prompt_and_answers_are_righ
 
 #[test]
 fn decode_restores_pages_beside_windows_that_are_sent() {
-    let total = run("windows and below", Scene { window: true, ..below() });
+    let total = run("windows and offload tiers", Scene { window: true, ..with_offload() });
     assert_eq!((total.failed, total.integrity_failures), (0, 0));
     assert!(total.loaded > SEEDS / 4 && total.written > SEEDS / 4);
     let faults = Scene {
@@ -87,10 +87,10 @@ fn decode_restores_pages_beside_windows_that_are_sent() {
         flush: 0.005,
         pressure: true,
         window: true,
-        ..below()
+        ..with_offload()
     };
     for write in [WritePolicy::WriteThrough, WritePolicy::WriteBack] {
-        let total = run("windows, below and faults", Scene { write, ..faults });
+        let total = run("windows, offload tiers and faults", Scene { write, ..faults });
         assert!(total.finished > 0 && total.failed > 0 && total.deaths > 0 && total.disconnects > 0);
         assert!(total.restores_failed > 0 && total.renegotiated > 0 && total.retractions > 0);
     }

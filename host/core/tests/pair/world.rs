@@ -1,11 +1,11 @@
-//! The worlds of these tests, and who lives in them.
+//! The worlds of these tests, and the clients in them.
 
 use std::time::Duration;
 
 use host_core::radix::NamespaceKey;
 use host_core::request::Request;
 use host_core::{Role, Time};
-use host_sim::{Ask, Asked, Clients, Erratic, Random, World};
+use host_sim::{Ask, Clients, Erratic, OpenRequest, Random, World};
 
 use super::scene::{Scene, VOCABULARY};
 
@@ -40,7 +40,7 @@ pub fn aggregated(seed: u64, scene: Scene) -> World<Talkers> {
     let kv = scene.kv(seed);
     let talkers = Talkers { scene, answers: 0, prefill: None };
     let mut world = World::new(seed, kv, scene.faults(), Erratic, talkers);
-    let pages = if scene.below { 18 + (seed % 4) as u32 } else { 20 };
+    let pages = if scene.offload { 18 + (seed % 4) as u32 } else { 20 };
     let (config, limits) = scene.worker(seed, Role::Aggregated, pages + Scene::window_pages(&kv));
     world.add(config, limits);
     begin(&mut world);
@@ -105,15 +105,15 @@ impl Talkers {
 
 impl Clients for Talkers {
     /// The client has its answer and says something more, as long as there is room for it.
-    fn ended(&mut self, _now: Time, asked: &Asked, complete: bool, random: &mut Random) -> Vec<Ask> {
-        let mut conversation = [&asked.request.prompt[..], &asked.tokens].concat();
+    fn ended(&mut self, _now: Time, open: &OpenRequest, complete: bool, random: &mut Random) -> Vec<Ask> {
+        let mut conversation = [&open.request.prompt[..], &open.tokens].concat();
         let said = random.place(7);
         if !complete || !self.scene.talk || conversation.len() + said > 48 || random.below(3) == 0 {
             return Vec::new();
         }
         conversation.extend((0..said).map(|_| random.below(u64::from(VOCABULARY)) as u32));
         let (at, count) = (random.below(500), 1 + random.below(8) as u32);
-        let namespace = asked.request.namespace.clone();
+        let namespace = open.request.namespace.clone();
         let request = Request { namespace, ..host_sim::request(0, &conversation, count) };
         vec![self.asks(random, at, request)]
     }

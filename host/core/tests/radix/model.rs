@@ -100,7 +100,7 @@ impl Model {
         (duplicates, longer)
     }
 
-    /// Takes away what nobody locks of a prefix; returns its pages.
+    /// Takes away what is not locked of a prefix; returns its pages.
     pub fn forget(&mut self, prefix: &[u32]) -> Vec<PageId> {
         let unlocked: Vec<Prefix> =
             prefixes(prefix).filter(|part| self.pages[*part].locks == 0).map(<[u32]>::to_vec).collect();

@@ -66,7 +66,7 @@ impl Sliding {
         Receipt { lock: self.full.lock(&prefix, false), windows }
     }
 
-    /// Somebody goes on there.
+    /// A request goes on there.
     pub fn count_use(&mut self, receipt: &Receipt) {
         for prefix in prefixes(&receipt.lock.prefix) {
             self.full.pages.get_mut(prefix).unwrap().hits += 1;
@@ -121,7 +121,7 @@ impl Sliding {
         self.full.unlock(&receipt.lock);
     }
 
-    /// Takes away what nobody locks of a prefix; returns its pages.
+    /// Takes away what is not locked of a prefix; returns its pages.
     pub fn forget(&mut self, prefix: &[u32]) -> Vec<PageId> {
         let mut gone = self.full.forget(prefix);
         gone.extend(self.parts_without_a_page());
@@ -133,7 +133,7 @@ impl Sliding {
         lost.flat_map(|(_, part)| part.pages).collect()
     }
 
-    /// The part that goes first of those that nobody keeps.
+    /// The part that goes first of those that no receipt keeps.
     fn first_part(&self) -> Option<Prefix> {
         let free = self.parts.iter().filter(|(_, part)| part.pins == 0);
         let order =
@@ -141,7 +141,7 @@ impl Sliding {
         free.min_by_key(order).map(|(prefix, _)| prefix.clone())
     }
 
-    /// What goes for one page that somebody needs: a part that is of no use or was not used since the part of the page that
+    /// What goes for one page that is needed: a part that is of no use or was not used since the part of the page that
     /// would go was, else that page and its part.
     pub fn evict_one(&mut self) -> Vec<PageId> {
         let leaf = self.full.victim();
@@ -190,7 +190,7 @@ impl Sliding {
             "a window part was evicted that a receipt keeps"
         );
         let found = pages.len() + parts.iter().map(|(_, part)| part.pages.len()).sum::<usize>();
-        assert_eq!(found, before, "pages were evicted that are nobody's");
+        assert_eq!(found, before, "pages were evicted that the model does not have");
         assert_eq!(self.parts_without_a_page(), [], "parts stay without their page");
         for prefix in self.full.pages.keys() {
             let above = prefixes(prefix).all(|above| self.full.pages.contains_key(above));

@@ -1,4 +1,4 @@
-//! A tree with its pool and what it told.
+//! A tree with its pool and its events.
 
 use host_core::ids::PageId;
 use host_core::pool::{HeldPages, PagePool, PoolCounts};
@@ -9,7 +9,7 @@ use host_core::radix::{
 
 pub const PAGE: usize = 4;
 
-/// A tree with its pool and what it told.
+/// A tree with its pool and its events.
 pub struct Cache {
     pub pool: PagePool,
     pub tree: RadixTree,

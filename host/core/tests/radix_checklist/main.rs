@@ -285,7 +285,7 @@ fn namespaces_share_nothing_and_their_number_is_limited() {
     let lock = cache.tree.lock(third, &tokens(0..8));
     assert_eq!(cache.tree.namespace(&key("fourth")), None, "all three are in use");
     cache.tree.unlock(lock);
-    // Now it is idle, so a fourth takes its place, and what is still given to it is kept by nobody.
+    // Now it is idle, so a fourth takes its place, and what is still given to it is not kept.
     assert!(cache.tree.namespace(&key("fourth")).is_some());
     let stale = cache.tree.lock(third, &tokens(0..8));
     let owned = cache.pool.allocate(2).unwrap();

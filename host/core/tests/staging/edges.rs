@@ -28,7 +28,7 @@ fn a_new_life_of_either_side_takes_nothing_from_the_old_one() {
     assert!(actions.is_empty(), "late news of the old one");
     grant(&mut sender, 0, key(2, 0, 0), 0);
     assert_eq!(gather(&mut sender).unwrap().1.target, next);
-    // A ring in its next life knows no question and no notice of the last.
+    // The ring of a worker's next instance knows no question and no notice of the last.
     let mut ring = ring(&[]);
     assert_eq!(verdict(&mut ring, key(1, 0, 0), span(0..16)), Verdict::Refused(Refusal::Gone));
     assert_eq!(ring.arrived(source(0), key(1, 0, 0), 1, key(1, 0, 0)), Arrival::Unknown);
@@ -43,9 +43,9 @@ fn a_room_is_closed_only_when_its_last_copy_has_ended() {
     let mut actions = Vec::new();
     ring.close(Room(1), &mut actions);
     assert_eq!(actions, [], "still copying");
-    assert!(!ring.scattered(scatter.id, &mut actions), "nobody is to hear of the piece");
+    assert!(!ring.scattered(scatter.id, &mut actions), "the piece is not reported");
     assert_eq!(actions, [RingAction::Closed(Room(1))]);
-    // Rooms that nobody knows are closed.
+    // Unknown rooms are closed.
     let mut actions = Vec::new();
     ring.close(Room(5), &mut actions);
     assert_eq!(actions, [RingAction::Closed(Room(5))]);
@@ -59,9 +59,9 @@ fn a_part_that_is_asked_for_again_while_it_is_sent_ends_well() {
     // Decode gives the attempt up before its questions come, and before prefill hears of the next.
     ring.open(opening(1, 2, 100), &mut Vec::new());
     let mut ended = Vec::new();
-    for (_, asked) in asks {
-        let verdict = verdict(&mut ring, asked.key, asked.span);
-        ended.extend(hear(&mut sender, 0, asked.key, verdict).ended);
+    for (_, ask) in asks {
+        let verdict = verdict(&mut ring, ask.key, ask.span);
+        ended.extend(hear(&mut sender, 0, ask.key, verdict).ended);
     }
     assert_eq!(ended, [(Tag(1), target(0), None)]);
     assert!(sender.idle());
@@ -69,7 +69,7 @@ fn a_part_that_is_asked_for_again_while_it_is_sent_ends_well() {
 }
 
 #[test]
-fn who_waits_for_a_slot_in_an_attempt_is_told_at_once_when_the_next_begins() {
+fn a_sender_that_waits_for_a_slot_in_an_attempt_is_told_at_once_when_the_next_begins() {
     let mut ring = ring(&[(1, 1000), (2, 1000)]);
     for piece in 0..4 {
         let first = u32::from(piece) * 16;
@@ -77,10 +77,10 @@ fn who_waits_for_a_slot_in_an_attempt_is_told_at_once_when_the_next_begins() {
     }
     let mut sender = Sender::new(BYTES);
     let mut waiting = Vec::new();
-    for (_, asked) in add(&mut sender, lane(1, 1, 0, target(0), 4)).asks {
-        let verdict = verdict(&mut ring, asked.key, asked.span);
-        waiting.extend((verdict == Verdict::Wait).then_some(asked.key));
-        hear(&mut sender, 0, asked.key, verdict);
+    for (_, ask) in add(&mut sender, lane(1, 1, 0, target(0), 4)).asks {
+        let verdict = verdict(&mut ring, ask.key, ask.span);
+        waiting.extend((verdict == Verdict::Wait).then_some(ask.key));
+        hear(&mut sender, 0, ask.key, verdict);
     }
     while let Some((_, written)) = gather(&mut sender) {
         settle(&mut sender, written.id);
@@ -127,9 +127,9 @@ fn a_room_with_a_long_prompt_leaves_credits_and_turns_to_the_next() {
     let mut sender = Sender::new(BYTES);
     assert_eq!(add(&mut sender, lane(1, 1, 0, target(0), 500)).asks.len(), 4);
     for room in 2..20 {
-        let asked = add(&mut sender, lane(room, room, 0, target(0), 500)).asks;
+        let asks = add(&mut sender, lane(room, room, 0, target(0), 500)).asks;
         let most = 64usize.saturating_sub(4 * (room as usize - 1)).min(4);
-        assert_eq!(asked.len(), most, "room {room}");
+        assert_eq!(asks.len(), most, "room {room}");
     }
     // The first to have credits back shares them with those that have none.
     (0..4).for_each(|piece| drop(grant(&mut sender, 0, key(1, 0, piece), u64::from(piece) * 512)));

@@ -12,7 +12,7 @@ use host_sim::Random;
 use crate::fixture::*;
 
 #[test]
-fn h1_a_target_that_is_not_ready_makes_nobody_send_twice_to_the_others() {
+fn h1_a_target_that_is_not_ready_causes_no_second_write_to_the_others() {
     let mut sender = Sender::new(BYTES);
     add(&mut sender, lane(1, 1, 0, target(0), 1));
     add(&mut sender, lane(1, 1, 0, target(1), 1));
@@ -117,9 +117,9 @@ fn h5_numbers_out_of_bounds_are_refused_and_cost_no_memory() {
     assert_eq!(verdict(&mut ring, key(2, 0, 0), span(0..1)), gone, "unknown room");
     assert_eq!(verdict(&mut ring, Key { attempt: 2, ..key(1, 0, 0) }, span(0..1)), gone, "unknown attempt");
     let stranger = PeerRank { peer: Instance(8), rank: 0 };
-    assert_eq!(ask(&mut ring, stranger, key(1, 0, 0), span(0..1))[0].1.verdict, gone, "somebody else's room");
+    assert_eq!(ask(&mut ring, stranger, key(1, 0, 0), span(0..1))[0].1.verdict, gone, "another peer's room");
     assert_eq!((ring.slots().count(), ring.stats().waiting), (0, 0));
-    // Whoever invents parts and pieces gets as many as the room has bytes.
+    // A peer that invents parts and pieces gets as many as the room has bytes.
     let mut taken = 0;
     for sequence in 0..1000 {
         taken += u32::from(
@@ -133,7 +133,7 @@ fn h5_numbers_out_of_bounds_are_refused_and_cost_no_memory() {
 
 #[test]
 fn h6_peers_that_are_gone_leave_no_trace_and_are_told_nothing() {
-    // There is nobody to subscribe: a ring answers who asks. So what is left when rooms are forgotten is nothing.
+    // Peers do not subscribe: a ring answers those that ask. So nothing is left when rooms are forgotten.
     let mut ring = ring(&[]);
     for room in 0..1000 {
         ring.open(opening(room, 1, 100), &mut Vec::new());
@@ -169,7 +169,7 @@ fn h7_rooms_that_stand_still_leave_slots_for_others() {
         let (_, generation) = granted(verdict(&mut ring, key(4, 0, piece), span(0..8)));
         assert_eq!(deliver(&mut ring, key(4, 0, piece), generation), [], "the others have their shares");
     }
-    // And nobody's slots are gone: what the slow ones hold is still theirs.
+    // And no slots are gone: what the slow ones hold is still theirs.
     assert_eq!(ring.stats().bytes_in_use, held);
 }
 
@@ -234,7 +234,7 @@ fn h7_a_large_piece_is_not_starved_by_small_ones() {
 }
 
 #[test]
-fn h7_memory_that_is_kept_free_for_a_room_is_everybodys_again_when_the_room_ends() {
+fn h7_memory_that_is_kept_free_for_a_room_is_free_to_all_again_when_the_room_ends() {
     let mut ring = ring(&[]);
     let mut live = crowded(&mut ring);
     for room in [10, 9] {
@@ -261,7 +261,7 @@ fn h7_memory_that_is_kept_free_for_a_room_is_everybodys_again_when_the_room_ends
 }
 
 #[test]
-fn h8_slots_of_a_closed_room_are_nobodys_until_it_is_forgotten() {
+fn h8_slots_of_a_closed_room_are_not_given_away_until_it_is_forgotten() {
     let mut ring = ring(&[(1, 1000), (2, 1000)]);
     let first = granted(verdict(&mut ring, key(1, 0, 0), span(0..16)));
     let second = granted(verdict(&mut ring, key(1, 0, 1), span(16..32)));
@@ -269,7 +269,7 @@ fn h8_slots_of_a_closed_room_are_nobodys_until_it_is_forgotten() {
     let mut actions = Vec::new();
     ring.close(Room(1), &mut actions);
     assert_eq!(actions, [RingAction::Closed(Room(1))]);
-    assert!(ring.next_scatter().is_none(), "its pages may be somebody else's soon");
+    assert!(ring.next_scatter().is_none(), "its pages may be another request's soon");
     // A late write lands in a slot that is still its own, and its notice means nothing.
     for piece in 0..64 {
         for (_, answer) in ask(&mut ring, source(0), key(2, 0, piece), span(0..8)) {
@@ -282,7 +282,7 @@ fn h8_slots_of_a_closed_room_are_nobodys_until_it_is_forgotten() {
     let held = ring.stats().bytes_in_use;
     let mut actions = Vec::new();
     ring.forget(Room(1), &mut actions);
-    assert!(!said(actions).is_empty(), "who waited gets them");
+    assert!(!said(actions).is_empty(), "what waited gets them");
     assert!(ring.slots().all(|(room, ..)| room == Room(2)));
     assert!(held <= BYTES);
     // A room need not be closed to be forgotten.
@@ -347,8 +347,8 @@ fn h9_waiting_for_a_slot_takes_no_turns_and_keeps_no_order() {
 #[test]
 fn h10_the_next_piece_is_gathered_while_the_last_is_on_the_wire() {
     let mut sender = Sender::new(BYTES);
-    let asked = add(&mut sender, lane(1, 1, 0, target(0), 9)).asks.len();
-    assert_eq!(asked, 4, "credits are asked for ahead");
+    let asks = add(&mut sender, lane(1, 1, 0, target(0), 9)).asks.len();
+    assert_eq!(asks, 4, "credits are asked for ahead");
     (0..4).for_each(|piece| drop(grant(&mut sender, 0, key(1, 0, piece), u64::from(piece) * 512)));
     let written: Vec<Written> =
         std::iter::from_fn(|| gather(&mut sender)).map(|(_, written)| written).collect();
@@ -385,5 +385,5 @@ fn h13_nothing_is_asked_for_or_gathered_that_was_not_said_to_be_complete() {
     assert_eq!(said.asks.len(), 2);
     grant(&mut sender, 0, key(1, 0, 2), 0);
     grant(&mut sender, 0, key(1, 1, 0), 0);
-    assert!(gather(&mut sender).is_none(), "granted, but nobody has it");
+    assert!(gather(&mut sender).is_none(), "granted, but there is no data for it");
 }

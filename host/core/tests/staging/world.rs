@@ -42,7 +42,7 @@ pub struct Faults {
     pub deaths: u64,
     /// Writes that fail.
     pub errors: f64,
-    /// Asks and answers that nobody meant.
+    /// Asks and answers that no worker sent.
     pub invented: u64,
 }
 
@@ -109,7 +109,7 @@ pub enum Pending {
         room: Room,
         attempt: u32,
     },
-    /// One side hears that the other has given up.
+    /// One side is told that the other has given up.
     Abort(Room),
     PrefillFailed(Room),
     Drained(Room),
@@ -314,8 +314,8 @@ pub fn target(to: (usize, Instance, u8), session: u64) -> Target {
     Target { peer: to.1, session, rank: to.2 }
 }
 
-pub fn rank_of(who: (usize, Instance, u8)) -> PeerRank {
-    PeerRank { peer: who.1, rank: who.2 }
+pub fn rank_of(party: (usize, Instance, u8)) -> PeerRank {
+    PeerRank { peer: party.1, rank: party.2 }
 }
 
 pub type Pages = Vec<PageId>;

@@ -25,7 +25,7 @@ const HEAD_DIM_UNIT: usize = 16;
 /// What the width of the residual stream must be a multiple of.
 const HIDDEN_UNIT: usize = 8;
 
-/// Largest sizes that are believed.
+/// Largest sizes that are accepted.
 mod most {
     pub const HIDDEN: usize = 1 << 17;
     pub const HEADS: usize = 1 << 10;

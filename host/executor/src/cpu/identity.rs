@@ -18,7 +18,7 @@ const PIECE: u64 = 1 << 20;
 /// as a little-endian u64.
 ///
 /// It tells models, fine-tunes and conversions apart, since those change weights everywhere; it is no proof against
-/// somebody who edits single weights on purpose.
+/// single weights that were edited on purpose.
 pub(super) fn of_directory(config: &[u8], weights: &Safetensors) -> Result<String, LoadError> {
     let mut digest = PartDigest::default();
     digest.part(config);

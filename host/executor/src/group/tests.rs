@@ -97,7 +97,8 @@ fn a_rank_that_left_for_good_breaks_all_that_follows() {
     assert_eq!(stays.turn().err(), Some(Broken { rank: 1 }));
 }
 
-/// What all ranks know of a turn beforehand: its calls, and who gives up before which of them, by a panic or an error.
+/// What all ranks know of a turn beforehand: its calls, and which rank gives up before which of them, by a panic or an
+/// error.
 struct Script {
     calls: u64,
     fails: Option<(usize, u64, bool)>,
@@ -117,7 +118,7 @@ fn play(seat: &mut Seat, script: &Script, seed: u64, delay: &mut Rng) -> Result<
     let mut turn = seat.turn()?;
     let (rank, ranks) = (turn.seat.rank, turn.seat.ranks);
     for call in 0..=script.calls {
-        if script.fails.is_some_and(|(who, when, _)| (who, when) == (rank, call)) {
+        if script.fails.is_some_and(|(failing, when, _)| (failing, when) == (rank, call)) {
             if script.fails.is_some_and(|(_, _, panics)| panics) {
                 // A panic, but for the message on the terminal.
                 std::panic::resume_unwind(Box::new("as the script says"));
@@ -146,7 +147,7 @@ fn play(seat: &mut Seat, script: &Script, seed: u64, delay: &mut Rng) -> Result<
 }
 
 #[test]
-fn whoever_fails_whenever_the_others_go_on() {
+fn the_others_go_on_whichever_rank_fails_at_whichever_call() {
     let (results, outcomes): (Sender<String>, _) = channel();
     let broken = AtomicUsize::new(0);
     for seed in 0..60 {
@@ -161,11 +162,13 @@ fn whoever_fails_whenever_the_others_go_on() {
                 }));
                 let right = match (script.fails, outcome) {
                     (None, Ok(Ok(()))) => true,
-                    (Some((who, _, true)), Err(_panic)) => who == rank,
-                    (Some((who, _, false)), Ok(Err(Broken { rank: by }))) if who == rank => by == rank,
-                    // Those who fail behind the last call leave the others nothing to notice.
-                    (Some((who, when, _)), Ok(Ok(()))) => who != rank && when == script.calls,
-                    (Some((who, _, _)), Ok(Err(Broken { rank: by }))) => who != rank && by == who,
+                    (Some((failing, _, true)), Err(_panic)) => failing == rank,
+                    (Some((failing, _, false)), Ok(Err(Broken { rank: by }))) if failing == rank => {
+                        by == rank
+                    }
+                    // A rank that fails behind the last call leaves the others nothing to notice.
+                    (Some((failing, when, _)), Ok(Ok(()))) => failing != rank && when == script.calls,
+                    (Some((failing, _, _)), Ok(Err(Broken { rank: by }))) => failing != rank && by == failing,
                     _ => false,
                 };
                 broken.fetch_add(usize::from(script.fails.is_some()), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A worker's ranks with pools in which every byte is NaN until somebody writes it, and again as soon as it is given up.
+//! A worker's ranks with pools in which every byte is NaN until it is written, and again as soon as it is given up.
 
 use std::ops::Range;
 use std::thread;
@@ -65,7 +65,7 @@ pub struct World<E> {
     kind: Kind,
     free: Vec<PageId>,
     random: fastrand::Rng,
-    /// Whether window parts stay that nobody sees any more.
+    /// Whether window parts stay that no later token sees.
     keeps: bool,
 }
 

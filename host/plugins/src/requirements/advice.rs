@@ -22,7 +22,7 @@ const fn settings(feature: Feature) -> Settings {
         // They follow from the model, the machine or what else is set.
         F::PdTransfer
         | F::PagesOutliveRequests
-        | F::Retraction
+        | F::Preemption
         | F::SlidingWindow
         | F::SharedPool
         | F::RemoteWorkers

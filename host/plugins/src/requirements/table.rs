@@ -38,7 +38,7 @@ const fn without(name: &'static str, feature: Feature, other: Feature, reason: &
     Rule { name, feature, need: Need::Without(other), reason }
 }
 
-/// The table.
+/// The table of rules.
 pub const RULES: &[Rule] = &[
     transfer(
         "pd-page-writes",
@@ -90,9 +90,9 @@ pub const RULES: &[Rule] = &[
     ),
     transfer(
         "retraction-settled",
-        Feature::Retraction,
+        Feature::Preemption,
         can::SETTLED,
-        "a retracted request's pages go to others while its transfer may still run",
+        "a preempted request's pages go to others while its transfer may still run",
     ),
     without(
         "tiers-need-cache",

@@ -7,7 +7,7 @@ use rustix::fd::{AsRawFd, OwnedFd};
 
 /// A descriptor of the host's that a plugin makes readable, and that is clear again before each poll.
 ///
-/// Whoever waits polls until nothing is left, as with a plugin's own descriptor.
+/// A thread that waits polls until nothing is left, as with a plugin's own descriptor.
 pub struct Waker {
     event: OwnedFd,
     /// Woken since it was cleared, so that many wakes are one write.

@@ -1,4 +1,4 @@
-//! What plugins ask of the host, through a loaded file: log lines, words for metrics, wake-ups, a check of their
+//! What plugins ask of the host, through a loaded file: log lines, metrics, wake-ups, a check of their
 //! configuration.
 
 use std::sync::{Arc, Mutex};
@@ -20,18 +20,18 @@ fn open(config: &str) -> Result<Arc<dyn TransferBackend>, PluginError> {
     open_transfer(catalog.find("calling").unwrap(), &opening)
 }
 
-fn word(name: &str) -> Option<(Kind, u64)> {
+fn metric(name: &str) -> Option<(Kind, u64)> {
     let (_, services) = Services::all().into_iter().find(|(id, _)| id == "host.test.calling")?;
-    services.words().iter().find(|word| word.name == name).map(|word| (word.kind, word.value()))
+    services.metrics().iter().find(|metric| metric.name == name).map(|metric| (metric.kind, metric.value()))
 }
 
 #[test]
 fn counters_and_gauges_belong_to_the_host_and_outlive_the_instance() {
     drop(open("counters = [\"a\", \"b\"]\ngauges = [\"level\"]").unwrap());
     drop(open("counters = [\"b\"]").unwrap());
-    assert_eq!(word("a"), Some((Kind::Counter, 1)));
-    assert_eq!(word("b"), Some((Kind::Counter, 2)));
-    assert_eq!(word("level"), Some((Kind::Gauge, 7)));
+    assert_eq!(metric("a"), Some((Kind::Counter, 1)));
+    assert_eq!(metric("b"), Some((Kind::Counter, 2)));
+    assert_eq!(metric("level"), Some((Kind::Gauge, 7)));
     let error = open("counters = [\"No Good\"]").err().unwrap().to_string();
     assert!(error.contains("INVALID_ARGUMENT: \"No Good\" cannot name a number"), "{error}");
     let error = open("gauges = [\"a\"]").err().unwrap().to_string();

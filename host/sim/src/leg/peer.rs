@@ -28,14 +28,14 @@ impl Leg {
         Event::Message { from: PEER, floor: 0, message }
     }
 
-    /// The peer answers the last message of a room that `asked` names.
+    /// The peer answers the last message of a room that `question` picks.
     ///
     /// # Panics
     /// When there was none.
-    pub fn answer(&mut self, room: u64, asked: impl Fn(&Body) -> bool, body: Body) {
-        let question = self.sent.iter().rfind(|message| message.room == Room(room) && asked(&message.body));
-        let Some((id, attempt)) = question.map(|message| (message.id, message.attempt)) else {
-            panic!("room {room} was not asked for: {:?}", self.sent);
+    pub fn answer(&mut self, room: u64, question: impl Fn(&Body) -> bool, body: Body) {
+        let message = self.sent.iter().rfind(|message| message.room == Room(room) && question(&message.body));
+        let Some((id, attempt)) = message.map(|message| (message.id, message.attempt)) else {
+            panic!("room {room} sent no such message: {:?}", self.sent);
         };
         let event = self.reply(Some(id), Room(room), attempt, body);
         self.event(event);

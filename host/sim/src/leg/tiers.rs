@@ -9,11 +9,11 @@ use host_core::{Event, PageId};
 use super::Leg;
 
 impl Leg {
-    /// Does everything that is asked for in offload tiers, at once, until nothing is asked for. `stored` is what all tiers
+    /// Does every tier action at once, until none is pending. `stored` is what all tiers
     /// hold.
     pub fn serve(&mut self, stored: &mut BTreeSet<PageHash>) {
-        while !self.below.is_empty() {
-            for action in std::mem::take(&mut self.below) {
+        while !self.tier_actions.is_empty() {
+            for action in std::mem::take(&mut self.tier_actions) {
                 let found = |there| if there { PageEnd::Done } else { PageEnd::Missing };
                 match action {
                     TierAction::Copy { tag, pages, .. } => self.all_end(tag, pages.len(), PageEnd::Done),
@@ -42,17 +42,17 @@ impl Leg {
         self.event(Event::Tier(TierEvent::Ended { tag, pages }));
     }
 
-    /// Takes the first of what is asked for that `wanted` makes something of.
-    fn take_below<T>(&mut self, what: &str, wanted: impl Fn(&TierAction) -> Option<T>) -> T {
-        let found = self.below.iter().enumerate().find_map(|(at, action)| Some((at, wanted(action)?)));
-        let Some((at, taken)) = found else { panic!("no {what} is asked for: {:?}", self.below) };
-        self.below.remove(at);
+    /// Takes the first pending tier action of which `wanted` makes something.
+    fn take_tier_action<T>(&mut self, what: &str, wanted: impl Fn(&TierAction) -> Option<T>) -> T {
+        let found = self.tier_actions.iter().enumerate().find_map(|(at, action)| Some((at, wanted(action)?)));
+        let Some((at, taken)) = found else { panic!("no {what} is pending: {:?}", self.tier_actions) };
+        self.tier_actions.remove(at);
         taken
     }
 
-    /// The only query that is asked; it is answered with this.
+    /// Answers the only pending query with this.
     pub fn answer_query(&mut self, found: impl Fn(&PageHash) -> bool) -> Vec<PageHash> {
-        let (tag, names) = self.take_below("query", |action| match action {
+        let (tag, names) = self.take_tier_action("query", |action| match action {
             TierAction::Query { tag, names, .. } => Some((*tag, names.clone())),
             _ => None,
         });
@@ -61,32 +61,32 @@ impl Leg {
         names
     }
 
-    /// The first read that is asked for.
+    /// Takes the first pending read.
     pub fn take_read(&mut self) -> (TierTag, Vec<(PageHash, HostSlot)>) {
-        self.take_below("read", |action| match action {
+        self.take_tier_action("read", |action| match action {
             TierAction::Read { tag, pages, .. } => Some((*tag, pages.clone())),
             _ => None,
         })
     }
 
-    /// The first copy this way that is asked for.
+    /// Takes the first pending copy this way.
     pub fn take_copy(&mut self, wanted: Direction) -> (TierTag, Vec<(PageId, HostSlot)>) {
-        self.take_below("copy", |action| match action {
+        self.take_tier_action("copy", |action| match action {
             TierAction::Copy { tag, direction, pages } if *direction == wanted => Some((*tag, pages.clone())),
             _ => None,
         })
     }
 
-    /// How many of what is asked for are such.
-    pub fn asked(&self, is: impl Fn(&TierAction) -> bool) -> usize {
-        self.below.iter().filter(|action| is(action)).count()
+    /// How many pending tier actions are such.
+    pub fn pending(&self, is: impl Fn(&TierAction) -> bool) -> usize {
+        self.tier_actions.iter().filter(|action| is(action)).count()
     }
 
     /// Nothing is under way in offload tiers, and no request keeps anything there.
     ///
     /// # Panics
     /// When that is not so.
-    pub fn below_at_rest(&self) {
+    pub fn offload_at_rest(&self) {
         self.at_rest();
         let stats = self.stats().hierarchy;
         let host = stats.host;

@@ -34,14 +34,14 @@ impl<C: Clients> World<C> {
                 }
                 Action::Emit { room, token } => self.emit(room, token.token),
                 Action::Finish { room, .. } => {
-                    if self.asked.get(&room).is_some_and(|asked| asked.answers == at) {
+                    if self.open_requests.get(&room).is_some_and(|open| open.answers == at) {
                         self.end(room, true);
                     }
                 }
                 Action::Fail { room, .. } => {
                     // The router gives the other leg up.
-                    if let Some(asked) = self.end(room, false) {
-                        let legs = asked.prefill.into_iter().chain([asked.answers]);
+                    if let Some(open) = self.end(room, false) {
+                        let legs = open.prefill.into_iter().chain([open.answers]);
                         for at in legs.filter(|leg| *leg != at) {
                             self.later(Work::Cancel, Pending::Tell { at, event: Event::Cancel(room) });
                         }

@@ -24,10 +24,10 @@ pub struct Ask {
 
 /// A request that was sent and has not ended.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    /// What was asked.
+pub struct OpenRequest {
+    /// The request as it was sent.
     pub request: Request,
-    /// When.
+    /// When it was sent.
     pub since: Time,
     /// Tokens of the answer, as far as they have come.
     pub tokens: Vec<u32>,
@@ -35,22 +35,22 @@ pub struct Asked {
     pub(super) prefill: Option<Instance>,
 }
 
-/// What sends requests, and hears of everything that a client or a meter hears of.
+/// What sends requests, and is told of everything that a client or a meter sees.
 pub trait Clients {
     /// A worker begins a step.
     fn begun(&mut self, _now: Time, _place: usize, _batch: &Batch) {}
 
     /// A token has come. Returns whether the client still wants the rest.
-    fn token(&mut self, _now: Time, _asked: &Asked) -> bool {
+    fn token(&mut self, _now: Time, _open: &OpenRequest) -> bool {
         true
     }
 
-    /// An answer is complete, or will never be. Returns what is asked next.
-    fn ended(&mut self, _now: Time, _asked: &Asked, _complete: bool, _random: &mut Random) -> Vec<Ask> {
+    /// An answer is complete, or will never be. Returns the requests that follow.
+    fn ended(&mut self, _now: Time, _open: &OpenRequest, _complete: bool, _random: &mut Random) -> Vec<Ask> {
         Vec::new()
     }
 
-    /// A worker has died; its requests end soon. Returns what is asked next.
+    /// A worker has died; its requests end soon. Returns the requests that follow.
     fn died(&mut self, _now: Time, _place: usize, _random: &mut Random) -> Vec<Ask> {
         Vec::new()
     }
@@ -77,51 +77,51 @@ impl<C: Clients> World<C> {
         let leg = Request { prefill: prefill.and_then(peer), ..request.clone() };
         self.agenda.after(ask.answers.1, Pending::Submit { to: answers, request: leg });
         let since = self.agenda.now();
-        self.asked.insert(room, Asked { request, since, tokens: Vec::new(), answers, prefill });
+        self.open_requests.insert(room, OpenRequest { request, since, tokens: Vec::new(), answers, prefill });
         room
     }
 
     pub(super) fn submit(&mut self, to: Instance, request: Request) {
-        if self.asked.contains_key(&request.room) {
+        if self.open_requests.contains_key(&request.room) {
             self.handle(to, Event::Submit(request));
         }
     }
 
     /// Gives a request up.
     pub fn cancel(&mut self, room: Room) {
-        let Some(asked) = self.end(room, false) else { return };
-        for at in asked.prefill.into_iter().chain([asked.answers]) {
+        let Some(open) = self.end(room, false) else { return };
+        for at in open.prefill.into_iter().chain([open.answers]) {
             self.handle(at, Event::Cancel(room));
         }
     }
 
     pub(super) fn emit(&mut self, room: Room, token: u32) {
         let now = self.agenda.now();
-        let Some(asked) = self.asked.get_mut(&room) else { return };
-        asked.tokens.push(token);
-        if !self.clients.token(now, asked) {
+        let Some(open) = self.open_requests.get_mut(&room) else { return };
+        open.tokens.push(token);
+        if !self.clients.token(now, open) {
             self.agenda.after(Duration::ZERO, Pending::Cancel(room));
         }
     }
 
     /// Looks at an answer, and lets its client go on.
-    pub(super) fn end(&mut self, room: Room, complete: bool) -> Option<Asked> {
-        let asked = self.asked.remove(&room)?;
+    pub(super) fn end(&mut self, room: Room, complete: bool) -> Option<OpenRequest> {
+        let open = self.open_requests.remove(&room)?;
         if complete {
             self.outcome.finished += 1;
-            let request = &asked.request;
+            let request = &open.request;
             if self.kv.words {
                 let expected = self.kv.answer_to(&request.prompt, request.max_new_tokens as usize);
-                assert_eq!(asked.tokens, expected, "wrong answer in {room:?}");
+                assert_eq!(open.tokens, expected, "wrong answer in {room:?}");
             }
         } else {
             self.outcome.failed += 1;
         }
-        let next = self.clients.ended(self.agenda.now(), &asked, complete, &mut self.random);
+        let next = self.clients.ended(self.agenda.now(), &open, complete, &mut self.random);
         self.outcome.turns += next.len() as u64;
         for ask in next {
             self.ask(ask);
         }
-        Some(asked)
+        Some(open)
     }
 }

@@ -34,7 +34,7 @@ impl<C: Clients> World<C> {
         for (place, worker) in self.workers.iter_mut().enumerate() {
             let flushed = worker.scheduler.flush_cache();
             self.outcome.flushed_in_use += flushed.map_or(0, |flushed| flushed.in_use as u64);
-            // That it was emptied is still to be told.
+            // The event of the flush is still to be sent.
             self.awake.insert(place);
         }
     }
@@ -64,8 +64,8 @@ impl<C: Clients> World<C> {
             }
         }
         // The router sees the legs there break, and gives the other ones up.
-        let legs = self.asked.iter();
-        let legs = legs.filter(|(_, asked)| asked.answers == dead || asked.prefill == Some(dead));
+        let legs = self.open_requests.iter();
+        let legs = legs.filter(|(_, open)| open.answers == dead || open.prefill == Some(dead));
         let rooms: Vec<Room> = legs.map(|(room, _)| *room).collect();
         for room in rooms {
             self.later(Work::Cancel, Pending::Cancel(room));

@@ -64,7 +64,7 @@ impl<C: Clients> World<C> {
             assert!(worker.rooms.is_empty(), "{at:?} has not forgotten its rooms");
             worker.check_told();
         }
-        let rooms: Vec<_> = self.asked.keys().collect();
+        let rooms: Vec<_> = self.open_requests.keys().collect();
         assert!(rooms.is_empty(), "{rooms:?} never ended");
     }
 }

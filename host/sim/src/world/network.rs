@@ -32,7 +32,7 @@ impl<C: Clients> World<C> {
         }
     }
 
-    /// Prefill hears a handshake.
+    /// Prefill gets a handshake.
     pub(super) fn shake_hands(&mut self, decode: Instance, prefill: Instance, floor: u64) {
         if self.alive(decode).is_none() {
             return;
@@ -58,7 +58,7 @@ impl<C: Clients> World<C> {
         self.last_session
     }
 
-    /// Decode hears prefill's answer.
+    /// Decode gets prefill's answer.
     pub(super) fn connected(&mut self, decode: Instance, prefill: Instance) {
         if self.alive(decode).is_none() {
             return;
@@ -86,13 +86,13 @@ impl<C: Clients> World<C> {
     }
 
     /// Ends a connection in both directions: writes in flight land nowhere and settle with an error. Each side that
-    /// has one hears of it.
+    /// has one is told of it.
     pub(super) fn cut(&mut self, one: Instance, other: Instance) {
         self.unlink(one, other);
         self.unlink(other, one);
     }
 
-    /// Ends one side of a connection, which hears of it.
+    /// Ends one side of a connection, which is told of it.
     pub(super) fn unlink(&mut self, at: Instance, peer: Instance) {
         if let Some(session) = self.links.remove(&(at, peer)) {
             let event = Event::PeerLost { peer, session, fenced: true };

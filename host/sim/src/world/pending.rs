@@ -34,18 +34,18 @@ pub(super) enum Pending {
         at: Instance,
         batch: u64,
     },
-    /// A worker hears something.
+    /// A worker gets an event.
     Tell {
         at: Instance,
         event: Event,
     },
-    /// A prefill worker hears the handshake.
+    /// A prefill worker gets the handshake.
     Handshake {
         decode: Instance,
         prefill: Instance,
         floor: u64,
     },
-    /// A decode worker hears the answer.
+    /// A decode worker gets the answer.
     Connected {
         decode: Instance,
         prefill: Instance,

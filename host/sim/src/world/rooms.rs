@@ -18,7 +18,7 @@ pub(super) struct Arrival {
 /// A room that was opened and is not forgotten.
 pub(super) struct OpenRoom {
     attempt: u32,
-    /// Asked for, and answered.
+    /// Closing was requested and has happened.
     closing: bool,
     closed: bool,
     /// Copies that were begun.

@@ -18,7 +18,7 @@ pub(super) struct Worker {
     /// Processes that died in its place.
     pub deaths: u32,
     pub scheduler: Scheduler,
-    /// When it has to decide though it hears nothing.
+    /// When it has to decide without an event.
     pub deadline: Option<Time>,
     pub memory: Memory,
     /// Slots of host memory.
@@ -59,7 +59,7 @@ impl Worker {
         }
     }
 
-    /// Holds what was told of the cache, change by change, against what is there.
+    /// Compares the cache's events, change by change, with what is there.
     pub(super) fn check_told(&self) {
         if !self.config.cache_events {
             return;

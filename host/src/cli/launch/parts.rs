@@ -11,7 +11,7 @@ use host_plugin_api::transfer::TransferBackend;
 use host_wire::identity;
 use host_wire::proto::KvIdentity;
 use host_wire::random::random_u64;
-use host_worker::{Below, Parts, RankParts};
+use host_worker::{OffloadTiers, Parts, RankParts};
 
 use super::{Plan, plan, radix_cache, ranks};
 use crate::cli::settings::{RoleName, Settings};
@@ -49,7 +49,7 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
         transfer,
         ranks: with_pools(&plan, executors, backends.unwrap_or_default())?,
         instance,
-        below: tiers,
+        offload: tiers,
         page_integrity: !settings.no_page_integrity,
         staging: staging::staging(settings)?,
     })
@@ -80,14 +80,14 @@ fn config(
     settings: &Settings,
     role: Role,
     plan: &Plan,
-    tiers: Option<&Below>,
+    tiers: Option<&OffloadTiers>,
     identity: &KvIdentity,
 ) -> anyhow::Result<Config> {
     let Plan { shape, layouts, pool_tokens: _, max_tokens, layer_groups } = plan;
     let page = layouts[0].shape;
     let radix_cache = radix_cache(settings, role);
     let cached = radix_cache.is_some();
-    let alignment = tiers.and_then(Below::alignment).map(usize::try_from).transpose()?;
+    let alignment = tiers.and_then(OffloadTiers::alignment).map(usize::try_from).transpose()?;
     Ok(Config {
         role,
         pages: count(page.pages),

@@ -26,7 +26,7 @@ const TURNED_ON: &[(Feature, On)] = &[
     }),
     (Feature::StorageCache, |settings| computes(settings) && !settings.stores().is_empty()),
     // A decode worker without free pages preempts requests, whatever is set.
-    (Feature::Retraction, divided),
+    (Feature::Preemption, divided),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),
     (Feature::RemoteWorkers, |settings| {
         divided(settings) && settings.control.is_some_and(|address| !address.ip().is_loopback())

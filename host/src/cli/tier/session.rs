@@ -70,9 +70,9 @@ impl Session {
     /// that name.
     pub fn counted_damaged(&self) -> u64 {
         let services = Services::of(&self.id).ok();
-        let words = services.map(|services| services.words()).unwrap_or_default();
-        let counters = words.iter().filter(|word| word.kind == Kind::Counter && word.name == DAMAGED);
-        counters.map(|word| word.value()).sum()
+        let metrics = services.map(|services| services.metrics()).unwrap_or_default();
+        let counters = metrics.iter().filter(|metric| metric.kind == Kind::Counter && metric.name == DAMAGED);
+        counters.map(|metric| metric.value()).sum()
     }
 
     /// Hands out all keys, some at a time, until `each` answers false.

@@ -129,7 +129,7 @@ fn a_window_page_of_its_own_is_its_parts_behind_the_full_ones_and_goes_back_when
 }
 
 #[test]
-fn an_allocator_that_answers_nonsense_is_named_and_no_page_is_anybodys_twice() {
+fn an_allocator_that_answers_nonsense_is_named_and_no_page_has_two_owners() {
     for (limits, lie, says) in [
         (SHARED, 0, "plugin \"lowest\" handed out page 0, which is held"),
         (SHARED, 30, "plugin \"lowest\" handed out page 30, the pool has 30"),

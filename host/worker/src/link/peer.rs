@@ -17,7 +17,7 @@ use host_wire::proto::{TransferEndpoint, WorkerInfo};
 pub struct Link {
     /// Names this link among all that were made to the peer.
     pub session: u64,
-    /// Who of the prefill worker's ranks sends which heads to whom of the decode worker's.
+    /// Which of the prefill worker's ranks sends which heads to which of the decode worker's.
     pub lanes: Vec<HeadLane>,
     /// The peer's ranks.
     pub ranks: Vec<PeerRank>,

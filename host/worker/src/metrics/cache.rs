@@ -20,8 +20,8 @@ pub(super) fn encode(stats: &Stats, page_bytes: u64, series: &mut Series<'_>) ->
             [stats.delivered_tokens, stats.delivered_offload_tokens],
         ),
     ];
-    for (name, help, [device, below]) in by_tier {
-        let values = [("device", device), ("below", below)];
+    for (name, help, [device, offload]) in by_tier {
+        let values = [("device", device), ("below", offload)];
         series.counter_by(name, help, values.map(|(tier, value)| ([("tier", tier)], value)))?;
     }
     let kinds =

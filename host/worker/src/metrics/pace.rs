@@ -34,7 +34,7 @@ pub(super) fn encode(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error
     ])?;
     series.histogram(
         "host_step_seconds",
-        "Time of a step, from the end of the one before if somebody waited",
+        "Time of a step, from the end of the one before if requests waited",
         &pace.steps,
     )?;
     series.histogram(

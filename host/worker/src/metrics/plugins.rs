@@ -9,14 +9,15 @@ use super::series::Series;
 /// Writes the numbers of all plugins that were loaded.
 pub(super) fn encode(series: &mut Series<'_>) -> Result<(), Error> {
     let plugins = Services::all();
-    let words = |kind| {
-        let all =
-            plugins.iter().flat_map(|(id, services)| services.words().into_iter().map(move |w| (id, w)));
-        all.filter(move |(_, word)| word.kind == kind)
-            .map(|(id, word)| ([("plugin", id.clone()), ("name", word.name.clone())], word.value()))
+    let of_kind = |kind| {
+        let all = plugins
+            .iter()
+            .flat_map(|(id, services)| services.metrics().into_iter().map(move |metric| (id, metric)));
+        all.filter(move |(_, metric)| metric.kind == kind)
+            .map(|(id, metric)| ([("plugin", id.clone()), ("name", metric.name.clone())], metric.value()))
     };
-    series.counter_by("host_plugin_counter", "Numbers that plugins count", words(Kind::Counter))?;
-    series.gauge_by("host_plugin_gauge", "Numbers that plugins keep", words(Kind::Gauge))?;
+    series.counter_by("host_plugin_counter", "Numbers that plugins count", of_kind(Kind::Counter))?;
+    series.gauge_by("host_plugin_gauge", "Numbers that plugins keep", of_kind(Kind::Gauge))?;
     series.counter_by(
         "host_plugin_log_lines_left_out",
         "Log lines of a plugin beyond 200 in a second",

@@ -1,4 +1,4 @@
-//! Writes series whose values are counted elsewhere, when somebody asks.
+//! Writes series whose values are counted elsewhere, when `/metrics` is read.
 
 use std::fmt::Error;
 use std::time::Duration;

@@ -155,7 +155,7 @@ impl HostMemory {
             let host = Memory::new(rank.memory.address().as_ptr(), rank.memory.bytes());
             let (source, target) = if load { (host, pool) } else { (pool, host) };
             // SAFETY: both mappings live as long as `rank` does, and the copy stays inside them, which it checks. The core
-            // keeps pages and slots of a copy under way from everybody else who would write them, and targets from readers.
+            // keeps all other writers from pages and slots of a copy under way, and readers from its targets.
             unsafe { self.copier.copy_memory(&copy, source, target) }?;
         }
         Ok(())

@@ -21,7 +21,7 @@ const DAMAGED: usize = 4096;
 
 /// Objects that the plugin has.
 struct Batch {
-    /// Whose they are; nobody's when damaged ones are removed.
+    /// The request that they belong to; `None` when damaged ones are removed.
     of: Option<TierTag>,
     /// `None` once it has ended.
     objects: Vec<Option<Object>>,
@@ -55,7 +55,8 @@ pub(super) struct Store {
     regions: Vec<RegionId>,
     length: u32,
     requests: BTreeMap<TierTag, Request>,
-    /// Requests with objects that the plugin has not been given, oldest first: those that somebody waits for, and writes.
+    /// Requests with objects that the plugin has not been given, oldest first: those that a request waits for, and
+    /// writes.
     awaited: VecDeque<TierTag>,
     writes: VecDeque<TierTag>,
     batches: BTreeMap<u64, Batch>,
@@ -278,7 +279,7 @@ impl Store {
 
     fn completed(&mut self, done: &TierCompletion, memory: &HostMemory, events: &mut Vec<TierEvent>) {
         let Some(batch) = self.batches.get_mut(&done.tag) else {
-            tracing::warn!(plugin = self.name, tag = done.tag, "a storage tier ended what nobody began");
+            tracing::warn!(plugin = self.name, tag = done.tag, "a storage tier ended what was not begun");
             return;
         };
         let Some(object) = batch.objects.get_mut(done.page as usize).and_then(Option::take) else {
@@ -317,7 +318,7 @@ impl Store {
         self.ended(of, object.page, end, events);
     }
 
-    /// One object of a request has ended, or one of nobody's.
+    /// One object of a request has ended, or one that belongs to none.
     fn ended(&mut self, of: Option<TierTag>, page: u32, end: PageEnd, events: &mut Vec<TierEvent>) {
         let Some(tag) = of else { return };
         let Some(request) = self.requests.get_mut(&tag) else { return };

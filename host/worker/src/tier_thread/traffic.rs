@@ -1,4 +1,4 @@
-//! Bytes that move below the pool.
+//! Bytes that move to and from offload tiers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -45,7 +45,7 @@ pub(super) fn copy(copier: &Copier, copy: &PagesCopy, from: &Place, to: &Place) 
     let blocks: Vec<kernels::PageBlock> = copy.blocks().iter().map(block).collect();
     let copy = kernels::PagesCopy { pages: copy.pages(), blocks: &blocks };
     // SAFETY: both lie inside mappings that the caller keeps. A slot is its piece's alone, and pages that are sent from are
-    // written no more, pages that are received into are read by nobody before they are verified: the scheduler's page
+    // written no more, pages that are received into are not read before they are verified: the scheduler's page
     // accounting sees to that.
     unsafe { copier.copy_memory(&copy, source, target) }.map_err(|error| error.to_string())
 }

@@ -69,31 +69,31 @@ impl Thread {
     fn peer_lost(&mut self, notification: &Notification, session: Option<u64>) {
         let Some((peer, rank)) = rank_of(name(notification)) else { return };
         tracing::warn!(%peer, rank, "the transfer plugin says that a peer is gone");
-        // Without a link, whoever took it away has told the scheduler.
+        // Where the link was removed, the scheduler was told then.
         let Some(session) = session else { return };
         self.staging_lost(peer, session);
         self.tell(Input::Event(Event::PeerLost { peer, session, fenced: false }));
     }
 
-    pub(super) fn verify(&self, asked: &Verification) {
+    pub(super) fn verify(&self, verification: &Verification) {
         let rank = self.start.rank;
         let aux_row = (rank == 0).then(|| {
             let mut row = Box::new([0; AUX_ROW_BYTES]);
-            self.start.links.aux().read(asked.aux_slot as usize * AUX_ROW_BYTES, &mut row[..]);
+            self.start.links.aux().read(verification.aux_slot as usize * AUX_ROW_BYTES, &mut row[..]);
             row
         });
         let found = self.start.page_integrity.then(|| {
             let kv = &self.own().kv;
             let layers = 0..kv.layout().shape.layers;
-            let lanes = asked.lanes.iter().filter(|lane| lane.target == rank);
+            let lanes = verification.lanes.iter().filter(|lane| lane.target == rank);
             lanes
                 .map(|lane| {
-                    let pages = (0..).zip(asked.pages.iter().copied());
+                    let pages = (0..).zip(verification.pages.iter().copied());
                     (lane.source, lane_sums::of(kv, pages, layers.clone(), lane.heads.clone()))
                 })
                 .collect()
         });
-        let (room, attempt) = (asked.room, asked.attempt);
+        let (room, attempt) = (verification.room, verification.attempt);
         self.report(Report::Checked { rank, room, attempt, aux_row, found });
     }
 }

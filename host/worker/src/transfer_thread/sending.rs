@@ -133,7 +133,7 @@ enum Purpose {
     Part(Tag),
     /// A staged piece, by the name that the staging sender gave it.
     Piece(u64),
-    /// A message without data. Nobody waits for its end: who misses it asks again.
+    /// A message without data. Its end is not waited for: a peer that misses it asks again.
     Message,
 }
 
@@ -215,7 +215,7 @@ impl Sending {
             Submission { peer, notification_length: NOTIFICATION_BYTES as u32, tag, notification };
         self.by_submission.insert(tag, purpose);
         match purpose {
-            // Somebody waits for it, and it is small.
+            // A peer waits for it, and it is small.
             Purpose::Message => self.waiting.push_front((purpose, submission, writes)),
             Purpose::Part(_) | Purpose::Piece(_) => self.waiting.push_back((purpose, submission, writes)),
         }

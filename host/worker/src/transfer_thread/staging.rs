@@ -274,7 +274,7 @@ impl Thread {
             Key { room: notice.room, attempt: notice.attempt, sequence: notice.sequence, piece: number };
         let arrival = self.staging.ring.arrived(from, key, piece.generation, lane);
         if arrival == Arrival::Unknown {
-            tracing::debug!(?key, peer = %from.peer, "a piece arrived for nobody");
+            tracing::debug!(?key, peer = %from.peer, "a piece arrived for no open room");
         }
         true
     }

@@ -235,7 +235,7 @@ fn transfer(prefill: &mut Side, decode: &mut Side) {
 }
 
 #[test]
-fn every_rank_gets_its_heads_from_whoever_holds_them_whatever_the_layouts() {
+fn every_rank_gets_its_heads_from_the_ranks_that_hold_them_whatever_the_layouts() {
     for ranks in [(1, 1), (4, 2), (2, 4), (4, 1), (1, 4), (3, 2), (16, 3), (3, 16)] {
         for orders in ORDERS.iter().flat_map(|from| ORDERS.map(|to| (*from, to))) {
             let (mut prefill, mut decode, _wire) = pair((ranks.0, orders.0), (ranks.1, orders.1));

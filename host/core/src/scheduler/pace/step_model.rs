@@ -190,13 +190,13 @@ fn solve(square: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], which: u32) -> Op
     let size = chosen.len();
     for pivot in 0..size {
         // Symmetric and positive where the terms can be told apart, so no rows need to change places.
-        let (done, below) = rows.split_at_mut(pivot + 1);
+        let (done, rest) = rows.split_at_mut(pivot + 1);
         let row = &done[pivot];
         let divisor = row[pivot];
         if divisor <= 1e-12 * square[chosen[pivot]][chosen[pivot]] {
             return None;
         }
-        for other in below {
+        for other in rest {
             let factor = other[pivot] / divisor;
             for (value, above) in other.iter_mut().zip(row).skip(pivot) {
                 *value -= factor * above;

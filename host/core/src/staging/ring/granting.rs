@@ -22,7 +22,7 @@ impl<N> Ring<N> {
                     .get(&ask.key.room)
                     .and_then(|open| open.pieces.get(&PieceKey::of(from.rank, &ask.key)));
                 if piece.is_some_and(|piece| piece.state != State::Waiting) {
-                    // Told already.
+                    // The answer was sent already.
                     return;
                 }
                 Verdict::Wait
@@ -43,7 +43,7 @@ impl<N> Ring<N> {
             return Err(Refusal::Gone);
         }
         if ask.key.attempt < open.opening.attempt {
-            // Its sender has not heard yet that decode asked again. The part is not wanted, which is no failure.
+            // Its sender does not know yet that decode asked again. The part is not wanted, which is no failure.
             return Ok(Some(Verdict::Done));
         }
         let lane = open.opening.lanes.iter().find(|lane| lane.0 == from.rank).ok_or(Refusal::Malformed)?;

@@ -1,4 +1,4 @@
-//! What a ring knows of one room.
+//! The state of one room in a ring.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -75,8 +75,8 @@ pub(super) struct OpenRoom {
     pub copying: u32,
     /// Slots that may still be written, of pieces that are not wanted any more.
     pub kept: Vec<Held>,
-    /// Blocks asked for in this attempt, by source rank.
-    pub asked: BTreeMap<u8, u64>,
+    /// Blocks requested in this attempt, by source rank.
+    pub requested: BTreeMap<u8, u64>,
 }
 
 impl OpenRoom {
@@ -90,18 +90,18 @@ impl OpenRoom {
             held: 0,
             copying: 0,
             kept: Vec::new(),
-            asked: BTreeMap::new(),
+            requested: BTreeMap::new(),
         }
     }
 
-    /// Takes note that a source asked for so many blocks more; refuses more than its lane has.
+    /// Takes note that a source requested so many blocks more; refuses more than its lane has.
     pub(super) fn charge(&mut self, source: u8, blocks: u64, layers: u16, heads: u16) -> Result<(), Refusal> {
         let most = self.opening.pages.len() as u64 * (u64::from(layers) * u64::from(heads));
-        let asked = self.asked.entry(source).or_default();
-        if *asked + blocks > most || self.pieces.len() >= MOST_PIECES {
+        let requested = self.requested.entry(source).or_default();
+        if *requested + blocks > most || self.pieces.len() >= MOST_PIECES {
             return Err(Refusal::TooMany);
         }
-        *asked += blocks;
+        *requested += blocks;
         Ok(())
     }
 
@@ -116,7 +116,7 @@ impl OpenRoom {
         self.pieces.retain(|_, piece| matches!(piece.state, State::Waiting | State::Scattering(_)));
     }
 
-    /// Pieces that wait for a slot: the sender, the name, and how often it was asked for.
+    /// Pieces that wait for a slot: the sender, the name, and how often it was requested for.
     pub(super) fn waiting_pieces(&self) -> impl Iterator<Item = (PeerRank, Key, u8)> {
         let (room, peer) = (self.opening.room, self.opening.peer);
         self.waiting.iter().filter_map(move |key| {

@@ -1,4 +1,4 @@
-//! What a sender wants done, and what it says of itself.
+//! The actions of a sender, and its counts.
 
 #[cfg(doc)]
 use super::Sender;
@@ -30,11 +30,11 @@ pub enum Fault {
 /// What a sender wants done. It gathers only when asked for work ([`Sender::next_gather`]).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// To be told.
+    /// An ask is to be sent.
     Say {
         /// The receiver.
         to: Target,
-        /// What.
+        /// The ask.
         ask: Ask,
     },
     /// A gathered piece is to be written; answered by [`Sender::settled`].
@@ -84,7 +84,7 @@ pub struct Gather {
     pub tag: Tag,
     /// Where it will go.
     pub target: Target,
-    /// What.
+    /// The layers, heads and pages of the piece.
     pub span: Span,
     /// Bytes from the start of the own staging region.
     pub offset: u64,

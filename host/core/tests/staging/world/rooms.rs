@@ -140,7 +140,7 @@ impl World {
         self.after(wait, Pending::Attempt { room, attempt });
     }
 
-    /// Prefill hears of an attempt, and begins it once nothing of the last is in flight.
+    /// Prefill is told of an attempt, and begins it once nothing of the last is in flight.
     pub fn begin_attempt(&mut self, room: Room, attempt: u32) {
         let story = self.stories.get_mut(&room).unwrap();
         if story.given_up || self.prefill[story.prefill.0].instance != story.prefill.1 {
@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// Prefill hears of an abort, or fails by itself.
+    /// Prefill is told of an abort, or fails by itself.
     pub fn hear_abort(&mut self, room: Room) {
         let story = self.stories.get_mut(&room).unwrap();
         let closing = matches!(story.stage, Stage::Closing { .. });

@@ -8,7 +8,8 @@ use host_core::{Instance, Room};
 
 use super::{Flight, Pending, World, rank_of};
 
-type Who = (usize, Instance, u8);
+/// A worker's place, its instance and the number of a rank.
+type Party = (usize, Instance, u8);
 
 impl World {
     /// Sends something that may get lost, come late, or come again.
@@ -24,7 +25,7 @@ impl World {
         }
     }
 
-    pub fn hear_ask(&mut self, from: Who, to: Who, ask: &Ask) {
+    pub fn hear_ask(&mut self, from: Party, to: Party, ask: &Ask) {
         // What is said is said in 48 bytes.
         let message = Message::decode(&Message::Ask(ask.clone()).encode());
         assert_eq!(message, Some(Message::Ask(ask.clone())));
@@ -37,7 +38,7 @@ impl World {
         self.ring_acts(to.0, usize::from(to.2), actions);
     }
 
-    pub fn hear_answer(&mut self, from: Who, to: Who, answer: &Answer) {
+    pub fn hear_answer(&mut self, from: Party, to: Party, answer: &Answer) {
         let message = Message::decode(&Message::Answer(*answer).encode());
         assert_eq!(message, Some(Message::Answer(*answer)));
         let worker = &mut self.prefill[to.0];
@@ -55,14 +56,14 @@ impl World {
     }
 
     /// A write begins: it lands, then its notice and its completion come.
-    pub fn fly(&mut self, from: Who, written: Written) {
+    pub fn fly(&mut self, from: Party, written: Written) {
         let once = (from.1, from.2, written.target.peer, written.target.rank, written.key);
         assert!(self.written.insert(once), "seed {}: {once:?} is written a second time", self.seed);
         let Some(decode) = self.decode_of(written.target.peer) else {
             let flight = Flight { from, to: (usize::MAX, written.target.peer, written.target.rank), written };
             self.after(
                 Duration::from_millis(1),
-                Pending::Settle { flight, error: Some("nobody there".into()) },
+                Pending::Settle { flight, error: Some("no peer there".into()) },
             );
             return;
         };
@@ -90,7 +91,7 @@ impl World {
     }
 
     /// The plugin stops a write, or is too late.
-    pub fn cancel_flight(&mut self, from: Who, id: u64) {
+    pub fn cancel_flight(&mut self, from: Party, id: u64) {
         if self.random.chance(0.5) {
             return;
         }
@@ -129,8 +130,8 @@ impl World {
             }
         }
         let own = rank.ring.slots().any(|(_, _, _, range)| range.start == at.start);
-        assert!(own, "seed {}: {:?} is written into a slot that is nobody's", self.seed, written.key);
-        // A process that died sends what its memory held: nothing is left to look at, and nobody will.
+        assert!(own, "seed {}: {:?} is written into a slot that is free", self.seed, written.key);
+        // A process that died sends what its memory held: nothing is left to look at, and it is not looked at.
         if sender.instance == flight.from.1 {
             let from = written.source_offset as usize;
             let bytes = &sender.senders[usize::from(flight.from.2)].memory[from..from + length];
@@ -176,7 +177,8 @@ impl World {
         self.cut.iter().any(|(one, other, _)| (*one, *other) == (from, to))
     }
 
-    /// What nobody meant: asks for rooms, pages, layers and heads that are not there, answers from somebody else.
+    /// Messages that no worker sent: asks for rooms, pages, layers and heads that are not there, answers from another
+    /// rank.
     pub fn invent(&mut self) {
         let prefill = self.random.below(self.prefill.len() as u64) as usize;
         let decode = self.random.below(self.decode.len() as u64) as usize;

@@ -90,7 +90,7 @@ impl DecodeWorker {
     }
 
     pub fn assert_idle(&self, seed: u64) {
-        assert!(self.owners.is_empty(), "seed {seed}: pages are still somebody's");
+        assert!(self.owners.is_empty(), "seed {seed}: pages still have owners");
         for rank in &self.rings {
             let stats = rank.ring.stats();
             let (rooms, used, waiting) = (rank.ring.rooms(), stats.bytes_in_use, stats.waiting);

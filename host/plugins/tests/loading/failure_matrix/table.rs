@@ -116,7 +116,7 @@ pub const ROWS: &[Row] = &[
         says: &["opened from its place"],
     },
     row(
-        "may be changed by everybody",
+        "may be changed by every user",
         |at| {
             put_plugin(at, "null");
             mode(&at.join("plugin.so"), 0o666)
@@ -124,7 +124,7 @@ pub const ROWS: &[Row] = &[
         &["permissions |", "may be changed by every user", "chmod o-w", "--insecure-plugin-permissions"],
     ),
     row(
-        "in a directory that everybody may change",
+        "in a directory that every user may change",
         |at| {
             put_plugin(at, "null");
             mode(at, 0o777)
@@ -178,8 +178,8 @@ pub const ROWS: &[Row] = &[
         environment: &[("AFTER_LOAD", "head -c 300000 /dev/zero > plugin.so")],
         says: &["again opened", "opened from sealed memory"],
     },
-    // With the same bytes: other ones end the process at the next call, which nobody can prevent; that the next start
-    // of an instance notices is what can be had.
+    // With the same bytes: other ones end the process at the next call, which the host cannot prevent; that the next
+    // start of an instance notices is what can be had.
     Row {
         name: "written over in place after it was loaded",
         make: |at| put_plugin(at, "null"),

@@ -198,7 +198,7 @@ fn what_requests_wait_for_goes_before_what_is_to_be_written() {
 }
 
 #[test]
-fn ends_of_what_nobody_began_and_second_ends_change_nothing() {
+fn ends_of_what_was_not_begun_and_second_ends_change_nothing() {
     let (mut store, fake, memory) = store();
     write(&mut store, &memory, READ, pages(1));
     turn(&mut store, &memory);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Each rank's: a piece of at most 512 bytes, of which the transfer below has many.
+/// Each rank's: a piece of at most 512 bytes, of which the transfer in this test has many.
 const STAGING: usize = 4096;
 
 fn staged_pair(
@@ -141,7 +141,7 @@ fn a_rank_that_cannot_write_fails_the_staged_write_when_all_have_settled() {
     wire.fail(&rank_name(PREFILL, 2));
     let session = prefill.links.get(DECODE).unwrap().session;
     prefill.write(parts(session).swap_remove(2));
-    // Rank 2 asks and is not heard, for as long as nobody gives up.
+    // Rank 2 asks and is not heard, until the write is cancelled.
     prefill.ask(&Command::Cancel(Tag(3)));
     let Event::Written { error, .. } = prefill.event() else { panic!("not written") };
     assert!(error.is_some());

@@ -47,15 +47,15 @@ pub struct Node {
     regions: Mutex<Vec<(usize, usize)>>,
     peers: Mutex<HashMap<u32, String>>,
     last_peer: AtomicU32,
-    /// Whom it takes writes from.
+    /// The instances from which it takes writes.
     open_to: Mutex<BTreeSet<String>>,
     completions: Mutex<VecDeque<Completion>>,
     notifications: Mutex<VecDeque<Notification>>,
     fails: AtomicBool,
     fences_fail: AtomicU32,
-    /// What happens once, when it was told that somebody is gone and before its host does anything about that.
+    /// What happens once, when it was told that a peer is gone and before its host does anything about that.
     meanwhile: Mutex<Option<Meanwhile>>,
-    /// Whether it was told that somebody is gone.
+    /// Whether it was told that a peer is gone.
     told: AtomicBool,
 }
 
@@ -117,7 +117,7 @@ impl Wire {
         node.notify(lost, NotificationKind::PEER_LOST, &[]);
     }
 
-    /// Everybody who is connected to this instance hears that it is gone.
+    /// All instances that are connected to this one hear that it is gone.
     pub fn lose(&self, name: &str) {
         for node in self.nodes.lock().unwrap().values() {
             if node.peers.lock().unwrap().values().any(|peer| peer == name) {
@@ -242,7 +242,7 @@ impl TransferBackend for Node {
                 let (length, at) = (write.length as usize, write.target_offset as usize);
                 assert!(write.source_offset as usize + length <= source_bytes && at + length <= target_bytes);
                 // SAFETY: both ranges were just checked to lie in memory that a test keeps mapped, of different pools,
-                // and nobody looks at the target before the notification.
+                // and the target is not looked at before the notification.
                 unsafe {
                     std::ptr::copy_nonoverlapping(
                         (source + write.source_offset as usize) as *const u8,

@@ -10,14 +10,14 @@ use host_core::radix::PageHash;
 use host_sim::{Leg, PAGE};
 
 use super::leg::tokens;
-use super::storage::{hierarchy, tier, with_below};
+use super::storage::{hierarchy, tier, with_offload};
 
 const MS: Duration = Duration::from_millis(1);
 
 /// An aggregated worker that computed a prompt of 40 tokens, 8 in each of these times, and forgot it but for storage.
 /// Nine of its pages can be had from there.
-fn forgotten(below: HierarchyConfig, step: Duration) -> (Leg, BTreeSet<PageHash>) {
-    let mut leg = Leg::with(with_below(Role::Aggregated, 64, below));
+fn forgotten(offload: HierarchyConfig, step: Duration) -> (Leg, BTreeSet<PageHash>) {
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 64, offload));
     let mut stored = BTreeSet::new();
     leg.submit(0, &tokens(0..40), 1);
     leg.serve(&mut stored);
@@ -35,11 +35,11 @@ fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.compute_all();
     leg.serve(stored);
     leg.scheduler.flush_cache();
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 fn reads(leg: &Leg) -> usize {
-    leg.asked(|action| matches!(action, TierAction::Read { .. }))
+    leg.pending(|action| matches!(action, TierAction::Read { .. }))
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn asking_is_part_of_the_wait() {
     leg.wait(37 * MS);
     assert!(leg.batch.is_some(), "it goes on without");
     leg.answer_query(|_| true);
-    assert_eq!(reads(&leg), 0, "nobody needs it any more");
+    assert_eq!(reads(&leg), 0, "it is not needed any more");
     end(&mut leg, &mut stored);
 }
 
@@ -100,10 +100,10 @@ fn what_has_come_by_then_is_used_and_the_rest_is_computed() {
 }
 
 #[test]
-fn who_would_be_computed_after_others_waits_that_much_longer() {
+fn a_request_that_would_be_computed_after_others_waits_that_much_longer() {
     let slow = TierConfig { latency: 10 * MS, ..tier() };
-    let below = HierarchyConfig { tiers: vec![slow], ..hierarchy(32, 1) };
-    let (mut leg, mut stored) = forgotten(below, 8 * MS);
+    let offload = HierarchyConfig { tiers: vec![slow], ..hierarchy(32, 1) };
+    let (mut leg, mut stored) = forgotten(offload, 8 * MS);
     leg.submit(1, &tokens(500..540), 1);
     leg.answer_query(|_| false);
     assert!(leg.batch.is_some(), "40 ms of computing");
@@ -125,8 +125,8 @@ fn who_would_be_computed_after_others_waits_that_much_longer() {
 #[test]
 fn while_those_that_went_ahead_are_computed_the_wait_goes_on_once() {
     let slow = TierConfig { latency: 10 * MS, ..tier() };
-    let below = HierarchyConfig { tiers: vec![slow], ..hierarchy(32, 1) };
-    let (mut leg, mut stored) = forgotten(below, 8 * MS);
+    let offload = HierarchyConfig { tiers: vec![slow], ..hierarchy(32, 1) };
+    let (mut leg, mut stored) = forgotten(offload, 8 * MS);
     leg.submit(1, &tokens(0..40), 1);
     leg.answer_query(|_| true);
     let (tag, pages) = leg.take_read();
@@ -146,8 +146,8 @@ fn while_those_that_went_ahead_are_computed_the_wait_goes_on_once() {
 #[test]
 fn what_is_nearly_there_is_not_left_alone_for_a_step_that_takes_nothing() {
     let fast = TierConfig { latency: MS / 10, bytes_per_second: 1e9, ..tier() };
-    let below = HierarchyConfig { tiers: vec![fast], ..hierarchy(32, 1) };
-    let (mut leg, mut stored) = forgotten(below, MS / 10);
+    let offload = HierarchyConfig { tiers: vec![fast], ..hierarchy(32, 1) };
+    let (mut leg, mut stored) = forgotten(offload, MS / 10);
     leg.submit(1, &tokens(0..40), 1);
     leg.wait(5 * MS);
     assert!(leg.batch.is_none(), "it waits for the answer");
@@ -162,8 +162,8 @@ fn what_is_nearly_there_is_not_left_alone_for_a_step_that_takes_nothing() {
 }
 
 #[test]
-fn what_comes_late_is_used_by_who_had_to_wait_for_something_else() {
-    let mut leg = Leg::with(with_below(Role::Prefill, 64, hierarchy(32, 1)));
+fn what_comes_late_is_used_by_a_request_that_had_to_wait_for_something_else() {
+    let mut leg = Leg::with(with_offload(Role::Prefill, 64, hierarchy(32, 1)));
     let mut stored = BTreeSet::new();
     leg.submit(0, &tokens(0..40), 1);
     leg.reserve(0, &tokens(0..40), 0);
@@ -176,7 +176,7 @@ fn what_comes_late_is_used_by_who_had_to_wait_for_something_else() {
     leg.message(0, 1, Body::Commit);
     end(&mut leg, &mut stored);
     leg.submit(1, &tokens(0..40), 1);
-    // Longer than anybody would wait for storage, but decode has not asked yet.
+    // Longer than any request would wait for storage, but decode's reserve has not come yet.
     leg.wait(45 * MS);
     leg.answer_query(|name| stored.contains(name));
     let (tag, pages) = leg.take_read();

@@ -1,4 +1,4 @@
-//! Pages from below the pool on decode workers: what is promised, and what happens when it does not come.
+//! Pages from offload tiers on decode workers: what is promised, and what happens when it does not come.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use host_core::{Event, Role, Room};
 use host_sim::{Leg, PAGE, PEER, names};
 
 use super::leg::{config, tokens};
-use super::storage::{hierarchy, with_below};
+use super::storage::{hierarchy, with_offload};
 
 /// A decode worker whose storage has 8 of the 11 pages of a prompt, 2 of which it holds itself, and which was just told
 /// so. It has asked prefill for the rest, and storage for 6 pages. Returns the read. A transfer takes so long that
-/// anything else is worth a try.
-fn promised(below: HierarchyConfig) -> (Leg, TierTag) {
-    promised_after(below, Duration::from_secs(10))
+/// anything else is faster.
+fn promised(offload: HierarchyConfig) -> (Leg, TierTag) {
+    promised_after(offload, Duration::from_secs(10))
 }
 
 /// The same after a transfer of two pages that took so long.
-fn promised_after(below: HierarchyConfig, transfer: Duration) -> (Leg, TierTag) {
-    let mut leg = Leg::with(with_below(Role::Decode, 64, below));
+fn promised_after(offload: HierarchyConfig, transfer: Duration) -> (Leg, TierTag) {
+    let mut leg = Leg::with(with_offload(Role::Decode, 64, offload));
     leg.submit(0, &tokens(0..8), 1);
     leg.answer_query(|_| false);
     leg.now = leg.now.after(transfer);
@@ -53,7 +53,7 @@ fn finish(mut leg: Leg) {
     // A tier that let a deadline pass rests, and what is to be written waits.
     leg.wait(Duration::from_secs(61));
     leg.serve(&mut BTreeSet::new());
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn when_prefill_goes_while_it_sends_a_missing_span_decode_computes_it_once_nothi
     assert!(leg.batch.is_none() && leg.verifying.is_empty(), "late writes may still land");
     leg.event(lost(true));
     computes_instead(leg);
-    // A new life of it is a fence too.
+    // A new instance of it is a fence too.
     let mut leg = supplemented();
     leg.close_rooms();
     leg.event(Event::PeerReady { peer: PEER, floor: 0, session: 2 });
@@ -291,7 +291,7 @@ fn a_prefill_leg_that_has_ended_is_asked_for_nothing_more() {
     leg.all_end(read, 6, PageEnd::Done);
     leg.answer_messages();
     leg.serve(&mut BTreeSet::new());
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -315,14 +315,14 @@ fn giving_up_while_a_span_is_taken_back_gives_everything_back() {
         }
         leg.answer_messages();
         leg.serve(&mut BTreeSet::new());
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
 #[test]
 fn without_patience_only_what_is_in_host_memory_is_promised() {
-    let below = HierarchyConfig { prefetch: PrefetchPolicy::BestEffort, ..hierarchy(32, 1) };
-    let mut leg = Leg::with(with_below(Role::Decode, 64, below));
+    let offload = HierarchyConfig { prefetch: PrefetchPolicy::BestEffort, ..hierarchy(32, 1) };
+    let mut leg = Leg::with(with_offload(Role::Decode, 64, offload));
     leg.submit(1, &tokens(0..44), 1);
     assert_eq!(leg.reserves[&Room(1)].1.decode_prefix_len, 0);
     leg.deliver(1);
@@ -368,7 +368,7 @@ fn giving_up_at_any_moment_gives_everything_back() {
         leg.compute_all();
         leg.answer_messages();
         leg.serve(&mut BTreeSet::new());
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 

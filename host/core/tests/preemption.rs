@@ -1,4 +1,4 @@
-//! Whose pages are taken when answers outgrow the pool, and how those requests go on.
+//! Preemption: which request's pages are taken when answers outgrow the pool, and how the request goes on.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -53,8 +53,8 @@ impl Worker {
         sequences.map(|sequence| (sequence.room.0, sequence.tokens.len())).collect()
     }
 
-    /// Steps until a request was retracted; returns who was computed in the step that did it.
-    fn until_retraction(&mut self) -> Vec<u64> {
+    /// Steps until a request was preempted; returns the requests that were computed in the step that did it.
+    fn until_preemption(&mut self) -> Vec<u64> {
         let before = self.stats().retractions;
         for _ in 0..100 {
             let batch = self.step();
@@ -62,7 +62,7 @@ impl Worker {
                 return batch.into_iter().map(|(room, _)| room).collect();
             }
         }
-        panic!("nobody was retracted");
+        panic!("no request was preempted");
     }
 
     /// Runs to the end and checks that every answer is what it would be alone: no token twice, none lost.
@@ -119,29 +119,29 @@ fn the_shortest_answer_goes_first_and_the_longest_prompt_among_equals() {
     // Both prompts fit one step, so their answers are equally long.
     worker.submit(2, 3, 20);
     worker.submit(3, 5, 20);
-    assert_eq!(worker.until_retraction(), [1, 2], "the longer prompt of the two younger ones went");
+    assert_eq!(worker.until_preemption(), [1, 2], "the longer prompt of the two younger ones went");
     worker.finish(&[(1, 20), (2, 20), (3, 20)]);
 }
 
 #[test]
-fn the_last_one_that_runs_is_never_retracted() {
+fn the_last_one_that_runs_is_never_preempted() {
     let mut worker = Worker::new(config(Role::Aggregated, 10, false));
     worker.submit(1, 4, 17);
     worker.submit(2, 4, 17);
-    worker.until_retraction();
+    worker.until_preemption();
     for _ in 0..100 {
-        assert!(!worker.step().is_empty() || worker.finished.len() == 2, "nobody ran");
+        assert!(!worker.step().is_empty() || worker.finished.len() == 2, "no request ran");
     }
     worker.finish(&[(1, 17), (2, 17)]);
 }
 
 #[test]
-fn what_is_retracted_is_found_again_if_nobody_took_its_pages() {
+fn what_a_preempted_request_had_is_found_again_if_its_pages_were_not_taken() {
     let run = |cache| {
         let mut worker = Worker::new(config(Role::Aggregated, 14, cache));
         worker.submit(1, 8, 12);
         worker.submit(2, 8, 9);
-        worker.until_retraction();
+        worker.until_preemption();
         worker.hear(Event::Cancel(Room(1)));
         worker.finish(&[(2, 9)]);
         let stats = worker.stats();
@@ -155,14 +155,14 @@ fn what_is_retracted_is_found_again_if_nobody_took_its_pages() {
 }
 
 #[test]
-fn a_retracted_request_that_does_not_fit_blocks_nobody_and_is_next() {
+fn a_preempted_request_that_does_not_fit_blocks_no_other_and_is_next() {
     let mut worker = Worker::new(Config { max_queued: 10_000, ..config(Role::Aggregated, 20, false) });
     worker.submit(2, 6, 30);
     for _ in 0..4 {
         worker.step();
     }
     worker.submit(1, 20, 18);
-    assert_eq!(worker.until_retraction(), [2]);
+    assert_eq!(worker.until_preemption(), [2]);
     // 1 lacks pages while 2 runs. Small ones do not wait for it, and are enough to take every page that comes free.
     let mut small = 100;
     for step in 0..200 {
@@ -179,16 +179,16 @@ fn a_retracted_request_that_does_not_fit_blocks_nobody_and_is_next() {
             return;
         }
     }
-    panic!("the retracted request was starved by {} others", worker.finished.len());
+    panic!("the preempted request was starved by {} others", worker.finished.len());
 }
 
 #[test]
-fn a_retracted_request_goes_before_those_that_have_not_begun() {
+fn a_preempted_request_goes_before_those_that_have_not_begun() {
     let mut worker = Worker::new(config(Role::Aggregated, 14, false));
     worker.submit(1, 8, 12);
     worker.submit(2, 8, 12);
     worker.submit(3, 20, 2);
-    let left = worker.until_retraction();
+    let left = worker.until_preemption();
     let gone = if left == [1] { 2 } else { 1 };
     worker.finish(&[(1, 12), (2, 12), (3, 2)]);
     assert_eq!(worker.finished, [left[0], gone, 3].map(Room));
@@ -212,9 +212,9 @@ fn decode_worker(pages: u32, requests: &[(u64, usize, u32)]) -> Worker {
 }
 
 #[test]
-fn a_retracted_request_needs_its_prefill_worker_no_more() {
+fn a_preempted_request_needs_its_prefill_worker_no_more() {
     let mut worker = decode_worker(14, &[(1, 8, 12), (2, 8, 12)]);
-    let left = worker.until_retraction();
+    let left = worker.until_preemption();
     let gone = if left == [1] { 2 } else { 1 };
     // Neither a late word about the room nor the end of the worker that sent its pages changes anything.
     let body = Body::PrefillFailed { message: "late".into(), retryable: true };
@@ -244,7 +244,7 @@ fn pages_of_a_transfer_under_way_are_not_taken() {
 #[test]
 fn recomputing_takes_small_steps_beside_those_that_decode() {
     let mut worker = decode_worker(34, &[(1, 24, 20), (2, 8, 40), (3, 16, 12)]);
-    worker.until_retraction();
+    worker.until_preemption();
     let mut beside = 0;
     for _ in 0..200 {
         let batch = worker.step();
@@ -260,11 +260,11 @@ fn recomputing_takes_small_steps_beside_those_that_decode() {
 }
 
 #[test]
-fn a_cancelled_retracted_request_leaves_nothing_behind() {
+fn a_cancelled_preempted_request_leaves_nothing_behind() {
     let mut worker = Worker::new(config(Role::Aggregated, 14, true));
     worker.submit(1, 8, 12);
     worker.submit(2, 8, 12);
-    let left = worker.until_retraction();
+    let left = worker.until_preemption();
     let gone = if left == [1] { 2 } else { 1 };
     worker.hear(Event::Cancel(Room(gone)));
     assert_eq!(worker.failed.keys().collect::<Vec<_>>(), [&Room(gone)]);

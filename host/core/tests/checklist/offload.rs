@@ -1,4 +1,4 @@
-//! Pages from below the pool, on workers that compute: what is asked, waited for, read, copied and given up.
+//! Pages from offload tiers, on workers that compute: what is queried, waited for, read, copied and given up.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use host_core::{Event, Role, Room};
 use host_sim::{Leg, PAGE, names};
 
 use super::leg::tokens;
-use super::storage::{hierarchy, with_below};
+use super::storage::{hierarchy, with_offload};
 
 fn is_query(action: &TierAction) -> bool {
     matches!(action, TierAction::Query { .. })
@@ -19,18 +19,18 @@ fn is_read(action: &TierAction) -> bool {
 }
 
 /// An aggregated worker that has answered a prompt of 40 tokens, and forgotten it but for storage.
-fn forgotten(below: HierarchyConfig) -> (Leg, BTreeSet<host_core::radix::PageHash>) {
-    let mut leg = Leg::with(with_below(Role::Aggregated, 64, below));
+fn forgotten(offload: HierarchyConfig) -> (Leg, BTreeSet<host_core::radix::PageHash>) {
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 64, offload));
     let mut stored = BTreeSet::new();
     leg.submit(0, &tokens(0..40), 4);
     leg.serve(&mut stored);
     while leg.batch.is_some() {
-        // Computing takes so long that anything else is worth a try.
+        // Computing takes so long that anything else is faster.
         leg.now = leg.now.after(Duration::from_secs(10));
         leg.compute();
         leg.serve(&mut stored);
     }
-    leg.below_at_rest();
+    leg.offload_at_rest();
     assert_eq!(stored.len(), 10, "43 tokens have KV");
     leg.scheduler.flush_cache().unwrap();
     (leg, stored)
@@ -38,26 +38,26 @@ fn forgotten(below: HierarchyConfig) -> (Leg, BTreeSet<host_core::radix::PageHas
 
 #[test]
 fn one_query_per_tier_and_tick_asks_for_all_requests() {
-    let mut leg = Leg::with(with_below(Role::Aggregated, 64, hierarchy(32, 2)));
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 64, hierarchy(32, 2)));
     let requests = [leg.request(1, &tokens(0..17), 1), leg.request(2, &tokens(100..109), 1)];
     leg.events(requests.map(Event::Submit));
-    assert_eq!(leg.below.len(), 2, "{:?}", leg.below);
-    for (tier, action) in leg.below.iter().enumerate() {
-        let TierAction::Query { tier: asked, names: whose, .. } = action else { panic!("{action:?}") };
-        assert_eq!(*asked, tier);
+    assert_eq!(leg.tier_actions.len(), 2, "{:?}", leg.tier_actions);
+    for (tier, action) in leg.tier_actions.iter().enumerate() {
+        let TierAction::Query { tier: queried, names: whose, .. } = action else { panic!("{action:?}") };
+        assert_eq!(*queried, tier);
         assert_eq!(*whose, [&names(&tokens(0..16))[..], &names(&tokens(100..108))].concat());
     }
     leg.serve(&mut BTreeSet::new());
     leg.compute_all();
     leg.serve(&mut BTreeSet::new());
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
 fn pages_that_were_named_before_are_not_named_again_and_the_others_are() {
     let prompt = tokens(0..17);
     for role in [Role::Aggregated, Role::Decode] {
-        let mut leg = Leg::with(with_below(role, 64, hierarchy(32, 1)));
+        let mut leg = Leg::with(with_offload(role, 64, hierarchy(32, 1)));
         let mut request = leg.request(1, &prompt, 1);
         request.name(&host_core::radix::PageHash([0; 32]), PAGE as u32);
         assert_eq!(request.names, names(&prompt));
@@ -87,13 +87,13 @@ fn what_storage_has_is_read_and_copied_and_not_computed() {
     leg.compute_all();
     assert_eq!(leg.finished, [Room(0), Room(1)]);
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
 fn what_host_memory_has_is_copied_without_a_question() {
-    let below = hierarchy(32, 0);
-    let mut leg = Leg::with(with_below(Role::Aggregated, 12, below));
+    let offload = hierarchy(32, 0);
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 12, offload));
     for (room, first) in [(0, 0), (1, 1000 - 40), (2, 500), (3, 0)] {
         leg.submit(room, &tokens(first..first + 33), 1);
         if room == 3 {
@@ -106,18 +106,18 @@ fn what_host_memory_has_is_copied_without_a_question() {
         leg.compute_all();
         leg.serve(&mut BTreeSet::new());
     }
-    leg.below_at_rest();
+    leg.offload_at_rest();
     assert_eq!(leg.stats().hierarchy.loaded, 8);
 }
 
 #[test]
 fn what_a_request_finds_in_host_memory_stays_while_storage_is_asked_for_the_rest() {
-    let mut leg = Leg::with(with_below(Role::Aggregated, 12, hierarchy(24, 1)));
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 12, hierarchy(24, 1)));
     let mut stored = BTreeSet::new();
     for (room, first) in [(0, 0), (1, 300), (2, 600)] {
         leg.submit(room, &tokens(first..first + 33), 1);
         leg.serve(&mut stored);
-        // Computing takes so long that anything else is worth a try.
+        // Computing takes so long that anything else is faster.
         leg.now = leg.now.after(Duration::from_secs(10));
         leg.compute_all();
         leg.serve(&mut stored);
@@ -135,7 +135,7 @@ fn what_a_request_finds_in_host_memory_stays_while_storage_is_asked_for_the_rest
         leg.serve(&mut stored);
     }
     assert_eq!(starts, [(Room(5), 36), (Room(9), 40)]);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_copy_that_fails_in_part_leaves_the_rest_to_be_computed() {
     assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start as usize, 5 * PAGE);
     leg.compute_all();
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -163,14 +163,14 @@ fn requests_wait_for_reads_as_long_as_the_policy_says() {
         (PrefetchPolicy::Timeout, Duration::from_millis(20)),
         (PrefetchPolicy::WaitComplete, 3 * second),
     ] {
-        let below = HierarchyConfig {
+        let offload = HierarchyConfig {
             prefetch,
             wait_base: Duration::from_millis(20),
             wait_per_1024_tokens: Duration::ZERO,
             longest_wait: 3 * second,
             ..hierarchy(32, 1)
         };
-        let (mut leg, mut stored) = forgotten(below);
+        let (mut leg, mut stored) = forgotten(offload);
         leg.submit(1, &tokens(0..40), 1);
         if waits > Duration::ZERO {
             leg.answer_query(|_| true);
@@ -185,7 +185,7 @@ fn requests_wait_for_reads_as_long_as_the_policy_says() {
         // A tier that let a deadline pass rests, and what is to be written waits.
         leg.wait(Duration::from_secs(61));
         leg.serve(&mut stored);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
@@ -193,7 +193,7 @@ fn requests_wait_for_reads_as_long_as_the_policy_says() {
 fn a_tier_that_does_not_answer_costs_a_moment_and_is_left_alone_for_a_while() {
     let (mut leg, mut stored) = forgotten(hierarchy(32, 1));
     leg.submit(1, &tokens(0..40), 1);
-    let TierAction::Query { tag, names, .. } = leg.below.remove(0) else { unreachable!() };
+    let TierAction::Query { tag, names, .. } = leg.tier_actions.remove(0) else { unreachable!() };
     assert!(leg.batch.is_none());
     let patience = leg.scheduler.next_deadline().unwrap().since(leg.now);
     assert!(patience < Duration::from_millis(200), "{patience:?}");
@@ -203,7 +203,7 @@ fn a_tier_that_does_not_answer_costs_a_moment_and_is_left_alone_for_a_while() {
     leg.serve(&mut stored);
     leg.scheduler.flush_cache();
     leg.submit(2, &tokens(0..40), 1);
-    assert_eq!(leg.asked(is_query), 0, "the tier rests");
+    assert_eq!(leg.pending(is_query), 0, "the tier rests");
     assert!(leg.batch.is_some());
     leg.event(Event::Tier(TierEvent::Answered { tag, found: vec![true; names.len()] }));
     leg.compute_all();
@@ -211,11 +211,11 @@ fn a_tier_that_does_not_answer_costs_a_moment_and_is_left_alone_for_a_while() {
     leg.scheduler.flush_cache();
     leg.wait(Duration::from_secs(61));
     leg.submit(3, &tokens(0..40), 1);
-    assert_eq!(leg.asked(is_query), 1, "it is asked again");
+    assert_eq!(leg.pending(is_query), 1, "it is asked again");
     leg.serve(&mut stored);
     leg.compute_all();
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_read_that_hangs_is_cancelled_and_its_slots_are_set_aside_until_it_ends() {
     assert_eq!(pages.len(), 9);
     let patience = leg.scheduler.next_deadline().unwrap().since(leg.now);
     leg.wait(patience);
-    assert_eq!(leg.asked(|action| *action == TierAction::Cancel { tag, tier: 0 }), 1);
+    assert_eq!(leg.pending(|action| *action == TierAction::Cancel { tag, tier: 0 }), 1);
     assert_eq!(leg.stats().hierarchy.host.abandoned, 9);
     leg.compute_all();
     leg.serve(&mut stored);
@@ -235,21 +235,21 @@ fn a_read_that_hangs_is_cancelled_and_its_slots_are_set_aside_until_it_ends() {
     assert_eq!(leg.stats().hierarchy.host.abandoned, 9, "time alone frees nothing");
     leg.wait(Duration::from_secs(3600));
     assert_eq!(leg.stats().hierarchy.host.abandoned, 9);
-    // It ends, and says that all is well; nobody waits for it any more.
+    // It ends, and says that all is well. No request waits for it any more.
     leg.all_end(tag, pages.len(), PageEnd::Done);
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
 fn reads_under_way_are_bounded_by_bytes() {
-    let below = HierarchyConfig { read_bytes: 3_500, batch_pages: 2, ..hierarchy(32, 1) };
-    let (mut leg, mut stored) = forgotten(below);
+    let offload = HierarchyConfig { read_bytes: 3_500, batch_pages: 2, ..hierarchy(32, 1) };
+    let (mut leg, mut stored) = forgotten(offload);
     leg.submit(1, &tokens(0..40), 1);
     leg.answer_query(|_| true);
     let mut read = 0;
     while read < 9 {
-        let under_way: Vec<_> = leg.below.iter().filter(|action| is_read(action)).cloned().collect();
+        let under_way: Vec<_> = leg.tier_actions.iter().filter(|action| is_read(action)).cloned().collect();
         let pages = under_way.iter().map(|action| match action {
             TierAction::Read { pages, .. } => pages.len(),
             _ => 0,
@@ -264,7 +264,7 @@ fn reads_under_way_are_bounded_by_bytes() {
     leg.serve(&mut stored);
     leg.compute_all();
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -289,11 +289,11 @@ fn a_hit_that_takes_longer_than_computing_is_left_alone() {
     }
     leg.submit(2, &tokens(0..40), 1);
     leg.answer_query(|_| true);
-    assert_eq!(leg.asked(is_read), 0);
+    assert_eq!(leg.pending(is_read), 0);
     assert!(leg.batch.is_some() && leg.stats().hierarchy.skipped_by_cost > 0);
     leg.compute_all();
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -321,23 +321,23 @@ fn cancelling_at_any_moment_gives_everything_back() {
             leg.all_end(tag, count, PageEnd::Done);
         }
         leg.serve(&mut stored);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
 #[test]
 fn a_request_that_uses_no_cache_asks_nothing_and_leaves_nothing() {
-    let mut leg = Leg::with(with_below(Role::Aggregated, 64, hierarchy(32, 1)));
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 64, hierarchy(32, 1)));
     let request = host_core::request::Request { no_cache: true, ..leg.request(1, &tokens(0..40), 1) };
     leg.send(request);
     leg.compute_all();
-    assert_eq!(leg.below, []);
-    leg.below_at_rest();
+    assert_eq!(leg.tier_actions, []);
+    leg.offload_at_rest();
 }
 
 #[test]
 fn prefill_restores_too_and_sends_what_it_restored() {
-    let mut leg = Leg::with(with_below(Role::Prefill, 64, hierarchy(32, 1)));
+    let mut leg = Leg::with(with_offload(Role::Prefill, 64, hierarchy(32, 1)));
     let stored: BTreeSet<_> = names(&tokens(0..40)).into_iter().collect();
     leg.submit(1, &tokens(0..40), 1);
     leg.reserve(1, &tokens(0..40), 0);
@@ -347,6 +347,6 @@ fn prefill_restores_too_and_sends_what_it_restored() {
     leg.settle();
     leg.message(1, 1, host_core::message::Body::Commit);
     leg.serve(&mut stored.clone());
-    leg.below_at_rest();
+    leg.offload_at_rest();
     assert_eq!(leg.stats().prefill_tokens, 4);
 }

@@ -1,4 +1,4 @@
-//! What happens below the pool.
+//! What a worker's `/metrics` says about its offload tiers.
 
 use std::fmt::Error;
 
@@ -41,14 +41,14 @@ pub(super) fn encode(worker: &Handle, stats: &HierarchyStats, series: &mut Serie
     let promised = [("host", stats.promised_host), ("storage", stats.promised_storage)];
     series.counter_by(
         "host_hicache_promised_pages",
-        "Pages that requests were promised from below the pool",
+        "Pages that requests were promised from offload tiers",
         promised.map(|(tier, pages)| ([("tier", tier)], pages)),
     )?;
     let restored =
         [("host", stats.loaded - stats.loaded_from_storage), ("storage", stats.loaded_from_storage)];
     series.counter_by(
         "host_hicache_restored_pages",
-        "Pages that requests were promised from below the pool and got",
+        "Pages that requests were promised from offload tiers and got",
         restored.map(|(tier, pages)| ([("tier", tier)], pages)),
     )?;
     series.counters([
@@ -125,7 +125,7 @@ fn of_tiers(
 ) -> Result<(), Error> {
     let ends = tiers.iter().flat_map(|(tier, stats)| {
         [
-            ("asked", stats.asked),
+            ("asked", stats.queried),
             ("found", stats.found),
             ("read", stats.read),
             ("read_failed", stats.read_failed),

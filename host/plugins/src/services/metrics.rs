@@ -7,7 +7,7 @@ use host_plugin_api::services::{LONGEST_WORD_NAME, MOST_WORDS};
 use host_plugin_api::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
 
-/// What a word means.
+/// How a metric changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
@@ -16,17 +16,17 @@ pub enum Kind {
     Gauge,
 }
 
-/// A named word.
+/// A named metric.
 #[derive(Clone, Debug)]
-pub struct Word {
+pub struct Metric {
     /// Letters, digits and `_`, of the plugin's choice.
     pub name: String,
-    /// What it means.
+    /// How it changes.
     pub kind: Kind,
     value: &'static AtomicU64,
 }
 
-impl Word {
+impl Metric {
     /// Its value now.
     #[must_use]
     pub fn value(&self) -> u64 {
@@ -38,12 +38,12 @@ impl Word {
 #[repr(align(128))]
 struct Padded(AtomicU64);
 
-/// One plugin's words. Never freed: the plugin's threads may hold them until the process ends.
+/// One plugin's metrics. Never freed: the plugin's threads may hold them until the process ends.
 #[derive(Default)]
-pub(super) struct Words(Mutex<Vec<Word>>);
+pub(super) struct Metrics(Mutex<Vec<Metric>>);
 
-impl Words {
-    pub(super) fn all(&self) -> Vec<Word> {
+impl Metrics {
+    pub(super) fn all(&self) -> Vec<Metric> {
         self.0.lock().clone()
     }
 
@@ -66,19 +66,19 @@ impl Words {
                 name.len()
             )));
         }
-        let mut words = self.0.lock();
-        if let Some(word) = words.iter().find(|word| word.name == name) {
-            if word.kind != kind {
-                return Err(invalid(format!("{name} is a {:?} already", word.kind).to_lowercase()));
+        let mut metrics = self.0.lock();
+        if let Some(metric) = metrics.iter().find(|metric| metric.name == name) {
+            if metric.kind != kind {
+                return Err(invalid(format!("{name} is a {:?} already", metric.kind).to_lowercase()));
             }
-            return Ok(word.value);
+            return Ok(metric.value);
         }
-        if words.len() >= MOST_WORDS {
+        if metrics.len() >= MOST_WORDS {
             let text = format!("no room for {name}: a plugin has {MOST_WORDS} counters and gauges at most");
             return Err(Error::new(ErrorCode::NO_RESOURCE, text));
         }
         let value = &Box::leak(Box::new(Padded(AtomicU64::new(0)))).0;
-        words.push(Word { name: name.to_owned(), kind, value });
+        metrics.push(Metric { name: name.to_owned(), kind, value });
         Ok(value)
     }
 }
@@ -89,19 +89,19 @@ mod tests {
 
     #[test]
     fn names_are_checked_and_bounded_in_length_and_number() {
-        let words = Words::default();
+        let metrics = Metrics::default();
         let long = "a".repeat(LONGEST_WORD_NAME + 1);
         for wrong in ["", "1st", "_x", "Copies", "a-b", "a b", "größe", "a\nb", &long] {
-            let code = words.get(COUNTER, wrong).unwrap_err().code;
+            let code = metrics.get(COUNTER, wrong).unwrap_err().code;
             assert_eq!(code, ErrorCode::INVALID_ARGUMENT, "{wrong:?}");
         }
-        assert_eq!(words.get(7, "a").unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
+        assert_eq!(metrics.get(7, "a").unwrap_err().code, ErrorCode::INVALID_ARGUMENT);
         for number in 0..MOST_WORDS {
-            words.get(COUNTER, &format!("n{number}")).unwrap();
+            metrics.get(COUNTER, &format!("n{number}")).unwrap();
         }
-        assert_eq!(words.get(COUNTER, "one_more").unwrap_err().code, ErrorCode::NO_RESOURCE);
-        words.get(COUNTER, "n0").unwrap();
-        assert_eq!(words.get(GAUGE, "n0").unwrap_err().message, "n0 is a counter already");
-        assert_eq!(words.all().len(), MOST_WORDS);
+        assert_eq!(metrics.get(COUNTER, "one_more").unwrap_err().code, ErrorCode::NO_RESOURCE);
+        metrics.get(COUNTER, "n0").unwrap();
+        assert_eq!(metrics.get(GAUGE, "n0").unwrap_err().message, "n0 is a counter already");
+        assert_eq!(metrics.all().len(), MOST_WORDS);
     }
 }

@@ -1,4 +1,4 @@
-//! Submissions that carry words only: how two hosts talk to each other beside their data.
+//! Submissions that carry a notification and no data: how two hosts talk to each other beside their data.
 
 use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, capability};
 
@@ -10,12 +10,12 @@ pub(super) const CASES: &[Case] = &[Case {
     role: Some("transfer"),
     capability: None,
     about: "a submission without writes delivers its notification and completes",
-    run: words,
+    run: notifications,
 }];
 
-fn words(subject: &Subject) -> Outcome {
+fn notifications(subject: &Subject) -> Outcome {
     if !subject.declares("transfer", capability::ARRIVAL_NOTIFICATION) {
-        let why = "the manifest declares no arrival_notification, so there are no words to deliver";
+        let why = "the manifest declares no arrival_notification, so there is no notification to deliver";
         return Err(Stop::Skip(why.into()));
     }
     let pair = Pair::open(subject)?;
@@ -26,14 +26,14 @@ fn words(subject: &Subject) -> Outcome {
         let mut submission = pair.submission(u64::from(round));
         submission.notification = [round; NOTIFICATION_BYTES];
         submission.notification_length = if round % 2 == 0 { 1 } else { NOTIFICATION_BYTES as u32 };
-        pair.submit(&submission, &[]).map_err(|error| format!("words alone: {error}"))?;
+        pair.submit(&submission, &[]).map_err(|error| format!("a notification alone: {error}"))?;
         let seen = pair.notification()?;
         let seen = seen.ok_or_else(|| "no notification came of a submission without writes".to_owned())?;
         let length = seen.length as usize;
         ensure!(
             length == submission.notification_length as usize
                 && seen.payload[..length] == submission.notification[..length],
-            "words alone: notification {round} carries other bytes than were sent"
+            "a notification alone: notification {round} carries other bytes than were sent"
         );
         let done =
             pair.completion()?.ok_or_else(|| "a submission without writes never completed".to_owned())?;

@@ -1,4 +1,4 @@
-//! Windows below the pool: where a worker that computes goes on with what it restores.
+//! Windows in offload tiers: where a worker that computes goes on with what it restores.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,13 +15,13 @@ use host_core::{Config, Event, Role, Room};
 use host_sim::{Leg, names};
 
 use super::leg::tokens;
-use super::storage::{hierarchy, with_below};
+use super::storage::{hierarchy, with_offload};
 
 /// Two pages of tokens, in two pages of the pool each; none is computed again.
 pub const WINDOW: WindowShape = WindowShape { tokens: 8, parts: 2, layers: 0 };
 
-pub fn sliding(role: Role, pages: u32, below: HierarchyConfig) -> Config {
-    Config { window: Some(WINDOW), max_tokens: 400, ..with_below(role, pages, below) }
+pub fn sliding(role: Role, pages: u32, offload: HierarchyConfig) -> Config {
+    Config { window: Some(WINDOW), max_tokens: 400, ..with_offload(role, pages, offload) }
 }
 
 /// Names of the window parts of some pages of a prompt.
@@ -34,7 +34,7 @@ pub fn all(prompt: &[u32], windows: Range<usize>) -> BTreeSet<PageHash> {
     names(prompt).into_iter().chain(parts(prompt, windows)).collect()
 }
 
-/// Computes everything, so slowly that anything else is worth a try.
+/// Computes everything, so slowly that anything else is faster.
 pub fn compute(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
     leg.serve(stored);
     while leg.batch.is_some() {
@@ -45,14 +45,14 @@ pub fn compute(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
 }
 
 /// An aggregated worker that has answered these prompts, each with a token, and forgotten them but for storage.
-pub fn forgotten(below: HierarchyConfig, prompts: &[&[u32]]) -> (Leg, BTreeSet<PageHash>) {
-    let mut leg = Leg::with(sliding(Role::Aggregated, 120, below));
+pub fn forgotten(offload: HierarchyConfig, prompts: &[&[u32]]) -> (Leg, BTreeSet<PageHash>) {
+    let mut leg = Leg::with(sliding(Role::Aggregated, 120, offload));
     let mut stored = BTreeSet::new();
     for (room, prompt) in (100..).zip(prompts) {
         leg.submit(room, prompt, 1);
         compute(&mut leg, &mut stored);
     }
-    leg.below_at_rest();
+    leg.offload_at_rest();
     leg.scheduler.flush_cache().unwrap();
     (leg, stored)
 }
@@ -94,7 +94,7 @@ fn what_is_asked_again_goes_on_behind_the_window_that_storage_has() {
     let other = [&tokens(0..20)[..], &tokens(500..520)].concat();
     assert_eq!(start(&mut leg, &mut stored, 3, &other), 0);
     assert_eq!(leg.stats().hierarchy.loaded, loaded, "pages without a window are of no use");
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn host_memory_has_windows_too() {
     assert_eq!(start(&mut leg, &mut nothing, 1, &tokens(500..540)), 0);
     assert_eq!(start(&mut leg, &mut nothing, 2, &tokens(0..37)), 32);
     assert_eq!(leg.stats().hierarchy.promised_host, leg.stats().hierarchy.loaded);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_window_that_cannot_be_had_lets_the_match_end_at_the_one_before() {
             let right = if lost == parts(&long, 18..19)[0] { 40 } else { 76 };
             assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, right, "{end:?}");
             compute(&mut leg, &mut stored);
-            leg.below_at_rest();
+            leg.offload_at_rest();
             assert_eq!((leg.failed.len(), leg.finished.len()), (0, 3));
         }
     }
@@ -142,7 +142,7 @@ fn what_storage_has_of_a_prompt_without_a_window_is_not_read() {
     assert!(stored.is_superset(&pages));
     assert_eq!(start(&mut leg, &mut pages, 1, &prompt), 0);
     assert_eq!(leg.stats().hierarchy.loaded, 0);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -150,14 +150,14 @@ fn reads_that_hang_cost_a_wait_and_no_answer() {
     let prompt = tokens(0..40);
     for prefetch in [PrefetchPolicy::BestEffort, PrefetchPolicy::Timeout, PrefetchPolicy::WaitComplete] {
         let wait = Duration::from_millis(20);
-        let below = HierarchyConfig {
+        let offload = HierarchyConfig {
             prefetch,
             wait_base: wait,
             wait_per_1024_tokens: Duration::ZERO,
             longest_wait: Duration::from_secs(3),
             ..hierarchy(64, 1)
         };
-        let (mut leg, mut stored) = forgotten(below, &[&prompt]);
+        let (mut leg, mut stored) = forgotten(offload, &[&prompt]);
         leg.submit(1, &prompt, 1);
         if prefetch != PrefetchPolicy::BestEffort {
             leg.answer_query(|_| true);
@@ -178,7 +178,7 @@ fn reads_that_hang_cost_a_wait_and_no_answer() {
         leg.wait(Duration::from_secs(61));
         leg.serve(&mut stored);
         assert_eq!(leg.finished.len(), 2);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
@@ -202,7 +202,7 @@ fn a_copy_that_fails_lets_all_be_computed_from_what_the_pool_has() {
         compute(&mut leg, &mut stored);
         let stats = leg.stats().hierarchy;
         assert_eq!((leg.finished.len(), stats.restores_failed, stats.not_restored), (2, 1, 1));
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
@@ -235,7 +235,7 @@ fn a_prefill_worker_that_lacks_a_part_sends_nothing_before_it_computes_again() {
     leg.settle();
     leg.message(1, 1, Body::Commit);
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -253,11 +253,11 @@ fn prefill_sends_what_it_restored_and_the_window_with_it() {
     leg.settle();
     leg.message(1, 1, Body::Commit);
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
-fn a_window_comes_from_the_pool_in_front_and_from_below_behind() {
+fn the_first_part_of_a_window_comes_from_the_pool_and_the_rest_from_offload_tiers() {
     // What prefill computed, and what decode's answer of two tokens made of it.
     let (prompt, next) = (tokens(0..40), tokens(0..48));
     let mut leg = Leg::with(sliding(Role::Aggregated, 120, hierarchy(64, 1)));
@@ -275,7 +275,7 @@ fn a_window_comes_from_the_pool_in_front_and_from_below_behind() {
         "a page and its part; what it sees before is here"
     );
     compute(&mut leg, &mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn restored_windows_are_counted_where_windows_may_have_so_much() {
     compute(&mut leg, &mut stored);
     assert_eq!(leg.finished.len(), 2);
     assert_eq!(leg.stats().prefill_tokens, 2, "both went on behind what storage had");
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -310,13 +310,13 @@ fn cancelling_at_any_moment_gives_windows_back() {
             under_way = Some(leg.take_copy(Direction::Load)).map(|(tag, pages)| (tag, pages.len()));
         }
         leg.event(Event::Cancel(Room(1)));
-        // A tenth page for the last tokens is nobody's concern but counts with the others.
+        // A tenth page for the last tokens does not matter here but counts with the others.
         assert_eq!(leg.stats().pool.quarantined, if stop >= 2 { 10 + 4 } else { 0 });
         if let Some((tag, pages)) = under_way {
             leg.all_end(tag, pages, PageEnd::Done);
         }
         leg.serve(&mut stored);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
@@ -325,8 +325,8 @@ fn a_prompt_with_more_pages_than_host_memory_has_slots_is_computed() {
     let (mut leg, mut stored) = forgotten(hierarchy(12, 1), &[&tokens(0..24)]);
     stored.extend(all(&tokens(0..100), 22..25));
     assert_eq!(start(&mut leg, &mut stored, 1, &tokens(0..100)), 24, "the window of a shorter one fits");
-    leg.below_at_rest();
-    assert_eq!(leg.asked(|action| matches!(action, TierAction::Read { .. })), 0);
+    leg.offload_at_rest();
+    assert_eq!(leg.pending(|action| matches!(action, TierAction::Read { .. })), 0);
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn flushing_while_windows_are_read_lets_them_be_computed() {
     assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, 0);
     leg.all_end(tag, pages.len(), PageEnd::Done);
     compute(&mut leg, &mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
@@ -350,12 +350,12 @@ fn pages_that_are_restored_without_a_window_have_it_computed_again() {
     let shape = WindowShape { layers: 2, ..WINDOW };
     let prompt = tokens(0..80);
     for failed in [None, Some(3)] {
-        let below = HierarchyConfig {
+        let offload = HierarchyConfig {
             write_after_hits: 9,
             write: WritePolicy::WriteThroughSelective,
             ..hierarchy(96, 1)
         };
-        let mut leg = Leg::with(Config { window: Some(shape), ..sliding(Role::Aggregated, 120, below) });
+        let mut leg = Leg::with(Config { window: Some(shape), ..sliding(Role::Aggregated, 120, offload) });
         let mut stored: BTreeSet<PageHash> = names(&prompt).into_iter().collect();
         leg.submit(1, &prompt, 1);
         leg.answer_query(|name| stored.contains(name));
@@ -372,7 +372,7 @@ fn pages_that_are_restored_without_a_window_have_it_computed_again() {
         assert_eq!((sequence.start, sequence.recompute.clone(), sequence.window.first), right);
         compute(&mut leg, &mut stored);
         assert_eq!(leg.finished.len(), 1);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
@@ -389,6 +389,6 @@ fn a_window_in_storage_is_read_where_it_takes_more_to_compute_it_again() {
         assert_eq!(leg.batch.as_ref().unwrap().sequences[0].start, start);
         assert_eq!(leg.stats().hierarchy.promised_windows, if start == 40 { 4 } else { 0 });
         compute(&mut leg, &mut stored);
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }

@@ -10,22 +10,22 @@ use host_core::{Event, Role};
 use host_sim::Leg;
 
 use super::leg::tokens;
-use super::storage::{hierarchy, tier, with_below};
+use super::storage::{hierarchy, tier, with_offload};
 
 fn queries(leg: &Leg) -> usize {
-    leg.asked(|action| matches!(action, TierAction::Query { .. }))
+    leg.pending(|action| matches!(action, TierAction::Query { .. }))
 }
 
 /// The only query there is, without an answer.
 fn take_query(leg: &mut Leg) -> (TierTag, Vec<PageHash>) {
-    let at = leg.below.iter().position(|action| matches!(action, TierAction::Query { .. })).unwrap();
-    let TierAction::Query { tag, names, .. } = leg.below.remove(at) else { unreachable!() };
+    let at = leg.tier_actions.iter().position(|action| matches!(action, TierAction::Query { .. })).unwrap();
+    let TierAction::Query { tag, names, .. } = leg.tier_actions.remove(at) else { unreachable!() };
     (tag, names)
 }
 
 /// A worker that has answered a prompt of 40 tokens, which took 10 s, and forgotten it but for storage.
-fn forgotten(below: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
-    let mut leg = Leg::with(with_below(Role::Aggregated, 64, below));
+fn forgotten(offload: HierarchyConfig) -> (Leg, BTreeSet<PageHash>) {
+    let mut leg = Leg::with(with_offload(Role::Aggregated, 64, offload));
     let mut stored = BTreeSet::new();
     leg.submit(0, &tokens(0..40), 1);
     leg.serve(&mut stored);
@@ -46,7 +46,7 @@ fn end(leg: &mut Leg, stored: &mut BTreeSet<PageHash>) {
 fn reads(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64, seconds: u64) -> bool {
     leg.submit(room, &tokens(0..40), 1);
     leg.answer_query(|_| true);
-    let read = leg.asked(|action| matches!(action, TierAction::Read { .. })) > 0;
+    let read = leg.pending(|action| matches!(action, TierAction::Read { .. })) > 0;
     if read {
         leg.now = leg.now.after(Duration::from_secs(seconds));
     }
@@ -76,7 +76,7 @@ fn what_is_slow_is_left_alone_after_a_while_and_tried_again_until_it_is_quick() 
     leg.wait(Duration::from_secs(61));
     let tried: Vec<bool> = (1002..1006).map(|room| reads(&mut leg, &mut stored, room, 0)).collect();
     assert_eq!(tried, [true; 4], "it is quick again");
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 fn is_read(action: &TierAction) -> bool {
@@ -95,14 +95,14 @@ fn commit(leg: &mut Leg, stored: &mut BTreeSet<PageHash>, room: u64) {
 /// A prefill worker that takes 250 ms for a token and 15 s for a read, and has just left alone what storage has of a prompt
 /// of 40 tokens. It would try again in 30 s.
 fn slow() -> (Leg, BTreeSet<PageHash>) {
-    let mut leg = Leg::with(with_below(Role::Prefill, 64, hierarchy(32, 1)));
+    let mut leg = Leg::with(with_offload(Role::Prefill, 64, hierarchy(32, 1)));
     let mut stored = BTreeSet::new();
     for room in 0..200 {
         leg.wait(Duration::from_secs(61));
         leg.submit(room, &tokens(0..40), 1);
         leg.reserve(room, &tokens(0..40), 0);
         leg.answer_query(|name| stored.contains(name));
-        let read = leg.asked(is_read) > 0;
+        let read = leg.pending(is_read) > 0;
         leg.now = leg.now.after(Duration::from_secs(if read { 15 } else { 0 }));
         leg.serve(&mut stored);
         let computed = leg.batch.as_ref().map_or(0, |batch| 40 - batch.sequences[0].start);
@@ -117,7 +117,7 @@ fn slow() -> (Leg, BTreeSet<PageHash>) {
 
 #[test]
 fn what_is_slower_than_computing_is_read_while_others_are_computed() {
-    // Rooms say nothing of who came first.
+    // The order of rooms says nothing of which request came first.
     for rooms in [[1001, 1002], [1002, 1001]] {
         let (mut leg, mut stored) = slow();
         // Computing it takes 10 s, and it begins 10 s later, whatever it gets.
@@ -125,18 +125,18 @@ fn what_is_slower_than_computing_is_read_while_others_are_computed() {
         let requests = [0, 1].map(|which| leg.request(rooms[which], &prompts[which], 1));
         leg.events(requests.map(Event::Submit));
         leg.answer_query(|name| stored.contains(name));
-        assert_eq!(leg.asked(is_read), 1);
+        assert_eq!(leg.pending(is_read), 1);
         leg.serve(&mut stored);
         for which in [0, 1] {
             leg.reserve(rooms[which], &prompts[which], 0);
             commit(&mut leg, &mut stored, rooms[which]);
         }
-        leg.below_at_rest();
+        leg.offload_at_rest();
     }
 }
 
 #[test]
-fn who_waits_for_something_else_and_was_overtaken_is_not_ahead() {
+fn a_request_that_waits_for_something_else_and_was_skipped_is_not_ahead() {
     let (mut leg, mut stored) = slow();
     leg.submit(1000, &tokens(500..540), 1);
     leg.answer_query(|_| false);
@@ -148,11 +148,11 @@ fn who_waits_for_something_else_and_was_overtaken_is_not_ahead() {
     commit(&mut leg, &mut stored, 1001);
     leg.submit(1002, &tokens(0..40), 1);
     leg.answer_query(|name| stored.contains(name));
-    assert_eq!(leg.asked(is_read), 0, "nobody computes, and computing takes 10 s");
+    assert_eq!(leg.pending(is_read), 0, "nothing is computed, and computing takes 10 s");
 }
 
 #[test]
-fn nobody_waits_longer_than_told_for_an_answer_that_was_slow_once() {
+fn no_request_waits_longer_than_told_for_an_answer_that_was_slow_once() {
     let (mut leg, mut stored) =
         forgotten(HierarchyConfig { wait_base: Duration::from_millis(200), ..hierarchy(32, 1) });
     leg.submit(1, &tokens(0..40), 1);
@@ -170,19 +170,19 @@ fn nobody_waits_longer_than_told_for_an_answer_that_was_slow_once() {
     end(&mut leg, &mut stored);
     leg.wait(Duration::from_secs(61));
     leg.serve(&mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
 fn reads_that_hang_for_ever_leave_an_eighth_of_host_memory_to_what_goes_down() {
     let silent = TierConfig { writes: false, ..tier() };
-    let below = HierarchyConfig { tiers: vec![silent], ..hierarchy(32, 1) };
-    let (mut leg, mut stored) = forgotten(below);
+    let offload = HierarchyConfig { tiers: vec![silent], ..hierarchy(32, 1) };
+    let (mut leg, mut stored) = forgotten(offload);
     let mut hanging = Vec::new();
     for room in 1..7_u64 {
         leg.submit(room, &tokens(100 * room as u32..100 * room as u32 + 40), 1);
         leg.answer_query(|_| true);
-        if leg.asked(|action| matches!(action, TierAction::Read { .. })) > 0 {
+        if leg.pending(|action| matches!(action, TierAction::Read { .. })) > 0 {
             hanging.push(leg.take_read());
         }
         leg.wait(Duration::from_secs(2));
@@ -198,16 +198,16 @@ fn reads_that_hang_for_ever_leave_an_eighth_of_host_memory_to_what_goes_down() {
     for (tag, pages) in hanging {
         leg.all_end(tag, pages.len(), PageEnd::Failed);
     }
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
 
 #[test]
 fn what_is_late_together_is_held_against_a_tier_once() {
     let (mut leg, mut stored) = forgotten(hierarchy(32, 1));
-    let mut asked = Vec::new();
+    let mut taken = Vec::new();
     for room in 1..4 {
         leg.submit(room, &tokens(0..40), 1);
-        asked.push(take_query(&mut leg));
+        taken.push(take_query(&mut leg));
     }
     leg.wait(Duration::from_millis(500));
     assert!(leg.batch.is_some(), "they go on without");
@@ -216,9 +216,9 @@ fn what_is_late_together_is_held_against_a_tier_once() {
     leg.scheduler.flush_cache();
     leg.submit(4, &tokens(0..40), 1);
     assert_eq!(queries(&leg), 1, "it rested for a second");
-    for (tag, names) in asked {
+    for (tag, names) in taken {
         leg.event(Event::Tier(TierEvent::Answered { tag, found: vec![false; names.len()] }));
     }
     end(&mut leg, &mut stored);
-    leg.below_at_rest();
+    leg.offload_at_rest();
 }
