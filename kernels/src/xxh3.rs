@@ -1,6 +1,6 @@
 //! XXH3-64 of pages, with 256-bit vectors where the processor has them.
 //!
-//! That is asked when the program runs: `xxhash-rust` chooses when it is compiled, and then takes what every x86-64 has. The
+//! The program finds that out when it runs: `xxhash-rust` chooses when it is compiled, and then takes what every x86-64 has. The
 //! sums are the same. The algorithm is that of xxHash's specification.
 //!
 //! Pages come from memory, not from the processor's caches. There the wider vectors alone save little; fetching ahead, which also
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub fn xxh3(value: &[u8], seed: u64) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if value.len() >= wide::SHORTEST && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2, as was just asked.
+        // SAFETY: the processor has AVX2, as was just checked.
         return unsafe { wide::xxh3(value, seed) };
     }
     xxh3_64_with_seed(value, seed)
