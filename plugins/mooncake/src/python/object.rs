@@ -262,7 +262,7 @@ impl Gil {
         format!("{}: {said}", name.as_deref().unwrap_or("an exception"))
     }
 
-    /// A text, if it is one, without a word about why not.
+    /// A text, if it is one; not why it is none.
     fn plain(&self, object: &Object) -> Option<String> {
         // SAFETY: we hold the lock; the object is alive, and the text lives as long as it.
         unsafe {

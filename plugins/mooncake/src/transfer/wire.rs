@@ -42,7 +42,7 @@ pub fn session(address: &[u8]) -> String {
 pub struct Frame {
     /// The sender.
     pub from: Random,
-    /// The receiver that is meant: another instance may have the address by now.
+    /// The receiver that the message is for: another instance may have the address by now.
     pub to: Random,
     /// Address of the sender's front.
     pub session: String,
