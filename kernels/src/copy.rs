@@ -124,12 +124,6 @@ impl Memory {
         Self { base: std::ptr::without_provenance_mut(address as usize), length }
     }
 
-    /// Its length in bytes.
-    #[must_use]
-    pub const fn length(&self) -> usize {
-        self.length
-    }
-
     /// Address of its first byte.
     #[must_use]
     pub fn address(&self) -> usize {

@@ -65,12 +65,6 @@ impl Copier {
         Self { stores, ..self }
     }
 
-    /// Threads of a large copy.
-    #[must_use]
-    pub fn threads(&self) -> usize {
-        self.threads
-    }
-
     /// Copies pages of `source` into pages of `target`.
     ///
     /// # Errors

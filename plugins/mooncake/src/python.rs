@@ -8,9 +8,7 @@
 //! here: a Python that cannot start ends its process.
 
 mod alone;
-#[allow(dead_code, reason = "the tier calls more of it than the transfer role")]
 mod api;
-#[allow(dead_code, reason = "the tier calls more of it than the transfer role")]
 mod object;
 mod probe;
 

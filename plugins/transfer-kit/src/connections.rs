@@ -194,9 +194,4 @@ impl<T: Transport> Connections<T> {
         let inbound = self.inbound.iter().find(|inbound| inbound.connection == connection)?;
         Some(&inbound.peer_name)
     }
-
-    /// The peers to which there is a link, also one that has ended.
-    pub fn linked_peers(&self) -> impl Iterator<Item = &Arc<LinkedPeer<T::Mailbox>>> {
-        self.links.values().map(|link| &link.peer)
-    }
 }
