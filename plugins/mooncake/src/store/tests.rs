@@ -349,7 +349,7 @@ fn a_region_stays_while_a_call_is_in_it_and_shutdown_says_so_when_one_does_not_e
 }
 
 #[test]
-fn whoever_only_looks_stores_and_removes_nothing() {
+fn a_read_only_instance_stores_and_removes_nothing() {
     let rig = rig("read_only = true\nmaster_metrics_address = \"127.0.0.1:1\"\n", NEVER);
     let refused = ErrorCode::UNSUPPORTED.0;
     assert_eq!((rig.put(0..2), rig.exist(0..1)), (vec![refused; 2], vec![MISSING]));

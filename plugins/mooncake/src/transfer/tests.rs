@@ -204,7 +204,7 @@ fn messages_that_get_lost_or_come_twice_are_heard_once_and_in_order() {
 }
 
 #[test]
-fn whoever_has_the_address_of_one_that_is_gone_gets_none_of_its_messages() {
+fn an_instance_at_the_address_of_one_that_is_gone_gets_none_of_its_messages() {
     let net = Net::default();
     let (sender, receiver) = (instance(&net, "sender"), instance(&net, "receiver"));
     let endpoint = receiver.endpoint().unwrap();
