@@ -1,6 +1,6 @@
 //! Why a file could not be read.
 
-/// What is wrong with a GGUF file, or with what was asked of it.
+/// What is wrong with a GGUF file, or with a request for its content.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -73,18 +73,18 @@ pub enum Error {
         key: String,
         /// What it is.
         found: String,
-        /// What was asked for.
+        /// The requested type.
         expected: &'static str,
     },
     /// Rows that a tensor does not have, or a buffer that holds no whole rows.
-    #[error("tensor {tensor} has {rows} rows; {asked} cannot be read")]
+    #[error("tensor {tensor} has {rows} rows; {requested} cannot be read")]
     Rows {
         /// The tensor.
         tensor: String,
         /// Its rows.
         rows: u64,
-        /// What was asked for.
-        asked: String,
+        /// The requested rows.
+        requested: String,
     },
 }
 

@@ -157,7 +157,7 @@ impl<S: ReadAt> Gguf<S> {
 
     fn check_rows(&self, tensor: &TensorInfo, first: u64, length: usize, row: usize) -> Result<(), Error> {
         let rows = tensor.rows();
-        let refused = |asked: String| Error::Rows { tensor: tensor.name().to_owned(), rows, asked };
+        let refused = |requested: String| Error::Rows { tensor: tensor.name().to_owned(), rows, requested };
         if row == 0 || !length.is_multiple_of(row) {
             return Err(refused(format!("{length} of {row} per row")));
         }

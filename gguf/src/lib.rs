@@ -5,7 +5,7 @@
 //! '------------------------------ header -----------------------------'
 //! ```
 //!
-//! [`Gguf::open`] reads the header and checks all of it; data is read row by row when it is asked for
+//! [`Gguf::open`] reads the header and checks all of it; data is read row by row on request
 //! ([`Gguf::read_rows`] expands to `f32`, [`Gguf::read_raw_rows`] copies). Everything is little-endian.
 //!
 //! A file is not trusted. No length is believed before the file was seen to be that long, so that memory is bounded by

@@ -8,7 +8,7 @@
 //! [`ROUNDS`] batches of copies between two events, GB of payload per second, each byte read once and written once.
 //! `-- check` leaves out the times.
 
-#![allow(clippy::unwrap_used, reason = "a benchmark has nobody to tell")]
+#![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -130,7 +130,7 @@ fn difference(copier: &CudaCopier, shape: &Shape) -> Option<String> {
     cpu.copy(&scatter, &dense, &mut other[shape.shift..]).unwrap();
 
     let (from, to) = (memory(&device_pool, shape.shift, stream), memory(&device_dense, 0, stream));
-    // SAFETY: all three live until the stream is waited for, and nobody else uses them.
+    // SAFETY: all three live until the stream is waited for, and nothing else uses them.
     unsafe { copier.copy_memory(&gather, from, to).unwrap() };
     // SAFETY: as above; the stream keeps the order.
     unsafe { copier.copy_memory(&scatter, to, memory(&device_other, shape.shift, stream)).unwrap() };
@@ -172,7 +172,7 @@ fn time(copier: &CudaCopier, shape: &Shape) {
     let reversed = blocks.map(PageBlock::reversed);
     let gather = PagesCopy { pages: &pairs, blocks: &blocks };
     let scatter = PagesCopy { pages: &back, blocks: &reversed };
-    // SAFETY: both buffers live until the events of the stream were waited for, and nobody else uses them.
+    // SAFETY: both buffers live until the events of the stream were waited for, and nothing else uses them.
     let gathered = speed(stream, payload, || unsafe { copier.copy_memory(&gather, from, to).unwrap() });
     // SAFETY: as above.
     let scattered = speed(stream, payload, || unsafe { copier.copy_memory(&scatter, to, from).unwrap() });

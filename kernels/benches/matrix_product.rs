@@ -5,7 +5,7 @@
 //! [`ROUNDS`], a ratio the median of the rounds' ratios. On one thread, the default, time is what the thread ran, so that
 //! programs on the same cores count less; on more it is the clock's. Plain Rust is left out.
 
-#![allow(clippy::unwrap_used, reason = "a benchmark has nobody to tell")]
+#![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 #![allow(clippy::disallowed_methods, reason = "measures real time")]
 
 use std::time::Duration;

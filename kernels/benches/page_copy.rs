@@ -3,7 +3,7 @@
 //! `cargo bench -p host-kernels --bench page_copy`; with `stores` behind `--`, the two ways of storing beside each other.
 //! Best of [`ROUNDS`], all in turns; GB of payload per second, each byte read once and written once.
 
-#![allow(clippy::unwrap_used, reason = "a benchmark has nobody to tell")]
+#![allow(clippy::unwrap_used, reason = "a benchmark ends at its first error")]
 
 use std::time::Instant;
 

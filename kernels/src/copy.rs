@@ -124,12 +124,6 @@ impl Memory {
         Self { base: std::ptr::without_provenance_mut(address as usize), length }
     }
 
-    /// Its length in bytes.
-    #[must_use]
-    pub const fn length(&self) -> usize {
-        self.length
-    }
-
     /// Address of its first byte.
     #[must_use]
     pub fn address(&self) -> usize {
@@ -149,8 +143,8 @@ pub trait CopyPages {
     /// then. A GPU's also when its driver refuses the launch.
     ///
     /// # Safety
-    /// The caller guarantees, until the copy is done, that `source` is readable and `target` writable over their
-    /// length, that nobody writes the rows that are read, and that nobody reads or writes the rows that are written.
+    /// The caller guarantees, until the copy is done, that `source` is readable and `target` writable over their length, that
+    /// the rows that are read are not written meanwhile, and that nothing else reads or writes the rows that are written.
     unsafe fn copy_memory(
         &self,
         copy: &PagesCopy<'_>,

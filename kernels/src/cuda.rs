@@ -38,7 +38,7 @@ pub enum CudaError {
     /// The driver refuses.
     #[error("the CUDA driver cannot {what}: {reason}")]
     Driver {
-        /// What was asked of it.
+        /// The requested operation.
         what: String,
         /// What it said.
         reason: String,
@@ -49,7 +49,7 @@ pub enum CudaError {
     /// The run-time compiler refuses.
     #[error("NVRTC cannot {what}: {reason}")]
     Nvrtc {
-        /// What was asked of it.
+        /// The requested operation.
         what: &'static str,
         /// What it said, with its log.
         reason: String,

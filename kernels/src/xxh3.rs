@@ -1,34 +1,57 @@
-//! XXH3-64 of pages, with 256-bit vectors where the processor has them.
+//! XXH3 of pages, 64 and 128 bits, with 256-bit vectors where the processor has them.
 //!
-//! That is asked when the program runs: `xxhash-rust` chooses when it is compiled, and then takes what every x86-64 has. The
+//! The program finds that out when it runs: `xxhash-rust` chooses when it is compiled, and then takes what every x86-64 has. The
 //! sums are the same. The algorithm is that of xxHash's specification.
 //!
 //! Pages come from memory, not from the processor's caches. There the wider vectors alone save little; fetching ahead, which also
 //! passes the ends of 4 KiB pages where the processor's own prefetchers stop, saves as much again. So `twox-hash`, which has the
 //! vectors and does not fetch ahead, takes a third longer for the same bytes.
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 /// The XXH3-64 of these bytes with this seed.
 #[must_use]
 pub fn xxh3(value: &[u8], seed: u64) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if value.len() >= wide::SHORTEST && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2, as was just asked.
+        // SAFETY: the processor has AVX2, as was just checked.
         return unsafe { wide::xxh3(value, seed) };
     }
     xxh3_64_with_seed(value, seed)
 }
 
+/// The XXH3-128 of a key and the bytes behind it, without a seed.
+#[must_use]
+pub fn xxh3_128(key: &[u8; KEY], value: &[u8]) -> u128 {
+    #[cfg(target_arch = "x86_64")]
+    if KEY + value.len() >= wide::SHORTEST && std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2, as was just checked.
+        return unsafe { wide::xxh3_128(key, value) };
+    }
+    plain_128(key, value)
+}
+
+fn plain_128(key: &[u8; KEY], value: &[u8]) -> u128 {
+    let mut hash = Xxh3::new();
+    hash.update(key);
+    hash.update(value);
+    hash.digest128()
+}
+
+/// Bytes of a key.
+const KEY: usize = 32;
+
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use std::arch::x86_64::*;
 
+    use super::KEY;
+
     /// Shorter values are hashed in other ways.
     pub const SHORTEST: usize = 241;
     const STRIPE: usize = 64;
-    /// 16 stripes, after which the sums are scrambled.
-    const BLOCK: usize = 1024;
+    /// Stripes after which the sums are scrambled.
+    const BLOCK: usize = 16;
     /// How far ahead memory is fetched. Between 1 and 4 KiB it hardly matters while the disk writes to the same memory; without,
     /// 512 bytes and 4 KiB save half as much.
     const AHEAD: usize = 2048;
@@ -129,24 +152,68 @@ mod wide {
     #[target_feature(enable = "avx2")]
     pub fn xxh3(value: &[u8], seed: u64) -> u64 {
         let secret = secret_of(seed);
+        let mut sums = first_sums();
+        // The last byte is always in the last stripe, which overlaps what is before it.
+        for block in value[..value.len() - 1].as_chunks::<STRIPE>().0.chunks(BLOCK) {
+            accumulate_block(&mut sums, block, 0, &secret);
+        }
+        let words = words_of(sums, value, &secret);
+        merge(words, &secret[11..], (value.len() as u64).wrapping_mul(P64[0]))
+    }
+
+    /// Of a key and a value that are together not [shorter](SHORTEST).
+    #[target_feature(enable = "avx2")]
+    pub fn xxh3_128(of: &[u8; KEY], value: &[u8]) -> u128 {
+        let secret = secret_of(0);
+        let mut sums = first_sums();
+        // The first stripe is the key and as much of the value; the others are stripes of the rest.
+        let (beside, rest) = value.split_at(STRIPE - KEY);
+        let mut first = [0; STRIPE];
+        first[..KEY].copy_from_slice(of);
+        first[KEY..].copy_from_slice(beside);
+        accumulate(&mut sums, load(&first), key(&secret, 0));
+        let stripes = rest[..rest.len() - 1].as_chunks::<STRIPE>().0;
+        let (block, stripes) = stripes.split_at(stripes.len().min(BLOCK - 1));
+        accumulate_block(&mut sums, block, 1, &secret);
+        for block in stripes.chunks(BLOCK) {
+            accumulate_block(&mut sums, block, 0, &secret);
+        }
+        let words = words_of(sums, value, &secret);
+        let length = (KEY + value.len()) as u64;
+        let low = merge(words, &secret[11..], length.wrapping_mul(P64[0]));
+        let high = merge(words, &secret[SECRET_BYTES - STRIPE - 11..], !length.wrapping_mul(P64[1]));
+        u128::from(high) << 64 | u128::from(low)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn first_sums() -> Words {
         let word = |word: u64| word as i64;
-        let mut sums = [
+        [
             _mm256_setr_epi64x(word(P32[2]), word(P64[0]), word(P64[1]), word(P64[2])),
             _mm256_setr_epi64x(word(P64[3]), word(P32[1]), word(P64[4]), word(P32[0])),
-        ];
-        // The last byte is always in the last stripe, which overlaps what is before it.
-        for block in value[..value.len() - 1].chunks(BLOCK) {
-            let stripes = block.as_chunks::<STRIPE>().0;
-            for (number, stripe) in stripes.iter().enumerate() {
-                _mm_prefetch::<_MM_HINT_T0>(stripe.as_ptr().wrapping_add(AHEAD).cast());
-                accumulate(&mut sums, load(stripe), key(&secret, 8 * number));
-            }
-            if block.len() == BLOCK {
-                scramble(&mut sums, key(&secret, SECRET_BYTES - STRIPE));
-            }
+        ]
+    }
+
+    /// The stripes of a block from number `from` on, and the end of the block where they reach it.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn accumulate_block(sums: &mut Words, stripes: &[[u8; STRIPE]], from: usize, secret: &Secret) {
+        for (number, stripe) in (from..).zip(stripes) {
+            _mm_prefetch::<_MM_HINT_T0>(stripe.as_ptr().wrapping_add(AHEAD).cast());
+            accumulate(sums, load(stripe), key(secret, 8 * number));
         }
+        if from + stripes.len() == BLOCK {
+            scramble(sums, key(secret, SECRET_BYTES - STRIPE));
+        }
+    }
+
+    /// The sums with the last stripe, which ends where the value ends.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn words_of(mut sums: Words, value: &[u8], secret: &Secret) -> [u64; 8] {
         if let Some(last) = value.last_chunk() {
-            accumulate(&mut sums, load(last), key(&secret, SECRET_BYTES - STRIPE - 7));
+            accumulate(&mut sums, load(last), key(secret, SECRET_BYTES - STRIPE - 7));
         }
         let mut words = [0; 8];
         // SAFETY: eight words are two vectors, and these stores take any address.
@@ -155,12 +222,12 @@ mod wide {
             _mm256_storeu_si256(half, sums[0]);
             _mm256_storeu_si256(half.add(1), sums[1]);
         }
-        merge(words, &secret, value.len())
+        words
     }
 
-    fn merge(words: [u64; 8], secret: &Secret, length: usize) -> u64 {
-        let mut hash = (length as u64).wrapping_mul(P64[0]);
-        let keys = secret[11..].as_chunks::<8>().0;
+    /// One number of eight, with 64 bytes of the secret.
+    fn merge(words: [u64; 8], secret: &[u8], mut hash: u64) -> u64 {
+        let keys = secret.as_chunks::<8>().0;
         for (pair, keys) in words.as_chunks::<2>().0.iter().zip(keys.as_chunks::<2>().0) {
             let mixed = [0, 1].map(|at| u128::from(pair[at] ^ u64::from_le_bytes(keys[at])));
             let product = mixed[0] * mixed[1];
@@ -184,6 +251,24 @@ mod tests {
         for (at, length) in (0..1200).chain(near).enumerate() {
             let (value, seed) = (&bytes[at % 67..at % 67 + length], random.u64(..));
             assert_eq!(xxh3(value, seed), xxh3_64_with_seed(value, seed), "{length} bytes from {}", at % 67);
+        }
+    }
+
+    #[test]
+    fn wide_vectors_and_plain_code_give_a_key_and_a_value_of_every_length_the_same_128_bits() {
+        let mut random = fastrand::Rng::with_seed(2);
+        let mut bytes = vec![0; 70_000];
+        random.fill(&mut bytes);
+        let near = [1024, 2048, 4096, 65_536].into_iter().flat_map(|length: usize| length - 99..length + 67);
+        for (at, length) in (0..1200).chain(near).enumerate() {
+            let mut key = [0; KEY];
+            random.fill(&mut key);
+            let value = &bytes[at % 67..at % 67 + length];
+            let (chosen, plain) = (xxh3_128(&key, value), plain_128(&key, value));
+            assert_eq!(chosen.to_le_bytes(), plain.to_le_bytes(), "{length} bytes from {}", at % 67);
+            // What a program without this module makes of the same bytes behind each other.
+            let whole = [&key, value].concat();
+            assert_eq!(chosen, xxhash_rust::xxh3::xxh3_128(&whole), "{length} bytes from {}", at % 67);
         }
     }
 }

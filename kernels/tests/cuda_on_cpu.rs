@@ -32,7 +32,7 @@ fn driver() -> MutexGuard<'static, Driver> {
     DRIVER.lock()
 }
 
-/// Compiles and loads it under the name that is asked for later, so that the later one finds this.
+/// Compiles and loads it under the name that is opened later, so that the later call finds this library.
 fn build() -> Driver {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("libcuda.so");
@@ -98,7 +98,7 @@ fn on_device(
     let memory = |buffer: &cudarc::driver::CudaSlice<u8>, shift: usize| {
         Memory::device(buffer.device_ptr(stream).0 + shift as u64, buffer.len() - shift)
     };
-    // SAFETY: both live until the copy is done, and nobody else knows them.
+    // SAFETY: both live until the copy is done, and nothing else refers to them.
     unsafe { copier.copy_memory(copy, memory(&from, shift[0]), memory(&to, shift[1]))? };
     let result = stream.clone_dtoh(&to).unwrap();
     stream.synchronize().unwrap();

@@ -56,7 +56,7 @@ fn rows_of_sixteen_bytes_are_loaded_and_stored_as_vectors_all_loads_before_the_f
         for capability in [80, 90] {
             let Image::Assembly(text) = nvrtc.compile(SOURCE, Architecture::Assembly(capability)).unwrap()
             else {
-                panic!("machine code where assembly was asked for");
+                panic!("machine code where assembly was requested");
             };
             for (name, load, store) in [
                 ("page_copy_16", "ld.global.cs.v4.u32", "st.global.cg.v4.u32"),

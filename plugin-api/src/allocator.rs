@@ -61,7 +61,7 @@ pub struct ComponentPool {
 
 impl ComponentPool {
     /// This component as one that shares its memory with all others that do: a page of it is made of `parts` pool pages.
-    /// Asked of allocators that declare [`SHARED_POOL`](crate::capability::SHARED_POOL) only. Since 0.1.4.
+    /// Called only on allocators that declare [`SHARED_POOL`](crate::capability::SHARED_POOL). Since 0.1.4.
     #[must_use]
     pub const fn sharing(mut self, parts: u32) -> Self {
         self.reserved = parts;

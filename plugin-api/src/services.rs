@@ -1,9 +1,9 @@
-//! What a plugin may ask of its host: log lines, words for metrics, and to be polled.
+//! What a plugin may ask of its host: log lines, plugin metrics, and to be polled.
 //!
 //! [`host()`](host()) gives the services of the host that loaded this plugin. They are there before the plugin's first factory
 //! runs, and as long as the process. Each is an offer: a host that is older than this module, or a test that links the
-//! plugin instead of loading it, takes none of them, and then log lines vanish, words are counted by nobody, and a wake
-//! wakes nobody. So a plugin never has to ask whether a service is there.
+//! plugin instead of loading it, takes none of them. Then log lines vanish, metrics are not shown, and a wake has no
+//! effect. So a plugin never has to ask whether a service is there.
 //!
 //! Threads: everything here may be called from any thread. Nothing here blocks; [`Counter::add`], [`Gauge::set`] and a
 //! log line below the host's level also allocate nothing, and belong into hot calls.
@@ -14,7 +14,7 @@
 //! # fn main() -> host_plugin_api::Result<()> {
 //! let copied: Counter = host().counter("bytes_copied")?;    // once, where the instance is opened
 //! copied.add(4096);                                         // a relaxed add on a word of the host's
-//! log!(Level::DEBUG, "copied {} bytes", 4096);              // formatted only if somebody listens
+//! log!(Level::DEBUG, "copied {} bytes", 4096);              // formatted only if the host logs it
 //! # Ok(())
 //! # }
 //! ```
@@ -41,7 +41,7 @@ pub const LONGEST_WORD_NAME: usize = 64;
 pub struct Level(pub u32);
 
 impl Level {
-    /// Something failed that was asked for.
+    /// A requested operation failed.
     pub const ERROR: Level = Level(1);
     /// Something is not as it should be, and goes on.
     pub const WARN: Level = Level(2);
@@ -106,8 +106,8 @@ impl Host {
     }
 
     fn word(self, kind: u32, name: &str) -> Result<&'static AtomicU64> {
-        static NOBODY_READS: AtomicU64 = AtomicU64::new(0);
-        let Some(host) = self.0 else { return Ok(&NOBODY_READS) };
+        static UNREAD: AtomicU64 = AtomicU64::new(0);
+        let Some(host) = self.0 else { return Ok(&UNREAD) };
         let word = host.object.word(kind, name.into()).into_result();
         word.map(|HostWord { value }| value).map_err(Into::into)
     }
@@ -180,7 +180,7 @@ mod tests {
     fn without_a_host_every_service_is_there_and_does_nothing() {
         let host = host();
         assert!(!host.logs(Level::ERROR));
-        host.log(Level::ERROR, "here", "nobody hears this");
+        host.log(Level::ERROR, "here", "no host logs this");
         host.counter("Any Name").unwrap().add(1);
         host.gauge("any").unwrap().set(1);
         host.wake();

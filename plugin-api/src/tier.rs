@@ -7,7 +7,7 @@
 //! its own. Every page of an accepted batch ends in exactly one [`TierCompletion`], in any order, which the host fetches
 //! with [`poll`](StorageTier::poll) into its own memory. Until then the pages' memory belongs to the batch.
 //!
-//! A get that finds less than it was asked for is a miss or an error, never a success: [`TierCompletion::status`] says
+//! A get that finds less than was requested is a miss or an error, never a success: [`TierCompletion::status`] says
 //! [`FOUND`] only after all `length` bytes are in memory.
 //!
 //! Threads: every method may be called from any thread. Methods marked **hot** neither block nor allocate.

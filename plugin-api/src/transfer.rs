@@ -218,7 +218,7 @@ pub trait TransferBackend: Send + Sync + 'static {
     /// unknown.
     ///
     /// # Errors
-    /// `PEER_LOST` when nobody answers, `VERSION` when the endpoint is of another kind.
+    /// `PEER_LOST` when the peer does not answer, `VERSION` when the endpoint is of another kind.
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId>;
 
     /// Ends the connection in both directions. This is a fence: when it returns, nothing from or to this peer is in

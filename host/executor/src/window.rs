@@ -48,14 +48,6 @@ impl LayerPlace {
     pub const fn sliding(number: usize, full: usize) -> Self {
         LayerPlace::Sliding { part: number / full, layer: number % full }
     }
-
-    /// Which layer of a page of the pool this is.
-    #[must_use]
-    pub const fn layer(self) -> usize {
-        match self {
-            LayerPlace::Full { layer } | LayerPlace::Sliding { layer, .. } => layer,
-        }
-    }
 }
 
 /// The pages in which one layer of a sequence lies.

@@ -163,12 +163,6 @@ impl Manifest {
         self.roles.iter().find(|role| role.kind == kind)
     }
 
-    /// Whether any role declares the capability.
-    #[must_use]
-    pub fn has(&self, capability: &str) -> bool {
-        self.roles.iter().any(|role| role.capabilities.iter().any(|c| c == capability))
-    }
-
     /// Checks a configuration table against the declared keys, without asking the plugin.
     ///
     /// # Errors

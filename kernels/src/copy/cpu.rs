@@ -1,4 +1,4 @@
-//! The copies on the CPU: who copies which part, and on how many threads.
+//! The copies on the CPU: which thread copies which part, and how many threads there are.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -65,12 +65,6 @@ impl Copier {
         Self { stores, ..self }
     }
 
-    /// Threads of a large copy.
-    #[must_use]
-    pub fn threads(&self) -> usize {
-        self.threads
-    }
-
     /// Copies pages of `source` into pages of `target`.
     ///
     /// # Errors
@@ -78,7 +72,7 @@ impl Copier {
     pub fn copy(&self, copy: &PagesCopy<'_>, source: &[u8], target: &mut [u8]) -> Result<(), CopyError> {
         let from = Memory::new(source.as_ptr().cast_mut(), source.len());
         let to = Memory::new(target.as_mut_ptr(), target.len());
-        // SAFETY: both slices are borrowed until the copy is done, the target for nobody else; `from` is only read.
+        // SAFETY: both slices are borrowed until the copy is done, the target exclusively; `from` is only read.
         unsafe { self.copy_memory(copy, from, to) }
     }
 
@@ -88,7 +82,7 @@ impl Copier {
     /// As [`CopyPages::copy_memory`], so also when a page is both source and target; nothing was copied then.
     pub fn copy_within(&self, copy: &PagesCopy<'_>, pool: &mut [u8]) -> Result<(), CopyError> {
         let memory = Memory::new(pool.as_mut_ptr(), pool.len());
-        // SAFETY: the pool is borrowed for nobody else until the copy is done; rows that are read are not written,
+        // SAFETY: the pool is borrowed exclusively until the copy is done; rows that are read are not written,
         // which the check sees to.
         unsafe { self.copy_memory(copy, memory, memory) }
     }
@@ -120,7 +114,9 @@ impl CopyPages for Copier {
     }
 }
 
-/// Chunks to whoever is free: the caller begins at once, and helpers that wake late find less or nothing to do.
+/// Gives chunks to idle threads.
+///
+/// The caller begins at once, and helpers that wake late find less or nothing to do.
 fn in_parallel(pool: &rayon::ThreadPool, threads: usize, work: &StripCopy<'_>) {
     let chunks = work.bytes.div_ceil(CHUNK);
     let next = AtomicUsize::new(0);

@@ -28,10 +28,10 @@ impl Rows {
     }
 }
 
-/// Rows up to this length, in bytes, are asked for ahead.
+/// Rows up to this length, in bytes, are fetched ahead.
 const SHORT: usize = 1 << 10;
 
-/// Bytes that are asked for ahead: enough to cover the time that memory takes, and few enough to be there still.
+/// Bytes that are fetched ahead: enough to cover the time that memory takes, and few enough to be there still.
 pub(super) const AHEAD: usize = 8 << 10;
 
 /// Copies rows.
@@ -72,8 +72,9 @@ pub(super) fn choose(run: usize, streaming: bool, alignment: usize) -> CopyRows 
     }
 }
 
-/// Completes stores that went past the caches. Nothing else orders them: without this, whoever learns that the copy is done
-/// may not see it.
+/// Completes stores that went past the caches.
+///
+/// Nothing else orders them: without this, a thread that learns that the copy is done may not see its bytes.
 pub(super) fn settle() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every CPU of this architecture has the instruction.

@@ -37,7 +37,7 @@ pub struct Nvrtc {
     path: PathBuf,
 }
 
-/// Where NVIDIA's packages put the library, below a folder that somebody names.
+/// Where NVIDIA's packages put the library, inside a folder that the operator names.
 const FOLDERS: [&str; 6] = ["", "lib64", "lib", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "cuda_nvrtc/lib"];
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
@@ -61,8 +61,8 @@ impl Nvrtc {
         };
         let mut tried = Vec::new();
         for path in candidates {
-            // SAFETY: it runs the library's initialisers; whoever names another library than NVRTC gets an error at the first
-            // function that it lacks.
+            // SAFETY: it runs the library's initialisers. Another library than NVRTC leads to an error at the first function
+            // that it lacks.
             match unsafe { Library::new(&path) } {
                 Ok(library) => return Ok(Self { library, path }),
                 Err(error) => {

@@ -79,7 +79,7 @@ static __device__ __forceinline__ Place place(const PageCopy *copy, u32 vector, 
 #define EXPORTED
 #endif
 
-// Loads that the caches may forget first, as nothing is read twice; stores that stay in L2 for whoever reads next.
+// Loads that the caches may forget first, as nothing is read twice; stores that stay in L2 for the next reader.
 #define PAGE_COPY(name, type)                                                                                          \
     EXPORTED __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ PageCopy copy)                    \
     {                                                                                                                  \

@@ -61,7 +61,7 @@ pub struct QueryRows<'a> {
     pub position: usize,
     /// The first position that there is to be seen, none behind that of the first row; mostly 0.
     pub first: usize,
-    /// The sequence's K and V, including those of the rows' own positions. Positions that no row sees are not asked for.
+    /// The sequence's K and V, including those of the rows' own positions. Positions that no row sees are not read.
     pub kv: &'a dyn KvRows,
 }
 

@@ -77,7 +77,7 @@ impl<T> Drop for Guard<T> {
         // SAFETY: `inner` is dropped here only, and not touched afterwards.
         let dropped = catch_unwind(AssertUnwindSafe(|| unsafe { ManuallyDrop::drop(&mut self.inner) }));
         if let Err(payload) = dropped {
-            // Nobody is left to tell. The payload is forgotten because its own drop may panic.
+            // There is nothing left to report to. The payload is forgotten because its own drop may panic.
             std::mem::forget(payload);
         }
     }

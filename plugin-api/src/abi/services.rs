@@ -83,8 +83,8 @@ pub(super) extern "C" fn attach(host: HostObject) {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             log_panic(info);
-            // Where nobody listens, as under `host plugins test`, it is said as if there were no host; so is where the
-            // panic came from, to whoever asked for that.
+            // Where the host does not log errors, as under `host plugins test`, the usual hook prints the panic, as if there
+            // were no host. It also prints the backtrace that RUST_BACKTRACE turns on.
             let traced = std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0");
             if traced || !crate::host().logs(Level::ERROR) {
                 usual(info);

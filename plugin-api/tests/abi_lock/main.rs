@@ -1,7 +1,7 @@
 //! The ABI as text, compared with what was recorded: it does not change by accident, and not without a new version.
 //!
-//! `plugin-api/abi.lock` lists every type that crosses the boundary, with what a plugin relies on. After a change that is
-//! meant, raise the version in `plugin-api/Cargo.toml` (`docs/plugins/compatibility.md` says which part of it) and run
+//! `plugin-api/abi.lock` lists every type that crosses the boundary, with what a plugin relies on. After an
+//! intended change, raise the version in `plugin-api/Cargo.toml` (`docs/plugins/compatibility.md` says which part of it) and run
 //!
 //! ```text
 //! HOST_ABI_LOCK=write cargo test -p host-plugin-api --test abi_lock
@@ -47,7 +47,7 @@ fn the_abi_is_the_recorded_one_or_has_a_new_version() {
         return;
     }
     panic!(
-        "plugin-api/abi.lock is not what the code says.\n{}\nIf that is meant, the version is high enough; run\n\n    \
+        "plugin-api/abi.lock is not what the code says.\n{}\nIf the change is intended and the version is high enough, run\n\n    \
          HOST_ABI_LOCK=write cargo test -p host-plugin-api --test abi_lock\n",
         found.lines()
     );

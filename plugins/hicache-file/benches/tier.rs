@@ -59,8 +59,8 @@ fn opening(bench: &mut Bench) {
         println!("| {cache} | {} | {} | {} | {} | {core:.2} |", ms(opened), ms(first), ms(oldest), ms(all));
         if !cold {
             let keys: Vec<Key> = (0..bench.pages).map(|page| bench.key(page * 7919 % bench.pages)).collect();
-            let asked = measure(|| exists(&tier, &keys));
-            println!("exists: {:.2} million keys per second", keys.len() as f64 / asked.seconds / 1e6);
+            let round = measure(|| exists(&tier, &keys));
+            println!("exists: {:.2} million keys per second", keys.len() as f64 / round.seconds / 1e6);
         }
     }
     std::fs::remove_dir_all(bench.dir.join("tier")).unwrap();

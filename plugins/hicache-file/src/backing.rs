@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::config::{Config, Direct, Permissions};
 use crate::format::Name;
 
-/// Where segments lie below the configured directory; another format gets another name.
+/// The folder of segments in the configured directory; another format gets another name.
 const FORMAT: &str = "tier-v1";
 const LOCK: &str = "lock";
 /// Most names of segments that are looked at, a bound on memory.
@@ -82,7 +82,7 @@ impl Directory {
         let is_shared = stat.st_mode & 0o002 != 0;
         if is_shared && stat.st_mode & 0o1000 == 0 {
             let text =
-                format!("anybody may write to {}: take the right away, or use another", path.display());
+                format!("every user may write to {}: take the right away, or use another", path.display());
             return Err(Error::new(ErrorCode::IO, text));
         }
         let path = path.join(FORMAT);
@@ -176,7 +176,7 @@ impl Directory {
     }
 
     fn opened(&self, file: &str, flags: OFlags) -> io::Result<OwnedFd> {
-        // Does not wait for the other end of a pipe that somebody put there.
+        // Does not wait for the other end of a pipe that another process put there.
         let careful = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let fd = openat(&self.fd, file, careful, self.file_mode)?;
         let stat = fstat(&fd)?;
@@ -267,7 +267,7 @@ impl Directory {
             let result = unlinkat(&self.fd, file.as_str(), AtFlags::empty());
             matches!(result, Ok(()) | Err(Errno::NOENT))
         };
-        // The index first: without it the data is rubbish for everybody.
+        // The index first: without it no process can read the data.
         gone(name.index()) && gone(name.data())
     }
 
@@ -325,7 +325,7 @@ impl Directory {
     }
 }
 
-/// Whether nobody else has this index file locked; if so it is ours until `index` is closed.
+/// Locks this index file, unless it is locked already; the lock is ours until `index` is closed.
 pub fn try_lock(index: &OwnedFd) -> bool {
     flock(index, FlockOperation::NonBlockingLockExclusive).is_ok()
 }

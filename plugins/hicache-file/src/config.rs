@@ -36,7 +36,7 @@ pub enum Direct {
     Never,
 }
 
-/// Who may read and write the directory.
+/// Which users may read and write the directory.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Permissions {

@@ -56,7 +56,7 @@ pub struct Index {
     segments: BTreeMap<u32, Records>,
     last: u32,
     bytes: u64,
-    /// Not everything on disk is known yet, and who asks for an unknown key should wait.
+    /// Not everything on disk is known yet, and a question for an unknown key should wait.
     pub loading: bool,
     /// Everything that was on disk at opening is known.
     pub complete: bool,

@@ -34,7 +34,7 @@ const CHUNK: usize = 1024;
 pub(crate) enum Known {
     /// They are no segment of this version.
     Unreadable,
-    /// Somebody may append to it: the record to read next.
+    /// A writer may append to it: the record to read next.
     Open(Arc<Segment>, u32),
     Sealed(Arc<Segment>),
 }
@@ -174,7 +174,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether the path does not lead to the directory now, which is logged in the same words by whoever finds it.
+    /// Whether the path does not lead to the directory now; logs that always with the same text.
     pub(crate) fn is_astray(&mut self) -> bool {
         let why = self.store.directory.astray();
         if let Some(why) = &why {
@@ -215,7 +215,7 @@ impl Keeper<'_> {
         let open = self.known.iter().filter(|(_, known)| matches!(known, Known::Open(..)));
         let open: Vec<Name> = open.map(|(name, _)| *name).collect();
         if first {
-            // All that was there is known, and those who wait for it need not wait for the device.
+            // All that was there is known, and calls that wait for it need not wait for the device.
             self.stop_waiting();
         }
         for name in open {
@@ -348,7 +348,7 @@ impl Keeper<'_> {
         if !try_lock(index) {
             return Ok(());
         }
-        // Nobody makes a segment now, so that what is not locked has no writer; and what was written before can be read.
+        // No segment is made while this lock is held, so what is not locked has no writer. What was written before can be read.
         let lock = self.store.directory.lock()?;
         let mut records = self.read(index, name, 0)?;
         if records.sealed {

@@ -21,11 +21,11 @@
 //!
 //! Integers are little-endian. The value's checksum is XXH3-64 of its bytes, seeded with XXH3-64 of key and length: it says
 //! that these are the bytes *of this key*, so that a read of the wrong place is found out like a flipped bit. It guards
-//! against accidents; whoever may write to the directory is trusted.
+//! against accidents; all processes that may write to the directory are trusted.
 //!
 //! # Publishing
 //!
-//! 1. The value is written to its place in `NAME.dat`, of which nobody else knows. 2. With `fsync = "always"` the data is
+//! 1. The value is written to its place in `NAME.dat`, of which only the writer knows. 2. With `fsync = "always"` the data is
 //!    synced. 3. The record is appended to `NAME.idx` by one `pwrite`, and synced with `always`. 4. The index in memory
 //!    gets it, the put ends in `STORED`.
 //!
@@ -47,8 +47,8 @@
 //!
 //! # Several processes and machines
 //!
-//! Whoever writes a segment holds a lock (`flock`) on its `.idx`, from before anybody sees it until it is sealed or the
-//! process is gone. `DIR/tier-v1/lock` is locked by whoever makes or evicts segments, or finds out that one has no writer. So:
+//! The writer of a segment holds a lock (`flock`) on its `.idx`, from before the file is visible until it is sealed or the
+//! process is gone. A process locks `DIR/tier-v1/lock` while it makes or evicts segments, or finds that one has no writer. So:
 //!
 //! | Segment is | recognised by | its writer | others |
 //! | --- | --- | --- | --- |
@@ -58,7 +58,7 @@
 //! | evicted | name is gone | | reads in flight end well, the file is open; within `refresh_ms` its keys are forgotten |
 //! | data without index | | | left by a crash between two unlinks: unlinked under the directory's lock |
 //! | unreadable | header wrong | | not served, counted as corrupt, evicted in its turn |
-//! | of unknown state | its index cannot be opened, or its lock cannot be asked for | | left alone |
+//! | of unknown state | its index cannot be opened, or its lock cannot be tried | | left alone |
 //!
 //! Two processes that put one key store it twice, and each index serves the first it learns of; both are right. A delete
 //! takes all records of the key that this process knows, the copies too: from its own memory at once, from sealed segments and its own
@@ -69,7 +69,7 @@
 //!
 //! # Eviction
 //!
-//! Who makes a segment first takes the directory's lock and adds up what is there. While a full segment more would pass
+//! Before it makes a segment, a process takes the directory's lock and adds up what is there. While a full segment more would pass
 //! `size_limit_mib` or 32768 segments, or leave less than `free_floor_mib` free, the segment goes that was used longest ago: by the
 //! modification time of its data file, which readers renew every 5 s for segments that had hits. So the order survives
 //! restarts and is the same for all. Evicted files take their space until the last process that reads them has let go, so no more is

@@ -52,7 +52,7 @@ impl Span {
 
     pub fn checksum(self, key: &Key) -> u64 {
         // SAFETY: registered memory stays mapped until its region is deregistered, which waits for claimed pages; until
-        // the page's completion nobody else writes there.
+        // the page's completion nothing else writes there.
         checksum(key, unsafe { std::slice::from_raw_parts(self.page.base, self.page.length) })
     }
 

@@ -264,7 +264,7 @@ impl Queue {
         taken as i32
     }
 
-    /// What nobody works on of the batch ends now.
+    /// Ends the pages of the batch that no thread has claimed.
     pub fn cancel(&self, tag: Tag) -> i32 {
         let mut state = self.state.lock();
         if state.closed {
@@ -337,7 +337,7 @@ impl Queue {
         }
         drop(state);
         self.regions_gone.fetch_add(1, Ordering::SeqCst);
-        // Whoever has it pinned lets go of it.
+        // Threads that have it pinned let go of it.
         self.wake(true);
         Ok(())
     }

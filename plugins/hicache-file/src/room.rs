@@ -16,16 +16,19 @@ use crate::segment::Segment;
 use crate::store::{code_of, is_full};
 use crate::writer::OpenSegment;
 
-/// How long puts are refused before a segment is asked for again.
+/// How long puts are refused before the next try to get a segment.
 const REFUSAL: Duration = Duration::from_secs(1);
 /// The same while the space of evicted segments is waited for, which others give back as soon as they look.
 const SOON: Duration = Duration::from_millis(100);
 /// How long the space of evicted segments is waited for. Files that are unlinked take their space until the last process that
 /// has them open has let go of them, which others do when they look at the directory the next time.
 const SETTLING: Duration = Duration::from_secs(5);
-/// How long those who want a segment are kept waiting, before the first of them are refused, when nothing can be evicted but
-/// something soon can: what we wrote and have yet to seal, and what was evicted and is not free yet. And how often that is tried.
+/// How long puts wait for a segment before the first of them are refused.
+///
+/// They wait when nothing can be evicted but something soon can: what we wrote and have yet to seal, and what was evicted and
+/// is not free yet.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(300);
+/// How often that is tried.
 const STEP: Duration = Duration::from_millis(10);
 /// Most segments of a directory, however small.
 const MOST_SEGMENTS: usize = 32_768;
@@ -97,7 +100,7 @@ impl Keeper<'_> {
         let mut evicted = 0;
         let made = loop {
             match store.directory.make(name, size, &lock) {
-                // The file system says less than it keeps: what is old goes, one by one, as much as is asked for.
+                // The file system says less than it keeps: what is old goes, one by one, as much as is needed.
                 Err(e) if is_full(&e) && evicted < footprint(size, 0) && !self.is_settling() => {
                     match self.evict_oldest(&lock) {
                         Some(taken) => evicted += taken,
@@ -185,7 +188,9 @@ impl Keeper<'_> {
         sizes.into_iter().find_map(|(name, _)| self.evict(name, lock))
     }
 
-    /// Removes a segment, unless somebody writes it, or nobody can say whether somebody does; the bytes that its files took.
+    /// Removes a segment, and returns the bytes that its files took.
+    ///
+    /// A segment stays when it has a writer, and when its lock cannot be tried.
     fn evict(&mut self, name: Name, _lock: &DirectoryLock) -> Option<u64> {
         let store = self.store;
         if store.writer.knows(name).is_some() {
@@ -207,7 +212,7 @@ impl Keeper<'_> {
         Some(taken)
     }
 
-    /// Data whose index is gone, if that is still so when nobody is making or removing segments.
+    /// Data whose index is gone, if that is still so while no segment is made or removed.
     pub fn remove_lonely(&self, names: &[Name]) {
         let Ok(_lock) = self.store.directory.lock() else { return };
         for name in names {
@@ -217,7 +222,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// A segment without a header or without data, if nobody is making it now.
+    /// A segment without a header or without data, if it is not being made now.
     pub fn remove_unfinished(&self, name: Name) {
         let directory = &self.store.directory;
         if !directory.read_only

@@ -117,12 +117,12 @@ impl Run {
         while self.done < self.total {
             let (vectors, at) = self.rest();
             let moved = if self.is_read() {
-                // SAFETY: the parts' memory is ours until their completions, and nobody else writes it.
+                // SAFETY: the parts' memory is ours until their completions, and nothing else writes it.
                 let slice =
                     |v: &Vector| IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(v.base, v.length) });
                 rustix::io::preadv(&self.file, &mut vectors.iter().map(slice).collect::<Vec<_>>(), at)
             } else {
-                // SAFETY: as above, and nobody writes it.
+                // SAFETY: as above, and nothing writes it.
                 let slice =
                     |v: &Vector| IoSlice::new(unsafe { std::slice::from_raw_parts(v.base, v.length) });
                 rustix::io::pwritev(&self.file, &vectors.iter().map(slice).collect::<Vec<_>>(), at)

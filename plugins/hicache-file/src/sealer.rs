@@ -86,7 +86,7 @@ impl Keeper<'_> {
     fn learn(&mut self, (open, sealed): Sealed) {
         self.sealer.under_way -= 1;
         let (store, name) = (self.store, open.segment.name);
-        // Its descriptor goes with its writer; who reads it opens it again, within the bound on open files.
+        // Its descriptor goes with its writer; readers open it again, within the bound on open files.
         store.files.close(&open.segment);
         let known = match sealed {
             Ok(true) => {
@@ -98,7 +98,7 @@ impl Keeper<'_> {
                 store.forget(&open.segment);
                 None
             }
-            // Its lock goes with its writer, so it is adopted by whoever looks next: by us.
+            // Its lock goes with its writer, so the next look adopts it, and that is ours.
             Err(e) => {
                 log!(Level::WARN, "cannot seal {}, which is tried again: {e}", name.index());
                 Some(Known::Open(open.segment.clone(), open.next()))

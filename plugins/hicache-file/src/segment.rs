@@ -36,7 +36,7 @@ impl Segment {
         })
     }
 
-    /// Nothing is appended any more, so that anybody may remove records.
+    /// Nothing is appended any more, so that every process may remove records.
     pub fn is_sealed(&self) -> bool {
         self.sealed.load(Ordering::Relaxed)
     }

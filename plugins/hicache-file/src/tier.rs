@@ -54,7 +54,7 @@ pub struct FileTier {
     stop_keeper: Arc<AtomicBool>,
     running: Arc<Running>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// How long who asks for all that is stored waits for the index.
+    /// How long a question about all that is stored waits for the index.
     load_patience: Duration,
 }
 
@@ -254,7 +254,7 @@ impl StorageTier for FileTier {
         self.store.queue.close();
         let late =
             || Error::new(ErrorCode::TIMEOUT, "a read, a write or a sync has not ended, the storage hangs");
-        // The keeper has segments sealed when nobody writes any more, so these two end last.
+        // The keeper has segments sealed when no thread writes any more, so these two end last.
         let quiet = self.running.wait(2, deadline);
         self.stop_keeper.store(true, Ordering::SeqCst);
         self.store.call_keeper();
@@ -266,7 +266,7 @@ impl StorageTier for FileTier {
             let _caught = thread.join();
         }
         if self.store.abandoned.load(Ordering::SeqCst) {
-            let text = "a thread ended while the system read or wrote, which nobody will see the end of: leave the memory";
+            let text = "a thread ended while the system read or wrote, and the end of that will not be seen: leave the memory";
             return Err(Error::new(ErrorCode::TIMEOUT, text));
         }
         Ok(())
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(tier.scan(0, &mut keys).unwrap_err().code, ErrorCode::TIMEOUT);
         tier.load_patience = LOAD_PATIENCE;
         std::thread::scope(|scope| {
-            let asked = [
+            let calls = [
                 scope.spawn(|| tier.usage().unwrap().values),
                 scope.spawn(|| u64::from(tier.scan(0, &mut [Key::default(); 4]).unwrap().keys)),
             ];
@@ -314,14 +314,14 @@ mod tests {
                 index.insert(segment.id, 0, crate::format::Value { key, checksum: 0, block: 0, length: 1 });
                 index.complete = number == 2;
             }
-            assert_eq!(asked.map(|asked| asked.join().unwrap()), [3, 3]);
+            assert_eq!(calls.map(|call| call.join().unwrap()), [3, 3]);
         });
         // Also when the instance ends before that.
         tier.store.index.lock().complete = false;
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| tier.usage().unwrap_err().code);
+            let call = scope.spawn(|| tier.usage().unwrap_err().code);
             tier.store.queue.close();
-            assert_eq!(asked.join().unwrap(), ErrorCode::CLOSED);
+            assert_eq!(call.join().unwrap(), ErrorCode::CLOSED);
         });
     }
 

@@ -41,7 +41,7 @@ pub struct Ring {
     /// Of the reads among the runs.
     bytes_read: usize,
     polling: bool,
-    /// Set when it goes while the kernel works on runs: nobody will learn when they end.
+    /// Set when it is dropped while the kernel works on runs: their end will not be seen.
     abandoned: Arc<AtomicBool>,
 }
 
@@ -149,7 +149,7 @@ fn read_bytes(run: &Run) -> usize {
     if run.is_read() { run.total } else { 0 }
 }
 
-/// What the kernel is asked for; `place` is that of the pinned piece that the run lies in.
+/// What the kernel is to do; `place` is that of the pinned piece that the run lies in.
 fn entry_of(run: &Run, at: usize, place: Option<u16>) -> io_uring::squeue::Entry {
     let (vectors, offset) = run.rest();
     let (pointer, count) = (vectors.as_ptr().cast(), vectors.len() as u32);
@@ -341,7 +341,7 @@ mod tests {
             count
         };
         assert_eq!(fill(&mut ring, FLIGHT_BYTES as u32 / 4), 4);
-        // The reader of a pipe that nobody writes to is told of its end.
+        // The reader of a pipe without a writer is told of its end.
         drop(other);
         let end_one = |ring: &mut Ring| {
             ring.wait().unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_cannot_just_now_is_asked_again() {
+    fn a_kernel_that_cannot_just_now_is_called_again() {
         for (errno, ends) in [
             (Errno::INTR, false),
             (Errno::BUSY, false),

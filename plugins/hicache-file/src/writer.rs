@@ -180,7 +180,7 @@ impl Writer {
         }
     }
 
-    /// Whether somebody asked for a segment.
+    /// Whether a segment was requested.
     pub fn is_wanted(&self) -> bool {
         self.state.lock().wanted
     }
@@ -191,7 +191,7 @@ impl Writer {
         state.current.is_some() || state.spare.is_some()
     }
 
-    /// The answer to whoever wants one.
+    /// The answer to the threads that want one.
     pub fn supply(&self, made: Result<Arc<OpenSegment>, (ErrorCode, Instant)>) {
         let mut state = self.state.lock();
         state.wanted = false;
@@ -239,7 +239,7 @@ impl Writer {
         retired.extend(spare.take());
     }
 
-    /// One that is full and has no writes in flight, for whoever seals it, and then has it [forgotten](Self::forget).
+    /// One that is full and has no writes in flight. The caller seals it, and then has it [forgotten](Self::forget).
     pub fn take_full(&self) -> Option<Arc<OpenSegment>> {
         let mut state = self.state.lock();
         let at = state.retired.iter().position(|open| open.writing.load(Ordering::SeqCst) == 0)?;

@@ -3,13 +3,12 @@
 //! `cargo bench -p host-plugin-mooncake --bench store`, where `cargo xtask test` has installed the wheel.
 //!
 //! 256 MiB in each round. Each pass has processes of its own: a master, one that lends the memory, and one for each side, all
-//! with the same settings of Mooncake's. Both sides register shared memory like a worker's, once, use names of the same length, and make
-//! calls of at most 1024 keys; Python makes one call after the other, as its users do. Both sides have the same two processors,
-//! and the lender and the master one each, because rounds of the same side differ by half when threads go where they like.
-//! Who comes first changes from round to
-//! round, and the lent memory is written once before. The ratio is taken within a pass, of medians; what is shown is the
-//! middle one of the passes', with the lowest and the highest, and the medians of all rounds in GB/s of 10^9 bytes. `BENCH_RAW`
-//! has all rounds printed.
+//! with the same settings of Mooncake's. Both sides register shared memory like a worker's, once, use names of the same length,
+//! and make calls of at most 1024 keys; Python makes one call after the other, as its users do. Both sides have the same two
+//! processors, and the lender and the master one each, because rounds of the same side differ by half when threads go where
+//! they like. The side that comes first changes from round to round, and the lent memory is written once before. The ratio is
+//! taken within a pass, of medians; what is shown is the middle one of the passes', with the lowest and the highest, and the
+//! medians of all rounds in GB/s of 10^9 bytes. `BENCH_RAW` has all rounds printed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::disallowed_methods)]
 
@@ -196,7 +195,7 @@ fn pass(pool: &mooncake_pool::Pool) {
     keep_to(&[0, 1]);
     let mut python = Python::start(pool);
     let memory = SharedMemory::new("bench", BYTES).unwrap();
-    // SAFETY: the whole mapping, which nobody else knows yet.
+    // SAFETY: the whole mapping, which nothing else knows yet.
     let bytes = unsafe { std::slice::from_raw_parts_mut(memory.address().as_ptr(), BYTES) };
     bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 7) as u8);
     let more = std::env::var("STORE_BENCH_CONFIG").unwrap_or_default();

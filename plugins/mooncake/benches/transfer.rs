@@ -109,7 +109,7 @@ impl Drop for Other {
 fn instance(name: &str) -> (MooncakeBackend, SharedMemory, RegionId) {
     let backend = open(&Opening { name: name.into(), config: CONFIG.into() }).unwrap();
     let bytes = SharedMemory::new("bench", BYTES).unwrap();
-    // SAFETY: as long as it says, and nobody else knows it yet.
+    // SAFETY: as long as it says, and nothing else knows it yet.
     unsafe { bytes.address().as_ptr().write_bytes(1, BYTES) };
     let memory = Memory {
         address: bytes.address().as_ptr() as u64,
@@ -124,7 +124,7 @@ fn instance(name: &str) -> (MooncakeBackend, SharedMemory, RegionId) {
     (backend, bytes, region)
 }
 
-/// The receiver's process: takes notifications until nobody is there any more.
+/// The receiver's process: takes notifications until its peer is gone.
 fn receive() {
     let (backend, _bytes, region) = instance("receiver");
     let endpoint: String = backend.endpoint().unwrap().iter().map(|byte| format!("{byte:02x}")).collect();

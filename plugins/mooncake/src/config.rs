@@ -137,7 +137,7 @@ impl Config {
         let adapters = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut all| all.next().is_some());
         if self.protocol == Protocol::Rdma && !adapters {
             let text = "protocol is rdma, and this machine has no adapter for it (/sys/class/infiniband is empty): \
-                        Mooncake would use TCP without a word, so say tcp";
+                        Mooncake would use TCP without an error, so say tcp";
             return Err(wrong(text.into()));
         }
         Ok(())
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_mooncake_would_do_otherwise_than_asked_is_refused() {
+    fn what_mooncake_would_do_otherwise_than_configured_is_refused() {
         let config = Config::parse("metadata_server = \"http://127.0.0.1:8080/metadata\"").unwrap();
         assert!(config.check_transfer().unwrap_err().message.contains("P2PHANDSHAKE"));
         Config::parse("").unwrap().check_transfer().unwrap();

@@ -71,7 +71,7 @@ pub enum State {
 /// Why a message could not be given to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Undelivered {
-    /// Nobody listens there.
+    /// No process listens there.
     Refused,
     /// Something else, which may pass.
     Other(String),
@@ -109,11 +109,13 @@ pub trait Engine: Send + Sync {
     /// When something was not started; what was is among the tickets.
     fn submit(&self, to: &Target, runs: &[Run], tickets: &mut Vec<Ticket>) -> Result<(), String>;
 
-    /// How a ticket stands. Not to be asked again after the end.
+    /// How a ticket stands. Not to be polled again after the end.
     fn poll(&self, ticket: &mut Ticket) -> State;
 
-    /// Gives a text to another engine, which keeps it until it is asked for its messages. `look` makes sure first that
-    /// somebody is there, where Mooncake would not say; that is as much work as the message itself.
+    /// Gives a text to another engine, which keeps it until its messages are taken.
+    ///
+    /// `look` makes sure first that a process listens there, where Mooncake would not say. That is as much work as the message
+    /// itself.
     ///
     /// # Errors
     /// When it was certainly not delivered. No error does not say that it was.
@@ -147,14 +149,16 @@ pub trait Driver: Send + Sync {
 /// Name under which our messages travel; Mooncake's users share its mailbox.
 pub const MESSAGE_NAME: &str = "host.mooncake";
 
-/// How long the look whether somebody listens may take.
+/// How long the look whether a process listens may take.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Whether somebody listens there: what Mooncake answers does not tell a peer that is gone from one that is slow, nor from a
-/// process that has no descriptor left to look with.
+/// Whether a process listens there.
+///
+/// What Mooncake answers does not tell a peer that is gone from one that is slow, nor from a process that has no descriptor left
+/// to look with.
 ///
 /// # Errors
-/// `Refused` only when the peer's machine says that nobody listens.
+/// `Refused` only when the peer's machine says that no process listens.
 pub fn look_for(session: &str) -> Result<(), Undelivered> {
     let other = |error: std::io::Error| Undelivered::Other(format!("{session}: {error}"));
     let address = session.to_socket_addrs().map_err(other)?.next();

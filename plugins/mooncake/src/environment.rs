@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// What is set if nobody has. Measured with 0.3.13.post1 over TCP: by default a peer takes 2048 transfers at once, and lets
-/// those fail that wait for longer than a second. Its warnings are about every engine that starts, and every one that ends.
+/// Variables that are set unless they are set already. Measured with 0.3.13.post1 over TCP: by default a peer takes 2048
+/// transfers at once, and lets those fail that wait for longer than a second. Its warnings are about every engine that starts,
+/// and every one that ends.
 const SETTINGS: [(&str, &str); 5] = [
     ("MC_TCP_ENABLE_CONNECTION_POOL", "1"),
     ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", "65535"),

@@ -8,9 +8,7 @@
 //! here: a Python that cannot start ends its process.
 
 mod alone;
-#[allow(dead_code, reason = "as below")]
 mod api;
-#[allow(dead_code, reason = "the tier calls more of it than the transfer role")]
 mod object;
 mod probe;
 
@@ -65,7 +63,7 @@ impl Interpreter {
     /// Imports a module of which a probe said where it is.
     ///
     /// # Errors
-    /// What Python says, and where it is another one: of a Python that runs here already, for somebody else.
+    /// What Python says, and where it is another one: of a Python that runs here already, for another part of the process.
     pub fn import(&self, gil: &Gil, name: &str, path: &Path) -> Result<Object, String> {
         let module = gil.import(name)?;
         let file = gil.text(&gil.attribute(&module, "__file__")?)?;

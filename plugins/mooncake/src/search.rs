@@ -125,7 +125,7 @@ pub fn look_at(path: &Path, preload: &[PathBuf], symbols: &[&str]) -> std::resul
         .env("LD_PRELOAD", listed.join(":"))
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| format!("the loader cannot be asked: {error}"))?;
+        .map_err(|error| format!("the loader cannot be run: {error}"))?;
     let (said, complaints) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let broken = |line: &&str| {

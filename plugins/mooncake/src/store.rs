@@ -4,11 +4,11 @@
 //! - The host's memory is registered once; values go between it and the pool without a copy in between.
 //! - All calls into Mooncake are made by threads of ours: one lane for questions, one for reads, one for writes
 //!   ([`lanes`]). A call that hangs holds up its thread and its pages. What waits behind it ends with `TIMEOUT` after
-//!   `store_deadline_ms`, so that nobody waits for a peer that is frozen.
+//!   `store_deadline_ms`, so that no call waits for a peer that is frozen.
 //! - That a key exists is a hint: its owner may be gone since. A get that fails is an error of that page alone.
 //! - A key never gets another value: Mooncake answers a put of a key that is there with success and writes nothing.
 //! - While the master is away nothing is called ([`link`]).
-//! - Mooncake has no checksums. Who puts values in must know them again; the host seals them.
+//! - Mooncake has no checksums. Values have to carry their own, so the host seals them.
 
 mod capi;
 mod client;
@@ -51,7 +51,7 @@ const MAX_BATCHES: u32 = 64;
 const MAX_VALUE: u64 = 1 << 30;
 /// How long opening may take, with the start of a Python. Mooncake tries for 88 s if the master does not answer.
 const SETUP: Duration = Duration::from_secs(30);
-/// How long an instance that nobody shut down waits for its end. Mooncake takes 1 to 2 s, which it mostly sleeps through.
+/// How long an instance that was dropped without a shutdown waits for its end. Mooncake takes 1 to 2 s, and mostly sleeps.
 const END: Duration = Duration::from_secs(5);
 /// How many times in `store_deadline_ms` it is looked after what waits.
 const LOOKS: u32 = 8;
@@ -82,7 +82,7 @@ pub fn open(opening: &Opening) -> Result<MooncakeTier> {
     MooncakeTier::start(&config, Box::new(find), UNSETTLED)
 }
 
-/// Says whether a Mooncake Store would be found with this configuration. Nothing of it is loaded, and no master is asked.
+/// Says whether a Mooncake Store would be found with this configuration. Nothing of it is loaded, and no master is called.
 ///
 /// # Errors
 /// As [`open`], without `IO` and `TIMEOUT`.
@@ -121,18 +121,18 @@ impl MooncakeTier {
             }) {
                 Ok(library) => library,
                 Err(error) => {
-                    let _nobody_waits = opened.try_send(Err(error)).is_err();
+                    let _unheard = opened.try_send(Err(error)).is_err();
                     return;
                 }
             };
-            let _nobody_waits = opened.try_send(Ok(library.describe())).is_err();
+            let _unheard = opened.try_send(Ok(library.describe())).is_err();
             own.link.keep(&*library, &own.regions, || own.release_held());
         })?;
         // Dropped on the way out, which stops the thread when Mooncake lets it go.
         let what = open.recv_timeout(SETUP).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
                 let text = format!(
-                    "Mooncake Store was not set up within {SETUP:?}, though somebody listens at {}: is that a mooncake_master?",
+                    "Mooncake Store was not set up within {SETUP:?}, though a process listens at {}: is that a mooncake_master?",
                     config.master_server_address
                 );
                 Error::new(ErrorCode::TIMEOUT, text)
@@ -156,7 +156,7 @@ impl MooncakeTier {
         })?;
         log!(
             Level::INFO,
-            "Mooncake Store is {what}, with the master at {}; Mooncake listens on all interfaces and asks nobody for a password",
+            "Mooncake Store is {what}, with the master at {}; Mooncake listens on all interfaces and has no access control",
             config.master_server_address
         );
         Ok(tier)
@@ -166,7 +166,7 @@ impl MooncakeTier {
         let (broken, shared) = (self.broken.clone(), self.shared.clone());
         let run = move || {
             if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
-                // Its drop may panic, and nobody is above us to catch that.
+                // Its drop may panic, and no frame above us catches that.
                 std::mem::forget(payload);
                 broken.store(true, Ordering::SeqCst);
                 shared.event.signal();
@@ -360,8 +360,8 @@ impl MooncakeTier {
 impl Drop for MooncakeTier {
     fn drop(&mut self) {
         self.stop();
-        // A process whose exit Mooncake's own threads outlive may crash there. Nobody waits for those that hang: what they
-        // share is theirs, too.
+        // A process whose exit Mooncake's own threads outlive may crash there. Those that hang are not waited for: what
+        // they share is theirs, too.
         let _hangs = !self.ended_within(END);
     }
 }

@@ -138,7 +138,7 @@ impl Pair {
     fn end(self) {
         self.sender.shutdown(10_000).unwrap();
         self.receiver.shutdown(10_000).unwrap();
-        // Couriers hold on to the front until they have ended.
+        // Message senders hold on to the front until they have ended.
         wait("all engines to end", || (count(0) == 0).then_some(()));
     }
 }
@@ -203,7 +203,7 @@ fn a_failed_write_is_settled_only_once_both_engines_have_ended() {
     let done = pair.completion();
     assert_eq!(done.status, ErrorCode::PEER_LOST.0);
     wait("the submission to settle", || (pair.sender.settled(Tag(1)) == 1).then_some(()));
-    // Two fronts are left: the link's engine and the door's are what settled it.
+    // Two fronts are left: the ends of the link's engine and of the inbound endpoint's settled it.
     assert_eq!(count(0), 2);
     assert_eq!(pair.notification().kind, NotificationKind::PEER_LOST);
     // The peer itself is as good as before.
@@ -246,10 +246,10 @@ fn a_region_that_is_taken_back_is_unknown_to_the_engines_before_the_call_returns
     let pair = Pair::new("");
     pair.submit(1, &[pair.write(0, 0, 50)]);
     assert_eq!(pair.completion().status, 0);
-    // The sender's link knows it; the door at the receiver stays.
+    // The sender's link knows it; the inbound endpoint at the receiver stays.
     pair.sender.deregister(pair.regions.0).unwrap();
     assert_eq!(count(0), 4);
-    // The door has it behind it, and closes.
+    // The inbound endpoint leads to this region, and closes.
     pair.receiver.deregister(pair.regions.1).unwrap();
     wait("the link to end", || (count(0) == 2).then_some(()));
     pair.end();

@@ -34,7 +34,7 @@ fn library() -> &'static Path {
     path
 }
 
-/// The address of what answers as a master does that is asked whether it is there.
+/// The address of what answers to a probe as a master does.
 fn master() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

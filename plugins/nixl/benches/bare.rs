@@ -3,8 +3,8 @@
 //!
 //! `NIXL_LIBRARY=… cargo bench -p host-plugin-nixl --bench bare [-- KIB…]`
 //!
-//! Bare is: ranges looked up once, and for each submission a request made of them, posted and asked after until it is
-//! done, while the receiver asks for messages without a pause. The plugin's side is what the host does: `submit`, or `post` of
+//! Bare is: ranges looked up once, and for each submission a request made of them, posted and polled until it is
+//! done, while the receiver polls for messages without a pause. The plugin's side is what the host does: `submit`, or `post` of
 //! a prepared list, and `poll` when the descriptor says so. Pieces do not touch each other, so that nothing is joined;
 //! up to 1024 of them or 4 MiB in a submission, or one piece if it is larger, eight submissions in flight, each with a
 //! notification. A round ends when the sender knows that all is done, and the receiver has said, through a pipe, that
@@ -113,7 +113,7 @@ fn batch(piece: usize) -> usize {
 
 fn memory() -> SharedMemory {
     let memory = SharedMemory::new("bench", BYTES).unwrap();
-    // SAFETY: the whole mapping, before anybody else knows of it. Touched, so that page faults are not measured.
+    // SAFETY: the whole mapping, before anything else knows of it. Touched, so that page faults are not measured.
     unsafe { memory.address().as_ptr().write_bytes(1, BYTES) };
     memory
 }

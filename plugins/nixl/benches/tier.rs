@@ -29,7 +29,7 @@ fn main() {
     let dir = std::env::var_os("TIER_BENCH_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let dir = dir.join(format!("nixl-tier-bench-{}", std::process::id()));
     let memory = SharedMemory::new("bench", BYTES).unwrap();
-    // SAFETY: the whole mapping, which nobody else knows yet.
+    // SAFETY: the whole mapping, which nothing else knows yet.
     let bytes = unsafe { std::slice::from_raw_parts_mut(memory.address().as_ptr(), BYTES) };
     bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 7) as u8);
     println!(
@@ -86,7 +86,7 @@ fn sync(dir: &Path) {
     syncfs(rustix::fs::open(dir, OFlags::RDONLY, Mode::empty()).unwrap()).unwrap();
 }
 
-/// Forgets what the page cache has of the files below.
+/// Forgets what the page cache has of the files in a directory.
 fn forget(dir: &Path) {
     for entry in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap()) {
         match entry.file_type().unwrap().is_dir() {

@@ -5,7 +5,7 @@
 //!
 //! With `knee` as the argument: 64 MiB in small pieces, written directly, and gathered into 4 MiB that are written at once
 //! and scattered by the receiver, each through both plugins. The gather is the sender's thread, the scatter the receiver's; of
-//! the scatter the last piece is not waited for, and nobody asks for room first, so that the staged figures are what
+//! the scatter the last piece is not waited for, and no room is granted first, so that the staged figures are what
 //! staging can come to at most.
 //!
 //! Pieces do not touch each other, so that nothing can be joined. Each figure is the best of the rounds, in GB/s of 10^9
@@ -90,7 +90,7 @@ fn copy_pieces(memory: &SharedMemory, first: usize, piece: usize, slot: usize, g
         assert!(sparse + piece <= STAGE && dense + piece <= BYTES);
         let (from, to) = if gather { (sparse, dense) } else { (dense, sparse) };
         // SAFETY: both ranges lie inside the mapping and apart, as was just looked at. What NIXL or the peer does with the
-        // slot at the same time spoils figures of nobody: nobody reads the bytes.
+        // slot at the same time spoils no figure: the bytes are not read.
         unsafe { std::ptr::copy_nonoverlapping(base.add(from), base.add(to), piece) };
     }
 }
@@ -102,7 +102,7 @@ fn open(plugin: &str, name: &str, config: &str) -> (Box<dyn TransferBackend>, Sh
         _ => Box::new(host_plugin_nixl::open(&opening).unwrap()),
     };
     let memory = SharedMemory::new("bench", BYTES).unwrap();
-    // SAFETY: the whole mapping, before anybody else knows of it. Touched, so that page faults are not measured.
+    // SAFETY: the whole mapping, before anything else knows of it. Touched, so that page faults are not measured.
     unsafe { memory.address().as_ptr().write_bytes(1, BYTES) };
     let region = backend.register(&Memory {
         address: memory.address().as_ptr() as u64,
@@ -238,7 +238,7 @@ impl Transfer<'_> {
 fn copy(piece: usize) -> f64 {
     let memory = || {
         let memory = SharedMemory::new("bench", BYTES).unwrap();
-        // SAFETY: the whole mapping, which nobody else knows.
+        // SAFETY: the whole mapping, which nothing else knows.
         unsafe { memory.address().as_ptr().write_bytes(1, BYTES) };
         memory
     };
@@ -249,7 +249,7 @@ fn copy(piece: usize) -> f64 {
         let mut bytes = 0;
         for offset in offsets(piece) {
             let (from, to) = (source.address().as_ptr(), target.address().as_ptr());
-            // SAFETY: the offsets lie inside both mappings, which are different and known to nobody else.
+            // SAFETY: the offsets lie inside both mappings, which are different and known to nothing else.
             unsafe { std::ptr::copy_nonoverlapping(from.add(offset), to.add(offset), piece) };
             bytes += piece;
         }

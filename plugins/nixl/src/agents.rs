@@ -18,7 +18,7 @@ use crate::wire::{Body, Frame};
 
 /// Most connections in each direction.
 pub const MAX_PEERS: usize = 256;
-/// How often a peer is asked whether it is there, so that a broken connection shows,
+/// How often a ping goes to a peer, so that a broken connection shows,
 const PING: Duration = Duration::from_millis(500);
 /// and how often when it has left so many without an answer. It may be stopped; messages to it pile up.
 const PATIENT: (u32, Duration) = (20, Duration::from_secs(10));
@@ -50,7 +50,8 @@ impl Maker {
 struct Front {
     /// Name of its front's agent.
     agent: CString,
-    asked: Instant,
+    /// When the last ping was sent.
+    pinged: Instant,
     /// Pings not answered.
     unanswered: u32,
 }
@@ -123,7 +124,7 @@ impl Agents {
             return Ok(());
         }
         let agent = self.front.learn(metadata)?;
-        self.fronts.insert(instance, Front { agent, asked: Instant::now(), unanswered: 0 });
+        self.fronts.insert(instance, Front { agent, pinged: Instant::now(), unanswered: 0 });
         Ok(())
     }
 
@@ -153,15 +154,15 @@ impl Agents {
         let now = Instant::now();
         let due = |front: &Front| {
             let every = if front.unanswered < PATIENT.0 { PING } else { PATIENT.1 };
-            now.duration_since(front.asked) >= every
+            now.duration_since(front.pinged) >= every
         };
-        let mut asked = Vec::new();
+        let mut due_now = Vec::new();
         for (instance, front) in self.fronts.iter_mut().filter(|(_, front)| due(front)) {
-            front.asked = now;
+            front.pinged = now;
             front.unanswered += 1;
-            asked.push(*instance);
+            due_now.push(*instance);
         }
-        for instance in asked {
+        for instance in due_now {
             self.tell(instance, 0, Body::Ping);
         }
     }

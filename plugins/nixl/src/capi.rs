@@ -1,8 +1,8 @@
-//! NIXL's C API. All calls into it are here and in the modules below, and all unsafe code but the looks into a tier's memory
-//! and the setting of variables.
+//! NIXL's C API. All calls into it are here and in the modules of this folder, and all unsafe code but the looks into a tier's
+//! memory and the setting of variables.
 //!
 //! The API has no stable ABI ("may change between releases"), so every symbol is looked up before anything is called,
-//! and what differs between releases is named below. Written against 1.5.1.
+//! and what differs between releases is named in this file. Written against 1.5.1.
 //!
 //! An [`Agent`] is used by the thread that made it and no other (its pointers are not `Send`), which is what NIXL asks
 //! of a caller that wants no locks.
@@ -155,7 +155,7 @@ impl Library {
         let library = unsafe { Loaded::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|error| error.to_string())?;
         let version = version.unwrap_or_else(|| "a NIXL of unknown version".to_owned());
-        // SAFETY: only the symbols' presence is asked for.
+        // SAFETY: only the symbols' presence is looked up.
         let has = |name: &[u8]| unsafe { library.get::<*mut c_void>(name) }.is_ok();
         let looked_up = Api::look_up(&library).map_err(|missing| {
             format!("{version} has no {}; nixl-cu12 1.5.1 is known to work", missing.join(", "))

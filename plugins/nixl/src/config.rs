@@ -121,7 +121,7 @@ impl Default for Config {
 /// UCX's names for transports in which the sending process writes the receiver's memory itself.
 const PAST_THE_RECEIVER: [&str; 6] = ["all", "sm", "shm", "cma", "knem", "xpmem"];
 
-/// Parameters of NIXL's plugins that nobody should read in a log.
+/// Parameters of NIXL's plugins that must not appear in a log.
 const SECRETS: [&str; 3] = ["secret_key", "session_token", "access_key"];
 
 impl Config {

@@ -21,7 +21,7 @@ use crate::pieces::{Scratch, place};
 use crate::shared::{Command, List, Shared};
 use crate::wire::{Body, Frame};
 
-/// How often a peer is asked again to close an inbound endpoint.
+/// How often a peer is told again to close an inbound endpoint.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// Submissions started before the driver looks at anything else.
 const STARTS: usize = 16;
@@ -46,7 +46,7 @@ struct Driver {
     lively: Instant,
 }
 
-/// Starts the thread. It says through `started` when it can be asked, with the metadata of its first agent, or why not.
+/// Starts the thread. It says through `started` when it takes requests, with the metadata of its first agent, or why not.
 /// `identity`: the instance's, and the secret in its endpoint.
 ///
 /// # Errors
@@ -244,7 +244,7 @@ impl Driver {
         self.connections.transport.ping();
     }
 
-    /// Sleeps until something is asked, or it is time to look again.
+    /// Sleeps until a request comes, or it is time to look again.
     fn rest(&mut self) {
         let quiet = self.lively.elapsed();
         if quiet < KEEN {
@@ -260,7 +260,7 @@ impl Driver {
         let shared = &self.shared;
         shared.sleeping.store(true, Ordering::SeqCst);
         // A caller that comes after this sees that we sleep, and one that came before is seen here.
-        if !shared.is_asked() {
+        if !shared.has_work() {
             let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
             // Interrupted or not, the loop looks again.
             let _awake = poll(&mut [PollFd::new(&shared.wake, PollFlags::IN)], Some(&timeout)).is_ok();

@@ -7,7 +7,7 @@ use host_plugin_api::{Level, log};
 
 static ORDER: Mutex<()> = Mutex::new(());
 
-/// Says where NIXL's own plugins are, in `NIXL_PLUGIN_DIR`, unless somebody has. NIXL reads it when its first agent is made,
+/// Says where NIXL's own plugins are, in `NIXL_PLUGIN_DIR`, unless it is set. NIXL reads it when its first agent is made,
 /// so this comes before that.
 pub fn name_plugins(folder: &Path) {
     let _order = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -24,7 +24,7 @@ pub fn name_plugins(folder: &Path) {
 
 /// Has the AWS SDK give up a request after 2 attempts, 6 s where a server says nothing; left alone it makes 11, for a minute. And
 /// with keys that were given, has it not look for others at an address that only machines of Amazon's have. It reads this when
-/// an agent is made; what somebody has set stays.
+/// an agent is made. Variables that are set already stay.
 pub fn settle_aws(has_keys: bool) {
     let _order = ORDER.lock().unwrap_or_else(PoisonError::into_inner);
     let unset = |name: &str| std::env::var_os(name).is_none();

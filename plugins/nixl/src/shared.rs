@@ -85,7 +85,7 @@ impl Shared {
     }
 
     /// Whether the driver has something to take.
-    pub fn is_asked(&self) -> bool {
+    pub fn has_work(&self) -> bool {
         !locked(&self.ready).is_empty() || !locked(&self.commands).is_empty()
     }
 

@@ -40,7 +40,9 @@ const MAX_BATCHES: u32 = 64;
 /// What unbuffered access wants addresses and lengths to be multiples of.
 const BLOCK: u64 = 4096;
 
-/// How long an instance of objects that nobody shut down waits for its end; what NIXL does then is left behind.
+/// How long an instance of objects that was dropped without a shutdown waits for its end.
+///
+/// What NIXL does after that is left behind.
 const END: Duration = Duration::from_secs(5);
 
 /// What keeps the pages.
@@ -73,8 +75,8 @@ fn directory(config: &Config) -> Result<&Path> {
     })
 }
 
-/// Says whether [`NixlTier::open`] would accept this configuration here. Without a directory nobody wants the tier of this
-/// plugin, and nothing is wrong.
+/// Says whether [`NixlTier::open`] would accept this configuration here. Without a directory the tier of this
+/// plugin is not used, and nothing is wrong.
 ///
 /// # Errors
 /// As opening, without `IO`.
@@ -227,7 +229,7 @@ fn start_thread(
     let (front, broken) = (front.clone(), broken.clone());
     let run = move || {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
-            // Its drop may panic, and nobody is above us to catch that.
+            // Its drop may panic, and no frame above us catches that.
             std::mem::forget(payload);
             broken.store(true, Ordering::SeqCst);
             front.event.signal();
@@ -279,7 +281,7 @@ impl StorageTier for NixlTier {
         let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
         regions.remove(&region.0).ok_or_else(unknown)?;
         drop(regions);
-        // Whoever touched memory before has let go of it, and whoever comes after finds no region.
+        // Waits for turns that began before; later turns find no region.
         self.shared.touching.wait();
         Ok(())
     }

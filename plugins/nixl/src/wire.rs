@@ -31,7 +31,7 @@ pub struct Frame {
 pub enum Body {
     /// About a connection. With a hello goes the metadata of the sender's front, for the answer.
     Connection { message: Message, front: Vec<u8> },
-    /// Are you there? Asked so that a broken connection shows.
+    /// Are you there? Sent so that a broken connection shows.
     Ping,
     /// Yes.
     Pong,

@@ -43,7 +43,7 @@ fn open(name: &str, copy_threads: usize) -> (ShmBackend, SharedMemory, RegionId)
     let opening = Opening { name: name.into(), config: format!("copy_threads = {copy_threads}") };
     let backend = host_plugin_shm::open(&opening).unwrap();
     let memory = SharedMemory::new("bench", BYTES).unwrap();
-    // SAFETY: the whole mapping, before anybody else knows of it. Touched, so that page faults are not measured.
+    // SAFETY: the whole mapping, before anything else knows of it. Touched, so that page faults are not measured.
     unsafe { memory.address().as_ptr().write_bytes(1, BYTES) };
     let fd = std::os::fd::AsRawFd::as_raw_fd(&memory.fd());
     let region = backend.register(&Memory {
@@ -144,7 +144,7 @@ fn copy(page: usize) -> f64 {
         let start = Instant::now();
         for offset in (0..BYTES).step_by(page) {
             let (from, to) = (source.address().as_ptr(), target.address().as_ptr());
-            // SAFETY: the offsets lie inside both mappings, which are different and not connected to anybody.
+            // SAFETY: the offsets lie inside both mappings, which are different and have no connection.
             unsafe { std::ptr::copy_nonoverlapping(from.add(offset), to.add(offset), page) };
         }
         best = best.max(BYTES as f64 / start.elapsed().as_secs_f64() / 1e9);

@@ -103,7 +103,7 @@ impl Backend for Shm {
         let dialled = socket::dial(&endpoint.socket, &hello.encode(), HANDSHAKE);
         let (socket, answer, fds) = dialled.map_err(|e| match e {
             Errno::CONNREFUSED | Errno::CONNRESET | Errno::PIPE | Errno::AGAIN => {
-                let text = format!("nobody answers for {name} on this machine: {e}");
+                let text = format!("no process answers for {name} on this machine: {e}");
                 Error::new(ErrorCode::PEER_LOST, text)
             }
             e => Error::new(ErrorCode::IO, format!("cannot connect to {name}: {e}")),

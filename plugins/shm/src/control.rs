@@ -32,7 +32,9 @@ impl Line {
         Busy { line: self, even }
     }
 
-    /// Waits until whoever was busy has moved on; false when `deadline` passed first. True at once when `dead` says so.
+    /// Waits until all threads that were busy have moved on; false when `deadline` passed first.
+    ///
+    /// True at once when `dead` says so.
     pub fn wait(&self, deadline: Instant, dead: impl Fn() -> bool) -> bool {
         let seen = self.0.load(Ordering::SeqCst);
         if seen.is_multiple_of(2) {
@@ -122,7 +124,7 @@ impl ControlPage {
         for (word, bytes) in entry.words.iter().zip(bytes.as_chunks::<8>().0) {
             word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
-        // Release: whoever sees the count sees the entry, and the data that was copied before it.
+        // Release: a reader that sees the count sees the entry, and the data that was copied before it.
         self.pushed.0.store(pushed.wrapping_add(1), Ordering::Release);
         true
     }
@@ -158,16 +160,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fence_waits_for_whoever_was_busy_and_for_nobody_else() {
+    fn a_fence_waits_for_threads_that_were_busy_and_for_no_others() {
         let line = Line::default();
         let soon = Instant::now();
-        assert!(line.wait(soon, || false), "nobody is busy");
+        assert!(line.wait(soon, || false), "no thread is busy");
         let busy = line.enter();
         assert!(!line.wait(soon, || false), "busy, and the deadline has passed");
         assert!(line.wait(soon, || true), "busy, and dead");
         drop(busy);
         assert!(line.wait(soon, || false));
-        // Busy again while somebody waits: the second piece began after the gate, so it is no reason to wait.
+        // Busy again while a thread waits: the second piece began after the gate, so it is no reason to wait.
         let first = line.enter();
         std::thread::scope(|scope| {
             let waiting =

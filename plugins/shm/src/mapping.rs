@@ -11,12 +11,12 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 pub struct Mapping {
     map: NonNull<u8>,
     mapped: usize,
-    /// Of the first byte asked for within the mapping, which starts at a page.
+    /// Offset of the first requested byte within the mapping, which starts at a page.
     skip: usize,
     length: usize,
 }
 
-// SAFETY: the mapping stays until drop and is plain bytes; who touches which when is the protocol's business.
+// SAFETY: the mapping stays until drop and is plain bytes; the protocol decides which side touches which byte when.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

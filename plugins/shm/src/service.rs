@@ -121,7 +121,7 @@ pub fn run(core: &Core, listener: &OwnedFd) {
             core.wake.clear();
         }
         while called && let Some(fd) = socket::accept(listener) {
-            // One more than allowed is closed, which the caller sees as nobody answering.
+            // One more than allowed is closed, which the caller sees as a peer that does not answer.
             if strangers.len() < MAX_STRANGERS {
                 strangers.push((fd, Instant::now()));
             }

@@ -13,7 +13,7 @@ const INVALID: i32 = ErrorCode::INVALID_ARGUMENT.0;
 /// See the crate.
 pub struct SwaAllocator {
     page_tokens: u32,
-    /// Held for as long as a call computes; nothing below it waits.
+    /// Held for as long as a call computes; nothing inside waits.
     books: Mutex<Books>,
 }
 

@@ -1,4 +1,4 @@
-//! Which pages are free, whose the others are, and how many each component has.
+//! Which pages are free, which component owns each of the others, and how many each has.
 
 use host_plugin_api::allocator::shared_pages;
 use host_plugin_api::{Budget, Component, ComponentPool, PoolPage};
@@ -9,20 +9,20 @@ use crate::free_set::FreeSet;
 pub const MAX_COMPONENTS: usize = 16;
 
 /// Owner of a page that is free.
-const NOBODY: u8 = u8::MAX;
+const UNOWNED: u8 = u8::MAX;
 /// The pool of the components that share; empty when none does.
 const SHARED: usize = 0;
 
 /// Pages by their names.
 struct Pool {
     free: FreeSet,
-    /// The account of each page, or [`NOBODY`].
+    /// The account of each page, or [`UNOWNED`].
     owner: Vec<u8>,
 }
 
 impl Pool {
     fn new(pages: u32) -> Self {
-        Self { free: FreeSet::full(pages), owner: vec![NOBODY; pages as usize] }
+        Self { free: FreeSet::full(pages), owner: vec![UNOWNED; pages as usize] }
     }
 }
 
@@ -126,7 +126,7 @@ impl Books {
         let Account { of, pool, used, .. } = self.accounts.get_mut(account)?;
         let Pool { free, owner } = self.pools.get_mut(*pool)?;
         let page = if of.window == 0 { free.take_first() } else { free.take_last() }?;
-        owner[page as usize] = u8::try_from(account).unwrap_or(NOBODY);
+        owner[page as usize] = u8::try_from(account).unwrap_or(UNOWNED);
         *used += 1;
         Some(PoolPage(page))
     }
@@ -135,11 +135,11 @@ impl Books {
     pub fn give(&mut self, account: usize, pages: &[PoolPage]) -> bool {
         let Account { pool, used, .. } = &mut self.accounts[account];
         let Pool { free, owner } = &mut self.pools[*pool];
-        let mine = u8::try_from(account).unwrap_or(NOBODY);
+        let mine = u8::try_from(account).unwrap_or(UNOWNED);
         // Marked one by one, which finds a page named twice; put right when one of them was not taken.
         for (at, page) in pages.iter().enumerate() {
             match owner.get_mut(page.0 as usize) {
-                Some(of) if *of == mine => *of = NOBODY,
+                Some(of) if *of == mine => *of = UNOWNED,
                 _ => {
                     for earlier in &pages[..at] {
                         owner[earlier.0 as usize] = mine;

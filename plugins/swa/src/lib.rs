@@ -26,13 +26,13 @@
 //! | the map's last entry is -1: the token before the first maps to it | taking the token before the first for a real one | growth counts from `held` = 0 and looks at no earlier token; a page beyond the pool is refused |
 //! | entries are zeroed before they are used again | freeing a window's slot twice through a full slot that was handed out again | a page has one owner at a time, and is given back for this one only |
 //!
-//! What goes with it there and is not a matter of which page is free is the host's here, for whatever allocator hands out
+//! What goes with it there and is not a matter of which page is free is the host's here, whichever allocator hands out
 //! the pages:
 //!
 //! | There | Here |
 //! | --- | --- |
-//! | the copy of a retracted request in host memory, with a mask of the slots whose window is still there | `host_core::hierarchy`: pages and the window parts that are there go below the pool by their names, and come back when the request does, or are computed again |
-//! | how long a retracted request is when it comes back | [`need`](host_plugin_api::PoolAllocator::need) with the tail says so (`tests/allocator/vectors.rs`); the host's scheduler counts the same and counts what is cached |
+//! | the copy of a preempted request in host memory, with a mask of the slots whose window is still there | `host_core::hierarchy`: pages and the window parts that are there go to the offload tiers by their names, and come back when the request does, or are computed again |
+//! | how long a preempted request is when it comes back | [`need`](host_plugin_api::PoolAllocator::need) with the tail says so (`tests/allocator/vectors.rs`); the host's scheduler counts the same and counts what is cached |
 //! | giving back what the window has left behind, every so many steps | [`first_live`](host_plugin_api::PoolAllocator::first_live) says from where on pages are read; the host gives back the others after each step |
 
 mod allocator;

@@ -50,7 +50,7 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// How long a fence may take.
     pub fence_timeout: Duration,
-    /// How often a peer is asked again to close an inbound endpoint.
+    /// How often a peer is told again to close an inbound endpoint.
     pub ask_again: Duration,
 }
 
@@ -58,8 +58,8 @@ pub struct Settings {
 struct Link<M> {
     peer: Arc<LinkedPeer<M>>,
     stage: Stage,
-    /// When the peer was last asked to close its end.
-    asked: Option<Instant>,
+    /// When the last request to close went to the peer.
+    close_sent: Option<Instant>,
     /// The host knows that the link has ended.
     told: bool,
 }
@@ -82,7 +82,7 @@ struct Inbound {
     /// What lies behind it.
     regions: Vec<RegionDescriptor>,
     opening: Opening,
-    /// The sender has asked for the end, and is told in other words.
+    /// The sender requested the end, and gets another message than a sender that did not.
     cut: bool,
     /// The host hears of the end, because it is the peer's doing.
     report: bool,
@@ -193,10 +193,5 @@ impl<T: Transport> Connections<T> {
     pub fn sender(&self, connection: Connection) -> Option<&str> {
         let inbound = self.inbound.iter().find(|inbound| inbound.connection == connection)?;
         Some(&inbound.peer_name)
-    }
-
-    /// The peers to which there is a link, also one that has ended.
-    pub fn linked_peers(&self) -> impl Iterator<Item = &Arc<LinkedPeer<T::Mailbox>>> {
-        self.links.values().map(|link| &link.peer)
     }
 }

@@ -20,9 +20,9 @@
 //! There are two ways to use it.
 //!
 //! **The hot half alone.** A [`Backend`] says how memory is registered, how peers are met, and what starts a submission;
-//! [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Lists`], the [`Notifications`], all codes and
-//! texts of errors, and the life of an [`Instance`] from its name to `CLOSED`. `shm`, which has a fence of its own in shared
-//! memory, is written so. [A small one](#a-small-backend) is below.
+//! [`Frontend`] makes a `TransferBackend` of it. The kit brings the [`Queue`], the [`Lists`], the [`Notifications`], all codes
+//! and texts of errors, and the life of an [`Instance`] from its name to `CLOSED`. `shm`, which has a fence of its own in
+//! shared memory, is written so. [A small one](#a-small-backend) is further down.
 //!
 //! **The cold half, too.** Many networks can say that a write failed, but not that nothing of it is in flight; what they can
 //! do is end the endpoint through which it came. For these there is the module [`connections`]: a pair of endpoints for

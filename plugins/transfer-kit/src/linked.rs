@@ -84,7 +84,7 @@ impl<M: Mailbox> LinkedInstance<M> {
         loop {
             match answer.recv_timeout(Duration::from_millis(100)) {
                 Ok(answer) => return answer,
-                // The thread may have ended just before it was asked.
+                // The thread may have ended just before the request.
                 Err(RecvTimeoutError::Timeout) => self.instance.ready()?,
                 Err(RecvTimeoutError::Disconnected) => {
                     self.instance.ready()?;

@@ -30,12 +30,6 @@ pub enum PrefetchPolicy {
 macro_rules! named {
     ($policy:ident, $($variant:ident = $name:literal),+) => {
         impl $policy {
-            /// The policy of this name.
-            #[must_use]
-            pub fn from_name(name: &str) -> Option<Self> {
-                [$($policy::$variant),+].into_iter().find(|policy| policy.as_str() == name)
-            }
-
             /// As flags write it.
             #[must_use]
             pub fn as_str(self) -> &'static str {

@@ -68,16 +68,6 @@ pub enum Found {
     Filling(HostSlot),
 }
 
-impl Found {
-    /// The slot.
-    #[must_use]
-    pub fn slot(self) -> HostSlot {
-        match self {
-            Found::Ready(slot) | Found::Filling(slot) => slot,
-        }
-    }
-}
-
 /// All slots of the host memory.
 #[derive(Debug)]
 pub struct HostPool {
@@ -141,12 +131,6 @@ impl HostPool {
             State::Ready => Some(Found::Ready(slot)),
             _ => Some(Found::Filling(slot)),
         }
-    }
-
-    /// Whether a slot holds its page.
-    #[must_use]
-    pub fn is_ready(&self, slot: HostSlot) -> bool {
-        self.slots[slot.0 as usize].state == State::Ready
     }
 
     /// Whether a request waits for what is or will be written to a slot.

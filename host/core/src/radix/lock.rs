@@ -45,12 +45,6 @@ impl PrefixLock {
     pub(crate) fn is_like(&self, other: &PrefixLock) -> bool {
         (self.namespace, self.node, self.pages) == (other.namespace, other.node, other.pages)
     }
-
-    /// Whose prefix.
-    #[must_use]
-    pub fn namespace(&self) -> Namespace {
-        self.namespace
-    }
 }
 
 /// How far down tokens lead.

@@ -85,12 +85,6 @@ impl PrefixIndex {
         }
     }
 
-    /// Slots in use.
-    pub fn workers(&self) -> impl Iterator<Item = WorkerSlot> + '_ {
-        let used = self.workers.iter().enumerate().filter(|(_, worker)| worker.is_some());
-        used.map(|(slot, _)| WorkerSlot(u16::try_from(slot).unwrap_or(u16::MAX)))
-    }
-
     /// Blocks that any worker holds.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -61,7 +61,7 @@ fn a_directory_that_cannot_be_looked_at_is_not_said_to_be_gone_and_either_is_sai
         };
         std::fs::rename(&dir, &away).unwrap();
         assert!(said(keeper).contains("is gone or was replaced"));
-        // Refused for whoever asks, as a missing right is for all but root.
+        // Refused for every user, as a missing right is for all but root.
         std::os::unix::fs::symlink(&dir, &dir).unwrap();
         let looped = said(keeper);
         assert!(looped.contains("cannot be looked at") && !looped.contains("gone"), "{looped}");
@@ -148,7 +148,7 @@ fn what_a_slow_device_has_yet_to_seal_is_waited_for_and_evicted() {
             scope.spawn(|| {
                 let _held = device.lock();
                 tell.send(()).unwrap();
-                // Longer than anybody else is waited for.
+                // Longer than any other wait.
                 std::thread::sleep(2 * crate::room::PATIENCE);
             });
             told.recv().unwrap();

@@ -12,7 +12,7 @@ pub struct Slot {
     pub kind: Kind,
     pub tag: Tag,
     pub pages: Vec<TierPage>,
-    /// The first page that nobody has claimed.
+    /// The first page that no thread has claimed.
     pub next: u32,
     /// Pages without a completion.
     pub unfinished: u32,

@@ -100,7 +100,7 @@ fn instances_that_share_a_directory_keep_the_limit_together_and_learn_of_each_ot
 }
 
 #[test]
-fn below_the_floor_of_free_space_puts_are_refused_and_gets_go_on() {
+fn under_the_floor_of_free_space_puts_are_refused_and_gets_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let plain = "segment_mib = 1\nsize_limit_mib = 8\nfsync = 'never'";
     let mut world = World::new(dir.path(), 1 << 20, plain);
@@ -140,7 +140,7 @@ fn directories_that_others_may_write_and_links_are_refused() {
     let refused = |path: &Path| open(path, config).err().map(|e| e.message).unwrap_or_default();
     assert!(refused(&link).contains("symbolic link"), "{}", refused(&link));
     std::fs::set_permissions(&real, PermissionsExt::from_mode(0o777)).unwrap();
-    assert!(refused(&real).contains("anybody may write"), "{}", refused(&real));
+    assert!(refused(&real).contains("every user may write"), "{}", refused(&real));
     std::fs::set_permissions(&real, PermissionsExt::from_mode(0o755)).unwrap();
     std::fs::set_permissions(real.join("tier-v1"), PermissionsExt::from_mode(0o750)).unwrap();
     assert!(refused(&real).contains("closed to others"), "{}", refused(&real));
@@ -214,7 +214,7 @@ fn a_segment_that_is_full_keeps_no_descriptor_and_what_was_written_is_read_all_t
 }
 
 #[test]
-fn a_segment_of_which_nobody_can_say_whether_it_is_written_is_not_evicted() {
+fn a_segment_of_unknown_state_is_not_evicted() {
     let dir = tempfile::tempdir().unwrap();
     let config = |limit: u32| format!("segment_mib = 1\nsize_limit_mib = {limit}\nfsync = 'never'");
     for n in 0..6 {
@@ -262,7 +262,7 @@ fn a_full_file_system_refuses_puts_by_name_evicts_what_it_can_and_recovers() {
 
 #[test]
 fn no_more_is_evicted_than_is_needed_while_others_hold_what_is_gone() {
-    for what in ["held", "held below the floor"] {
+    for what in ["held", "held under the floor"] {
         let dir = tempfile::tempdir().unwrap();
         in_namespace(dir.path(), what, "mkdir m; mount -t tmpfs -o size=8m,mode=700 tmpfs m");
     }
@@ -294,13 +294,13 @@ fn inside() {
                 assert_eq!(world.found(&numbers, LENGTH), 16);
             }
             assert_eq!(world.exists(&[0]), [0]);
-            // Somebody else fills it.
+            // Another process fills it.
             let blocks = std::process::Command::new("dd")
                 .args(["if=/dev/zero", "bs=1M"])
                 .arg(format!("of={}", dir.join("other").display()))
                 .output();
             assert!(!blocks.unwrap().status.success(), "dd fills the file system");
-            // What eviction gives back is used at once: nobody else has it open.
+            // What eviction gives back is used at once: no other process has it open.
             for batch in 20..24 {
                 let numbers: Vec<u64> = (batch * 100..batch * 100 + 16).collect();
                 world.put_all(&numbers, LENGTH);
@@ -332,7 +332,7 @@ fn inside() {
             assert_eq!(world.found(&[7], LENGTH), 1);
             world.close();
         }
-        "held" | "held below the floor" => {
+        "held" | "held under the floor" => {
             let floor = if what == "held" { "" } else { "\nfree_floor_mib = 1" };
             let config = format!("dir = {dir:?}\nrefresh_ms = 10\n{config}{floor}");
             let config = if what == "held" { format!("{config}\nfree_floor_mib = 0") } else { config };
@@ -347,7 +347,7 @@ fn inside() {
             while files(&dir, ".dat").len() < 5 {
                 assert_eq!(put(&mut world), None);
             }
-            // Somebody who does not let go for a while.
+            // A reader that does not let go for a while.
             let hold = |file: &std::path::PathBuf| std::fs::File::open(file).ok();
             let held: Vec<_> = files(&dir, ".dat").iter().filter_map(hold).collect();
             let before = files(&dir, ".dat").len();

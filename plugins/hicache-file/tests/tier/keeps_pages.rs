@@ -191,7 +191,7 @@ fn memory_that_was_deregistered_and_is_other_memory_now_is_read_and_written_as_w
             if round == 0 { MapFlags::PRIVATE } else { MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE };
         // SAFETY: fresh memory, at a place that is free.
         at = unsafe { mmap_anonymous(at, LENGTH, ProtFlags::READ | ProtFlags::WRITE, fixed) }.unwrap();
-        // SAFETY: mapped above, and unmapped below; no batch is in flight when it is used.
+        // SAFETY: mapped above, and unmapped later; no batch is in flight when it is used.
         let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), LENGTH) };
         let memory = host_plugin_api::Memory {
             address: at as u64,

@@ -136,7 +136,7 @@ fn names_that_are_not_segments_and_links_are_left_alone() {
     let mut world = World::new(&theirs, 1 << 20, ONE);
     world.put_all(&[3, 4], 4096);
     world.close();
-    // Somebody else's segment, without its seal, so that whoever takes it for an orphan would write to it.
+    // Another process's segment, without its seal, so that a tier that takes it for an orphan would write to it.
     let (index, data) = (files(&theirs, ".idx").remove(0), files(&theirs, ".dat").remove(0));
     let bytes = std::fs::read(&index).unwrap();
     std::fs::write(&index, &bytes[..bytes.len() - 64]).unwrap();

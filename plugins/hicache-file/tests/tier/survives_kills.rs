@@ -144,7 +144,7 @@ fn two_processes_that_store_the_same_pages_both_have_them() {
     let last: Vec<u64> = vec![5, 500, 999];
     assert_eq!(world.delete(&last), [FOUND; 3]);
     assert_eq!(world.found(&last, LENGTH), 0);
-    wait_until("nobody finds them any more", || {
+    wait_until("no process finds them any more", || {
         World::new(dir.path(), 1 << 20, &format!("{CONFIG}\nread_only = true")).found(&last, LENGTH) == 0
     });
     assert_eq!((world.found(&last, LENGTH), world.tier.usage().unwrap().values), (0, 997));

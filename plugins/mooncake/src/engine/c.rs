@@ -54,7 +54,7 @@ const COMPLETED: c_int = 4;
 const ENDED_BADLY: [c_int; 3] = [2, 3, 6];
 /// `INVALID_BATCH`.
 const NO_BATCH: u64 = u64::MAX;
-/// A message found nobody.
+/// No process listened at a message's address.
 const REFUSED: c_int = -102;
 /// What a range of memory is on, for Mooncake's choice of an adapter: it shall look for itself.
 const ANYWHERE: &CStr = c"*";

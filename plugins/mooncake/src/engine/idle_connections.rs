@@ -1,4 +1,4 @@
-//! Connections to an engine on which nobody says anything.
+//! Connections to an engine on which nothing is said.
 //!
 //! On the port of its messages Mooncake takes one connection after the other and reads each to its end, for up to a minute.
 //! One that is silent (of a scan of ports, of a peer that was stopped) keeps all messages from the engine for so long, and its
@@ -39,7 +39,7 @@ fn numbers() -> impl Iterator<Item = RawFd> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// A connection of this process, held, so that its number is nobody else's.
+/// A connection of this process, held, so that its number is not given to another.
 struct Connection {
     stream: TcpStream,
     port: u16,

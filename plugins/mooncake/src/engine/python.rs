@@ -4,7 +4,7 @@ use super::{Driver, Engine, MESSAGE_NAME, Range, Run, State, Target, Ticket, Und
 use crate::config::{Config, P2P, Protocol};
 use crate::python::{Gil, Interpreter, Object, Probe, Value};
 
-/// `send_probe` answers so when nobody listens, and to any other error of a socket.
+/// `send_probe` answers so when no process listens, and to any other error of a socket.
 const REFUSED: i64 = -102;
 
 /// The wheel's module, imported.
@@ -186,7 +186,7 @@ impl Engine for PythonEngine {
         self.interpreter.with(|gil| {
             must(gil, "send_probe", self.call(gil, |m| &m.probe, &[Value::Text(session)]))?;
             // The first write asks the peer for its addresses, and waits for the answer however long that takes. So the first
-            // is one of no bytes, while nobody else waits.
+            // is one of no bytes, while no other write waits.
             let [nothing, write] = [Value::Unsigned(0), Value::Object(&self.opcode)];
             let arguments = [Value::Text(session), nothing, nothing, nothing, write];
             must(gil, "transfer_sync", self.call(gil, |m| &m.transfer, &arguments))

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// A file that is another one in every process and the same for all that is loaded into one, and that nobody else locks.
+/// A file that is another one in every process and the same for all that is loaded into one, and that nothing else locks.
 const OWN: &str = "/proc/self/status";
 /// Between two looks whether the other copy has done it.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_second_waits_for_the_first_and_not_for_ever() {
+    fn the_second_copy_waits_for_the_first_and_not_for_ever() {
         // Other tests of this process take it, too, and a process that is being started holds it until it runs its program.
         let long = Duration::from_secs(60);
         let first = Alone::within(long).unwrap();

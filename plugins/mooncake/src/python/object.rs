@@ -29,12 +29,8 @@ unsafe impl Sync for Object {}
 pub enum Value<'a> {
     /// A text.
     Text(&'a str),
-    /// A number.
-    Int(i64),
     /// A size or an address.
     Unsigned(u64),
-    /// A number.
-    Float(f64),
     /// True or false.
     Bool(bool),
     /// A list of sizes or addresses.
@@ -78,35 +74,6 @@ impl Gil {
         let tuple = self.tuple(arguments)?;
         // SAFETY: we hold the lock; both are alive.
         self.owned(unsafe { (self.api.PyObject_CallObject)(callee.pointer.as_ptr(), tuple.pointer.as_ptr()) })
-    }
-
-    /// Calls something, with arguments by name, too.
-    ///
-    /// # Errors
-    /// The exception's text.
-    pub fn call_named(
-        &self,
-        callee: &Object,
-        arguments: &[Value],
-        named: &[(&str, Value)],
-    ) -> Result<Object, String> {
-        let tuple = self.tuple(arguments)?;
-        // SAFETY: we hold the lock.
-        let names = self.owned(unsafe { (self.api.PyDict_New)() })?;
-        for (name, value) in named {
-            let value = self.owned(self.raw(*value))?;
-            // SAFETY: we hold the lock; all are alive; the dictionary takes a reference of its own.
-            let code = unsafe {
-                let set = self.api.PyDict_SetItemString;
-                set(names.pointer.as_ptr(), c_name(name).as_ptr(), value.pointer.as_ptr())
-            };
-            if code != 0 {
-                return Err(self.raised());
-            }
-        }
-        let (callee, tuple, names) = (callee.pointer, &tuple.pointer, &names.pointer);
-        // SAFETY: we hold the lock; all are alive.
-        self.owned(unsafe { (self.api.PyObject_Call)(callee.as_ptr(), tuple.as_ptr(), names.as_ptr()) })
     }
 
     /// A whole number.
@@ -161,14 +128,6 @@ impl Gil {
         (0..size).map(item).collect()
     }
 
-    /// The whole numbers of a list.
-    ///
-    /// # Errors
-    /// When it is none, or has others.
-    pub fn ints(&self, list: &Object) -> Result<Vec<i64>, String> {
-        self.items(list)?.iter().map(|item| self.int(item)).collect()
-    }
-
     fn tuple(&self, arguments: &[Value]) -> Result<Object, String> {
         // SAFETY: we hold the lock.
         let tuple = self.owned(unsafe { (self.api.PyTuple_New)(arguments.len() as isize) })?;
@@ -192,9 +151,7 @@ impl Gil {
                 Value::Text(text) => {
                     (api.PyUnicode_FromStringAndSize)(text.as_ptr().cast(), text.len() as isize)
                 }
-                Value::Int(number) => (api.PyLong_FromLongLong)(number),
                 Value::Unsigned(number) => (api.PyLong_FromUnsignedLongLong)(number),
-                Value::Float(number) => (api.PyFloat_FromDouble)(number),
                 Value::Bool(value) => (api.PyBool_FromLong)(value.into()),
                 Value::Numbers(numbers) => {
                     self.list(numbers.iter().map(|number| Value::Unsigned(*number)), numbers.len())
@@ -262,7 +219,7 @@ impl Gil {
         format!("{}: {said}", name.as_deref().unwrap_or("an exception"))
     }
 
-    /// A text, if it is one, without a word about why not.
+    /// A text, if it is one; not why it is none.
     fn plain(&self, object: &Object) -> Option<String> {
         // SAFETY: we hold the lock; the object is alive, and the text lives as long as it.
         unsafe {

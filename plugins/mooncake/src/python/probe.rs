@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-/// What interpreters that could be asked have said, with what was to be loaded first. A process uses one or two.
+/// What interpreters that could be probed have said, with what was to be loaded first. A process uses one or two.
 static KNOWN: Mutex<Vec<(PathBuf, Vec<PathBuf>, Probe)>> = Mutex::new(Vec::new());
 /// Most of them.
 const MOST_KNOWN: usize = 8;
@@ -63,16 +63,16 @@ impl Probe {
     /// `python3`. Where this process runs it already, its answer from before is what counts.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with it. Whether it has Mooncake is not asked here.
+    /// A sentence that says what is wrong with it. Whether it has Mooncake is not checked here.
     pub fn run(python: Option<&Path>, preload: &[PathBuf]) -> Result<Self, String> {
         let python = interpreter(python);
         let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let asked = |(path, before, _): &&(PathBuf, Vec<PathBuf>, Self)| *path == python && before == preload;
-        if let Some((.., probe)) = known().iter().find(asked) {
+        let same = |(path, before, _): &&(PathBuf, Vec<PathBuf>, Self)| *path == python && before == preload;
+        if let Some((.., probe)) = known().iter().find(same) {
             return Ok(probe.clone());
         }
         let probe = Self::ask(&python, preload)?;
-        // Whoever lacks something today may have it tomorrow.
+        // What an interpreter lacks today may be there tomorrow.
         if probe.engine().is_ok() && probe.store().is_ok() && known().len() < MOST_KNOWN {
             known().push((python, preload.to_vec(), probe.clone()));
         }
@@ -89,7 +89,7 @@ impl Probe {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("cannot run {shown}: {error}"))?;
-        // Both are read by threads: whoever is not read stops when the pipe is full.
+        // Both are read by threads: a program whose output is not read stops when the pipe is full.
         let output = collect(child.stdout.take());
         let complaints = collect(child.stderr.take());
         let deadline = Instant::now() + PATIENCE;

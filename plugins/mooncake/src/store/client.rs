@@ -66,7 +66,7 @@ pub trait Client: Send + Sync {
     /// As above.
     fn get(&self, names: &[String], places: &[Span]) -> Result<Vec<i64>, String>;
 
-    /// 0 or a code, for values that somebody has just asked for, too.
+    /// 0 or a code, for values that were just read, too.
     ///
     /// # Errors
     /// As above.

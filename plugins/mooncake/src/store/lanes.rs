@@ -179,8 +179,8 @@ impl Shared {
 
     /// Ends what waits in vain. To be called now and then.
     pub fn watch(&self, patience: Duration) {
-        let (pages, nobody_answers) = self.queue.expire(Instant::now(), patience);
-        if nobody_answers {
+        let (pages, hangs) = self.queue.expire(Instant::now(), patience);
+        if hangs {
             self.link.lost("a question to it hangs");
         }
         if pages > 0 {

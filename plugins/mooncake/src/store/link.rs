@@ -1,11 +1,11 @@
-//! The connection to Mooncake: whether calls go through, who is in one, and its ends and new beginnings.
+//! The connection to Mooncake: whether calls go through, which calls run, and its ends and new beginnings.
 //!
 //! Without a master every call fails, and a get only after 4.3 s, so after the first that does none is made any more until a
 //! question to the master was answered (a circuit breaker). Mooncake's own client comes back by itself when the master
-//! does; `health_check` says that all is well either way, so it is not asked.
+//! does; `health_check` says that all is well either way, so it is not used.
 //!
 //! Mooncake gives a transfer up after 60 s and then leaves it running: the owner of the segment may have been frozen, and
-//! when it thaws, bytes come into memory that has long been somebody else's. What ends that is the end of the client, so
+//! when it thaws, bytes come into memory that has long been used for other pages. What ends that is the end of the client, so
 //! the pages of a call that failed after [`UNSETTLED`] are *held*: they end when no call runs any more and the client has
 //! been closed, and a new one is made.
 
@@ -24,8 +24,8 @@ use super::metrics::Metrics;
 /// From how long a call on that failed may have left transfers behind that go on. Mooncake's own limit is 60 s.
 pub const UNSETTLED: Duration = Duration::from_secs(50);
 
-/// A key that nobody puts: asking for it tells whether the master answers.
-const NOBODYS: &str = "host-kv/is-anybody-there";
+/// A key that is never put: a question for it tells whether the master answers.
+const PROBE_KEY: &str = "host-kv/is-anybody-there";
 
 /// How the link is made.
 #[derive(Clone, Debug)]
@@ -143,7 +143,7 @@ impl Link {
     /// Makes the first client, unless it may come later.
     ///
     /// # Errors
-    /// `IO` when nobody listens at the master's address, or Mooncake refuses, `TIMEOUT` when who listens does not answer.
+    /// `IO` when no process listens at the master's address, or Mooncake refuses. `TIMEOUT` when the process does not answer.
     pub fn open(&self, library: &dyn Library, regions: &Regions) -> Result<()> {
         let address = &self.making.setup.master_server_address;
         if let Err(error) = answers(address, self.making.connect_timeout) {
@@ -238,9 +238,10 @@ impl Link {
         without_silence(&self.making.setup.master_server_address, self.making.connect_timeout, run)
     }
 
-    /// Waits until the master answers, or is not there: to say goodbye to one that is stopped takes half a minute, during
-    /// which nobody else in this process gets to Mooncake. Nothing of the client's touches memory meanwhile but what it was
-    /// given before, which is held.
+    /// Waits until the master answers, or is not there.
+    ///
+    /// To say goodbye to one that is stopped takes half a minute, during which no other call of this process gets to Mooncake.
+    /// Meanwhile the client touches only memory that it was given before, which is held.
     fn await_master(&self) {
         let address = &self.making.setup.master_server_address;
         let is_silent = || {
@@ -267,7 +268,7 @@ impl Link {
         }
         let client = locked(&self.state).client.clone();
         let back = match client {
-            Some(client) => match client.exist(&[NOBODYS.to_owned()]) {
+            Some(client) => match client.exist(&[PROBE_KEY.to_owned()]) {
                 Ok(answers) if answers.iter().all(|answer| *answer >= 0) => {
                     locked(&self.state).up = true;
                     self.metrics.master_up.set(1);

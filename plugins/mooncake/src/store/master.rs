@@ -12,18 +12,18 @@ use crate::engine::idle_connections::hang_up;
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A question as Mooncake's clients ask it, for a function that no master has: the magic number, no version, no serialisation,
-/// a request, and zeros for its number, its function and its length. Whatever is done about it, an answer or the end of the
-/// connection, is done by somebody who is awake.
+/// a request, and zeros for its number, its function and its length. An answer and the end of the connection both prove that
+/// the process is awake.
 const QUESTION: [u8; 20] = {
     let mut header = [0; 20];
     header[0] = 21;
     header
 };
 
-/// Finds out within a time whether somebody listens there and does something about a question.
+/// Finds out within a time whether a process listens there and reacts to a question.
 ///
 /// # Errors
-/// `TimedOut` when nobody says no, nor anything else; otherwise what the system says of a master that is not there.
+/// `TimedOut` when nothing refuses and nothing answers; otherwise what the system says of a master that is not there.
 pub fn answers(address: &str, timeout: Duration) -> Result<()> {
     let mut last = Error::new(ErrorKind::NotFound, "the name has no address");
     for address in address.to_socket_addrs()? {
@@ -44,7 +44,7 @@ pub fn without_silence<T>(address: &str, timeout: Duration, run: impl FnOnce() -
         let (mut looked, mut silent) = (Instant::now(), 0);
         while !ended.load(Ordering::SeqCst) {
             std::thread::park_timeout(LOOK);
-            // A call mostly ends before a master that is there is asked for the first time.
+            // Where there is a master, a call mostly ends before the first question to it.
             if looked.elapsed() < timeout || ended.load(Ordering::SeqCst) {
                 continue;
             }
@@ -108,13 +108,13 @@ mod tests {
         );
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The one that nobody answered.
+                // The one without an answer.
                 drop(listener.accept().unwrap());
-                let mut asked = [0; 20];
+                let mut question = [0; 20];
                 let (mut answered, _) = listener.accept().unwrap();
-                answered.read_exact(&mut asked).unwrap();
+                answered.read_exact(&mut question).unwrap();
                 answered.write_all(b"x").unwrap();
-                assert_eq!(asked, QUESTION);
+                assert_eq!(question, QUESTION);
                 drop(listener.accept().unwrap());
             });
             for _ in 0..2 {

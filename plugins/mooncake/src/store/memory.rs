@@ -1,4 +1,4 @@
-//! The host's memory, and who uses it: a region leaves when no call and no page that is held back is in it.
+//! The host's memory, and the calls that use it: a region leaves when no call and no page that is held back is in it.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Nobody comes or goes while this is held.
+    /// No use of a region begins or ends while this is held.
     pub fn still(&self) -> MutexGuard<'_, State> {
         locked(&self.state)
     }
@@ -61,7 +61,7 @@ impl Regions {
         }
     }
 
-    /// Waits until nothing is in a region that leaves, and forgets it. `last` is told of it before anybody else may come.
+    /// Waits until nothing is in a region that leaves, and forgets it. `last` is told of it before another region may come.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a region that is not there.

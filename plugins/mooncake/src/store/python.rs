@@ -126,7 +126,7 @@ impl Client for PythonClient {
 
     fn remove(&self, names: &[String]) -> Result<Vec<i64>, String> {
         self.interpreter.with(|gil| {
-            // The second says that it may go even if somebody has just asked for it.
+            // The second says that it may go even if it was just read.
             let remove =
                 |name: &String| gil.int(&gil.call(&self.remove, &[Value::Text(name), Value::Bool(true)])?);
             names.iter().map(remove).collect()

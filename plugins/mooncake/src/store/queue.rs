@@ -20,7 +20,7 @@ pub enum Work {
     Put,
 }
 
-/// Who does it: what moves no bytes waits for nothing that does, and reads wait for no writes.
+/// The thread that does it: what moves no bytes waits for nothing that does, and reads wait for no writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     Ask,
@@ -195,7 +195,7 @@ impl Queue {
         !locked(&self.state).done.is_empty()
     }
 
-    /// Ends what nobody has begun, and marks the rest; false when nothing of this tag is in flight.
+    /// Ends what has not begun, and marks the rest; false when nothing of this tag is in flight.
     pub fn cancel(&self, tag: Tag) -> bool {
         let mut state = locked(&self.state);
         let mut any = false;
@@ -300,7 +300,11 @@ mod tests {
         queue.in_call(Lane::Read, 0, now.checked_sub(PATIENCE));
         assert_eq!(queue.expire(soon, PATIENCE), (1, false));
         queue.in_call(Lane::Ask, 0, now.checked_sub(PATIENCE));
-        assert_eq!(queue.expire(soon, PATIENCE), (0, true), "who asks hangs, also when nobody waits");
+        assert_eq!(
+            queue.expire(soon, PATIENCE),
+            (0, true),
+            "a call for a question hangs, also when none waits"
+        );
     }
 
     #[test]

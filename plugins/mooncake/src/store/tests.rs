@@ -33,7 +33,7 @@ struct World {
     calls: AtomicUsize,
     connected: AtomicUsize,
     closed: AtomicUsize,
-    /// Nobody else gets to it while a client is made or closed.
+    /// No other call gets to it while a client is made or closed.
     holds_others_up: AtomicBool,
     registered: Mutex<Vec<Span>>,
     /// A master that is stopped as soon as a client says goodbye to it, and its address.
@@ -64,7 +64,7 @@ impl FakeClient {
         names: &[String],
         mut each: impl FnMut(usize, &String) -> i64,
     ) -> std::result::Result<Vec<i64>, String> {
-        // Whoever asks whether a master is there has to.
+        // The probe of the master has to.
         let asks = names[0].ends_with("is-anybody-there");
         self.0.calls.fetch_add(usize::from(!asks), Ordering::SeqCst);
         if self.0.master_is_gone.load(Ordering::SeqCst) {
@@ -134,7 +134,7 @@ impl Client for FakeClient {
     }
 }
 
-/// A master, as far as it is asked whether it is there. Its thread ends with the process.
+/// A master, as far as probes of it go. Its thread ends with the process.
 #[derive(Clone, Default)]
 struct Master {
     is_stopped: Arc<AtomicBool>,
@@ -349,7 +349,7 @@ fn a_region_stays_while_a_call_is_in_it_and_shutdown_says_so_when_one_does_not_e
 }
 
 #[test]
-fn whoever_only_looks_stores_and_removes_nothing() {
+fn a_read_only_instance_stores_and_removes_nothing() {
     let rig = rig("read_only = true\nmaster_metrics_address = \"127.0.0.1:1\"\n", NEVER);
     let refused = ErrorCode::UNSUPPORTED.0;
     assert_eq!((rig.put(0..2), rig.exist(0..1)), (vec![refused; 2], vec![MISSING]));

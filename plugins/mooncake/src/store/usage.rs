@@ -1,4 +1,4 @@
-//! How much the pool holds. Mooncake's clients cannot ask; the master shows it to whoever monitors it.
+//! How much the pool holds. Mooncake's clients cannot ask; the master shows it to monitoring.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -68,13 +68,13 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut stream, _) = listener.accept().unwrap();
-                let mut asked = Vec::new();
-                while !asked.ends_with(b"\r\n\r\n") {
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
                     let mut byte = [0];
                     stream.read_exact(&mut byte).unwrap();
-                    asked.push(byte[0]);
+                    request.push(byte[0]);
                 }
-                assert!(asked.starts_with(b"GET /metrics HTTP/1.1\r\n"));
+                assert!(request.starts_with(b"GET /metrics HTTP/1.1\r\n"));
                 stream.write_all(answer.as_bytes()).unwrap();
             });
             ask(&address, Duration::from_secs(60))

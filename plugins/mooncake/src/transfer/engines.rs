@@ -21,7 +21,7 @@ use crate::engine::idle_connections::port;
 
 /// Most connections in each direction. Each is an engine, with two of the two thousand ports that Mooncake takes from.
 pub const MAX_PEERS: usize = 128;
-/// How long a peer with which there is a connection may be silent before it is asked whether it is there.
+/// How long a peer with which there is a connection may be silent before a ping goes to it.
 const SILENCE: Duration = Duration::from_millis(500);
 /// How long an instance is remembered with which there is none.
 const MEMORY: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ pub struct Front {
     pub sender: Arc<MessageSender>,
     /// Its stream to us, and the last message of it that came in order.
     pub heard: (u64, u64),
-    /// When something of it last came, or it was asked whether it is there.
+    /// When something of it last came, or a ping went to it.
     pub spoke: Instant,
 }
 

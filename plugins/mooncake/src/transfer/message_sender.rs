@@ -1,6 +1,6 @@
 //! Carries messages to one other instance, so that each comes once and in order, or the peer is found to be gone.
 //!
-//! Mooncake's own delivery is a connection per message, without a word when the other side was not there. So messages are
+//! Mooncake's own delivery is a connection per message, without an error when the other side was not there. So messages are
 //! numbered, kept until they are acknowledged, and sent again, all from the oldest on, when nothing is acknowledged for a
 //! while. Each sender has a thread of its own: a peer that is stopped keeps it waiting for seconds.
 
@@ -40,7 +40,7 @@ struct State {
     /// The peer should know what we heard.
     owing: bool,
     /// To be said once, without a number.
-    aside: Option<Body>,
+    unnumbered: Option<Body>,
     stopping: bool,
 }
 
@@ -75,7 +75,7 @@ impl MessageSender {
             patience: REPEAT,
             heard: (0, 0),
             owing: false,
-            aside: None,
+            unnumbered: None,
             stopping: false,
         };
         let sender = Arc::new(Self {
@@ -108,9 +108,9 @@ impl MessageSender {
         number
     }
 
-    /// Says something as soon as may be, and does not care whether it comes.
-    pub fn say_aside(&self, body: Body) {
-        locked(&self.state).aside = Some(body);
+    /// Says something once, as soon as possible, without an acknowledgement.
+    pub fn say_once(&self, body: Body) {
+        locked(&self.state).unnumbered = Some(body);
         self.wake.notify_all();
     }
 
@@ -186,8 +186,8 @@ impl MessageSender {
     fn next(&self, shared: &Shared) -> Option<(Frame, bool, bool)> {
         let mut state = locked(&self.state);
         loop {
-            let aside = state.aside.take();
-            if state.stopping && aside.is_none() {
+            let unnumbered = state.unnumbered.take();
+            if state.stopping && unnumbered.is_none() {
                 return None;
             }
             let now = Instant::now();
@@ -198,7 +198,7 @@ impl MessageSender {
                 state.repeat_at = now + state.patience;
             }
             let kept = state.kept.get(state.sent).cloned();
-            let (number, connection, body) = match (aside, kept) {
+            let (number, connection, body) = match (unnumbered, kept) {
                 (Some(body), _) => (0, 0, body),
                 (None, Some((number, connection, body))) => {
                     state.sent += 1;

@@ -16,7 +16,7 @@ use super::wire::{Body, Frame};
 use crate::engine::Engine;
 use crate::engine::idle_connections::Watch;
 
-/// How often a peer that has heard us is asked again to close an inbound endpoint.
+/// How often a peer that has heard us is told again to close an inbound endpoint.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How often the service looks for messages, for as long after one came,
 const KEEN: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
@@ -116,7 +116,7 @@ impl Service {
                 connections.inbound_opened(connection, Err(Error::new(ErrorCode::IO, why)));
             }
             Event::InboundClosed { connection } => connections.inbound_closed(connection),
-            Event::Refused { instance } => connections.lose(instance, "nobody listens at its address"),
+            Event::Refused { instance } => connections.lose(instance, "no process listens at its address"),
         }
     }
 
@@ -274,7 +274,7 @@ impl Service {
         let proven = !self.connections.has_inbound();
         for front in self.connections.transport.fronts.values() {
             if proven {
-                front.sender.say_aside(Body::Connection(Message::Bye));
+                front.sender.say_once(Body::Connection(Message::Bye));
             }
             front.sender.stop();
         }

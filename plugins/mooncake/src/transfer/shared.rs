@@ -17,10 +17,10 @@ use crate::engine::{Driver, Engine};
 /// came.
 const NOTIFICATIONS: usize = 4096;
 
-/// What the service is asked, and what it is told. Callers wait for their answers, and each link, inbound endpoint and message
+/// Requests to the service, and reports to it. Callers wait for their answers, and each link, inbound endpoint and message
 /// sender has no more than a few events, so the list stays short.
 pub enum Event {
-    /// Asked by the host.
+    /// A request of the host.
     Connections(Request),
     /// A link has its engine and has found the inbound endpoint, or not.
     LinkOpened {

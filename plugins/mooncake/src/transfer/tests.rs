@@ -22,7 +22,7 @@ struct World {
     /// Of 256 messages, how many get lost, and how many come twice.
     lost: u32,
     twice: u32,
-    /// Nobody seems to listen there.
+    /// No process seems to listen there.
     shut: Option<String>,
     /// What is sent there gets lost.
     deaf: Option<String>,
@@ -204,7 +204,7 @@ fn messages_that_get_lost_or_come_twice_are_heard_once_and_in_order() {
 }
 
 #[test]
-fn whoever_has_the_address_of_one_that_is_gone_gets_none_of_its_messages() {
+fn an_instance_at_the_address_of_one_that_is_gone_gets_none_of_its_messages() {
     let net = Net::default();
     let (sender, receiver) = (instance(&net, "sender"), instance(&net, "receiver"));
     let endpoint = receiver.endpoint().unwrap();
@@ -212,7 +212,7 @@ fn whoever_has_the_address_of_one_that_is_gone_gets_none_of_its_messages() {
     assert_eq!(say(&sender, peer, 1, &[]), 0);
     assert_eq!(wait("the first", || heard(&receiver)), (NotificationKind::ARRIVED, 1));
     wait("its end", || done(&sender));
-    // It ends without a word, as a process that is killed does, and another takes its address.
+    // It ends without a message, as a process that is killed does, and another takes its address.
     let session = receiver.backend().shared.session.clone();
     net.0.lock().unwrap().lost = 256;
     receiver.shutdown(10_000).unwrap();
@@ -300,7 +300,7 @@ fn one_that_lost_us_while_we_saw_nothing_connects_again_after_our_host_has_heard
     };
     let again = std::thread::scope(|scope| {
         let again = scope.spawn(|| sender.connect("receiver", &endpoint));
-        // Whom it says hello to it does not call a stranger any more.
+        // After its hello to an instance it does not call that one a stranger any more.
         wait("a hello", || (net.0.lock().unwrap().delivered > before).then_some(()));
         net.0.lock().unwrap().deaf = None;
         again.join().unwrap()

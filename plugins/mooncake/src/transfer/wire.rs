@@ -2,8 +2,8 @@
 //!
 //! They travel as texts, because Mooncake's messages end at a zero byte.
 
-mod base64;
-
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use host_plugin_api::{Error, ErrorCode, NOTIFICATION_BYTES, Result};
 use host_transfer_kit::Random;
 use host_transfer_kit::wire::{Format, Magic, Message, Reader, put};
@@ -42,7 +42,7 @@ pub fn session(address: &[u8]) -> String {
 pub struct Frame {
     /// The sender.
     pub from: Random,
-    /// The receiver that is meant: another instance may have the address by now.
+    /// The receiver that the message is for: another instance may have the address by now.
     pub to: Random,
     /// Address of the sender's front.
     pub session: String,
@@ -91,12 +91,13 @@ impl Frame {
             Body::Heard => to.push(HEARD),
             Body::Stranger => to.push(STRANGER),
         }
-        base64::encode(&to)
+        BASE64_STANDARD.encode(to)
     }
 
     pub fn decode(text: &str) -> Result<Self> {
         let damaged = || Error::new(ErrorCode::INVALID_ARGUMENT, "a message is damaged: it is not base64");
-        let bytes = base64::decode(text).ok_or_else(damaged)?;
+        let bytes =
+            BASE64_STANDARD.decode(text).ok().filter(|bytes| !bytes.is_empty()).ok_or_else(damaged)?;
         let mut at = Reader::new(&bytes, &FORMAT.magic, "a message")?;
         let (from, to, session) = (at.array()?, at.array()?, session(&at.address(&FORMAT)?));
         let (stream, number) = (at.number()?, at.number()?);
@@ -149,9 +150,9 @@ mod tests {
             assert_eq!(Frame::decode(&text).unwrap(), frame);
             assert!((0..text.len()).all(|cut| Frame::decode(&text[..cut]).is_err()), "{frame:?}");
         }
-        let mut bytes = base64::decode(&frame(Body::Ping).encode()).unwrap();
+        let mut bytes = BASE64_STANDARD.decode(frame(Body::Ping).encode()).unwrap();
         bytes[7] = 9;
-        let error = Frame::decode(&base64::encode(&bytes)).unwrap_err();
+        let error = Frame::decode(&BASE64_STANDARD.encode(&bytes)).unwrap_err();
         assert!(error.code == ErrorCode::VERSION && error.message.contains("version 9"), "{error}");
     }
 
@@ -166,11 +167,27 @@ mod tests {
         for (message, kind) in
             [(Message::Cut, 5), (Message::CutDone, 6), (Message::Closed, 7), (Message::Bye, 8)]
         {
-            let bytes = base64::decode(&frame(Body::Connection(message)).encode()).unwrap();
+            let bytes = BASE64_STANDARD.decode(frame(Body::Connection(message)).encode()).unwrap();
             assert_eq!(bytes, [&head[..], &[kind]].concat());
         }
-        let bytes = base64::decode(&frame(Body::Arrived { payload: vec![1, 2] }).encode()).unwrap();
+        let bytes = BASE64_STANDARD.decode(frame(Body::Arrived { payload: vec![1, 2] }).encode()).unwrap();
         assert_eq!(bytes, [&head[..], &[4, 2, 0, 0, 0, 1, 2]].concat());
+    }
+
+    #[test]
+    fn a_message_is_base64_with_padding_and_every_other_text_is_refused() {
+        let text = frame(Body::Ping).encode();
+        assert_eq!(
+            text,
+            "aG9zdG1jawEJCQkJCQkJCQkJCQkJCQkJCAgICAgICAgICAgICAgICA8AAAAxMjcuMC4wLjE6MTUwMDEDAAAAAAAAAAQAAAAAAAAABQ\
+             AAAAAAAAAGAAAAAAAAAAcAAAAAAAAACQ=="
+        );
+        let unpadded = text.trim_end_matches('=');
+        for bad in ["", "Zg", "Zg=", "Z===", "====", "Zg==Zg==", "Zm9\u{e4}", "Zm9-", unpadded] {
+            let error = Frame::decode(bad).unwrap_err();
+            assert_eq!(error.code, ErrorCode::INVALID_ARGUMENT, "{bad:?}: {error}");
+            assert!(error.message.contains("it is not base64"), "{bad:?}: {error}");
+        }
     }
 
     #[test]

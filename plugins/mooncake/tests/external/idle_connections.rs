@@ -29,12 +29,12 @@ fn listening() -> BTreeSet<u16> {
 }
 
 /// Opens a connection to every port that this process listens on.
-fn sit() -> Vec<TcpStream> {
+fn connect_idle() -> Vec<TcpStream> {
     listening().into_iter().map(|port| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect()
 }
 
 #[test]
-fn who_connects_and_says_nothing_delays_messages_and_ends_by_seconds_at_most() {
+fn idle_connections_delay_messages_and_ends_by_seconds_at_most() {
     let Some(config) = mooncake::config() else { return };
     in_a_process_of_its_own(|| {
         let directory = plugin_files::directory(&["mooncake"]);
@@ -48,21 +48,21 @@ fn who_connects_and_says_nothing_delays_messages_and_ends_by_seconds_at_most() {
             ..Write::default()
         };
         // At both fronts, before they have heard of each other.
-        let fronts = sit();
+        let fronts = connect_idle();
         assert!(fronts.len() >= 2, "{fronts:?}");
         let peer = sender.backend.connect("decode", &receiver.backend.endpoint().unwrap()).unwrap();
-        // At the fronts, the door and the link.
-        let all = sit();
+        // At the fronts, the inbound endpoint and the link.
+        let all = connect_idle();
         assert!(all.len() >= 2 * fronts.len(), "{all:?}");
         for tag in 1..=3 {
             assert_eq!(sender.backend.submit(&submission(peer, tag, b"n"), &[write]), 0);
             assert_eq!(sender.completion().status, 0);
             assert_eq!(receiver.notification().kind, NotificationKind::ARRIVED);
         }
-        // A fence waits for the end of engines at whose ports somebody sits.
-        let all = (sit(), all);
+        // A fence waits for the end of engines at whose ports there are idle connections.
+        let all = (connect_idle(), all);
         sender.backend.disconnect(peer).unwrap();
-        let all = (sit(), all);
+        let all = (connect_idle(), all);
         sender.backend.shutdown(10_000).unwrap();
         receiver.backend.shutdown(10_000).unwrap();
         drop(all);

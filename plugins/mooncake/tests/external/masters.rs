@@ -49,7 +49,7 @@ fn tier(directory: &Path, config: String) -> std::result::Result<Arc<dyn Storage
 }
 
 #[test]
-fn a_master_that_never_answers_is_an_error_and_one_that_is_stopped_holds_nobody_up() {
+fn a_master_that_never_answers_is_an_error_and_one_that_is_stopped_holds_no_call_up() {
     let Some(pool) = Pool::new() else { return };
     in_a_process_of_its_own(|| {
         let directory = plugin_files::directory(&["mooncake"]);

@@ -137,7 +137,7 @@ unsafe extern "C" fn mooncake_store_batch_is_exist(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mooncake_store_remove(handle: *mut c_void, key: *const c_char, force: c_int) -> c_int {
     let _ = unsafe { client(handle) };
-    // Everything has just been asked for.
+    // Everything has just been read.
     match POOL.lock().unwrap().remove(&unsafe { bytes(key) }) {
         _ if force == 0 => -706,
         Some(_) => 0,

@@ -1,5 +1,5 @@
 //! What the plugin calls of Mooncake's C library, within one process: engines know each other by address, writes are copies
-//! that happen when somebody asks how they stand. Built by the tests with `rustc`, and loaded like the real one.
+//! that happen when their state is polled. Built by the tests with `rustc`, and loaded like the real one.
 //!
 //! A write of 13 bytes fails. One of 17 bytes never ends, and one of 19 ends at the fourth question.
 
@@ -82,7 +82,7 @@ unsafe fn text(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
 }
 
-/// Engines that are alive, batches that were not given back, and the most tasks that ran at once since this was asked last.
+/// Engines that are alive, batches that were not given back, and the most tasks that ran at once since the last call of this.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakeCount(what: c_int) -> usize {
     let mut world = WORLD.lock().unwrap();
@@ -251,9 +251,9 @@ pub unsafe extern "C" fn getTransferStatus(
     };
     let (questions, session) = (task.questions, task.session.clone());
     let (source, target, length) = (task.source, task.target, task.length);
-    let door = world.by_session(&session);
-    let lands = door.is_some_and(|door| {
-        door.memory.iter().any(|(start, bytes)| *start <= target && target + length <= start + bytes)
+    let endpoint = world.by_session(&session);
+    let lands = endpoint.is_some_and(|endpoint| {
+        endpoint.memory.iter().any(|(start, bytes)| *start <= target && target + length <= start + bytes)
     });
     let task = &mut world.batches.get_mut(&batch).unwrap().1[number];
     if task.status < 2 && questions >= needed {

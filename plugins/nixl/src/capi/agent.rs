@@ -1,4 +1,4 @@
-//! Agents: who they know, what they registered, and what they are told.
+//! Agents: the peers they know, what they registered, and what they are told.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;

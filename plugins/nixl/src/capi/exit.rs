@@ -2,7 +2,7 @@
 //!
 //! The AWS SDK in NIXL takes itself apart when a process exits, also under its own threads, which then run into what is gone:
 //! with requests on their way the process died of a segmentation fault. So a process that exits while an agent of objects is
-//! alive ends right there, with the status that it was to end with. Who shuts instances down in time has none left.
+//! alive ends right there, with the status that it was to end with. A process that shut its instances down has no such agent.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,7 +6,7 @@ impl Agent {
     /// Whether there are objects of these names. Blocks until all is answered, which NIXL bounds with 30 s.
     ///
     /// # Errors
-    /// When one of them could not be asked after; then nothing is known of any.
+    /// When one of them could not be queried; then nothing is known of any.
     pub fn query_objects(&mut self, names: &[Vec<u8>]) -> Result<Vec<bool>, Refusal> {
         let place = |device| Place { segment: Segment::Object, address: 0, length: 0, device };
         let places: Vec<_> = (0..).zip(names).map(|(number, name)| (place(number), &name[..])).collect();
@@ -16,7 +16,7 @@ impl Agent {
         let options = made("create_opt_args", |to| unsafe { (api.create_opt_args)(to) });
         // SAFETY: the place for the handle is ours.
         let answers = made("create_query_resp_list", |to| unsafe { (api.create_query_resp_list)(to) });
-        let asked = match (&options, &answers) {
+        let found = match (&options, &answers) {
             (Ok(options), Ok(answers)) => {
                 // SAFETY: options and backend are alive; NIXL asks for exactly one backend.
                 let code = unsafe { (api.opt_args_add_backend)(*options, self.backend) };
@@ -39,7 +39,7 @@ impl Agent {
         }
         // SAFETY: our own list, destroyed once.
         let _destroyed = unsafe { (api.destroy_reg_dlist)(list) };
-        asked
+        found
     }
 
     fn answers(&self, answers: super::Handle, count: usize) -> Result<Vec<bool>, Refusal> {

@@ -1,4 +1,4 @@
-//! Requests: lists of ranges on both sides, posted and asked after.
+//! Requests: lists of ranges on both sides, posted and polled.
 
 use std::ffi::{CStr, c_int};
 

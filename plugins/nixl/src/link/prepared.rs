@@ -10,10 +10,10 @@ use super::Posted;
 use crate::capi::{Agent, Prepared, Progress, Refusal, Request};
 use crate::shared::List;
 
-/// Most requests that a link keeps to post again, and the least ranges that make one worth it: making a request takes
-/// NIXL about 20 ns a range.
+/// Most requests that a link keeps to post again.
 const KEPT: usize = 256;
-const WORTH_KEEPING: usize = 16;
+/// The fewest ranges of a request that is kept: making one takes NIXL about 20 ns a range.
+const LEAST_RANGES_KEPT: usize = 16;
 
 struct Handles {
     list: Arc<List>,
@@ -49,7 +49,7 @@ impl PreparedLists {
 
     /// Gives a request that has ended back to NIXL, or to its list, which may post it again.
     pub fn keep(&mut self, agent: &mut Agent, Posted { request, made_of }: Posted) {
-        let made_of = made_of.filter(|(_, places)| self.kept < KEPT && places.len() >= WORTH_KEEPING);
+        let made_of = made_of.filter(|(_, places)| self.kept < KEPT && places.len() >= LEAST_RANGES_KEPT);
         let handles = made_of.and_then(|(list, places)| Some((self.lists.get_mut(&list)?, places)));
         match handles {
             Some((handles, places)) => match handles.kept.insert(places, request) {

@@ -37,7 +37,7 @@ use settings::Settings;
 pub const MAX_VALUE: u64 = 256 << 20;
 /// What is written to see that the bucket takes objects.
 const OPENED: &str = "opened";
-/// What nobody writes; asked after to see whether the bucket says what is not there.
+/// What is never written; queried to see whether the bucket says what is not there.
 const NOTHING: &str = "nothing";
 
 /// The object of a key.
@@ -171,7 +171,7 @@ fn tried(mut moves: Moves, settings: &Settings) -> Result<Moves> {
     Err(Error::new(ErrorCode::IO, text))
 }
 
-/// Tells whoever opens the instance how it began.
+/// Tells the caller that opens the instance how it began.
 struct Started(Mutex<Option<SyncSender<Result<()>>>>);
 
 impl Started {
@@ -182,7 +182,7 @@ impl Started {
             Err(error) => (Err(error), None),
         };
         let teller = host_transfer_kit::locked(&self.0).take()?;
-        // Whoever does not listen any more wants nothing to run.
+        // A caller that has given up waiting wants nothing to run.
         let heard = teller.try_send(answer).is_ok();
         kept.filter(|_| heard)
     }

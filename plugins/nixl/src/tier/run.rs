@@ -21,7 +21,7 @@ use crate::capi::{Agent, Direction, Library, Place, Progress, Ranges, Refusal, S
 /// Most pages in one request, and from how many bytes on it takes no more.
 const PAGES: usize = 64;
 const BYTES: u64 = 64 << 20;
-/// How often a request is asked after.
+/// How often a request is polled.
 const ASK: Duration = Duration::from_micros(20);
 /// The files of the request that runs, among what the agent has registered. Regions count from 1.
 const FILES: u32 = 0;
@@ -251,7 +251,7 @@ impl Runner {
                     *place = sum;
                 }
             }
-            // NIXL hands the kernel so many at a time, and more when it is asked.
+            // NIXL hands the kernel so many at a time, and more when it is polled.
             if progress == Progress::Running {
                 progress = agent.progress(&request);
             }

@@ -4,7 +4,7 @@
 //! (XXH3-64, seeded with that of the key), and the checksum of these 24 bytes. A file is written under another name in
 //! `DIR/nixl-v1/tmp`, and gets its own when all of it is there, so that a reader finds all of a value or nothing; one that a
 //! power cut left behind with holes in it does not pass its checksum. One file for each page, because then publishing is
-//! a rename, a removed page frees its room at once, and several processes share a directory without a word to each
+//! a rename, a removed page frees its room at once, and several processes share a directory without messages to each
 //! other; an `open` and a `rename` for each page are little beside pages of a megabyte.
 
 use std::fs::{File, OpenOptions};
@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 const MARK: [u8; 8] = *b"HOSTNIXL";
 const TRAILER: u64 = 32;
 const SUFFIX: &str = ".page";
-/// Unfinished files of this age are nobody's.
+/// Unfinished files of this age have no writer any more.
 const STALE: Duration = Duration::from_secs(3600);
 
 /// A directory of pages.
@@ -326,7 +326,7 @@ mod tests {
         file.set_modified(SystemTime::now() - 2 * STALE).unwrap();
         assert!(read().unwrap().is_read_only() && unfinished.exists());
         assert!(!Store::open(&directory, false, false, "test".into()).unwrap().is_read_only());
-        assert!(!unfinished.exists(), "who may write tidies up");
+        assert!(!unfinished.exists(), "a store that may write tidies up");
         std::fs::remove_dir_all(directory).unwrap();
     }
 }

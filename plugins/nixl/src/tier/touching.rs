@@ -11,8 +11,10 @@ struct State {
     ended: u64,
 }
 
-/// The tier's thread touches memory in turns, one right after the other; who takes memory away waits for the one that is
-/// under way, not for a pause between them, which may never come.
+/// Turns in which the tier's thread touches memory, one right after the other.
+///
+/// A call that takes memory away waits for the turn that is under way. It does not wait for a pause between turns, which may
+/// never come.
 #[derive(Default)]
 pub struct Touching {
     state: Mutex<State>,
@@ -55,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_past_the_turn_under_way_though_turns_never_pause() {
+    fn a_waiting_call_gets_past_the_turn_under_way_though_turns_never_pause() {
         let (touching, stop) = (Touching::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let first = touching.begin();
@@ -63,7 +65,7 @@ mod tests {
             scope.spawn(|| {
                 let mut turn = Some(first);
                 while !stop.load(Ordering::SeqCst) {
-                    // The next begins before anybody who waits can have run.
+                    // The next begins before a waiting thread can have run.
                     drop(turn.take());
                     turn = Some(touching.begin());
                 }

@@ -50,7 +50,10 @@ fn by_default_every_socket_listens_on_loopback_only() {
             }
         }
     }
-    assert!(listening >= 4, "two fronts, a link and a door listen, but {listening} sockets were found");
+    assert!(
+        listening >= 4,
+        "two fronts, a link and an inbound endpoint listen, but {listening} sockets were found"
+    );
 }
 
 #[test]

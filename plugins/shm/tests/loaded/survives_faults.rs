@@ -210,7 +210,7 @@ fn a_write_that_means_an_earlier_registration_lands_nowhere() {
 }
 
 #[test]
-fn nonsense_on_the_socket_harms_only_whoever_says_it() {
+fn nonsense_on_the_socket_harms_only_its_sender() {
     use rustix::net::*;
     let directory = plugin_files::directory(&["shm"]);
     let receiver = Worker::open(directory.path(), "shm", "decode", 4096, "");

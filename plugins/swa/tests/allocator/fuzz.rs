@@ -20,7 +20,7 @@ struct Sequence {
     windows: Vec<PoolPage>,
 }
 
-/// The naive books: who has each page of each component.
+/// The naive books: the owner of each page of each component.
 struct Model {
     opened: Opened,
     /// Component (0 for both where they share) and page, to component and sequence.
@@ -147,7 +147,7 @@ impl Model {
         self.disown(1, &sequence.windows, context);
     }
 
-    /// Gives something back that nobody has, or somebody else.
+    /// Gives back pages that are free, or that another sequence has.
     fn nonsense(&mut self, random: &mut Rng, context: &str) {
         let before = self.opened.free_pages();
         let which = random.u64(..2) as usize;

@@ -29,7 +29,7 @@ fn page_0_is_handed_out_like_any_other_and_given_back_only_while_it_is_taken() {
 }
 
 #[test]
-fn the_token_before_the_first_is_nobodys_and_a_page_of_minus_one_is_none() {
+fn the_token_before_the_first_has_no_page_and_a_page_of_minus_one_is_none() {
     for pool in both() {
         let opened = pool.open();
         let before = opened.free_pages();
@@ -44,7 +44,7 @@ fn the_token_before_the_first_is_nobodys_and_a_page_of_minus_one_is_none() {
 }
 
 #[test]
-fn a_page_that_was_handed_out_again_is_not_freed_by_who_had_it_before() {
+fn a_page_that_was_handed_out_again_is_not_freed_by_its_former_owner() {
     let [independent, shared] = both();
     let opened = shared.open();
     let (_, [full, windows]) = opened.grow(Growth { held: 0, target: 16 }, true).unwrap();

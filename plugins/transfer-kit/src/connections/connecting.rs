@@ -130,8 +130,8 @@ impl<T: Transport> Connections<T> {
         number: u64,
         answered: Result<(Vec<u8>, Vec<RegionDescriptor>)>,
     ) {
-        let meant = |c: &Connecting<_>| c.instance == instance && u64::from(c.id) == number;
-        let Some(at) = self.connecting.iter().position(meant) else {
+        let matches = |c: &Connecting<_>| c.instance == instance && u64::from(c.id) == number;
+        let Some(at) = self.connecting.iter().position(matches) else {
             // Too late: nothing will come through that endpoint.
             if answered.is_ok() {
                 self.transport.say(instance, number, Message::Cut);
@@ -167,7 +167,7 @@ impl<T: Transport> Connections<T> {
         };
         self.forget_lost_links(&peer.name);
         self.shared.instance.peers.add(peer.clone(), usize::MAX, |_| false);
-        self.links.insert(id, Link { peer, stage: Stage::Open, asked: None, told: false });
+        self.links.insert(id, Link { peer, stage: Stage::Open, close_sent: None, told: false });
         answer(&connecting.reply, Ok(PeerId(id)));
     }
 
@@ -187,7 +187,7 @@ impl<T: Transport> Connections<T> {
     /// Ends the calls that no peer answered.
     pub(super) fn end_waiting(&mut self, now: Instant) {
         for connecting in self.connecting.extract_if(.., |c| now >= c.deadline).collect::<Vec<_>>() {
-            let text = format!("nobody answers for {}", connecting.name());
+            let text = format!("no peer answers for {}", connecting.name());
             let (instance, number) = (connecting.instance, connecting.id.into());
             connecting.fail(Error::new(ErrorCode::PEER_LOST, text));
             // If there is an inbound endpoint by now, nothing will come through it.

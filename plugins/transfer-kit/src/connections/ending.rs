@@ -47,14 +47,14 @@ impl<T: Transport> Connections<T> {
     /// Asks a peer to close its end of a link, unless it has.
     pub(super) fn ask_to_close(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(&id).filter(|link| !link.stage.is_closed()) else { return };
-        link.asked = Some(Instant::now());
+        link.close_sent = Some(Instant::now());
         self.transport.say(link.peer.instance, id.into(), Message::Cut);
     }
 
     /// Asks again where the answer is wanted.
     pub(super) fn ask_again(&mut self, now: Instant) {
         let due = |link: &Link<_>| {
-            let late = link.asked.is_some_and(|at| now.duration_since(at) >= self.settings.ask_again);
+            let late = link.close_sent.is_some_and(|at| now.duration_since(at) >= self.settings.ask_again);
             late && link.stage.is_unproven() && self.transport.may_ask_again(link.peer.instance)
         };
         let again: Vec<u32> = self.links.iter().filter(|(_, link)| due(link)).map(|(id, _)| *id).collect();
@@ -87,10 +87,12 @@ impl<T: Transport> Connections<T> {
         }
     }
 
-    /// Starts to close the inbound endpoints that are meant; their senders are told once they are closed. Returns which.
-    pub(super) fn close_inbound(&mut self, meant: impl Fn(&Inbound) -> bool) -> Vec<Connection> {
+    /// Starts to close the selected inbound endpoints, and returns which.
+    ///
+    /// Their senders are told once they are closed.
+    pub(super) fn close_inbound(&mut self, is_selected: impl Fn(&Inbound) -> bool) -> Vec<Connection> {
         let mut closing = Vec::new();
-        for inbound in self.inbound.iter_mut().filter(|inbound| meant(inbound)) {
+        for inbound in self.inbound.iter_mut().filter(|inbound| is_selected(inbound)) {
             let was = std::mem::replace(&mut inbound.opening, Opening::Closing);
             closing.push((inbound.connection, was));
         }
@@ -133,7 +135,7 @@ impl<T: Transport> Connections<T> {
         }
         let lost = self.connecting.extract_if(.., |connecting| connecting.instance == instance);
         for connecting in lost.collect::<Vec<_>>() {
-            let text = format!("nobody answers for {}: {why}", connecting.name());
+            let text = format!("no peer answers for {}: {why}", connecting.name());
             connecting.fail(Error::new(ErrorCode::PEER_LOST, text));
         }
         let of_it = |inbound: &Inbound| inbound.connection.instance == instance;

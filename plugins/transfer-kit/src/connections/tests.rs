@@ -220,7 +220,7 @@ fn what_failed_settles_when_the_peer_has_closed_its_end_and_the_host_hears_of_it
 }
 
 #[test]
-fn a_fence_waits_for_both_directions_and_says_nothing_to_the_host_that_asked() {
+fn a_fence_waits_for_both_directions_and_says_nothing_to_the_host_that_disconnected() {
     let (mut sender, mut receiver, peer) = pair();
     let back = receiver.connect(&sender);
     carry(&mut sender, &mut receiver);
@@ -268,7 +268,7 @@ fn an_endpoint_that_is_cut_while_it_opens_is_closed_as_soon_as_it_is_open() {
     carry(&mut sender, &mut receiver);
     sender.books.keep_time();
     let error = answer.try_recv().unwrap().unwrap_err();
-    assert!(error.message.contains("nobody answers for to receiver"), "{error}");
+    assert!(error.message.contains("no peer answers for to receiver"), "{error}");
     carry(&mut sender, &mut receiver);
     let connection = Connection { instance: sender.id, number: 1 };
     assert_eq!(receiver.books.is_inbound_open(connection), Some(false));

@@ -82,8 +82,9 @@ pub trait Transport {
     /// When the region cannot be taken back.
     fn has_let_go(&mut self, region: u32) -> Result<bool>;
 
-    /// Whether an instance is asked again to close an inbound endpoint. False while it has not taken the last question, which
-    /// the transport repeats.
+    /// Whether the request to close an inbound endpoint may be sent again.
+    ///
+    /// False while the instance has not taken the last one, which the transport repeats.
     fn may_ask_again(&self, _instance: Random) -> bool {
         true
     }

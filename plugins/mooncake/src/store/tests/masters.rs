@@ -11,7 +11,7 @@ fn without_a_master_nothing_is_called_until_it_answers_again() {
     rig.world.master_is_gone.store(true, Ordering::SeqCst);
     let lost = ErrorCode::PEER_LOST.0;
     assert_eq!(rig.get(0..4), [lost; 4]);
-    // From here on only the question whether it is there is asked.
+    // From here on only the probe is sent.
     let calls = rig.calls();
     for _ in 0..50 {
         assert_eq!((rig.get(0..1), rig.put(0..1), rig.exist(0..1)), (vec![lost], vec![lost], vec![lost]));
@@ -93,7 +93,7 @@ fn a_client_that_holds_others_up_is_closed_when_the_master_answers_and_shutdown_
 }
 
 #[test]
-fn a_master_that_stops_while_a_client_is_closed_holds_nobody_up() {
+fn a_master_that_stops_while_a_client_is_closed_holds_no_call_up() {
     let rig = rig("master_timeout_ms = 300\n", NEVER);
     assert_eq!(rig.put(0..1), [STORED]);
     rig.world.holds_others_up.store(true, Ordering::SeqCst);

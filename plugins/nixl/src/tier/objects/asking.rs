@@ -15,7 +15,7 @@ const NAMES: usize = 256;
 struct State {
     waiting: VecDeque<(u64, Vec<u8>)>,
     /// Questions so far, and how many of them wait no more.
-    asked: u64,
+    questions: u64,
     sent: u64,
     answers: Vec<(u64, Option<bool>)>,
     stopping: bool,
@@ -33,8 +33,8 @@ impl Asking {
     pub fn ask(&self, page: u64, name: Vec<u8>) -> u64 {
         let mut state = locked(&self.state);
         state.waiting.push_back((page, name));
-        state.asked += 1;
-        let number = state.asked;
+        state.questions += 1;
+        let number = state.questions;
         drop(state);
         self.news.notify_one();
         number
@@ -50,7 +50,7 @@ impl Asking {
         std::mem::take(&mut locked(&self.state).answers)
     }
 
-    /// Forgets questions that were not asked yet.
+    /// Forgets questions that were not sent yet.
     pub fn keep(&self, wanted: impl Fn(u64) -> bool) {
         let mut state = locked(&self.state);
         let before = state.waiting.len();
@@ -66,12 +66,12 @@ impl Asking {
 
     /// The thread that asks, until it is stopped.
     pub fn run(&self, mut agent: Agent) {
-        while let Some(asked) = self.next() {
-            let (pages, names): (Vec<u64>, Vec<Vec<u8>>) = asked.into_iter().unzip();
+        while let Some(questions) = self.next() {
+            let (pages, names): (Vec<u64>, Vec<Vec<u8>>) = questions.into_iter().unzip();
             let answers: Vec<Option<bool>> = match agent.query_objects(&names) {
                 Ok(there) => there.into_iter().map(Some).collect(),
                 Err(refusal) => {
-                    log!(Level::WARN, "{} objects could not be asked after: {refusal}", names.len());
+                    log!(Level::WARN, "{} objects could not be queried: {refusal}", names.len());
                     vec![None; names.len()]
                 }
             };

@@ -1,8 +1,8 @@
 //! Requests that run at NIXL: one for each object, with a buffer of its own.
 //!
 //! NIXL writes what a server sends into the memory of a read while it runs, also the text of an error, and a request that was
-//! released goes on, so its memory is never the host's. A page that nobody waits for any more leaves its request and its
-//! buffer here until NIXL says how it ended; as long they count among those that may run.
+//! released goes on, so its memory is never the host's. A page that was given up leaves its request and its
+//! buffer here until NIXL says how the request ended. Until then they count among those that may run.
 
 use crate::capi::{Agent, Alive, Direction, Place, Progress, Ranges, Refusal, Request, Segment};
 use crate::tier::run::Maker;
@@ -136,7 +136,7 @@ impl Moves {
         }
     }
 
-    /// Nobody waits for this page any more.
+    /// Gives up a page, whose completion is not awaited any more.
     pub fn give_up(&mut self, page: u64) {
         self.slots
             .iter_mut()

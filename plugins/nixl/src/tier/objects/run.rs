@@ -20,7 +20,7 @@ use crate::capi::Direction;
 use crate::tier::front::Front;
 use crate::tier::queue::{Next, Work};
 
-/// How often it is asked what has ended, since NIXL has nothing to wait on.
+/// How often ended requests are looked for, since NIXL has nothing to wait on.
 const PAUSE: Duration = Duration::from_micros(300);
 const IDLE: Duration = Duration::from_secs(1);
 /// How often pages are looked through for those that have waited too long.
@@ -67,13 +67,13 @@ pub struct Runner {
     last: u64,
     /// The latest page that asks after a key, and the number of its question. Many prompts that begin alike ask at once.
     questions: BTreeMap<Key, (u64, u64)>,
-    /// Pages that wait for a turn: those of questions, of what somebody waits for, and of puts.
+    /// Pages that wait for a turn: those of questions, of gets and deletes, and of puts.
     turns: [VecDeque<u64>; 3],
     /// When a question, and a request, last ended well.
     answered: Instant,
     moved: Instant,
     looked: Instant,
-    /// Pages that failed since somebody was told, and when that was.
+    /// Pages that failed since the last log line about it, and when that was.
     failed: (u64, Option<Instant>),
     ended: bool,
 }
@@ -178,7 +178,7 @@ impl Runner {
         }
     }
 
-    /// Has a question share the answer of another that is still to be asked.
+    /// Has a question share the answer of another that is still to be sent.
     fn follows(&mut self, id: u64, key: &Key) -> bool {
         let Some((leader, question)) = self.questions.get(key).copied() else { return false };
         if !self.asking.is_to_come(question) {
@@ -248,7 +248,7 @@ impl Runner {
             self.answered = Instant::now();
         }
         if let Some(page) = self.pages.get(&id) {
-            let step = page.case.asked(there);
+            let step = page.case.answered(there);
             self.next(id, step);
         }
     }
@@ -327,7 +327,7 @@ impl Runner {
 
     fn request(&mut self, id: u64, of: &TierPage, step: Step, bytes: usize) {
         let value = |from: *mut u8, length: usize| {
-            // SAFETY: registered memory, which is the batch's until the page's completion, so that nobody changes it.
+            // SAFETY: registered memory, which is the batch's until the page's completion, so that nothing changes it.
             object(&of.key, unsafe { std::slice::from_raw_parts(from, length) })
         };
         let (direction, buffer) = match step {

@@ -75,7 +75,7 @@ impl Settings {
             let key = if storage.directory.is_some() { "directory" } else { "direct" };
             let text = format!(
                 "storage.{key} is for files: with backend = \"OBJ\" pages are objects in the bucket that \
-                 storage.parameters names, below storage.prefix; leave it out, or leave backend out"
+                 storage.parameters names, under storage.prefix; leave it out, or leave backend out"
             );
             return Err(wrong(text));
         }
@@ -132,7 +132,7 @@ impl Settings {
         })?;
         let endpoint = given("endpoint_override").map(str::to_owned);
         let endpoint = endpoint.or_else(|| environment("AWS_ENDPOINT_OVERRIDE")).filter(|at| !at.is_empty());
-        // Somebody may have written user:password@ into it, which S3 does not know.
+        // The setting may contain user:password@, which S3 does not know.
         let shown = endpoint.as_deref().map_or("AWS", |at| at.rsplit('@').next().unwrap_or(at));
         let place = format!("bucket {bucket:?} at {shown}");
         let has_keys = access || environment("AWS_ACCESS_KEY_ID").is_some();

@@ -52,7 +52,7 @@ impl Case {
     }
 
     /// After the question, whose answer is unknown when the bucket gave none.
-    pub fn asked(&self, there: Option<bool>) -> Step {
+    pub fn answered(&self, there: Option<bool>) -> Step {
         match (self.work, there) {
             (_, None) => Step::End(IO),
             (Work::Put, Some(false)) => Step::Write,
@@ -125,7 +125,7 @@ mod tests {
         let write = case(Work::Put, false);
         let (exists, get) = (case(Work::Exists, false), case(Work::Get, false));
         let delete = case(Work::Delete, false);
-        for (what, bytes, asked, put, deleted) in [
+        for (what, bytes, exists_step, put, deleted) in [
             (
                 "whole",
                 Some(head(&whole)),
@@ -145,7 +145,7 @@ mod tests {
             ("unreadable", None, Step::End(IO), Step::Write, Step::Bury((FOUND, 0))),
         ] {
             let bytes = bytes.as_deref();
-            assert_eq!(exists.headed(bytes), asked, "{what}");
+            assert_eq!(exists.headed(bytes), exists_step, "{what}");
             assert_eq!(write.headed(bytes), put, "{what}");
             assert_eq!(delete.headed(bytes), deleted, "{what}");
         }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_reads_writes_nothing_and_says_what_is_damaged() {
+    fn a_read_only_instance_writes_nothing_and_says_what_is_damaged() {
         assert_eq!(case(Work::Put, true).first(), Step::End((ErrorCode::UNSUPPORTED.0, 0)));
         assert_eq!(case(Work::Delete, true).first(), Step::End((ErrorCode::UNSUPPORTED.0, 0)));
         assert_eq!(case(Work::Get, true).read(Some(&[0; 36])), Step::End(IO));
@@ -178,10 +178,10 @@ mod tests {
     #[test]
     fn a_bucket_that_does_not_answer_is_an_error_and_never_a_miss() {
         for work in [Work::Exists, Work::Get, Work::Put, Work::Delete] {
-            assert_eq!(case(work, false).asked(None), Step::End(IO), "{work:?}");
+            assert_eq!(case(work, false).answered(None), Step::End(IO), "{work:?}");
         }
-        assert_eq!(case(Work::Get, false).asked(Some(true)), Step::End(IO));
-        assert_eq!(case(Work::Get, false).asked(Some(false)), Step::End(GONE));
-        assert_eq!(case(Work::Put, false).asked(Some(false)), Step::Write);
+        assert_eq!(case(Work::Get, false).answered(Some(true)), Step::End(IO));
+        assert_eq!(case(Work::Get, false).answered(Some(false)), Step::End(GONE));
+        assert_eq!(case(Work::Put, false).answered(Some(false)), Step::Write);
     }
 }
