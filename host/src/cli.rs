@@ -3,9 +3,11 @@
 pub mod addresses;
 mod allocator;
 pub mod chat;
+mod clients;
 pub mod companion;
 #[cfg(test)]
 mod flags;
+mod keys;
 pub mod launch;
 pub mod memory;
 mod offload;
@@ -51,6 +53,9 @@ enum Command {
     Plugins(plugins::Command),
     /// Talks to a server in the terminal
     Chat(Box<chat::Chat>),
+    /// Makes API keys of tenants
+    #[command(subcommand)]
+    Keys(keys::Command),
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
@@ -67,6 +72,7 @@ pub fn main() -> ExitCode {
         None => cli.settings.with_file().and_then(serve::run),
         Some(Command::Plugins(command)) => command.run(),
         Some(Command::Chat(chat)) => chat.run(),
+        Some(Command::Keys(command)) => command.run(),
         Some(Command::Tier(command)) => command.run(),
         Some(Command::Companion(companion)) => companion.run(),
     };

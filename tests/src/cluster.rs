@@ -256,6 +256,19 @@ impl Cluster {
         read(answer)
     }
 
+    /// With an API key: POST of a body, or GET without one; status and body.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub fn ask_with_key(&self, key: &str, path: &str, body: Option<&str>) -> Result<(u16, String), String> {
+        let (url, bearer) = (format!("{}{path}", self.url), format!("Bearer {key}"));
+        let answer = match body {
+            None => agent().get(url).header("authorization", bearer).call(),
+            Some(body) => agent().post(url).header("authorization", bearer).send(body),
+        };
+        read(answer.map_err(|error| error.to_string())?)
+    }
+
     /// Generates greedily from token ids.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod activity;
 
 use std::convert::Infallible;
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +100,7 @@ pub async fn serve(
             }
         };
         let client = Client::at(address.ip());
-        let Ok(share) = shares.take(client, 1) else {
+        let Ok(share) = shares.take(&client, 1) else {
             if greedy.is_due(clock::now()) {
                 tracing::warn!(%client, most, "a client has as many HTTP connections as its share allows; its new ones are closed");
             }
@@ -107,7 +108,7 @@ pub async fn serve(
         };
         let (routes, stop) = (routes.clone(), stop.clone());
         tokio::spawn(async move {
-            hold(connection, client, routes, limits.head, stop).await;
+            hold(connection, address.ip(), routes, limits.head, stop).await;
             drop((share, place));
         });
     }
@@ -127,13 +128,17 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
+/// The address from which a request came, among its extensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
+
 /// Most bytes of answers that a connection, or a stream of one, has taken and not sent.
 const UNSENT: usize = 64 << 10;
 
 /// Serves one connection until it ends.
 async fn hold(
     connection: TcpStream,
-    client: Client,
+    address: IpAddr,
     routes: axum::Router,
     head: Duration,
     mut stop: watch::Receiver<bool>,
@@ -148,7 +153,7 @@ async fn hold(
         let activity = Arc::clone(&activity);
         service_fn(move |mut request: Request<Incoming>| {
             let waits = activity.waits();
-            request.extensions_mut().insert(client);
+            request.extensions_mut().insert(Peer(address));
             let (answer, activity) = (routes.call(request), Arc::clone(&activity));
             async move {
                 let answer = answer.await.unwrap_or_else(|never| match never {});
@@ -174,7 +179,7 @@ async fn hold(
             () = quiet.as_mut() => {
                 let left = head.saturating_sub(activity.quiet());
                 if left.is_zero() {
-                    tracing::debug!(%client, "an HTTP connection was idle, or not read, for too long and is closed");
+                    tracing::debug!(%address, "an HTTP connection was idle, or not read, for too long and is closed");
                     return;
                 }
                 quiet.as_mut().reset(clock::now() + left);

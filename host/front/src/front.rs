@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use axum::http::HeaderName;
 use host_wire::clock;
 use host_wire::proto::registry_server::RegistryServer;
 use host_wire::random::random_u64;
@@ -13,6 +14,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 
 use super::connections::{self, Limits};
 use super::http::{App, TextWork, Uploads};
+use super::identity::{Hosts, Identities, Keys};
 use super::metrics::Metrics;
 use super::registry::{Policy, Registry, Terms};
 use super::router::{Retry, Router};
@@ -45,6 +47,12 @@ pub struct FrontConfig {
     pub body_timeout: Duration,
     /// The limits of HTTP connections.
     pub connections: Limits,
+    /// Keys of tenants; without any, requests need none.
+    pub keys: Option<Arc<Keys>>,
+    /// A header in which a trusted gateway names the tenant.
+    pub tenant_header: Option<HeaderName>,
+    /// Names under which clients address the server; absent: local ones for a listener on the loopback interface, any for others.
+    pub hosts: Option<Hosts>,
     /// At shutdown, requests under way have this long to end by themselves.
     pub drain: Duration,
 }
@@ -66,8 +74,40 @@ impl FrontConfig {
             default_max_tokens: 1024,
             body_timeout: Duration::from_secs(30),
             connections: Limits::new(Duration::from_secs(30)),
+            keys: None,
+            tenant_header: None,
+            hosts: None,
             drain: Duration::from_secs(30),
         }
+    }
+}
+
+/// A file of keys is looked at so often.
+const LOOK_AT_KEYS: Duration = Duration::from_secs(1);
+
+/// Reads the file of keys again when it changes, until the server stops.
+async fn follow_keys(keys: Option<Arc<Keys>>, mut stop: watch::Receiver<bool>) {
+    let Some(keys) = keys else { return };
+    let mut wrong = String::new();
+    loop {
+        tokio::select! {
+            () = clock::sleep(LOOK_AT_KEYS) => {}
+            _ = stop.wait_for(|&stop| stop) => return,
+        }
+        let read = Arc::clone(&keys);
+        let Ok(read) = tokio::task::spawn_blocking(move || read.reload()).await else { return };
+        match read {
+            Ok(true) => tracing::info!(keys = keys.count(), "the API keys have changed"),
+            Ok(false) => {}
+            // Once, not every second.
+            Err(error) if error.to_string() == wrong => continue,
+            Err(error) => {
+                tracing::warn!(%error, "the API keys stay as they were");
+                wrong = error.to_string();
+                continue;
+            }
+        }
+        wrong.clear();
     }
 }
 
@@ -96,6 +136,9 @@ pub async fn serve(
         seed: random_u64().context("no randomness for routing")?,
     });
     let metrics = Arc::new(Metrics::new());
+    let is_local = http.local_addr().context("the HTTP listener has no address")?.ip().is_loopback();
+    let hosts = config.hosts.unwrap_or(if is_local { Hosts::Local } else { Hosts::Any });
+    let identities = Identities { keys: config.keys.clone(), tenant_header: config.tenant_header, hosts };
     let router =
         Router::new(registry.clone(), config.retry, config.max_requests, Arc::clone(&metrics), closing);
     let app = App {
@@ -107,6 +150,7 @@ pub async fn serve(
         body_timeout: config.body_timeout,
         default_max_tokens: config.default_max_tokens,
         stall: config.connections.head,
+        identities,
         uploads: Uploads::new(config.max_body),
         text_work: TextWork::default(),
     };
@@ -115,6 +159,8 @@ pub async fn serve(
         // An error means that the server is gone, which is a stop too.
         drop(signal.wait_for(|&stop| stop).await);
     };
+    let follow_keys = follow_keys(config.keys, stopping.clone());
+    tokio::spawn(follow_keys);
     let serve_http = connections::serve(http, app.routes(), config.connections, stopping);
     let mut serve_http = std::pin::pin!(serve_http);
     // Workers keep reporting while requests drain, so this one ends with `close`.

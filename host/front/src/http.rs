@@ -8,6 +8,7 @@ mod error;
 mod fields;
 mod flush;
 mod generate;
+mod guard;
 mod health;
 mod logprobs;
 mod outflow;
@@ -29,6 +30,7 @@ use host_wire::random::random_u64;
 use tracing::Instrument;
 
 use self::error::ApiError;
+use super::identity::Identities;
 use super::metrics::Metrics;
 use super::router::Router;
 use super::shares::{Client, Share};
@@ -56,6 +58,8 @@ pub struct App {
     pub stall: Duration,
     /// What is on its way from clients.
     pub uploads: Uploads,
+    /// How callers are known.
+    pub identities: Identities,
     /// Permits for work on bodies.
     pub text_work: TextWork,
 }
@@ -79,12 +83,13 @@ impl App {
             .method_not_allowed_fallback(|request: Request| async move {
                 ApiError::method(request.method(), request.uri().path())
             })
+            .layer(middleware::from_fn_with_state(Arc::clone(&app), guard::guard))
             .layer(middleware::from_fn(identify))
             .with_state(app)
     }
 
     /// The whole body, and the client's share of the bytes, which it holds until the body is read.
-    async fn body(&self, client: Client, request: Request) -> Result<(Bytes, Share), ApiError> {
+    async fn body(&self, client: &Client, request: Request) -> Result<(Bytes, Share), ApiError> {
         let declared = request
             .headers()
             .get(header::CONTENT_LENGTH)

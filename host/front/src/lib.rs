@@ -3,6 +3,7 @@
 pub mod connections;
 pub mod front;
 pub mod http;
+pub mod identity;
 pub mod metrics;
 pub mod registry;
 pub mod router;

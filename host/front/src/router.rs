@@ -19,9 +19,10 @@ use tokio::sync::watch;
 
 use self::attempt::{Attempt, Step};
 pub use self::failure::Failure;
+use super::identity::Caller;
 use super::metrics::Metrics;
 use super::registry::{Chain, Need, NoRoute, Registry, Route};
-use super::shares::{Client, NoShare, Share, Shares};
+use super::shares::{NoShare, Share, Shares};
 
 /// The limits of retries.
 #[derive(Clone, Copy, Debug)]
@@ -129,12 +130,16 @@ impl Router {
         self.places.taken()
     }
 
-    /// Takes a place for one request of a client, before any work is done for it.
+    /// Takes a place for one request of a caller, before any work is done for it.
     ///
     /// # Errors
-    /// [`Failure::Busy`] when all places are taken, [`Failure::OverShare`] when the client has its share of them.
-    pub fn admit(&self, client: Client) -> Result<Place, Failure> {
-        self.places.take(client, 1).map(Place).map_err(|why| match why {
+    /// [`Failure::Busy`] when all places are taken, [`Failure::OverShare`] when the caller has its share of them, or as many as its
+    /// key allows.
+    pub fn admit(&self, caller: &Caller) -> Result<Place, Failure> {
+        let of_key = caller.places.as_ref().map(|places| places.take_any(&caller.client, 1)).transpose();
+        let of_key = of_key.map_err(|_none| Failure::OverShare)?;
+        let place = self.places.take(&caller.client, 1);
+        place.map(|place| Place { _place: place, _of_key: of_key }).map_err(|why| match why {
             NoShare::Full => Failure::Busy(format!(
                 "{} requests are under way, which is the limit; try again when some have been answered",
                 self.places.total()
@@ -164,7 +169,10 @@ impl Router {
 
 /// One of the places for concurrent requests; free again when dropped.
 #[derive(Debug)]
-pub struct Place(#[allow(dead_code, reason = "held for its drop")] Share);
+pub struct Place {
+    _place: Share,
+    _of_key: Option<Share>,
+}
 
 /// A request under way.
 pub struct Generation {

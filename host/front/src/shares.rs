@@ -15,10 +15,14 @@ use parking_lot::Mutex;
 /// A client holds at most so many times of what is free.
 const TIMES_FREE: usize = 4;
 
-/// What counts as one client: an IPv4 address, or the network of an IPv6 address (its first 64 bits, which one machine has to
-/// itself).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Client(IpAddr);
+/// What counts as one client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Client {
+    /// An IPv4 address, or the network of an IPv6 address: its first 64 bits, which one machine has to itself.
+    Address(IpAddr),
+    /// A tenant, from wherever.
+    Tenant(Arc<str>),
+}
 
 impl Client {
     /// The client behind an address.
@@ -27,16 +31,19 @@ impl Client {
         match address.to_canonical() {
             IpAddr::V6(address) if !address.is_loopback() => {
                 let network = address.to_bits() >> 64 << 64;
-                Self(IpAddr::V6(Ipv6Addr::from_bits(network)))
+                Self::Address(IpAddr::V6(Ipv6Addr::from_bits(network)))
             }
-            address => Self(address),
+            address => Self::Address(address),
         }
     }
 }
 
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Tenant(name) => f.write_str(name),
+        }
     }
 }
 
@@ -93,9 +100,21 @@ impl Shares {
     ///
     /// # Errors
     /// When there is not so much, or the client would hold more than its share. A client that holds nothing gets what is there.
-    pub fn take(&self, client: Client, amount: usize) -> Result<Share, NoShare> {
-        let mut share = Share { of: self.clone(), client, amount: 0 };
+    pub fn take(&self, client: &Client, amount: usize) -> Result<Share, NoShare> {
+        let mut share = Share { of: self.clone(), client: client.clone(), amount: 0 };
         share.grow(amount)?;
+        Ok(share)
+    }
+}
+
+impl Shares {
+    /// Gives a client a part, however much it holds.
+    ///
+    /// # Errors
+    /// When there is not so much.
+    pub fn take_any(&self, client: &Client, amount: usize) -> Result<Share, NoShare> {
+        let mut share = Share { of: self.clone(), client: client.clone(), amount: 0 };
+        share.add(amount, usize::MAX)?;
         Ok(share)
     }
 }
@@ -106,15 +125,19 @@ impl Share {
     /// # Errors
     /// As [`Shares::take`]; the part stays as it was.
     pub fn grow(&mut self, amount: usize) -> Result<(), NoShare> {
+        self.add(amount, TIMES_FREE)
+    }
+
+    fn add(&mut self, amount: usize, times_free: usize) -> Result<(), NoShare> {
         let mut held = self.of.held.lock();
         let Some(free) = (self.of.total - held.all).checked_sub(amount) else { return Err(NoShare::Full) };
         let before = held.clients.get(&self.client).copied().unwrap_or(0);
-        if before > 0 && before + amount > TIMES_FREE.saturating_mul(free + 1) {
+        if before > 0 && before + amount > times_free.saturating_mul(free + 1) {
             return Err(NoShare::Client);
         }
         if amount > 0 {
             held.all += amount;
-            held.clients.insert(self.client, before + amount);
+            held.clients.insert(self.client.clone(), before + amount);
             self.amount += amount;
         }
         Ok(())
@@ -144,7 +167,7 @@ mod tests {
 
     /// Takes ones until there is no more for a client.
     fn all_for(shares: &Shares, number: u8) -> Vec<Share> {
-        std::iter::from_fn(|| shares.take(client(number), 1).ok()).collect()
+        std::iter::from_fn(|| shares.take(&client(number), 1).ok()).collect()
     }
 
     #[test]
@@ -152,7 +175,7 @@ mod tests {
         let shares = Shares::new(1000);
         let first = all_for(&shares, 1);
         assert_eq!(first.len(), 800);
-        assert_eq!(shares.take(client(1), 1).unwrap_err(), NoShare::Client);
+        assert_eq!(shares.take(&client(1), 1).unwrap_err(), NoShare::Client);
         let second = all_for(&shares, 2);
         assert_eq!(second.len(), 160);
         let third = all_for(&shares, 3);
@@ -170,7 +193,7 @@ mod tests {
             let mut more = true;
             while std::mem::take(&mut more) {
                 for (number, of_client) in (0..clients).zip(&mut taken) {
-                    let share = shares.take(client(number), 1).ok();
+                    let share = shares.take(&client(number), 1).ok();
                     more |= share.is_some();
                     of_client.extend(share);
                 }
@@ -187,13 +210,13 @@ mod tests {
         for total in 0..5 {
             assert_eq!(all_for(&Shares::new(total), 1).len(), total);
         }
-        assert_eq!(Shares::new(4).take(client(1), 5).unwrap_err(), NoShare::Full);
+        assert_eq!(Shares::new(4).take(&client(1), 5).unwrap_err(), NoShare::Full);
     }
 
     #[test]
     fn a_share_that_cannot_grow_stays_as_it_was() {
         let shares = Shares::new(100);
-        let mut share = shares.take(client(1), 50).unwrap();
+        let mut share = shares.take(&client(1), 50).unwrap();
         assert_eq!(share.grow(60), Err(NoShare::Full));
         assert_eq!(share.grow(40), Err(NoShare::Client));
         assert_eq!(share.grow(20), Ok(()));

@@ -19,6 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
+use super::clients::{self, Clients};
 use super::settings::{LogFormat, RoleName, Settings};
 use super::{Refused, addresses, launch, plugins, summary, supervise};
 
@@ -57,6 +58,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
         match settings.role {
             None => {
                 plugins::check_all(&settings)?;
+                clients::clients(&settings)?;
                 launch::text_model(&settings)?;
                 summary::log(&settings, &notes);
                 supervise::run(&settings, &supplied).await
@@ -162,7 +164,19 @@ fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Ref
     let standard = FrontConfig::new(settings.model_name(), text);
     let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
     let policy = settings.router_policy.map_or(standard.policy, Into::into);
-    Ok(FrontConfig { drain: ROUTER_DRAIN, default_max_tokens, policy, ..standard })
+    let max_requests = settings.max_requests.map_or(standard.max_requests, |most| most as usize);
+    let Clients { keys, tenant_header, hosts } = clients::clients(settings)?;
+    let drain = ROUTER_DRAIN;
+    Ok(FrontConfig {
+        drain,
+        default_max_tokens,
+        policy,
+        max_requests,
+        keys,
+        tenant_header,
+        hosts,
+        ..standard
+    })
 }
 
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {

@@ -145,6 +145,25 @@ pub struct Settings {
     #[arg(long)]
     pub port: Option<u16>,
 
+    /// File of API keys, one [[key]] for each tenant, which "host keys new" writes; read again when it changes [default: none,
+    /// requests need no key]
+    #[arg(long, value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+
+    /// Header in which a trusted gateway names the tenant of a request; only for servers that only the gateway reaches, or
+    /// with --api-keys, where the gateway's key has gateway = true [default: none]
+    #[arg(long, value_name = "HEADER")]
+    pub tenant_header: Option<String>,
+
+    /// Names under which clients address the HTTP API, beside localhost and addresses; "*" allows any [default: none where it
+    /// listens on the loopback interface, else any]
+    #[arg(long, value_name = "NAME,...")]
+    pub allowed_hosts: Option<String>,
+
+    /// Requests that a router serves at once at most; a client has at most four times as many as are free [default: 1024]
+    #[arg(long, value_name = "REQUESTS")]
+    pub max_requests: Option<u32>,
+
     /// Address that this process's control plane listens on [default: 127.0.0.1, a free port; router: port 8001]
     #[arg(long, value_name = "IP:PORT")]
     pub control: Option<SocketAddr>,

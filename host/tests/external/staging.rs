@@ -154,7 +154,7 @@ fn leave_after(cluster: &Cluster, wait: std::time::Duration) {
     let mut connection = std::net::TcpStream::connect(cluster.url.trim_start_matches("http://")).unwrap();
     connection.set_read_timeout(Some(wait.max(std::time::Duration::from_millis(1)))).unwrap();
     let head = format!(
-        "POST /generate HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\nconnection: close\r\n\
+        "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
          content-length: {}\r\n\r\n",
         body.len()
     );

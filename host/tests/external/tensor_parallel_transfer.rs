@@ -300,7 +300,7 @@ fn abandon(cluster: &Cluster, prompt: &[u32]) -> TcpStream {
     let parameters = json!({ "max_new_tokens": 200, "temperature": 0, "ignore_eos": true });
     let body = json!({ "input_ids": prompt, "sampling_params": parameters, "stream": true }).to_string();
     let mut connection = TcpStream::connect(cluster.url.trim_start_matches("http://")).unwrap();
-    let head = "POST /generate HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n";
+    let head = "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     write!(connection, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
     connection
 }

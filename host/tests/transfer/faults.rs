@@ -47,7 +47,7 @@ fn stream(url: &str, prompt: &[u32], count: u64, events: Option<usize>) -> bool 
     let mut connection = TcpStream::connect(address).unwrap();
     connection.set_read_timeout(Some(PATIENCE)).unwrap();
     let head = format!(
-        "POST /generate HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\nconnection: close\r\n\
+        "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
          content-length: {}\r\n\r\n",
         body.len()
     );

@@ -51,7 +51,7 @@ fn begin(cluster: &Cluster) -> TcpStream {
     let body = json!({"input_ids": prompt(), "sampling_params": params, "stream": true}).to_string();
     let mut connection = TcpStream::connect(cluster.url.trim_start_matches("http://")).unwrap();
     let head = format!(
-        "POST /generate HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     connection.write_all(head.as_bytes()).unwrap();

@@ -90,6 +90,41 @@ impl ApiError {
         }
     }
 
+    /// The request does not say whose it is.
+    pub fn no_key(message: &str) -> Self {
+        Self {
+            code: Some("invalid_api_key"),
+            ..Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message.to_owned())
+        }
+    }
+
+    pub fn not_an_operator(path: &str) -> Self {
+        let message = format!("{path} is for operators: use an API key that has admin = true");
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
+    pub fn wrong_host(host: &str) -> Self {
+        let message = format!(
+            "this server is not addressed as {host:?}: use its address or localhost, or start it with --allowed-hosts"
+        );
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "invalid_request_error", message)
+    }
+
+    pub fn cross_origin(origin: &str) -> Self {
+        let message = format!("a web page of {origin:?} may not use this server");
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
+    pub fn not_json(kind: &str) -> Self {
+        let message = format!("the body is {kind:?}; send JSON with Content-Type: application/json");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+    }
+
+    /// The message, for logs.
+    pub fn reason(&self) -> &str {
+        &self.message
+    }
+
     pub fn internal(message: String) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
@@ -140,6 +175,9 @@ impl From<TextError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, super::json(&self.json())).into_response();
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -2,19 +2,28 @@
 
 use std::collections::BTreeSet;
 
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use host_wire::clock;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::guard::is_operator;
 use super::{App, Shared, json as json_response, typed};
+use crate::identity::Caller;
 use crate::registry::{Following, WorkerState};
 
 /// 200 while at least one set of workers can serve a request.
-pub(super) async fn health(State(app): Shared) -> Response {
+pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>) -> Response {
     let now = app.router.registry().snapshot();
+    let (status, text) = match now.unusable {
+        None => (StatusCode::OK, "ok"),
+        Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+    };
+    if !is_operator(caller.as_deref()) {
+        return (status, json_response(&json!({"status": text}))).into_response();
+    }
     let workers: Vec<Value> = now
         .workers
         .iter()
@@ -55,10 +64,6 @@ pub(super) async fn health(State(app): Shared) -> Response {
             })
         })
         .collect();
-    let (status, text) = match now.unusable {
-        None => (StatusCode::OK, "ok"),
-        Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
-    };
     let body = json!({
         "status": text,
         "model": app.model,

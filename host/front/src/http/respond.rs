@@ -1,7 +1,6 @@
 //! Sends an answer, whole or as events, in the shape of its endpoint.
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +17,8 @@ use super::ask::{self, Ask};
 use super::error::ApiError;
 use super::outflow::{NoOutflow, Outflow, outflow};
 use super::{App, RequestId};
-use crate::router::{Job, Place};
-use crate::shares::Client;
+use crate::identity::Caller;
+use crate::router::Job;
 use crate::text::Tokenizer;
 
 /// How an endpoint writes answers.
@@ -52,26 +51,29 @@ pub(super) async fn serve<S: Shape>(
     let arrived = clock::now();
     let mut count = Count::new(Arc::clone(&app.metrics), endpoint);
     let session = ask::session(request.headers());
-    let client = client_of(&request);
+    let Some(caller) = request.extensions().get::<Caller>().cloned() else {
+        return Err(ApiError::internal("a request without a caller".to_owned()));
+    };
     let started = async {
         // Before it takes its place: a client that sends slowly keeps no other request out.
-        let (body, share) = app.body(client, request).await?;
-        let place = app.router.admit(client)?;
+        let (body, share) = app.body(&caller.client, request).await?;
+        let place = app.router.admit(&caller)?;
         let (of_work, id) = (Arc::clone(app), id.clone());
         let prepared = app.text_work.run(body.len(), move || {
             let prepared = prepare(&of_work, &id, &body);
             drop(share);
             prepared
         });
-        Ok::<(Place, Prepared<S>), ApiError>((place, prepared.await?))
+        Ok::<_, ApiError>((place, prepared.await?))
     };
-    let (place, Prepared { prompt, ask, shape }) = match started.await {
+    let (place, Prepared { prompt, mut ask, shape }) = match started.await {
         Ok(started) => started,
         Err(error) => {
             count.set(error.outcome());
             return Err(error);
         }
     };
+    ask.namespace.salt = caller.salt(ask.namespace.salt);
     let job = Job { session: ask.session.or(session), ..ask.job(id.0, prompt) };
     let prompt_tokens = job.prompt.len();
     let generation = app.router.generate(place, job);
@@ -79,13 +81,6 @@ pub(super) async fn serve<S: Shape>(
     let tokenizer = Arc::clone(&app.text.tokenizer);
     let answer = Answer::new(generation, tokenizer, ask, prompt_tokens, arrived, count);
     if streamed { as_events(answer, shape, app.stall).await } else { at_once(answer, shape).await }
-}
-
-/// The client that sent a request.
-fn client_of(request: &Request) -> Client {
-    // The listener says so for each of its connections.
-    let known = request.extensions().get::<Client>().copied();
-    known.unwrap_or(Client::at(Ipv4Addr::LOCALHOST.into()))
 }
 
 async fn at_once(mut answer: Answer, mut shape: impl Shape) -> Result<Response, ApiError> {

@@ -33,7 +33,7 @@ impl Uploads {
     /// When the body is larger or breaks off, and when it and what else is on its way is more than the client's share.
     pub(super) async fn receive(
         &self,
-        client: Client,
+        client: &Client,
         body: Body,
         most: usize,
     ) -> Result<(Bytes, Share), ApiError> {
@@ -82,12 +82,12 @@ mod tests {
     async fn a_body_in_pieces_is_whole_and_its_bytes_count_until_it_is_read() {
         let uploads = Uploads::new(100);
         let (body, share) =
-            uploads.receive(client(1), pieces(vec![vec![1; 60], vec![2; 40]]), 100).await.unwrap();
+            uploads.receive(&client(1), pieces(vec![vec![1; 60], vec![2; 40]]), 100).await.unwrap();
         assert_eq!((body.len(), uploads.bytes.taken(), uploads.requests.taken()), (100, 100, 0));
         drop(share);
         assert_eq!(uploads.bytes.taken(), 0);
         let refused =
-            uploads.receive(client(1), pieces(vec![vec![1; 60], vec![2; 41]]), 100).await.unwrap_err();
+            uploads.receive(&client(1), pieces(vec![vec![1; 60], vec![2; 41]]), 100).await.unwrap_err();
         assert_eq!(refused.status, StatusCode::PAYLOAD_TOO_LARGE);
         assert_eq!(uploads.bytes.taken(), 0);
     }
@@ -97,14 +97,14 @@ mod tests {
         let uploads = Uploads { requests: Shares::new(8), bytes: Shares::new(1000) };
         let mut held = Vec::new();
         let refused = loop {
-            match uploads.receive(client(1), pieces(vec![vec![1; 100]]), 100).await {
+            match uploads.receive(&client(1), pieces(vec![vec![1; 100]]), 100).await {
                 Ok(body) => held.push(body),
                 Err(refused) => break refused,
             }
         };
         assert_eq!((held.len(), refused.status), (8, StatusCode::TOO_MANY_REQUESTS));
-        uploads.receive(client(2), pieces(vec![vec![1; 100]]), 100).await.unwrap();
+        uploads.receive(&client(2), pieces(vec![vec![1; 100]]), 100).await.unwrap();
         held.clear();
-        uploads.receive(client(1), pieces(vec![vec![1; 100]]), 100).await.unwrap();
+        uploads.receive(&client(1), pieces(vec![vec![1; 100]]), 100).await.unwrap();
     }
 }

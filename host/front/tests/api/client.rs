@@ -49,10 +49,11 @@ async fn send_unbounded(
     body: &[u8],
 ) -> Reply {
     let mut connection = connect_from(from, to).await;
-    let mut head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n",
-        body.len()
-    );
+    let mut head =
+        format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+    if headers.iter().all(|(name, _)| *name != "host") {
+        head.push_str("host: localhost\r\n");
+    }
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }

@@ -263,8 +263,7 @@ async fn a_body_over_the_limit_is_refused_however_it_is_announced() {
     // Without a length, in chunks.
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut connection = tokio::net::TcpStream::connect(front.http).await.unwrap();
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
     connection.write_all(format!("{head}3e9\r\n{}\r\n", " ".repeat(1001)).as_bytes()).await.unwrap();
     let mut answer = String::new();
     connection.read_to_string(&mut answer).await.unwrap();

@@ -278,8 +278,9 @@ async fn a_body_that_comes_slowly_keeps_no_other_request_out() {
     let mut front = Front::start(config).await;
     let _worker = front.worker("all", "aggregated", echoes()).await;
     let mut slow = tokio::net::TcpStream::connect(front.http).await.unwrap();
-    let head =
-        format!("POST {PATH} HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n");
+    let head = format!(
+        "POST {PATH} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n"
+    );
     slow.write_all(head.as_bytes()).await.unwrap();
     // Said when the server begins to wait for the body.
     let mut go_on = [0; 12];

@@ -10,4 +10,5 @@ mod failures;
 mod fake_worker;
 mod fixture;
 mod hostile;
+mod identity;
 mod workers;

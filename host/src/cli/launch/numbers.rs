@@ -34,6 +34,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
         ("--pool-pages", settings.pool_pages, u32::MAX),
         ("--max-model-len", settings.max_model_len, u32::MAX),
         ("--reserved-decode-tokens", settings.reserved_decode_tokens, u32::MAX),
+        ("--max-requests", settings.max_requests, MOST_QUEUED),
         ("--default-max-tokens", settings.default_max_tokens, u32::MAX),
     ] {
         if value.is_some_and(|value| value == 0 || value > most) {

@@ -23,7 +23,7 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
     let unnamed = directory.path().join("unnamed.toml");
     std::fs::write(&unnamed, "served-model-name = \"\"\n").unwrap();
     let unnamed = unnamed.display().to_string();
-    let cases: [(&[&str], &[&str]); 26] = [
+    let cases: [(&[&str], &[&str]); 29] = [
         (&policy, &["--hicache-write-policy", "sometimes", "write_back"]),
         (&patience, &["--hicache-prefetch-policy", "never", "wait_complete"]),
         (&small, &["--hicache-memory 1024", "32768"]),
@@ -64,6 +64,9 @@ fn settings_that_contradict_are_refused_with_the_way_out() {
         (&["--executor", "synthetic", "--kv-layout", "upside-down"], &["upside-down", "page-head-layer"]),
         (&["--executor", "synthetic", "--max-model-len", "999999999"], &["--max-model-len", "131072"]),
         (&["--executor", "synthetic", "--router", "http://127.0.0.1:1"], &["--router", "--role"]),
+        (&["--executor", "synthetic", "--api-keys", "/nowhere"], &["--api-keys /nowhere", "host keys new"]),
+        (&["--executor", "synthetic", "--tenant-header", "host"], &["--tenant-header \"host\"", "x-tenant"]),
+        (&["--executor", "synthetic", "--allowed-hosts", "http://a"], &["--allowed-hosts", "without scheme"]),
         (&["--config", &config], &["page-sise", "host.toml"]),
     ];
     for (flags, says) in cases {

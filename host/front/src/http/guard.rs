@@ -1,0 +1,108 @@
+//! The first look at every request: how it is addressed, which page sent it, and whose it is.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::Shared;
+use super::error::ApiError;
+use crate::connections::Peer;
+use crate::identity::{Caller, Unknown};
+
+/// Endpoints that only operators may use where requests need keys.
+const OF_OPERATORS: [&str; 2] = ["/flush_cache", "/metrics"];
+/// An endpoint that needs no key: load balancers ask it. Without an operator's key it says no more than the state.
+const OF_ALL: &str = "/health";
+
+/// Refuses what a web page of another origin sends, what is addressed to a name that is not this server's, what is no JSON, and what
+/// has no caller. Handlers find the [`Caller`] among the request's extensions.
+pub(super) async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response {
+    // The listener says so for each of its connections.
+    let known = request.extensions().get::<Peer>().map(|peer| peer.0);
+    let address = known.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let headers = request.headers();
+    let checked =
+        addressed(request.uri(), headers)
+            .and_then(|host| {
+                if app.identities.hosts.allow(host) { Ok(host) } else { Err(ApiError::wrong_host(host)) }
+            })
+            .and_then(|host| same_origin(headers, host))
+            .and_then(|()| is_json(request.method(), headers));
+    let path = request.uri().path();
+    let operates = OF_OPERATORS.contains(&path);
+    let caller = checked.and_then(|()| match app.identities.caller(headers, address) {
+        Ok(caller) if operates && !caller.admin => Err(ApiError::not_an_operator(path)),
+        Ok(caller) => Ok(Some(caller)),
+        Err(_unknown) if path == OF_ALL => Ok(None),
+        Err(unknown) => Err(refused(unknown, app.identities.tenant_header.as_ref())),
+    });
+    match caller {
+        Ok(caller) => {
+            if operates && request.method() == Method::POST {
+                let tenant = caller.as_ref().and_then(|caller| caller.tenant.as_deref());
+                tracing::info!(%address, tenant, path, "an operator's request");
+            }
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        Err(error) => {
+            tracing::info!(%address, path, reason = error.reason(), "a request is refused");
+            error.into_response()
+        }
+    }
+}
+
+/// Whether a request may see all that `/health` can say.
+pub(super) fn is_operator(caller: Option<&Caller>) -> bool {
+    caller.is_some_and(|caller| caller.admin)
+}
+
+/// The name under which a request addresses this server.
+fn addressed<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError> {
+    // HTTP/2 has it in the address.
+    let given = uri.authority().map(|authority| authority.as_str());
+    let host = given.or_else(|| headers.get(header::HOST)?.to_str().ok());
+    host.ok_or_else(|| ApiError::invalid("the request has no Host header"))
+}
+
+/// Browsers say which page sends a request that may change something; programs say nothing.
+fn same_origin(headers: &HeaderMap, host: &str) -> Result<(), ApiError> {
+    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+    let own = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+    match own {
+        Some((_scheme, from)) if from.eq_ignore_ascii_case(host) => Ok(()),
+        _ => Err(ApiError::cross_origin(&String::from_utf8_lossy(origin.as_bytes()))),
+    }
+}
+
+/// A web page may send these types to another origin without asking first; the last is what curl calls a body unasked.
+const OF_FORMS: [&str; 3] = ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"];
+
+fn is_json(method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(kind) = headers.get(header::CONTENT_TYPE).filter(|_| method == Method::POST) else {
+        return Ok(());
+    };
+    let kind = String::from_utf8_lossy(kind.as_bytes());
+    let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_json = essence == "application/json" || essence.ends_with("+json") || essence == OF_FORMS[2];
+    if is_json { Ok(()) } else { Err(ApiError::not_json(&kind)) }
+}
+
+fn refused(unknown: Unknown, tenant_header: Option<&header::HeaderName>) -> ApiError {
+    match unknown {
+        Unknown::NoKey => {
+            ApiError::no_key("this server needs an API key: send it as Authorization: Bearer KEY")
+        }
+        Unknown::WrongKey => ApiError::no_key("the API key is not one of this server's"),
+        Unknown::NoTenant => {
+            let name = tenant_header.map_or("", header::HeaderName::as_str);
+            ApiError::no_key(&format!(
+                "the gateway names no tenant: {name} must be 1 to 128 visible ASCII characters"
+            ))
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Whose a request is: a tenant with a key, a tenant that a trusted gateway names, or an address.
+//!
+//! Two tenants share neither cached KV nor the counts that would tell one what the other has asked: the tenant's name is part of
+//! the salt that names pages.
+
+mod keys;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::http::{HeaderMap, HeaderName, header};
+use sha2::{Digest, Sha256};
+
+pub use keys::{KeyError, Keys, entry};
+
+use crate::shares::{Client, Shares};
+
+/// Longest name of a tenant, in bytes.
+pub const MAX_TENANT: usize = 128;
+
+/// How a router knows whose a request is.
+#[derive(Clone, Debug, Default)]
+pub struct Identities {
+    /// Keys of tenants; without any, a request needs no key.
+    pub keys: Option<Arc<Keys>>,
+    /// A header in which a trusted gateway names the tenant.
+    pub tenant_header: Option<HeaderName>,
+    /// Names under which clients may address this server.
+    pub hosts: Hosts,
+}
+
+/// Names under which clients may address a server: the `Host` of their requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Hosts {
+    /// Any.
+    #[default]
+    Any,
+    /// `localhost` and addresses. A web page of another name that resolves to this machine is refused (DNS rebinding).
+    Local,
+    /// These, `localhost` and addresses.
+    Named(Vec<String>),
+}
+
+/// The party behind a request.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// Whose share of the server the request takes.
+    pub client: Client,
+    /// The tenant, if requests have one.
+    pub tenant: Option<Arc<str>>,
+    /// Requests that the tenant's key allows at once.
+    pub places: Option<Shares>,
+    /// Whether it may use the endpoints of operators.
+    pub admin: bool,
+}
+
+/// Why a request has no caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// It has no key.
+    NoKey,
+    /// Its key is not one of the server's.
+    WrongKey,
+    /// The gateway names no tenant, or none that can be one.
+    NoTenant,
+}
+
+impl Identities {
+    /// The caller of a request from an address.
+    ///
+    /// # Errors
+    /// When the request does not say whose it is and has to.
+    pub fn caller(&self, headers: &HeaderMap, address: IpAddr) -> Result<Caller, Unknown> {
+        let address = Client::at(address);
+        let key = match &self.keys {
+            None => None,
+            Some(keys) => Some(keys.find(secret(headers).ok_or(Unknown::NoKey)?).ok_or(Unknown::WrongKey)?),
+        };
+        let named = |name: &Arc<str>, places, admin| Caller {
+            client: Client::Tenant(Arc::clone(name)),
+            tenant: Some(Arc::clone(name)),
+            places,
+            admin,
+        };
+        match (key, &self.tenant_header) {
+            (None, None) => Ok(Caller { client: address, tenant: None, places: None, admin: true }),
+            (None, Some(header)) => {
+                let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
+                // Whoever reaches a server without keys may operate it, as without a gateway.
+                Ok(named(&name, None, true))
+            }
+            (Some(key), Some(header)) if key.gateway => {
+                let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
+                Ok(named(&name, key.places.clone(), key.admin))
+            }
+            (Some(key), _) => Ok(named(&key.name, key.places.clone(), key.admin)),
+        }
+    }
+}
+
+/// The key that a request brings: `Authorization: Bearer KEY`, or `x-api-key: KEY`.
+fn secret(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
+    let bearer = bearer.and_then(|value| {
+        let (scheme, secret) = value.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then(|| secret.trim_ascii())
+    });
+    bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes()))
+}
+
+fn tenant(headers: &HeaderMap, header: &HeaderName) -> Option<Arc<str>> {
+    let name = headers.get(header)?.to_str().ok()?;
+    is_tenant(name).then(|| Arc::from(name))
+}
+
+/// Whether a text can name a tenant: 1 to [`MAX_TENANT`] visible ASCII characters.
+#[must_use]
+pub fn is_tenant(name: &str) -> bool {
+    (1..=MAX_TENANT).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+impl Caller {
+    /// The salt of the caller's pages, given the one that the request names.
+    #[must_use]
+    pub fn salt(&self, requested: String) -> String {
+        let Some(tenant) = &self.tenant else { return requested };
+        let mut hash = Sha256::new();
+        hash.update((tenant.len() as u64).to_le_bytes());
+        hash.update(tenant.as_bytes());
+        hash.update(requested.as_bytes());
+        keys::hex(&hash.finalize())
+    }
+}
+
+impl Hosts {
+    /// Whether a request may be addressed to this `Host`.
+    #[must_use]
+    pub fn allow(&self, host: &str) -> bool {
+        let name = name_of(host);
+        let is_local = name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok();
+        match self {
+            Hosts::Any => true,
+            Hosts::Local => is_local,
+            Hosts::Named(names) => is_local || names.iter().any(|allowed| allowed.eq_ignore_ascii_case(name)),
+        }
+    }
+}
+
+/// A `Host` without its port and without the brackets of an IPv6 address.
+fn name_of(host: &str) -> &str {
+    if let Some((address, _port)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return address;
+    }
+    host.rsplit_once(':').map_or(host, |(name, _port)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let pair = |(name, value): &(&'static str, &str)| {
+            (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    fn with_keys(text: &str, tenant_header: Option<HeaderName>) -> Identities {
+        let keys = Keys::parse(text, None).unwrap();
+        Identities { keys: Some(Arc::new(keys)), tenant_header, hosts: Hosts::Any }
+    }
+
+    #[test]
+    fn a_key_names_its_tenant_and_anything_else_is_refused() {
+        let text = format!("{}\n{}", entry("a", "key-a", false), entry("b", "key-b", true));
+        let identities = with_keys(&text, None);
+        let of = |pairs: &[(&'static str, &str)]| identities.caller(&headers(pairs), HERE);
+        let a = of(&[("authorization", "Bearer key-a")]).unwrap();
+        assert_eq!((a.tenant.as_deref(), a.admin), (Some("a"), false));
+        let b = of(&[("x-api-key", "key-b")]).unwrap();
+        assert_eq!((b.tenant.as_deref(), b.admin), (Some("b"), true));
+        assert_eq!(of(&[("authorization", "bearer  key-a")]).unwrap().tenant.as_deref(), Some("a"));
+        assert_eq!(of(&[]).unwrap_err(), Unknown::NoKey);
+        assert_eq!(of(&[("authorization", "Basic key-a")]).unwrap_err(), Unknown::NoKey);
+        assert_eq!(of(&[("authorization", "Bearer key-A")]).unwrap_err(), Unknown::WrongKey);
+        // A name in a header is not believed.
+        let header = Some(HeaderName::from_static("x-tenant"));
+        let identities = with_keys(&text, header);
+        let pairs = [("authorization", "Bearer key-a"), ("x-tenant", "b")];
+        assert_eq!(identities.caller(&headers(&pairs), HERE).unwrap().tenant.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn a_gateway_names_tenants() {
+        let header = Some(HeaderName::from_static("x-tenant"));
+        let open = Identities { tenant_header: header.clone(), ..Identities::default() };
+        let named = headers(&[("x-tenant", "team-1")]);
+        assert_eq!(open.caller(&named, HERE).unwrap().tenant.as_deref(), Some("team-1"));
+        assert_eq!(open.caller(&headers(&[]), HERE).unwrap_err(), Unknown::NoTenant);
+        assert_eq!(open.caller(&headers(&[("x-tenant", "a b")]), HERE).unwrap_err(), Unknown::NoTenant);
+        let text = format!("{}gateway = true\n", entry("gate", "key-g", false));
+        let identities = with_keys(&text, header);
+        let pairs = [("authorization", "Bearer key-g"), ("x-tenant", "team-1")];
+        let caller = identities.caller(&headers(&pairs), HERE).unwrap();
+        assert_eq!(caller.tenant.as_deref(), Some("team-1"));
+        assert_eq!(identities.caller(&headers(&pairs[..1]), HERE).unwrap_err(), Unknown::NoTenant);
+    }
+
+    #[test]
+    fn tenants_have_different_salts_for_one_name_and_no_tenant_keeps_its_own() {
+        let caller = |tenant: Option<&str>| Caller {
+            client: Client::at(HERE),
+            tenant: tenant.map(Arc::from),
+            places: None,
+            admin: false,
+        };
+        let salt = |tenant, requested: &str| caller(tenant).salt(requested.to_owned());
+        assert_eq!(salt(None, "x"), "x");
+        let all = [
+            salt(Some("a"), ""),
+            salt(Some("b"), ""),
+            salt(Some("a"), "b"),
+            salt(Some("ab"), ""),
+            salt(Some("a"), "x"),
+        ];
+        let different: std::collections::BTreeSet<&String> = all.iter().collect();
+        assert_eq!(different.len(), all.len());
+        assert_eq!(salt(Some("a"), "x"), all[4]);
+        assert!(all.iter().all(|salt| salt.len() <= host_core::radix::NamespaceKey::MAX_PART));
+    }
+
+    #[test]
+    fn a_host_is_local_an_address_or_one_of_the_names() {
+        let named = Hosts::Named(vec!["api.example.com".to_owned()]);
+        for (host, local, of_names) in [
+            ("localhost", true, true),
+            ("LocalHost:8000", true, true),
+            ("127.0.0.1:8000", true, true),
+            ("[::1]:8000", true, true),
+            ("10.1.2.3", true, true),
+            ("api.example.com:443", false, true),
+            ("API.example.com", false, true),
+            ("evil.example.com", false, false),
+            ("localhost.evil.example", false, false),
+            ("", false, false),
+        ] {
+            assert_eq!((Hosts::Local.allow(host), named.allow(host)), (local, of_names), "{host}");
+            assert!(Hosts::Any.allow(host));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Whose a request is: keys, tenants, gateways, operators, and what a web page may not do.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use axum::http::HeaderName;
+use host_front::identity::{Hosts, Keys, entry};
+use host_tests::wait::answered_until;
+use serde_json::{Value, json};
+
+use super::client::{Reply, send, send_from};
+use super::fake_worker::{Step, echoes, steps};
+use super::fixture::{Front, config};
+
+const PATH: &str = "/v1/completions";
+
+fn body() -> Vec<u8> {
+    json!({"model": "fake", "prompt": "abc", "max_tokens": 3}).to_string().into_bytes()
+}
+
+async fn post(front: &Front, headers: &[(&str, &str)]) -> Reply {
+    send(front.http, "POST", PATH, headers, &body()).await
+}
+
+async fn with_keys(text: &str) -> Front {
+    let mut config = config();
+    config.keys = Some(Arc::new(Keys::parse(text, None).unwrap()));
+    Front::start(config).await
+}
+
+#[tokio::test]
+async fn requests_need_a_key_operators_need_theirs_and_health_is_for_all() {
+    let text = entry("team-a", "sk-a", false) + &entry("ops", "sk-ops", true);
+    let mut front = with_keys(&text).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let (user, operator) = ([("authorization", "Bearer sk-a")], [("authorization", "Bearer sk-ops")]);
+    for (headers, status) in
+        [(&[][..], 401), (&[("authorization", "Bearer sk-x")][..], 401), (&user[..], 200)]
+    {
+        let reply = post(&front, headers).await;
+        assert_eq!(reply.status, status);
+        if status == 401 {
+            assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
+            assert_eq!(reply.json().await["error"]["code"], "invalid_api_key");
+        }
+    }
+    for (method, path) in [("POST", "/flush_cache"), ("GET", "/metrics")] {
+        let mut statuses = Vec::new();
+        for headers in [&[][..], &user, &operator] {
+            statuses.push(send(front.http, method, path, headers, b"").await.status);
+        }
+        assert_eq!(statuses, [401, 403, 200], "{path}");
+    }
+    assert_eq!(send(front.http, "GET", "/v1/models", &[], b"").await.status, 401);
+    let health = async |headers| send(front.http, "GET", "/health", headers, b"").await.json().await;
+    assert_eq!(health(&[][..]).await, json!({"status": "ok"}));
+    assert_eq!(health(&user).await, json!({"status": "ok"}));
+    assert_eq!(health(&operator).await["workers"][0]["name"], "all");
+}
+
+#[tokio::test]
+async fn a_key_has_as_many_requests_at_once_as_its_file_says() {
+    let text = entry("a", "sk-a", false) + "max_requests = 2\n" + &entry("b", "sk-b", false);
+    let mut front = with_keys(&text).await;
+    let _worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+    let stream = json!({"model": "fake", "prompt": "abc", "max_tokens": 3, "stream": true}).to_string();
+    let ask = async |key: &str| {
+        let bearer = format!("Bearer {key}");
+        let headers = [("authorization", bearer.as_str())];
+        send(front.http, "POST", PATH, &headers, stream.as_bytes()).await
+    };
+    let held = (ask("sk-a").await, ask("sk-a").await);
+    assert_eq!((held.0.status, held.1.status), (200, 200));
+    assert_eq!(ask("sk-a").await.status, 429);
+    assert_eq!(ask("sk-b").await.status, 200);
+    drop(held.0);
+    answered_until("the place of a request that was hung up on", async || {
+        let status = ask("sk-a").await.status;
+        if status == 200 { Ok(()) } else { Err(status) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn keys_that_are_added_work_and_keys_that_are_removed_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys.toml");
+    std::fs::write(&path, entry("a", "sk-a", false)).unwrap();
+    let mut config = config();
+    config.keys = Some(Arc::new(Keys::load(&path).unwrap()));
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    assert_eq!(post(&front, &[("authorization", "Bearer sk-a")]).await.status, 200);
+    std::fs::write(&path, entry("b", "sk-b", false)).unwrap();
+    answered_until("the new key to work", async || {
+        let status = post(&front, &[("authorization", "Bearer sk-b")]).await.status;
+        if status == 200 { Ok(()) } else { Err(status) }
+    })
+    .await;
+    assert_eq!(post(&front, &[("authorization", "Bearer sk-a")]).await.status, 401);
+}
+
+#[tokio::test]
+async fn tenants_share_no_pages_whatever_salt_they_name() {
+    let text = entry("a", "sk-a", false) + &entry("b", "sk-b", false);
+    let mut front = with_keys(&text).await;
+    let worker = front.worker("all", "aggregated", echoes()).await;
+    let mut salts = Vec::new();
+    for (key, salt) in [("sk-a", ""), ("sk-b", ""), ("sk-a", "x"), ("sk-b", "x"), ("sk-a", "")] {
+        let bearer = format!("Bearer {key}");
+        let mut body: Value = serde_json::from_slice(&body()).unwrap();
+        body["cache_salt"] = salt.into();
+        let headers = [("authorization", bearer.as_str())];
+        let reply = send(front.http, "POST", PATH, &headers, body.to_string().as_bytes()).await;
+        assert_eq!(reply.status, 200);
+        salts.push(worker.watch.calls().last().unwrap().namespace.clone().unwrap().cache_salt);
+    }
+    let different: std::collections::BTreeSet<&String> = salts.iter().collect();
+    assert_eq!((different.len(), &salts[4]), (4, &salts[0]), "{salts:?}");
+}
+
+#[tokio::test]
+async fn a_gateway_names_the_tenant_in_its_header() {
+    let mut config = config();
+    config.tenant_header = Some(HeaderName::from_static("x-tenant"));
+    config.max_requests = 10;
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+    assert_eq!(post(&front, &[]).await.status, 401);
+    // All from one address: shares are those of tenants.
+    let stream = json!({"model": "fake", "prompt": "abc", "max_tokens": 3, "stream": true}).to_string();
+    let ask = async |tenant| send(front.http, "POST", PATH, &[("x-tenant", tenant)], stream.as_bytes()).await;
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(ask("one").await);
+    }
+    assert!(held.iter().all(|reply| reply.status == 200));
+    assert_eq!((ask("one").await.status, ask("two").await.status), (429, 200));
+}
+
+#[tokio::test]
+async fn a_web_page_of_another_name_or_origin_and_a_form_are_refused() {
+    let (front, _prefill, _decode) = Front::echoing().await;
+    let port = front.http.port();
+    let own = format!("http://localhost:{port}");
+    let address = format!("127.0.0.1:{port}");
+    for (headers, status) in [
+        (vec![("host", "evil.example")], 421),
+        (vec![("host", address.as_str())], 200),
+        (vec![("origin", "http://evil.example")], 403),
+        (vec![("origin", "null")], 403),
+        (vec![("host", own.strip_prefix("http://").unwrap()), ("origin", own.as_str())], 200),
+        (vec![("content-type", "text/plain")], 415),
+        (vec![("content-type", "multipart/form-data; boundary=x")], 415),
+        (vec![("content-type", "application/json; charset=utf-8")], 200),
+        // As curl calls it.
+        (vec![("content-type", "application/x-www-form-urlencoded")], 200),
+    ] {
+        let reply = post(&front, &headers).await;
+        assert_eq!(reply.status, status, "{headers:?}");
+    }
+    let flushed = send(front.http, "POST", "/flush_cache", &[("origin", "http://evil.example")], b"").await;
+    assert_eq!(flushed.status, 403);
+}
+
+#[tokio::test]
+async fn a_server_with_a_name_answers_to_it() {
+    let mut config = config();
+    config.hosts = Some(Hosts::Named(vec!["api.example.com".to_owned()]));
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    for (host, status) in [("api.example.com", 200), ("other.example.com", 421)] {
+        let reply = send_from(here, front.http, "POST", PATH, &[("host", host)], &body()).await;
+        assert_eq!(reply.status, status, "{host}");
+    }
+}
