@@ -6,10 +6,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use object::ReadCache;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use sha2::{Digest, Sha256};
 
+use super::bounded::Bounded;
 use super::error::PreflightError;
 use super::manifest::Manifest;
 use super::permissions;
@@ -84,7 +84,7 @@ impl PluginFile {
     /// Its manifest, when it is a plugin that this host can load.
     pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
         let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
-        read_and_check(&ReadCache::new(file), self.stamp.size, policy)
+        read_and_check(&Bounded::new(file), self.stamp.size, policy)
     }
 
     /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash; or the hash that
@@ -151,7 +151,7 @@ pub fn preflight(path: &Path, policy: Policy) -> Result<Manifest, PreflightError
 impl Sealed {
     pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
         let file = self.memory.try_clone().map_err(PreflightError::Unreadable)?;
-        read_and_check(&ReadCache::new(file), self.size, policy)
+        read_and_check(&Bounded::new(file), self.size, policy)
     }
 
     /// A path to it in this process, valid while the descriptor is open.

@@ -7,6 +7,7 @@
 //!
 //! A loaded library is never unloaded: threads and thread-local destructors of Rust code make that unsafe.
 
+mod bounded;
 mod catalog;
 mod error;
 mod file;

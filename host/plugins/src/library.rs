@@ -10,10 +10,10 @@ use std::ptr::NonNull;
 
 use host_plugin_api::abi::Root;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use object::ReadCache;
 use parking_lot::Mutex;
 use semver::Version;
 
+use super::bounded::Bounded;
 use super::catalog::Entry;
 use super::error::{PluginError, PreflightError};
 use super::file::{PluginFile, Stamp};
@@ -54,7 +54,7 @@ pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
         None => true,
         Some(_) => {
             let found = std::fs::File::open(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
-            needs_its_place(&ReadCache::new(found))
+            needs_its_place(&Bounded::new(found))
         }
     };
     let root = match &entry.pinned {
