@@ -14,7 +14,7 @@ use super::error::PreflightError;
 use super::manifest::Manifest;
 use super::permissions;
 use super::policy::Policy;
-use super::preflight::read_and_check;
+use super::preflight::{needs_its_place, read_and_check};
 
 /// Most bytes of a text file about plugins.
 const LONGEST_TEXT: u64 = 1 << 20;
@@ -85,6 +85,12 @@ impl PluginFile {
     pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
         let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
         read_and_check(&Bounded::new(file), self.stamp.size, policy)
+    }
+
+    /// Whether it has to be loaded from its place. Asked of the open file: another one may lie at its path by now.
+    pub(super) fn needs_its_place(&self) -> Result<bool, PreflightError> {
+        let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
+        Ok(needs_its_place(&Bounded::new(file)))
     }
 
     /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash; or the hash that
@@ -178,4 +184,26 @@ fn copy_and_digest(mut from: impl Read + Seek, to: &mut impl Write) -> io::Resul
         }
     }
     Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use host_tests::elf::dynamic;
+
+    use super::*;
+
+    const RUNPATH: u64 = 29;
+
+    #[test]
+    fn whether_a_file_needs_its_place_is_asked_of_the_one_that_was_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("plugin.so"), folder.path().join("other.so"));
+        let open = || PluginFile::open(&path, Policy::default()).unwrap();
+        dynamic(&path, &[], b"$ORIGIN/lib\0");
+        dynamic(&other, &[(RUNPATH, 0)], b"$ORIGIN/lib\0");
+        let checked = open();
+        std::fs::rename(&other, &path).unwrap();
+        assert!(!checked.needs_its_place().unwrap(), "what was checked can be loaded from sealed memory");
+        assert!(open().needs_its_place().unwrap());
+    }
 }
