@@ -14,7 +14,7 @@ use super::error::PreflightError;
 use super::manifest::Manifest;
 use super::permissions;
 use super::policy::Policy;
-use super::preflight::{needs_its_place, read_and_check};
+use super::preflight::{needs_its_place, read, read_and_check};
 
 /// Most bytes of a text file about plugins.
 const LONGEST_TEXT: u64 = 1 << 20;
@@ -144,6 +144,16 @@ pub(super) fn text(path: &Path) -> io::Result<String> {
 pub(super) struct Sealed {
     memory: File,
     size: u64,
+}
+
+/// The manifest of a file as it is, whether this host could load the file or not.
+///
+/// # Errors
+/// When it carries none that can be read.
+pub fn describe(path: &Path) -> Result<Manifest, PreflightError> {
+    let any = Policy { insecure_permissions: true, panic_abort: true };
+    let PluginFile { file, stamp, .. } = PluginFile::open(path, any)?;
+    read(&Bounded::new(file), stamp.size)
 }
 
 /// Checks the file and returns its manifest.

@@ -280,6 +280,31 @@ fn no_text_of_a_file_looks_like_a_line_of_ours() {
 }
 
 #[test]
+fn a_plugin_replaces_another_one_of_its_name_only_by_force() {
+    let (directory, from) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let at = path(directory.path());
+    let installed = || std::fs::read(directory.path().join("n.so")).unwrap();
+    let install = |id: &str, version: &str, flags: &[&str]| {
+        let file = claiming(from.path(), &format!("id = {id:?}"), ROLE, &format!("rustc = {version:?}"), "");
+        let (code, said, error) =
+            host(&[&["plugins", "install", path(&file), "--plugins-dir", at], flags].concat());
+        (code, said + &error, std::fs::read(file).unwrap())
+    };
+    let (code, said, first) = install("acme.n", "1", &[]);
+    assert_eq!(code, 0, "{said}");
+    let (code, said, _) = install("evil.n", "1", &[]);
+    assert_eq!(code, 2, "{said}");
+    for part in ["n.so is another plugin of this name", "\"acme.n\"", "\"evil.n\"", "--force"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(installed(), first);
+    let (code, said, newer) = install("acme.n", "2", &[]);
+    assert_eq!((code, installed() == newer), (0, true), "{said}");
+    let (code, said, other) = install("evil.n", "1", &["--force"]);
+    assert_eq!((code, installed() == other), (0, true), "{said}");
+}
+
+#[test]
 fn every_wrong_key_of_a_configuration_is_said_at_once() {
     let directory = plugin_files::directory(&["shm"]);
     let config = directory.path().join("host.toml");
