@@ -7,6 +7,7 @@ pub mod built;
 pub mod caches;
 pub mod cluster;
 pub mod defect;
+pub mod elf;
 pub mod fetched;
 pub mod gguf;
 pub mod hold;

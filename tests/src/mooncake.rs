@@ -88,7 +88,7 @@ fn find() -> Result<Installed, String> {
                import mooncake.engine, mooncake.store";
     let python = installed.python.display().to_string();
     let output = Command::new(&installed.python)
-        .args(["-c", ask])
+        .args(["-I", "-c", ask])
         .args(&installed.preload)
         .stdin(Stdio::null())
         .output();

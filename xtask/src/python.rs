@@ -105,7 +105,7 @@ fn imports(python: &Path, preload: &[PathBuf]) -> Result<(), String> {
     let ask = "import ctypes, sys\n\
                for path in sys.argv[1:]: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)\n\
                import mooncake.engine, mooncake.store";
-    succeed(Command::new(python).args(["-c", ask]).args(preload), "`import mooncake.engine`")
+    succeed(Command::new(python).args(["-I", "-c", ask]).args(preload), "`import mooncake.engine`")
 }
 
 /// The libraries that Mooncake links to, unpacked in the target folder: neither needs rights of any kind.

@@ -3,11 +3,14 @@
 use std::ops::Deref;
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::mapping::Mapping;
 
 /// A mapping with a file descriptor behind it, so that a transfer backend can share it with another process.
+///
+/// The file keeps its size: a process that it is shared with could otherwise shrink it, and the next access here to what is
+/// gone would end this process.
 pub struct SharedMemory {
     mapping: Mapping,
     fd: OwnedFd,
@@ -20,8 +23,9 @@ impl SharedMemory {
     /// When the system has no memory, or no descriptors, to give.
     pub fn new(name: &str, bytes: usize) -> std::io::Result<Self> {
         let bytes = bytes.max(1);
-        let fd = memfd_create(name, MemfdFlags::CLOEXEC)?;
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes as u64)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(Self { mapping: Mapping::of(&fd, bytes)?, fd })
     }
 
@@ -37,5 +41,23 @@ impl Deref for SharedMemory {
 
     fn deref(&self) -> &Mapping {
         &self.mapping
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn no_process_can_change_the_size_of_the_file() {
+        let memory = SharedMemory::new("test", 4096).unwrap();
+        for size in [0, 4095, 8192] {
+            assert_eq!(ftruncate(memory.fd(), size), Err(Errno::PERM), "{size}");
+        }
+        let other = Mapping::of(&memory.fd(), 4096).unwrap();
+        other.write(0, &[7]);
+        assert_eq!(memory.bytes_at(0, 1), [7]);
     }
 }

@@ -38,6 +38,9 @@ pub enum PreflightError {
         /// Its length.
         found: u64,
     },
+    /// Reading its headers and notes would take more memory than those of any plugin.
+    #[error("is no plugin that can be checked: {0}; a plugin has far fewer, build it again or remove it")]
+    Oversized(String),
     /// A library, but no plugin.
     #[error("is a library but not a plugin: it carries no HOSTPLUG note, which export_plugin! writes")]
     NoNote,
@@ -112,6 +115,7 @@ impl PreflightError {
             Self::NotShared(_) => "not_shared",
             Self::WrongMachine { .. } => "wrong_machine",
             Self::Truncated { .. } => "truncated",
+            Self::Oversized(_) => "oversized",
             Self::NoNote => "no_note",
             Self::BadManifest(_) => "bad_manifest",
             Self::Ambiguous(_) => "ambiguous",

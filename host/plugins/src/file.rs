@@ -6,15 +6,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use object::ReadCache;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use sha2::{Digest, Sha256};
 
+use super::bounded::Bounded;
 use super::error::PreflightError;
 use super::manifest::Manifest;
 use super::permissions;
 use super::policy::Policy;
-use super::preflight::read_and_check;
+use super::preflight::{needs_its_place, read, read_and_check};
 
 /// Most bytes of a text file about plugins.
 const LONGEST_TEXT: u64 = 1 << 20;
@@ -84,7 +84,13 @@ impl PluginFile {
     /// Its manifest, when it is a plugin that this host can load.
     pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
         let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
-        read_and_check(&ReadCache::new(file), self.stamp.size, policy)
+        read_and_check(&Bounded::new(file), self.stamp.size, policy)
+    }
+
+    /// Whether it has to be loaded from its place. Asked of the open file: another one may lie at its path by now.
+    pub(super) fn needs_its_place(&self) -> Result<bool, PreflightError> {
+        let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
+        Ok(needs_its_place(&Bounded::new(file)))
     }
 
     /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash; or the hash that
@@ -140,6 +146,16 @@ pub(super) struct Sealed {
     size: u64,
 }
 
+/// The manifest of a file as it is, whether this host could load the file or not.
+///
+/// # Errors
+/// When it carries none that can be read.
+pub fn describe(path: &Path) -> Result<Manifest, PreflightError> {
+    let any = Policy { insecure_permissions: true, panic_abort: true };
+    let PluginFile { file, stamp, .. } = PluginFile::open(path, any)?;
+    read(&Bounded::new(file), stamp.size)
+}
+
 /// Checks the file and returns its manifest.
 ///
 /// # Errors
@@ -151,7 +167,7 @@ pub fn preflight(path: &Path, policy: Policy) -> Result<Manifest, PreflightError
 impl Sealed {
     pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
         let file = self.memory.try_clone().map_err(PreflightError::Unreadable)?;
-        read_and_check(&ReadCache::new(file), self.size, policy)
+        read_and_check(&Bounded::new(file), self.size, policy)
     }
 
     /// A path to it in this process, valid while the descriptor is open.
@@ -178,4 +194,26 @@ fn copy_and_digest(mut from: impl Read + Seek, to: &mut impl Write) -> io::Resul
         }
     }
     Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use host_tests::elf::dynamic;
+
+    use super::*;
+
+    const RUNPATH: u64 = 29;
+
+    #[test]
+    fn whether_a_file_needs_its_place_is_asked_of_the_one_that_was_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("plugin.so"), folder.path().join("other.so"));
+        let open = || PluginFile::open(&path, Policy::default()).unwrap();
+        dynamic(&path, &[], b"$ORIGIN/lib\0");
+        dynamic(&other, &[(RUNPATH, 0)], b"$ORIGIN/lib\0");
+        let checked = open();
+        std::fs::rename(&other, &path).unwrap();
+        assert!(!checked.needs_its_place().unwrap(), "what was checked can be loaded from sealed memory");
+        assert!(open().needs_its_place().unwrap());
+    }
 }

@@ -7,6 +7,7 @@
 //!
 //! A loaded library is never unloaded: threads and thread-local destructors of Rust code make that unsafe.
 
+mod bounded;
 mod catalog;
 mod error;
 mod file;
@@ -27,7 +28,7 @@ mod stop;
 
 pub use catalog::{Catalog, Entry, Unusable};
 pub use error::{NoneFound, PluginError, PreflightError};
-pub use file::preflight;
+pub use file::{describe, preflight};
 pub use library::load_root;
 pub use load::{check_config, open_allocator, open_tier, open_transfer};
 pub use loaded_allocator::LoadedAllocator;

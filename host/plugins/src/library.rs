@@ -10,7 +10,6 @@ use std::ptr::NonNull;
 
 use host_plugin_api::abi::Root;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use object::ReadCache;
 use parking_lot::Mutex;
 use semver::Version;
 
@@ -18,7 +17,6 @@ use super::catalog::Entry;
 use super::error::{PluginError, PreflightError};
 use super::file::{PluginFile, Stamp};
 use super::manifest::Manifest;
-use super::preflight::needs_its_place;
 use super::services::Services;
 
 /// What this process has loaded, which it never unloads.
@@ -52,10 +50,7 @@ pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
     }
     let in_place = match &entry.pinned {
         None => true,
-        Some(_) => {
-            let found = std::fs::File::open(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
-            needs_its_place(&ReadCache::new(found))
-        }
+        Some(_) => file.needs_its_place().map_err(refused)?,
     };
     let root = match &entry.pinned {
         Some(hash) if !in_place => {

@@ -148,13 +148,43 @@ impl Manifest {
             let version = manifest.manifest_version;
             return Err(format!("manifest_version is {version}, this host reads version 1"));
         }
-        // They stand at the start of log lines and in metrics.
-        for (key, text) in [("id", &manifest.plugin.id), ("name", &manifest.plugin.name)] {
-            if text.contains(char::is_control) {
-                return Err(format!("[plugin] {key} is {text:?}, it must be without control characters"));
-            }
+        // They stand in lines of the log, of metrics and of commands, and must not look like several.
+        if let Some((key, text)) = manifest.names().find(|(_, text)| text.contains(char::is_control)) {
+            return Err(format!("{key} is {text:?}, it must be without control characters"));
         }
         Ok(manifest)
+    }
+
+    /// All names and other texts that are no prose, with their keys.
+    fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let (plugin, build) = (&self.plugin, &self.build);
+        let single = [
+            ("[plugin] id", &plugin.id),
+            ("[plugin] name", &plugin.name),
+            ("[build] panic", &build.panic),
+            ("[build] target", &build.target),
+            ("[build] rustc", &build.rustc),
+            ("[build] symbol", &build.symbol),
+        ];
+        let roles = self.roles.iter().flat_map(|role| {
+            let lists = [("[[role]] memory", &role.memory), ("[[role]] capabilities", &role.capabilities)];
+            let lists = lists.into_iter().flat_map(|(key, texts)| texts.iter().map(move |text| (key, text)));
+            lists.chain([("[[role]] kind", &role.kind)])
+        });
+        let keys = self
+            .config
+            .iter()
+            .flat_map(|(key, of)| [("a key of [config]", key), ("[config] type", &of.kind)]);
+        let companions = self.companions.iter().flat_map(|companion| {
+            let variables = companion.environment.keys().map(|name| ("[[companion]] environment", name));
+            let names =
+                [("[[companion]] name", &companion.name), ("[[companion]] program", &companion.program)];
+            variables.chain(names).chain([("[[companion]] ready", &companion.ready)])
+        });
+        let bases = plugin.built_on.iter().map(|id| ("[plugin] built_on", id));
+        let threads = plugin.threads.iter().map(|threads| ("[plugin] threads", threads));
+        let all = single.into_iter().chain(bases).chain(threads).chain(roles).chain(keys).chain(companions);
+        all.map(|(key, text)| (key, text.as_str()))
     }
 
     /// The role of this kind.

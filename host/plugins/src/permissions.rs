@@ -12,17 +12,23 @@
 //! group, which only the user is in; whether it is one, the file does not say. Everything else is refused. A sticky
 //! directory, as /tmp, lets no user replace another's file, so only its owner counts there. Access lists show in the
 //! group's bits.
+//!
+//! The way to a file is walked as the system walks it: a link leads on from where it lies, and counts like the directories it
+//! leads through. Its owner may put another one in its place, at least in a sticky directory; its own bits say nothing.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
+/// Most links on the way to a file, as the system has it.
+const MAX_LINKS: usize = 40;
 
 /// What of a file or directory decides which users can replace what lies there.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +44,8 @@ impl Place {
         Self {
             user: metadata.uid(),
             group: metadata.gid(),
-            mode: metadata.permissions().mode(),
+            // All bits of a link are set, and none of them lets anything.
+            mode: if metadata.is_symlink() { 0 } else { metadata.permissions().mode() },
             directory: metadata.is_dir(),
         }
     }
@@ -95,18 +102,47 @@ pub(super) struct Findings {
     pub warned: Vec<String>,
 }
 
-/// Looks at an open file and at all directories above it, both as it is named and as links resolve.
-pub(super) fn check(path: &Path, file: &Metadata) -> std::io::Result<Findings> {
-    let named = std::path::absolute(path)?;
-    let resolved = named.canonicalize()?;
-    let mut above: Vec<&Path> = named.ancestors().skip(1).chain(resolved.ancestors().skip(1)).collect();
-    above.sort_unstable();
-    above.dedup();
-    let mut places: Vec<(PathBuf, Place)> = vec![(resolved.clone(), Place::of(file))];
-    for directory in above {
-        places.push((directory.to_owned(), Place::of(&std::fs::metadata(directory)?)));
-    }
+/// Looks at an open file and at every directory and link on the way to it.
+pub(super) fn check(path: &Path, file: &Metadata) -> io::Result<Findings> {
+    let (resolved, mut places) = way_to(path)?;
+    places.insert(0, (resolved, Place::of(file)));
     Ok(judge(Trusted::of_process(), &places))
+}
+
+/// Where a path leads, and the directories and links that the system passes on the way there, each once.
+fn way_to(path: &Path) -> io::Result<(PathBuf, Vec<(PathBuf, Place)>)> {
+    let path = std::path::absolute(path)?;
+    // What is left of the way, the next step last.
+    let mut left: Vec<PathBuf> = steps(&path).collect();
+    let (mut at, mut places, mut links) = (PathBuf::from("/"), Vec::new(), 0);
+    while let Some(step) = left.pop() {
+        let next = match step.components().next() {
+            Some(Component::RootDir) => PathBuf::from("/"),
+            // Where a link has led counts, not the link.
+            Some(Component::ParentDir) => at.parent().unwrap_or(&at).to_owned(),
+            _ => at.join(&step),
+        };
+        let metadata = std::fs::symlink_metadata(&next)?;
+        if metadata.is_symlink() {
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(io::Error::other(format!("more than {MAX_LINKS} links lead to it")));
+            }
+            left.extend(steps(&std::fs::read_link(&next)?));
+        } else {
+            at.clone_from(&next);
+        }
+        if (metadata.is_symlink() || metadata.is_dir()) && places.iter().all(|(seen, _)| *seen != next) {
+            places.push((next, Place::of(&metadata)));
+        }
+    }
+    Ok((at, places))
+}
+
+/// The components of a path, the last one first.
+fn steps(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let steps = path.components().filter(|step| !matches!(step, Component::CurDir));
+    steps.map(|step| PathBuf::from(step.as_os_str())).rev().collect::<Vec<_>>().into_iter()
 }
 
 /// Whether every user may change a file, and not the program.
@@ -196,5 +232,58 @@ mod tests {
         ] {
             assert_eq!(found(user, program, plugin), expected, "{what}");
         }
+    }
+
+    #[test]
+    fn every_directory_and_link_on_the_way_is_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let at = |name: &str| root.join(name);
+        for directory in ["plugins", "between/deep", "real"] {
+            std::fs::create_dir_all(at(directory)).unwrap();
+        }
+        std::fs::write(at("real/x.so"), "").unwrap();
+        let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, at(name)).unwrap();
+        // A relative link to one in another directory, which is absolute and goes through a third and back.
+        link("../between/x.so", "plugins/x.so");
+        link(at("between/deep/../../real").to_str().unwrap(), "between/folder");
+        link("folder/x.so", "between/x.so");
+        let (resolved, places) = way_to(&at("plugins/x.so")).unwrap();
+        assert_eq!(resolved, at("real/x.so"));
+        let names: BTreeSet<PathBuf> = places.iter().map(|(path, _)| path.clone()).collect();
+        let expected =
+            ["plugins", "plugins/x.so", "between", "between/x.so", "between/folder", "between/deep", "real"];
+        let expected: BTreeSet<PathBuf> =
+            expected.map(at).into_iter().chain(root.ancestors().map(Path::to_owned)).collect();
+        assert_eq!(names, expected);
+
+        // A directory between, which neither the name nor the target shows.
+        let refused = || judge(&Trusted::of(ME, ME, &[]), &way_to(&at("plugins/x.so")).unwrap().1).refused;
+        let open = |mode| std::fs::set_permissions(at("between"), PermissionsExt::from_mode(mode)).unwrap();
+        let of_between = |found: Vec<String>| {
+            found.iter().any(|text| {
+                text.starts_with(&format!("{} may be changed by every user", at("between").display()))
+            })
+        };
+        open(0o777);
+        assert!(of_between(refused()));
+        open(0o755);
+        assert!(!of_between(refused()));
+
+        link("loop.so", "real/loop.so");
+        assert!(way_to(&at("real/loop.so")).unwrap_err().to_string().contains("40 links"));
+    }
+
+    #[test]
+    fn only_the_owner_of_a_link_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        // As root the link is given away, so that it is not a trusted user's.
+        let _own = std::os::unix::fs::lchown(&link, Some(OTHER), None).is_err();
+        let place = Place::of(&std::fs::symlink_metadata(&link).unwrap());
+        assert!(!place.lets(OTHERS_WRITE) && !place.lets(GROUP_WRITES));
+        let found = |user| judge(&Trusted::of(user, user, &[]), &[(link.clone(), place)]).refused.len();
+        assert_eq!((found(place.user), found(place.user + 1)), (0, 1));
     }
 }

@@ -9,9 +9,10 @@ use std::path::Path;
 use host_plugin_api::note;
 use object::elf::{ET_DYN, FileHeader64, PT_LOAD};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
-use object::{Endianness, ReadCache, ReadRef};
+use object::{Endianness, ReadRef};
 use semver::Version;
 
+use super::bounded::{Bounded, MOST_BYTES};
 use super::error::PreflightError;
 use super::manifest::Manifest;
 use super::policy::Policy;
@@ -25,11 +26,15 @@ const MAX_NAME: u64 = 4096;
 
 /// Longest manifest that is read.
 const MANIFEST_BYTES: usize = 1 << 20;
+/// Most segments of a file. Linkers make about a dozen.
+const MAX_SEGMENTS: usize = 1024;
+/// Most manifests in a file: its own, and those of the plugins that are linked into it.
+const MAX_MANIFESTS: usize = 64;
 
 /// What is left to check when the file is open and its bytes are the right ones: that the system's loader will bear it,
 /// and that it is a plugin for this host.
-pub(super) fn read_and_check<'a>(
-    data: impl ReadRef<'a>,
+pub(super) fn read_and_check(
+    data: &Bounded,
     length: u64,
     policy: Policy,
 ) -> Result<Manifest, PreflightError> {
@@ -55,7 +60,15 @@ pub(super) fn read_and_check<'a>(
     }
 }
 
-fn read<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightError> {
+/// The manifest as it is.
+pub(super) fn read(data: &Bounded, length: u64) -> Result<Manifest, PreflightError> {
+    read_notes(data, length).map_err(|error| match data.is_exceeded() {
+        true => PreflightError::Oversized(format!("its headers and notes have more than {MOST_BYTES} bytes")),
+        false => error,
+    })
+}
+
+fn read_notes<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightError> {
     if length == 0 {
         return Err(PreflightError::NotElf("it is empty".to_owned()));
     }
@@ -75,6 +88,11 @@ fn read<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightEr
     }
     if header.e_type(endian) != ET_DYN {
         return Err(PreflightError::NotShared(header.e_type(endian).0));
+    }
+    let segments = usize::from(header.e_phnum(endian));
+    if segments > MAX_SEGMENTS {
+        let text = format!("it has {segments} segments, {MAX_SEGMENTS} are allowed");
+        return Err(PreflightError::Oversized(text));
     }
     let table_end = header
         .e_phoff(endian)
@@ -103,6 +121,10 @@ fn read<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightEr
                 let text = format!("it has {} bytes, {MANIFEST_BYTES} are allowed", found.desc().len());
                 return Err(PreflightError::BadManifest(text));
             }
+            if manifests.len() == MAX_MANIFESTS {
+                let text = format!("it has more than {MAX_MANIFESTS} manifests");
+                return Err(PreflightError::Oversized(text));
+            }
             let text = std::str::from_utf8(found.desc());
             let text = text.map_err(|e| PreflightError::BadManifest(format!("it is not text: {e}")))?;
             manifests.push(Manifest::parse(text).map_err(PreflightError::BadManifest)?);
@@ -115,21 +137,23 @@ fn read<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, PreflightEr
 #[must_use]
 pub fn needed_libraries(path: &Path) -> Vec<String> {
     let Ok(file) = File::open(path) else { return Vec::new() };
-    dynamic_names(&ReadCache::new(file), &[DT_NEEDED]).unwrap_or_default()
+    dynamic_names(&Bounded::new(file), &[DT_NEEDED]).unwrap_or_default()
 }
 
 /// Whether the system's loader will look for libraries beside the file, so that it must be loaded from its place.
-pub(super) fn needs_its_place<'a>(data: impl ReadRef<'a>) -> bool {
+pub(super) fn needs_its_place(data: &Bounded) -> bool {
     // What cannot be read is not looked for either.
     let paths = dynamic_names(data, &[DT_RPATH, DT_RUNPATH]).unwrap_or_default();
     paths.iter().any(|path| path.contains("$ORIGIN") || path.contains("${ORIGIN}"))
 }
 
 /// The texts of these entries of the dynamic section.
-fn dynamic_names<'a>(data: impl ReadRef<'a>, tags: &[i64]) -> object::Result<Vec<String>> {
+fn dynamic_names(data: &Bounded, tags: &[i64]) -> object::Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let segments = header.program_headers(endian, data)?;
+    // The table of a plugin was counted before; here every entry may look through all of them.
+    let segments = segments.get(..MAX_SEGMENTS).unwrap_or(segments);
     let mut names = Vec::new();
     for segment in segments {
         let Some(entries) = segment.dynamic(endian, data)? else { continue };
@@ -138,16 +162,20 @@ fn dynamic_names<'a>(data: impl ReadRef<'a>, tags: &[i64]) -> object::Result<Vec
         // The table's address in memory; its place in the file is in the segment that covers it.
         let Some(base) = segments.iter().find_map(|s| {
             let inside = table.checked_sub(s.p_vaddr(endian)).filter(|at| *at < s.p_filesz(endian));
-            Some(s.p_offset(endian) + inside.filter(|_| s.p_type(endian) == PT_LOAD)?)
+            Some(s.p_offset(endian).saturating_add(inside.filter(|_| s.p_type(endian) == PT_LOAD)?))
         }) else {
             continue;
         };
         for entry in entries.iter().filter(|e| tags.contains(&e.tag(endian).0)) {
             let start = base.saturating_add(entry.val(endian));
-            let bytes =
-                data.read_bytes_at_until(start..start.saturating_add(MAX_NAME), 0).unwrap_or_default();
+            let end = start.saturating_add(MAX_NAME).min(data.len().unwrap_or(0));
+            let bytes = data.read_bytes_at_until(start..end.max(start), 0).unwrap_or_default();
             names.push(String::from_utf8_lossy(bytes).into_owned());
         }
+    }
+    if data.is_exceeded() {
+        // Some could not be read, so that these are not what the loader will look for.
+        names.clear();
     }
     Ok(names)
 }

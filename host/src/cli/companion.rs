@@ -230,7 +230,7 @@ impl Become {
             return Ok(());
         }
         let (program, arguments) = self.command.split_first().context("no program is named")?;
-        descriptors::close_on_exec().context("the supervisor's sockets cannot be kept from it")?;
+        descriptors::close_on_exec().context("the supervisor's descriptors cannot be kept from it")?;
         // Set for the companion, not for this process: libraries that it preloads do not belong into this program.
         let environment = self.environment.iter().filter_map(|setting| setting.split_once('='));
         let error = std::process::Command::new(program).args(arguments).envs(environment).exec();

@@ -4,18 +4,32 @@ use std::borrow::Cow;
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 
+use serde::Serialize;
+
 /// The reader of standard output has closed it. This is no mistake: the program ends, quietly and successfully.
 #[derive(Debug, thiserror::Error)]
 #[error("standard output is closed")]
 pub struct OutputClosed;
 
-/// Writes one line.
+/// Writes one line. Line feeds in the text are escaped: what comes from files and plugins must not look like another line.
 ///
 /// # Errors
 /// [`OutputClosed`], or the system's error.
 pub fn line(text: Arguments<'_>) -> anyhow::Result<()> {
+    write_out(&harmless(&text.to_string()).replace('\n', "\\n"))
+}
+
+/// Writes a JSON document for people and programs, on several lines.
+///
+/// # Errors
+/// As [`line`].
+pub fn json(document: &impl Serialize) -> anyhow::Result<()> {
+    write_out(&harmless(&serde_json::to_string_pretty(document)?))
+}
+
+fn write_out(text: &str) -> anyhow::Result<()> {
     let mut output = std::io::stdout().lock();
-    match writeln!(output, "{}", harmless(&text.to_string())) {
+    match writeln!(output, "{text}") {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
         Err(error) => Err(anyhow::Error::new(error).context("the output cannot be written")),

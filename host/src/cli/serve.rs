@@ -13,7 +13,7 @@ use host_worker::peers::Peers;
 use host_worker::service::WorkerService;
 use host_worker::{Handle, Unwritten, Worker};
 use host_worker::{metrics, registration};
-use rustix::fd::{FromRawFd, OwnedFd};
+use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -150,14 +150,35 @@ async fn listen(address: std::net::SocketAddr, flag: &str) -> anyhow::Result<Tcp
     bound.map_err(|error| Refused(format!("cannot listen on {address}: {error}; change {flag}")).into())
 }
 
-/// A socket that the supervisor opened and handed down.
-fn inherited(fd: i32) -> anyhow::Result<TcpListener> {
-    if fd < 3 {
-        return Err(Refused(format!("--listen-fds: {fd} is not a handed-down socket")).into());
+/// The sockets that the supervisor opened and handed down: HTTP and control.
+fn inherited(numbers: &[i32]) -> anyhow::Result<(TcpListener, TcpListener)> {
+    let &[http, control] = numbers else {
+        return Err(Refused("--listen-fds: two sockets are handed down, HTTP and control".to_owned()).into());
+    };
+    if http == control {
+        return Err(Refused(format!("--listen-fds: {http} cannot be both sockets")).into());
     }
-    // SAFETY: the supervisor opened this descriptor for this process alone to own, and nothing else here knows it.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    Ok(TcpListener::from_std(std::net::TcpListener::from(fd))?)
+    Ok((inherited_socket(http)?, inherited_socket(control)?))
+}
+
+/// One of them. No other may have this number.
+fn inherited_socket(number: i32) -> anyhow::Result<TcpListener> {
+    let refused = || Refused(format!("--listen-fds: {number} is not a handed-down socket"));
+    if number < 3 {
+        return Err(refused().into());
+    }
+    // SAFETY: nothing else in this process listens yet, so what listens was open when it started, and stays open: only the
+    // caller takes it. For any other number the calls return an error, or the answer no.
+    let found = unsafe { BorrowedFd::borrow_raw(number) };
+    if !rustix::net::sockopt::socket_acceptconn(found).unwrap_or(false) {
+        return Err(refused().into());
+    }
+    // It ends here: this process starts none that should listen, too.
+    rustix::io::fcntl_setfd(found, rustix::io::FdFlags::CLOEXEC)?;
+    // SAFETY: the supervisor opened this descriptor for this process alone to own, it was open a moment ago, and nothing else
+    // here knows it.
+    let owned = unsafe { OwnedFd::from_raw_fd(number) };
+    Ok(TcpListener::from_std(std::net::TcpListener::from(owned))?)
 }
 
 fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Refused> {
@@ -183,8 +204,8 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     launch::check_router(settings)?;
     let config = front_config(settings, launch::text_model(settings)?)?;
     let (http, control) = match settings.listen_fds.as_deref() {
-        Some([http, control]) => (inherited(*http)?, inherited(*control)?),
-        _ => {
+        Some(numbers) => inherited(numbers)?,
+        None => {
             let control = settings.control.unwrap_or(([127, 0, 0, 1], 8001).into());
             let control = listen(control, "--control").await?;
             let http = listen(settings.http_address(), "--host or --port").await?;

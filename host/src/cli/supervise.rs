@@ -2,7 +2,8 @@
 //!
 //! A child that ends by itself is reported and started again, from the very file that the supervisor runs, so that
 //! replacing the program on disk changes nothing before the next start of everything. The listening sockets belong to
-//! the supervisor and are handed down, so that a restarted router answers at the same address.
+//! the supervisor and are handed down to the router, so that a restarted one answers at the same address. No other child gets
+//! them: it could take connections in the router's place.
 //!
 //! Children end when their standard input does. So the supervisor ends them, and none outlives a supervisor that was killed.
 //! They ignore SIGINT and SIGTERM: Ctrl-C and many process managers send those to all processes at once, and workers must
@@ -21,7 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::fd::{AsFd, AsRawFd};
+use rustix::fd::AsRawFd;
+use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::process::{Child, Command};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
@@ -55,8 +57,8 @@ enum Stage {
 /// What a child runs.
 #[derive(Clone, Debug)]
 enum Part {
-    /// This program.
-    Own { role: RoleName, arguments: Vec<String> },
+    /// This program. `sockets` are its own to listen on, beside the supervisor.
+    Own { role: RoleName, arguments: Vec<String>, sockets: Vec<Arc<TcpListener>> },
     /// A companion.
     Companion(Companion),
 }
@@ -100,8 +102,11 @@ impl Program {
             command.arg0(name);
         }
         match part {
-            Part::Own { arguments, .. } => {
+            Part::Own { arguments, sockets, .. } => {
                 command.args(own).args(arguments).stdin(Stdio::piped());
+                if !sockets.is_empty() {
+                    hand_down(&mut command, sockets.clone());
+                }
             }
             Part::Companion(companion) => {
                 let parent = std::process::id().to_string();
@@ -139,8 +144,8 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
             return Err(Refused(message).into());
         }
     }
-    let http = listen(settings.http_address())?;
-    let control = listen("127.0.0.1:0".parse().context("a constant address")?)?;
+    let http = Arc::new(listen(settings.http_address())?);
+    let control = Arc::new(listen("127.0.0.1:0".parse().context("a constant address")?)?);
     let router_url = format!("http://{}", control.local_addr()?);
     let http_address = http.local_addr()?;
     let fds = format!("{},{}", http.as_raw_fd(), control.as_raw_fd());
@@ -159,13 +164,14 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
             arguments.extend(["--threads".to_owned(), threads.clone()]);
         }
         arguments.extend(supplied.iter().flat_map(|pair| ["--set".to_owned(), pair.clone()]));
-        start(Part::Own { role, arguments })
+        start(Part::Own { role, arguments, sockets: Vec::new() })
     };
     let prefill = worker(RoleName::Prefill);
     let decode = worker(RoleName::Decode);
     let mut arguments = role_arguments(RoleName::Router, "router");
     arguments.extend(["--listen-fds".to_owned(), fds]);
-    let router = start(Part::Own { role: RoleName::Router, arguments });
+    let sockets = vec![Arc::clone(&http), Arc::clone(&control)];
+    let router = start(Part::Own { role: RoleName::Router, arguments, sockets });
     println!("host: serving {} on http://{http_address} (Ctrl-C ends it)", settings.model_name());
 
     let mut children = [prefill, decode, router];
@@ -246,14 +252,23 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// A listening socket that children inherit.
+/// A listening socket, which children do not inherit unless it is [handed down](hand_down).
 fn listen(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).map_err(|error| {
         Refused(format!("cannot listen on {address}: {error}; choose another address with --host and --port"))
     })?;
     listener.set_nonblocking(true)?;
-    rustix::io::fcntl_setfd(listener.as_fd(), rustix::io::FdFlags::empty())?;
     Ok(listener)
+}
+
+/// Lets the child of this command inherit sockets, under the numbers that they have here.
+fn hand_down(command: &mut Command, sockets: Vec<Arc<TcpListener>>) {
+    let keep_open = move || {
+        sockets.iter().try_for_each(|socket| fcntl_setfd(socket, FdFlags::empty()).map_err(Into::into))
+    };
+    // SAFETY: between fork and exec it makes system calls only. It takes no lock and no memory, and errors of the system's carry
+    // a number.
+    unsafe { command.pre_exec(keep_open) };
 }
 
 fn role_arguments(role: RoleName, name: &str) -> Vec<String> {
@@ -380,7 +395,7 @@ mod tests {
     async fn a_program_that_does_not_start_is_tried_again_before_everything_is_given_up() {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::Serving);
-        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new() };
+        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
         let kept = keep(program, part, now, oneshot::channel().0).await;
         let message = kept.unwrap_err().to_string();
         assert!(message.contains("failed 6 times") && message.contains("could not be started"), "{message}");
@@ -400,7 +415,7 @@ mod tests {
     async fn what_was_taken_once_is_tried_until_it_runs_and_what_never_was_ends_everything() {
         let folder = tempfile::tempdir().unwrap();
         let (_stage, now) = watch::channel(Stage::Serving);
-        let part = || Part::Own { role: RoleName::Decode, arguments: Vec::new() };
+        let part = || Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
 
         let (program, log) = script(&folder, "exit 2");
         let kept = keep(program, part(), now.clone(), oneshot::channel().0).await;
@@ -420,7 +435,24 @@ mod tests {
     async fn nothing_is_started_again_once_everything_ends() {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::RouterEnds);
-        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new() };
+        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
         keep(program, part, now, oneshot::channel().0).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn listening_sockets_are_inherited_by_the_router_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = Arc::new(listen("127.0.0.1:0".parse().unwrap()).unwrap());
+        let inode = rustix::fs::fstat(&*socket).unwrap().st_ino;
+        let open = folder.path().join("open");
+        let (program, _log) = script(&folder, &format!("ls -l /proc/$$/fd > {}", open.display()));
+        for role in [RoleName::Prefill, RoleName::Router, RoleName::Decode] {
+            let handed = role == RoleName::Router;
+            let sockets = if handed { vec![Arc::clone(&socket)] } else { Vec::new() };
+            let mut child = program.spawn(&Part::Own { role, arguments: Vec::new(), sockets }).unwrap();
+            assert!(child.wait().await.unwrap().success());
+            let open = std::fs::read_to_string(&open).unwrap();
+            assert_eq!(open.contains(&format!("socket:[{inode}]")), handed, "{}: {open}", role.as_str());
+        }
     }
 }

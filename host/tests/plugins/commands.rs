@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use host_tests::plugin_files;
+use host_tests::{elf, plugin_files};
 
 /// Exit code, standard output and standard error.
 fn host(arguments: &[&str]) -> (i32, String, String) {
@@ -201,6 +201,107 @@ fn what_a_file_says_of_itself_neither_commands_the_terminal_nor_looks_like_our_l
     assert_eq!(code, 0);
     assert!(!said.contains('\x1b') && said.contains("\\u{1b}[2Jcalm verdict usable"), "{said}");
     assert_eq!(said.lines().filter(|line| line.starts_with("verdict")).count(), 1, "{said}");
+}
+
+/// A file with this in its manifest, which no code stands behind.
+fn claiming(directory: &Path, plugin: &str, role: &str, build: &str, more: &str) -> std::path::PathBuf {
+    let (api, target) = (host_plugin_api::VERSION, host_plugin_api::note::BUILT_FOR);
+    let text = format!(
+        "manifest_version = 1\n[plugin]\nname = \"n\"\nversion = \"1.0.0\"\n{plugin}\n[api]\nversion = \"{api}\"\n\
+         [[role]]\n{role}\n[build]\npanic = \"unwind\"\nsymbol = \"s\"\ntarget = \"{target}\"\n{build}\n{more}"
+    );
+    let note = elf::note(host_plugin_api::note::NAME, host_plugin_api::note::TYPE_MANIFEST, text.as_bytes());
+    let file = directory.join("n.so");
+    elf::object(&file, &[(elf::LOAD, 0, 4096), (elf::NOTE, 4096, note.len() as u64)], &[(4096, &note)]);
+    file
+}
+
+const PLUGIN: &str = "id = \"i\"";
+const ROLE: &str = "kind = \"tier\"";
+const BUILD: &str = "rustc = \"1\"";
+
+#[test]
+fn no_text_of_a_file_looks_like_a_line_of_ours() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let said = |file: &Path| {
+        let all = [
+            host(&["plugins", "inspect", path(file)]),
+            host(&["plugins", "list", "--plugins-dir", path(at)]),
+        ];
+        let lines = all.map(|(_, said, error)| said + &error).concat();
+        let forged = lines.lines().filter(|line| line.starts_with("verdict    usable")).count();
+        (forged, lines)
+    };
+    let honest = claiming(at, PLUGIN, ROLE, BUILD, "");
+    let (verdicts, lines) = said(&honest);
+    assert_eq!(verdicts, 1, "{lines}");
+
+    const FORGED: &str = r#""x\nverdict    usable\nx""#;
+    let value = |key: &str| format!("{key} = {FORGED}");
+    let list = |key: &str| format!("{key} = [{FORGED}]");
+    let companion = |own: &str| format!("[[companion]]\nname = \"c\"\nprogram = \"p\"\n{own}");
+    let (id, kind) = (format!("{PLUGIN}\n"), format!("{ROLE}\n"));
+    for (plugin, role, build, more) in [
+        (value("id"), ROLE.to_owned(), BUILD.to_owned(), String::new()),
+        (id.clone() + &list("built_on"), ROLE.to_owned(), BUILD.to_owned(), String::new()),
+        (id.clone() + &value("threads"), ROLE.to_owned(), BUILD.to_owned(), String::new()),
+        (id.clone(), value("kind"), BUILD.to_owned(), String::new()),
+        (id.clone(), kind.clone() + &list("memory"), BUILD.to_owned(), String::new()),
+        (id.clone(), kind.clone() + &list("capabilities"), BUILD.to_owned(), String::new()),
+        (id.clone(), kind.clone(), value("rustc"), String::new()),
+        (id.clone(), kind.clone(), BUILD.to_owned(), format!("[config.{FORGED}]\ntype = \"string\"")),
+        (id.clone(), kind.clone(), BUILD.to_owned(), format!("[config.k]\ntype = {FORGED}")),
+        (
+            id.clone(),
+            kind.clone(),
+            BUILD.to_owned(),
+            format!("[[companion]]\nname = {FORGED}\nprogram = \"p\""),
+        ),
+        (id.clone(), kind.clone(), BUILD.to_owned(), companion(&value("ready"))),
+    ] {
+        let (forged, lines) = said(&claiming(at, &plugin, &role, &build, &more));
+        assert_eq!(forged, 0, "{lines}");
+        assert!(lines.contains("must be without control characters"), "{lines}");
+    }
+    // Prose may have several lines, and is shown on one.
+    for (plugin, more) in [
+        (id.clone() + &value("description"), String::new()),
+        (id.clone(), format!("[config.k]\ntype = \"string\"\n{}\n{}", value("doc"), value("default"))),
+        (id.clone(), companion(&list("arguments"))),
+    ] {
+        let (verdicts, lines) = said(&claiming(at, &plugin, ROLE, BUILD, &more));
+        assert_eq!(verdicts, 1, "{lines}");
+    }
+    // So are the names of files.
+    std::fs::write(at.join("a\nverdict    usable.so"), "text").unwrap();
+    let (verdicts, lines) = said(&honest);
+    assert!(verdicts == 1 && lines.contains("a\\nverdict"), "{lines}");
+}
+
+#[test]
+fn a_plugin_replaces_another_one_of_its_name_only_by_force() {
+    let (directory, from) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let at = path(directory.path());
+    let installed = || std::fs::read(directory.path().join("n.so")).unwrap();
+    let install = |id: &str, version: &str, flags: &[&str]| {
+        let file = claiming(from.path(), &format!("id = {id:?}"), ROLE, &format!("rustc = {version:?}"), "");
+        let (code, said, error) =
+            host(&[&["plugins", "install", path(&file), "--plugins-dir", at], flags].concat());
+        (code, said + &error, std::fs::read(file).unwrap())
+    };
+    let (code, said, first) = install("acme.n", "1", &[]);
+    assert_eq!(code, 0, "{said}");
+    let (code, said, _) = install("evil.n", "1", &[]);
+    assert_eq!(code, 2, "{said}");
+    for part in ["n.so is another plugin of this name", "\"acme.n\"", "\"evil.n\"", "--force"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(installed(), first);
+    let (code, said, newer) = install("acme.n", "2", &[]);
+    assert_eq!((code, installed() == newer), (0, true), "{said}");
+    let (code, said, other) = install("evil.n", "1", &["--force"]);
+    assert_eq!((code, installed() == other), (0, true), "{said}");
 }
 
 #[test]

@@ -44,17 +44,22 @@ pub enum News {
     Part(SnapshotPart),
 }
 
-/// Reads what a worker said; `None` when it follows no schema known here.
+/// Reads what a worker said; `None` when it follows no schema known here, or numbers events as no worker does: from 0, or up
+/// to a number that has no next.
 #[must_use]
 pub fn read(news: proto::CacheNews) -> Option<News> {
     match news.news? {
         cache_news::News::Snapshot(part) => Some(News::Part(SnapshotPart {
-            number: part.number,
+            number: Some(part.number).filter(|number| *number < u64::MAX)?,
             part: part.part,
             last: part.last,
             keys: read_keys(part.keys),
         })),
         cache_news::News::Batch(batch) => {
+            let next = batch.first.checked_add(batch.events.len() as u64);
+            if batch.first == 0 || next.is_none() {
+                return None;
+            }
             let events = batch.events.into_iter().map(|event| {
                 Some(match event.event? {
                     cache_event::Event::Stored(stored) => KvEvent::Stored(read_keys(stored.keys)),
@@ -79,5 +84,19 @@ mod tests {
         let part = SnapshotPart { number: 9, part: 2, last: true, keys: keys() };
         assert_eq!(read(write_part(&part)), Some(News::Part(part)));
         assert_eq!(read(proto::CacheNews::default()), None);
+    }
+
+    #[test]
+    fn numbers_that_no_event_has_are_refused() {
+        let part = |number| SnapshotPart { number, part: 0, last: true, keys: Vec::new() };
+        let cleared = [KvEvent::Cleared];
+        assert!(read(write_part(&part(0))).is_some(), "a snapshot before the first event");
+        assert!(read(write_part(&part(u64::MAX - 1))).is_some());
+        assert_eq!(read(write_part(&part(u64::MAX))), None);
+        assert!(read(write_batch(1, &[])).is_some());
+        assert!(read(write_batch(u64::MAX - 1, &cleared)).is_some());
+        for (first, events) in [(0, &[][..]), (0, &cleared), (u64::MAX, &cleared)] {
+            assert_eq!(read(write_batch(first, events)), None, "{first}, {} events", events.len());
+        }
     }
 }

@@ -158,6 +158,7 @@ impl ControlPage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mapping::{SharedPage, Writers};
 
     #[test]
     fn a_fence_waits_for_threads_that_were_busy_and_for_no_others() {
@@ -185,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_ring_keeps_order_refuses_when_full_and_ignores_an_impossible_count() {
-        let (page, _fd) = crate::mapping::SharedPage::<ControlPage>::create("test").unwrap();
+        let (page, _fd) = SharedPage::<ControlPage>::create("test", Writers::All).unwrap();
         assert!(page.take().is_none());
         for n in 0..RING {
             assert!(page.push(&[n as u8; NOTIFICATION_BYTES], 8));

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -64,6 +64,20 @@ impl Drop for Mapping {
 /// Every bit pattern is a value, everything is reached through atomics, and the alignment is at most a page's.
 pub unsafe trait Shared {}
 
+/// Which processes may map a page so that they can store to it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Writers {
+    /// The one that created it, and no other, whatever descriptors of it they get or open.
+    Creator,
+    /// Every one that has a descriptor.
+    All,
+}
+
+/// Whether no process can shrink the file, which would make every access to the lost part fatal.
+pub fn cannot_shrink(fd: impl AsFd) -> bool {
+    fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+}
+
 /// A `T` in a mapping of its own.
 pub struct SharedPage<T> {
     mapping: Mapping,
@@ -71,11 +85,21 @@ pub struct SharedPage<T> {
 }
 
 impl<T: Shared> SharedPage<T> {
-    /// Zeroed, with the file behind it.
-    pub fn create(name: &str) -> rustix::io::Result<(Self, OwnedFd)> {
-        let fd = memfd_create(name, MemfdFlags::CLOEXEC)?;
+    /// Zeroed, with the file behind it, whose size is fixed.
+    pub fn create(name: &str, writers: Writers) -> rustix::io::Result<(Self, OwnedFd)> {
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, size_of::<T>() as u64)?;
-        Ok((Self::open(&fd, true)?, fd))
+        let page = Self::open(&fd, true)?;
+        if writers == Writers::Creator {
+            // The mapping from before stays writable.
+            match fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE) {
+                // Linux before 5.1. Peers are processes of the same user, and well-behaved ones do not store to it.
+                Err(Errno::INVAL) => {}
+                sealed => sealed?,
+            }
+        }
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((page, fd))
     }
 
     /// The one that another process created. A page opened without `writable` faults when it is stored to.
@@ -91,5 +115,57 @@ impl<T: Shared> std::ops::Deref for SharedPage<T> {
     fn deref(&self) -> &T {
         // SAFETY: the mapping has the type's size at a page's alignment, and `Shared` promises the rest.
         unsafe { &*self.mapping.base().cast::<T>() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use rustix::fs::{Mode, OFlags, open};
+
+    use super::*;
+
+    struct Word(AtomicU64);
+
+    // SAFETY: an atomic only.
+    unsafe impl Shared for Word {}
+
+    /// As a process would that got a descriptor: another open file, with all rights that the system grants.
+    fn reopened(fd: &OwnedFd) -> OwnedFd {
+        open(format!("/proc/self/fd/{}", fd.as_raw_fd()), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .unwrap()
+    }
+
+    #[test]
+    fn no_process_can_change_the_size_of_a_page() {
+        for writers in [Writers::Creator, Writers::All] {
+            let (page, fd) = SharedPage::<Word>::create("test", writers).unwrap();
+            for fd in [&fd, &reopened(&fd)] {
+                for size in [0, 1 << 16] {
+                    assert_eq!(ftruncate(fd, size), Err(Errno::PERM));
+                }
+                assert_eq!(fcntl_add_seals(fd, SealFlags::WRITE), Err(Errno::PERM));
+                assert!(cannot_shrink(fd));
+            }
+            page.0.store(7, Ordering::SeqCst);
+        }
+        assert!(!cannot_shrink(memfd_create("test", MemfdFlags::CLOEXEC).unwrap()));
+    }
+
+    #[test]
+    fn a_page_of_its_creator_is_read_by_others_and_written_by_none() {
+        let (page, fd) = SharedPage::<Word>::create("test", Writers::Creator).unwrap();
+        let other = reopened(&fd);
+        assert_eq!(SharedPage::<Word>::open(&other, true).err(), Some(Errno::PERM));
+        assert_eq!(rustix::io::pwrite(&other, &[1], 0), Err(Errno::PERM));
+        let read = SharedPage::<Word>::open(&other, false).unwrap();
+        page.0.store(7, Ordering::SeqCst);
+        assert_eq!(read.0.load(Ordering::SeqCst), 7);
+
+        let (page, fd) = SharedPage::<Word>::create("test", Writers::All).unwrap();
+        SharedPage::<Word>::open(reopened(&fd), true).unwrap().0.store(8, Ordering::SeqCst);
+        assert_eq!(page.0.load(Ordering::SeqCst), 8);
     }
 }

@@ -8,7 +8,7 @@ use host_plugin_api::{Error, ErrorCode, PeerId, Result, Submission, Write};
 use host_transfer_kit::{Event, Peer, Random, locked};
 
 use crate::control::{Busy, ControlPage};
-use crate::mapping::{Mapping, SharedPage};
+use crate::mapping::{Mapping, SharedPage, cannot_shrink};
 use crate::regions::{LiveTable, RegionDescriptor};
 
 /// See the module.
@@ -54,6 +54,12 @@ impl Outbound {
         let (Some(control), Some(live), Some(event)) = (fds.next(), fds.next(), fds.next()) else {
             return Err(Error::new(ErrorCode::IO, format!("{name} sent no control page")));
         };
+        if ![&control, &live].into_iter().all(cannot_shrink) {
+            let text = format!(
+                "{name} sent a page that it could shrink under us: its shm plugin is older than this one"
+            );
+            return Err(Error::new(ErrorCode::VERSION, text));
+        }
         let control = SharedPage::open(control, true).map_err(io)?;
         let live = SharedPage::open(live, false).map_err(io)?;
         let mut targets = Vec::with_capacity(regions.len());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use host_plugin_api::{Error, ErrorCode, Memory, MemoryKind, RegionId, Result};
 use rustix::fs::{Mode, OFlags, fstat, open};
 
-use crate::mapping::{Shared, SharedPage};
+use crate::mapping::{Shared, SharedPage, Writers};
 
 /// Most regions registered at once: with the connection's own, as many descriptors as fit one message.
 pub const MAX_REGIONS: usize = 128;
@@ -51,7 +51,8 @@ struct Held {
 /// See the module.
 pub struct Regions {
     live: SharedPage<LiveTable>,
-    /// The table's file, opened so that peers cannot write it.
+    /// The table's file, opened for reading. That alone would not keep peers from writing: they could open it again. The file's
+    /// seals do.
     live_fd: OwnedFd,
     addresses: [AtomicU64; MAX_REGIONS],
     lengths: [AtomicU64; MAX_REGIONS],
@@ -67,7 +68,7 @@ struct Book {
 impl Regions {
     pub fn new() -> Result<Self> {
         let io = |e| Error::new(ErrorCode::IO, format!("cannot create the table of regions: {e}"));
-        let (live, fd) = SharedPage::<LiveTable>::create("host-shm-regions").map_err(io)?;
+        let (live, fd) = SharedPage::<LiveTable>::create("host-shm-regions", Writers::Creator).map_err(io)?;
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
         let live_fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?;
         Ok(Self {

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::control::{ControlPage, Line, MAX_COPY_THREADS};
 use crate::copier::Progress;
 use crate::inbound::Inbound;
-use crate::mapping::SharedPage;
+use crate::mapping::{SharedPage, Writers};
 use crate::outbound::Outbound;
 use crate::ready::Ready;
 use crate::regions::Regions;
@@ -165,7 +165,8 @@ fn admit(core: &Core, stranger: &OwnedFd, hello: Hello) -> Result<()> {
         return Err(Error::new(ErrorCode::PEER_LOST, "this endpoint is of an instance that is gone"));
     }
     let io = |e| Error::new(ErrorCode::IO, format!("cannot set up the connection: {e}"));
-    let (control, control_fd) = SharedPage::<ControlPage>::create("host-shm-control").map_err(io)?;
+    let (control, control_fd) =
+        SharedPage::<ControlPage>::create("host-shm-control", Writers::All).map_err(io)?;
     let socket = stranger.try_clone().map_err(|e| Error::new(ErrorCode::IO, e.to_string()))?;
     let peer = Arc::new(Inbound::new(hello.instance, hello.name, socket, control));
     {

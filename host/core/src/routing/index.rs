@@ -143,7 +143,7 @@ impl PrefixIndex {
         match source.standing {
             Standing::At { next } if number < next => return Applied::Repeat,
             Standing::At { next } if number > next => return Applied::Gap,
-            Standing::At { .. } => source.standing = Standing::At { next: number + 1 },
+            Standing::At { .. } => source.standing = Standing::At { next: number.saturating_add(1) },
             // It was said before the snapshot was, or will be said again after it.
             Standing::Taking { .. } => return Applied::Repeat,
         }
@@ -180,8 +180,8 @@ impl PrefixIndex {
             && let Some(source) = self.source(slot)
         {
             source.standing = match part.last {
-                true => Standing::At { next: part.number + 1 },
-                false => Standing::Taking { number: part.number, part: part.part + 1 },
+                true => Standing::At { next: part.number.saturating_add(1) },
+                false => Standing::Taking { number: part.number, part: part.part.saturating_add(1) },
             };
         }
         stored

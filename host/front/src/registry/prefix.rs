@@ -143,8 +143,8 @@ impl Prefixes {
                 self.counts.snapshots += u64::from(heard == Applied::Yes && part.last);
             }
             News::Events(first, events) => {
-                for (number, event) in (*first..).zip(events) {
-                    heard = self.index.apply(slot, number, event);
+                for (before, event) in (0..).zip(events) {
+                    heard = self.index.apply(slot, first.saturating_add(before), event);
                     self.counts.events += u64::from(heard == Applied::Yes);
                     if !matches!(heard, Applied::Yes | Applied::Repeat) {
                         break;

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a fixture that fails is a test that fails")]
 
 mod failure_matrix;
+mod oversized;
 mod panics_are_contained;
 mod refuses;
 mod requirements;

@@ -1,4 +1,4 @@
-//! Closes descriptors that a companion must not inherit, such as the supervisor's listening sockets.
+//! Closes descriptors that a companion must not inherit, such as those that the supervisor was started with.
 
 use std::os::fd::{BorrowedFd, RawFd};
 

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::plugin_config;
 use crate::cli::Refused;
-use crate::cli::output::say;
+use crate::cli::output::{self, say};
 
 /// What to measure.
 #[derive(Args, Debug)]
@@ -41,7 +41,7 @@ impl Bench {
         let measured = measure::file(&program, &self.file, &config).map_err(Refused)?;
         let slow = measured.too_slow();
         if self.json {
-            say!("{}", serde_json::to_string_pretty(&json!({"measured": measured, "too_slow": slow}))?);
+            output::json(&json!({"measured": measured, "too_slow": slow}))?;
         } else {
             print(&measured)?;
             for sentence in &slow {
@@ -62,11 +62,12 @@ fn print(measured: &Measured) -> anyhow::Result<()> {
         measure::INSPECTIONS
     );
     say!("load       {:>9.3} ms    in a new process, median of {}", measured.load_ms, measure::LOADS);
+    say!("");
     if !cfg!(debug_assertions) {
-        say!("\nthe boundary, with a built-in backend that adds up its writes, ns per call");
+        say!("the boundary, with a built-in backend that adds up its writes, ns per call");
     } else {
         say!(
-            "\nthe boundary, with a built-in backend that adds up its writes, ns per call; this is not a release build"
+            "the boundary, with a built-in backend that adds up its writes, ns per call; this is not a release build"
         );
     }
     say!("{:>8} {:>10} {:>10} {:>7}", "writes", "static", "ABI", "ratio");
@@ -74,13 +75,15 @@ fn print(measured: &Measured) -> anyhow::Result<()> {
         say!("{:>8} {:>10.2} {:>10.2} {:>7.3}", row.writes, row.static_ns, row.abi_ns, row.ratio());
     }
     if !measured.calls.is_empty() {
-        say!("\nthis plugin, ns per call");
+        say!("");
+        say!("this plugin, ns per call");
         for call in &measured.calls {
             say!("{:<10} {:<34} {:>12.1}", call.role, call.name, call.ns);
         }
     }
     for skipped in &measured.skipped {
-        say!("\nNOT MEASURED: the role {}, because {}", skipped.role, skipped.reason);
+        say!("");
+        say!("NOT MEASURED: the role {}, because {}", skipped.role, skipped.reason);
         say!("    give the plugin its configuration with --plugin-config FILE");
     }
     Ok(())

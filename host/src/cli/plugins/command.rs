@@ -47,6 +47,9 @@ pub enum Command {
     Install {
         /// The plugin's file
         file: PathBuf,
+        /// Replace another plugin, with another id, that has the same name
+        #[arg(long)]
+        force: bool,
         /// Where
         #[command(flatten)]
         directories: Directories,
@@ -131,8 +134,8 @@ impl Command {
                 Ok(())
             }
             Command::Rules { json } => rules::run(json),
-            Command::Install { file, directories } => {
-                install::run(directories.policy(), &file, &directories.list())
+            Command::Install { file, force, directories } => {
+                install::run(directories.policy(), &file, &directories.list(), force)
             }
             Command::New(new) => new.run(),
             Command::Test(test) => test.run(),

@@ -7,7 +7,7 @@ use host_plugins::{Policy, PreflightError, needed_libraries, preflight};
 use serde_json::json;
 
 use crate::cli::Refused;
-use crate::cli::output::say;
+use crate::cli::output::{self, say};
 
 /// Prints what a file says of itself. Runs none of it.
 pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
@@ -29,7 +29,7 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
         let all = json!({"usable": verdict.is_none(), "reason": verdict.as_ref().map(PreflightError::reason),
             "text": verdict.as_ref().map(ToString::to_string), "path": file, "bytes": bytes, "sha256": hash,
             "needed_libraries": needed, "manifest": manifest});
-        say!("{}", serde_json::to_string_pretty(&all)?);
+        output::json(&all)?;
         return refused.map_or(Ok(()), |refused| Err(refused.into()));
     }
     let (plugin, build) = (&manifest.plugin, &manifest.build);
@@ -54,7 +54,11 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
         say!("companion  {}: {}", on_one_line(&companion.name), on_one_line(&command));
     }
     for (key, of) in &manifest.config {
-        let default = of.default.as_ref().map(|value| format!(", default {value}")).unwrap_or_default();
+        let default = of
+            .default
+            .as_ref()
+            .map(|value| format!(", default {}", on_one_line(&value.to_string())))
+            .unwrap_or_default();
         say!("config     {key}: {}{default}. {}", of.kind, on_one_line(&of.doc));
     }
     match refused {
@@ -69,7 +73,7 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// Text of the file on one line, so that it cannot look like a line of this program.
+/// Prose of the file on one line.
 fn on_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

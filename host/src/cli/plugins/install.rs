@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use host_plugins::lock::{FILE, Lock, Locked, write_if};
-use host_plugins::preflight;
 use host_plugins::{Catalog, Policy};
+use host_plugins::{describe, preflight};
 
 use crate::cli::Refused;
 use crate::cli::output::say;
 
-/// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file.
-pub fn run(policy: Policy, file: &Path, directories: &[PathBuf]) -> anyhow::Result<()> {
+/// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file. Another
+/// plugin that only has the name is replaced with `force`.
+pub fn run(policy: Policy, file: &Path, directories: &[PathBuf], force: bool) -> anyhow::Result<()> {
     let refused = |path: &Path, error| Refused(format!("{} {error}", path.display()));
     // Permissions are checked of the file in its directory, not of the one that it is copied from.
     let from = Policy { insecure_permissions: true, ..policy };
@@ -28,6 +29,19 @@ pub fn run(policy: Policy, file: &Path, directories: &[PathBuf]) -> anyhow::Resu
         return Err(Refused(text).into());
     }
     let target = directory.join(format!("{name}.so"));
+    // What is there and cannot be read is no plugin that is lost: replacing it is how a damaged file is mended.
+    let before = describe(&target).ok().filter(|before| before.plugin.id != manifest.plugin.id);
+    if let Some(before) = before.filter(|_| !force) {
+        let text = format!(
+            "{} is another plugin of this name: its id is {:?}, that of {} is {:?}; install into another directory, or replace it \
+             with --force",
+            target.display(),
+            before.plugin.id,
+            file.display(),
+            manifest.plugin.id
+        );
+        return Err(Refused(text).into());
+    }
     let content = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let accept = |written: &Path| preflight(written, policy).map_err(|error| refused(&target, error).into());
     let written = write_if(&target, &content, 0o755, accept).map_err(|error: anyhow::Error| {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use host_plugins::{Catalog, Entry, Policy};
 use serde_json::{Value, json};
 
-use crate::cli::output::say;
+use crate::cli::output::{self, say};
 
 /// Prints what the directories hold. Runs none of it.
 pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Result<()> {
@@ -30,7 +30,7 @@ pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Re
         let unsearched: Vec<Value> =
             catalog.unsearched().map(|(path, why)| json!({"path": path, "text": why})).collect();
         let all = json!({"directories": directories, "unsearched": unsearched, "plugins": all});
-        say!("{}", serde_json::to_string_pretty(&all)?);
+        output::json(&all)?;
         return Ok(());
     }
     let line = |entry: &Entry, state: &str| -> anyhow::Result<()> {

@@ -146,11 +146,14 @@ impl New {
         let program = program();
         let file = format!("target/debug/lib{}.so", name.replace('-', "_"));
         say!("made {}, which plays the role {}, against {api}", directory.display(), template.role);
-        say!("\nnext:\n    cd {}", directory.display());
+        say!("");
+        say!("next:");
+        say!("    cd {}", directory.display());
         say!("    cargo test                       # its own tests, more of which are yours to write");
         say!("    cargo build");
         say!("    {program} plugins test {file}");
-        say!("\nThe first lines of src/lib.rs say which part to make yours. plugin.toml wants your id.");
+        say!("");
+        say!("The first lines of src/lib.rs say which part to make yours. plugin.toml wants your id.");
         if let Api::Path(_) | Api::Carried = api {
             let version = Api::published();
             say!(

@@ -3,7 +3,7 @@
 use host_plugins::requirements::{Need, RULES};
 use serde_json::{Value, json};
 
-use crate::cli::output::say;
+use crate::cli::output::{self, say};
 
 /// Prints the compatibility table.
 pub fn run(as_json: bool) -> anyhow::Result<()> {
@@ -29,7 +29,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
                 }
             }
         };
-        say!("{}", serde_json::to_string_pretty(&RULES.iter().map(row).collect::<Vec<_>>())?);
+        output::json(&RULES.iter().map(row).collect::<Vec<_>>())?;
         return Ok(());
     }
     for rule in RULES {

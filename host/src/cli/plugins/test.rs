@@ -11,7 +11,7 @@ use host_conformance::{
 
 use super::plugin_config;
 use crate::cli::Refused;
-use crate::cli::output::{OutputClosed, line, say};
+use crate::cli::output::{OutputClosed, json, line, say};
 
 /// What to test, and how.
 #[derive(Args, Debug)]
@@ -89,7 +89,7 @@ impl Test {
         let (passed, skipped) = (count(Status::Pass), count(Status::Skip));
         let broken = reports.len() - passed - skipped;
         heard(if self.json {
-            line(format_args!("{}", serde_json::to_string_pretty(&reports)?))
+            json(&reports)
         } else {
             line(format_args!("{passed} passed, {broken} did not, {skipped} skipped"))
         })?;

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::open::Tier;
-use crate::cli::output::say;
+use crate::cli::output::{self, say};
 use crate::cli::settings::Bytes;
 
 /// What to look at.
@@ -28,7 +28,7 @@ impl Stat {
         if self.json {
             let all = json!({"plugin": plugin.name, "values": usage.values, "bytes": usage.bytes,
                 "capacity": capacity, "largest_value": limits.max_value, "damaged": damaged});
-            say!("{}", serde_json::to_string_pretty(&all)?);
+            output::json(&all)?;
             return Ok(());
         }
         say!("plugin     {} {} ({})", plugin.name, plugin.version, plugin.id);

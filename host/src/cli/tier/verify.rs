@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::open::Tier;
 use super::selected::{Prefix, hex};
 use super::session::Session;
-use crate::cli::output::say;
+use crate::cli::output::{self, say};
 use crate::cli::settings::Bytes;
 
 /// What to read.
@@ -64,7 +64,7 @@ impl Verify {
         counts.damaged_elsewhere = session.counted_damaged().saturating_sub(counts.damaged);
         drop(session);
         if self.json {
-            say!("{}", serde_json::to_string_pretty(&counts)?);
+            output::json(&counts)?;
         } else {
             say!("good       {} values, {}", counts.good, Bytes(counts.good_bytes).rounded());
             say!("missing    {}, removed or evicted meanwhile", counts.missing);

@@ -42,3 +42,19 @@ fn a_taken_port_is_refused() {
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains(&port) && said.contains("--port"), "{said}");
 }
+
+#[test]
+fn sockets_that_were_not_handed_down_are_not_taken() {
+    let router = ["--role", "router", "--executor", "synthetic", "--listen-fds"];
+    for (numbers, says) in [
+        ("3,3", "--listen-fds: 3 cannot be both sockets"),
+        ("3", "two sockets are handed down"),
+        ("3,4,5", "two sockets are handed down"),
+        ("0,1", "0 is not a handed-down socket"),
+        // What the program itself opens, and what is not open.
+        ("3,4", "3 is not a handed-down socket"),
+        ("100000,4", "100000 is not a handed-down socket"),
+    ] {
+        refused(&[&router[..], &[numbers]].concat(), &[says]);
+    }
+}

@@ -119,10 +119,16 @@ impl Api {
                 "it has no Py_SetProgramName, which CPython dropped in 3.15: use an older one".to_owned()
             );
         };
+        // As the probe was run, so that modules are found where it found them.
+        // SAFETY: the type is the variable's in CPython's documentation.
+        let Ok(isolated) = (unsafe { library.get::<*mut c_int>(b"Py_IsolatedFlag") }) else {
+            return Err("it has no Py_IsolatedFlag, which CPython drops in 3.15: use an older one".to_owned());
+        };
         let wide: Vec<i32> = executable.chars().map(|c| c as i32).chain([0]).collect();
         // SAFETY: the name is ended by a zero and is never freed, as Python asks. This is the first call of its start, and
-        // made once: our caller holds the lock of the only place that starts it.
+        // made once: our caller holds the lock of the only place that starts it. Nothing reads the variable before the start.
         unsafe {
+            **isolated = 1;
             set_name(Vec::leak(wide).as_ptr());
             (self.Py_InitializeEx)(0);
             (self.PyEval_SaveThread)();

@@ -81,8 +81,10 @@ impl Probe {
 
     fn ask(python: &Path, preload: &[PathBuf]) -> Result<Self, String> {
         let shown = python.display();
+        // Isolated: with -c alone the current directory comes first among the places of modules, and a file there that is
+        // called as a module is would run. Neither do variables and the user's own folder of packages add places.
         let mut child = Command::new(python)
-            .args(["-c", SCRIPT])
+            .args(["-I", "-c", SCRIPT])
             .args(preload)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -45,7 +45,8 @@ impl WorkerTable {
         let Some(entry) = self.workers.get_mut(&instance) else { return Applied::Unknown };
         let heard = self.prefixes.hear(entry.slot, news);
         entry.following = Following::At(match news {
-            News::Events(first, events) => first + events.len() as u64 - 1,
+            // The first may be any number, and there may be none.
+            News::Events(first, events) => first.saturating_add(events.len() as u64).saturating_sub(1),
             News::Part(part) => part.number,
         });
         heard

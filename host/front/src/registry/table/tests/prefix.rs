@@ -1,7 +1,7 @@
 //! What the caches of workers do to the choice.
 
 use host_core::radix::{NamespaceKey, PageHash};
-use host_core::routing::{Applied, BlockKey, KvEvent};
+use host_core::routing::{Applied, BlockKey, KvEvent, SnapshotPart};
 use host_wire::cache_news::News;
 
 use super::*;
@@ -161,4 +161,21 @@ async fn lots_fall_on_every_worker_and_differ_between_requests() {
         *counts.entry(picked.decode.name).or_default() += 1;
     }
     assert!(counts.values().all(|count| (900..1100).contains(count)), "{counts:?}");
+}
+
+#[tokio::test]
+async fn numbers_that_no_event_has_do_no_harm() {
+    let (mut table, _now) = table();
+    let cleared = || vec![KvEvent::Cleared];
+    let part = |number| News::Part(SnapshotPart { number, part: 0, last: true, keys: Vec::new() });
+    for (news, heard) in [
+        (News::Events(0, Vec::new()), Applied::Yes),
+        (News::Events(0, cleared()), Applied::Repeat),
+        (News::Events(u64::MAX, cleared()), Applied::Gap),
+        (part(u64::MAX), Applied::Yes),
+        (News::Events(u64::MAX, vec![KvEvent::Cleared; 2]), Applied::Yes),
+    ] {
+        assert_eq!(table.hear(Instance(1), &news), heard, "{news:?}");
+        assert!(table.resume(Instance(1)).is_some());
+    }
 }

@@ -1,0 +1,65 @@
+//! Reads of a file of unknown origin that cannot ask for more memory than a plugin needs.
+//!
+//! What the headers of such a file say decides which ranges are read, and everything read stays in memory. A few kilobytes of
+//! headers can name terabytes of a sparse file, so the bytes are counted before they are read.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::ops::Range;
+
+use object::{ReadCache, ReadRef};
+
+/// Most bytes of headers, notes and names that are read of one file. A plugin has some kilobytes of them, and a manifest at
+/// most a mebibyte.
+pub const MOST_BYTES: u64 = 16 << 20;
+
+/// A file whose bytes are counted as they are asked for, again if they are asked for again.
+pub struct Bounded {
+    cache: ReadCache<File>,
+    left: Cell<u64>,
+    exceeded: Cell<bool>,
+}
+
+impl Bounded {
+    /// A file of which nothing was read yet.
+    pub fn new(file: File) -> Self {
+        Self { cache: ReadCache::new(file), left: Cell::new(MOST_BYTES), exceeded: Cell::new(false) }
+    }
+
+    /// Whether more was asked for than is read. The reads from then on have failed.
+    pub fn is_exceeded(&self) -> bool {
+        self.exceeded.get()
+    }
+
+    fn take(&self, bytes: u64) -> Result<(), ()> {
+        match self.left.get().checked_sub(bytes) {
+            Some(left) => self.left.set(left),
+            None => {
+                self.left.set(0);
+                self.exceeded.set(true);
+            }
+        }
+        if self.is_exceeded() { Err(()) } else { Ok(()) }
+    }
+}
+
+impl<'a> ReadRef<'a> for &'a Bounded {
+    fn len(self) -> Result<u64, ()> {
+        self.cache.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
+        // What lies outside of the file is not read, and its error is another.
+        if offset.checked_add(size).is_none_or(|end| self.cache.len().is_ok_and(|length| end > length)) {
+            return Err(());
+        }
+        self.take(size)?;
+        self.cache.read_bytes_at(offset, size)
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
+        // How far the delimiter is shows only when it was read.
+        self.take(range.end.saturating_sub(range.start))?;
+        self.cache.read_bytes_at_until(range, delimiter)
+    }
+}
