@@ -1,7 +1,7 @@
 //! `cargo xtask dist`: a release as one archive, tried where nothing else is.
 
 mod bare_root;
-mod licences;
+pub mod licences;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
