@@ -100,6 +100,11 @@ impl<S: ReadAt> Gguf<S> {
         self.by_name.get(name).and_then(|index| self.tensors.get(*index))
     }
 
+    /// Where the file is read from.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
     /// Bytes of the file.
     #[must_use]
     pub fn size(&self) -> u64 {

@@ -31,6 +31,7 @@ fn an_archive_serves_in_a_bare_root_and_names_what_it_is_made_of() {
         "bin/host",
         "lib/host/plugins/nixl.so",
         "share/doc/host/README.md",
+        "share/doc/host/SECURITY.md",
         "share/doc/host/LICENSE-APACHE",
         "share/doc/host/LICENSE-MIT",
         "share/doc/host/THIRD-PARTY.md",

@@ -1,7 +1,7 @@
 //! `cargo xtask dist`: a release as one archive, tried where nothing else is.
 
 mod bare_root;
-mod licences;
+pub mod licences;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -127,7 +127,7 @@ fn programs(built: &Path, staged: &Path) -> anyhow::Result<()> {
 
 /// README, documentation and licences of this repository, laid out so that the README's links hold.
 fn papers(workspace: &Workspace, to: &Path) -> anyhow::Result<()> {
-    for file in ["README.md", "LICENSE-APACHE", "LICENSE-MIT"] {
+    for file in ["README.md", "SECURITY.md", "LICENSE-APACHE", "LICENSE-MIT"] {
         copy(&workspace.root.join(file), &to.join(file))?;
     }
     let mut folders = vec![PathBuf::from("docs")];

@@ -1,4 +1,4 @@
-//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `compare`, `dist` and `msrv`.
+//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `compare`, `dist`, `msrv` and `nightly`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waits for real processes and measures them")]
@@ -9,7 +9,9 @@ mod demo;
 mod dist;
 mod fetch;
 mod msrv;
+mod nightly;
 mod node;
+mod outcome;
 mod python;
 mod server;
 mod test;
@@ -29,6 +31,7 @@ Commands:
   compare  Measure speed beside llama.cpp
   dist     Make an archive to install, and try it in an empty root
   msrv     Build and test what plugins are made of with the oldest compiler that may build them
+  nightly  Checks that take too long, or need too much, to be made of every change
 
 `cargo xtask <COMMAND> --help` tells more.";
 
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Some((command, rest)) if command == "compare" => compare::run(rest),
         Some((command, rest)) if command == "dist" => dist::run(rest),
         Some((command, rest)) if command == "msrv" => msrv::run(rest),
+        Some((command, rest)) if command == "nightly" => nightly::run(rest),
         Some((flag, _)) if ["--help", "-h", "help"].contains(&flag.as_str()) => {
             println!("{HELP}");
             Ok(ExitCode::SUCCESS)

@@ -84,8 +84,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The manifest of the API.
-fn rust_version(workspace: &Workspace) -> anyhow::Result<String> {
+/// The oldest compiler that the API's manifest names.
+pub fn rust_version(workspace: &Workspace) -> anyhow::Result<String> {
     let path = workspace.root.join("plugin-api/Cargo.toml");
     let text =
         std::fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))?;

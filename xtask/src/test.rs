@@ -14,6 +14,7 @@ use anyhow::{Context, bail, ensure};
 use host_tests::fetched::Artifact;
 
 use crate::node::Node;
+use crate::outcome::{Outcome, summary};
 use crate::workspace::{Profile, Workspace};
 use crate::{fetch, python};
 use load::Load;
@@ -59,13 +60,6 @@ const FEATURES: &str = "host-tests/oracle";
 
 /// Programs that the summary names with their times.
 const SLOWEST: usize = 12;
-
-/// How one part ended.
-enum Outcome {
-    Passed(String),
-    Failed(String),
-    Skipped(String),
-}
 
 /// The programs and tests that are run.
 #[derive(Debug, PartialEq, Eq)]
@@ -176,18 +170,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
         parts.push(("openai client", openai_client(&workspace)));
     }
 
-    println!("\nsummary ({:.0} s)", start.elapsed().as_secs_f64());
-    let mut good = true;
-    for (name, outcome) in &parts {
-        let (word, what) = match outcome {
-            Outcome::Passed(what) => ("passed", what),
-            Outcome::Failed(what) => ("FAILED", what),
-            Outcome::Skipped(what) => ("SKIPPED", what),
-        };
-        good &= !matches!(outcome, Outcome::Failed(_));
-        println!("  {word:<8} {name:<14} {what}");
-    }
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(summary(&parts, start))
 }
 
 /// Installs third-party programs and libraries that tests need, and sets the variables that name them.

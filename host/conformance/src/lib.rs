@@ -9,6 +9,7 @@ mod allocations;
 mod allocator;
 mod allocator_shared;
 mod any_plugin;
+mod bytes;
 mod child;
 mod event_fd;
 mod hot;

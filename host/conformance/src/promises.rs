@@ -4,6 +4,7 @@
 use host_plugin_api::capability as can;
 use host_plugin_api::{Notification, Tag};
 
+use super::bytes::{read_at, write_at};
 use super::instance::DEADLINE_MS;
 use super::transfer_pair::{GENERATION, Pair, register};
 use super::{Case, Outcome, Stop, Subject, ensure};
@@ -68,13 +69,13 @@ fn peer_restart(subject: &Subject) -> Outcome {
     let peer = pair.sender.connect("receiver-again", &endpoint);
     pair.peer = peer.map_err(|e| format!("connect to a peer that was opened again answered {e}"))?;
     ensure!(pair.peer != old_peer, "the new connection has the name of the old one");
-    pair.source.write(0, &[0x5A; 4096]);
+    write_at(&pair.source, 0, &[0x5A; 4096]);
     pair.transfer(2, &[pair.write(0, 0, 4096)])?;
     let mut landed = [0; 4096];
-    pair.target.read(0, &mut landed);
+    read_at(&pair.target, 0, &mut landed);
     ensure!(landed == [0x5A; 4096], "a write to a peer that was opened again did not arrive");
     // A write to the instance that is gone lands nowhere.
-    pair.source.write(0, &[0xEE; 64]);
+    write_at(&pair.source, 0, &[0xEE; 64]);
     let mut late = pair.submission(3);
     late.peer = old_peer;
     let mut write = pair.write(0, 0, 64);
@@ -86,7 +87,7 @@ fn peer_restart(subject: &Subject) -> Outcome {
             "a submission to the instance that is gone was accepted, and ended in {done:?}"
         );
     }
-    pair.target.read(0, &mut landed);
+    read_at(&pair.target, 0, &mut landed);
     ensure!(landed == [0x5A; 4096], "a write to the instance that is gone landed in its successor's memory");
     Ok(())
 }
@@ -99,7 +100,7 @@ fn capabilities(subject: &Subject) -> Outcome {
     if declares(can::ARRIVAL_NOTIFICATION) {
         for round in 1..=8u64 {
             let bytes = [round as u8; 5000];
-            pair.source.write(0, &bytes);
+            write_at(&pair.source, 0, &bytes);
             let mut submission = pair.submission(round);
             submission.notification[..8].copy_from_slice(&round.to_le_bytes());
             submission.notification_length = 8;
@@ -111,7 +112,7 @@ fn capabilities(subject: &Subject) -> Outcome {
             };
             check_notification(&seen, round)?;
             let mut landed = [0; 5000];
-            pair.target.read(1234, &mut landed);
+            read_at(&pair.target, 1234, &mut landed);
             ensure!(landed == bytes, "notification {round} was there before all of its data");
             let done = pair.completion()?;
             ensure!(done.is_some(), "submission {round} with a notification never completed");

@@ -7,6 +7,7 @@ use host_plugin_api::{
     ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierCompletion, TierPage, capability,
 };
 
+use super::bytes::read_at;
 use super::instance::DEADLINE_MS;
 use super::observe::wait_for;
 use super::tier_world::{BACK, BYTES, World};
@@ -154,7 +155,7 @@ fn bounds(subject: &Subject) -> Outcome {
         }
     }
     let mut after = vec![0; before.len()];
-    world.memory.read(0, &mut after);
+    read_at(&world.memory, 0, &mut after);
     ensure!(after == before, "a page outside of its region changed memory");
     Ok(())
 }

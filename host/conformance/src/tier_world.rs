@@ -12,6 +12,7 @@ use host_plugin_api::{
     ErrorCode, Key, Memory, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierPage,
 };
 
+use super::bytes::{read_at, write_at};
 use super::observe::wait_for;
 use super::random::seeded;
 use super::{Outcome, Stop, Subject, ensure};
@@ -142,13 +143,13 @@ impl World {
     pub fn filled(&self) -> Vec<u8> {
         let mut bytes = vec![0; BACK as usize];
         seeded().fill(&mut bytes);
-        self.memory.write(0, &bytes);
+        write_at(&self.memory, 0, &bytes);
         bytes
     }
 
     pub fn back(&self) -> Vec<u8> {
         let mut bytes = vec![0; BACK as usize];
-        self.memory.read(BACK as usize, &mut bytes);
+        read_at(&self.memory, BACK as usize, &mut bytes);
         bytes
     }
 }

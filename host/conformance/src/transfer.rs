@@ -6,6 +6,7 @@ use host_plugin_api::{
     ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, PreparedId, RegionId, Submission, Tag, Write,
 };
 
+use super::bytes::write_at;
 use super::instance::DEADLINE_MS;
 use super::observe::wait_for;
 use super::random::{SEED, seeded};
@@ -37,7 +38,7 @@ fn data(subject: &Subject) -> Outcome {
     let mut random = seeded();
     let mut source = vec![0; BYTES];
     random.fill(&mut source);
-    pair.source.write(0, &source);
+    write_at(&pair.source, 0, &source);
     let mut expected = read(&pair.target);
     let most = pair.sender.limits().max_writes.clamp(1, 64) as usize;
     for tag in 1..=12u64 {
@@ -205,7 +206,7 @@ fn flow_control(subject: &Subject) -> Outcome {
 
 fn bounds(subject: &Subject) -> Outcome {
     let pair = Pair::open(subject)?;
-    pair.source.write(0, &vec![0xAA; BYTES]);
+    write_at(&pair.source, 0, &vec![0xAA; BYTES]);
     let before = read(&pair.target);
     let good = pair.write(0, 0, 64);
     let end = BYTES as u64;
@@ -240,7 +241,7 @@ fn bounds(subject: &Subject) -> Outcome {
 fn threads(subject: &Subject) -> Outcome {
     let pair = Pair::open(subject)?;
     let source: Vec<u8> = (0..BYTES).map(|i| (i / 1000) as u8).collect();
-    pair.source.write(0, &source);
+    write_at(&pair.source, 0, &source);
     let failed = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..4u64)
             .map(|thread| {
@@ -348,7 +349,7 @@ fn peer_gone(subject: &Subject) -> Outcome {
     receiver.shutdown(DEADLINE_MS).map_err(|e| format!("shutdown answered {e}"))?;
     drop(receiver);
     let before = read(&target);
-    source.write(0, &[0xAA; 64]);
+    write_at(&source, 0, &[0xAA; 64]);
     let write = Write {
         source_region: from.0,
         target_region: to.0,

@@ -2,6 +2,7 @@
 
 use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, capability};
 
+use super::bytes::write_at;
 use super::transfer_pair::{Pair, read};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -19,7 +20,7 @@ fn notifications(subject: &Subject) -> Outcome {
         return Err(Stop::Skip(why.into()));
     }
     let pair = Pair::open(subject)?;
-    pair.source.write(0, &[0xAA; 4096]);
+    write_at(&pair.source, 0, &[0xAA; 4096]);
     let before = read(&pair.target);
     for round in 1..=8u8 {
         // One byte, and the most.

@@ -9,6 +9,7 @@ use host_plugin_api::{
     RegionId, Submission, Tag, TransferBackend, Write, capability,
 };
 
+use super::bytes::read_at;
 use super::observe::wait_for;
 use super::{Stop, Subject};
 
@@ -165,6 +166,6 @@ pub fn register(
 /// A copy of the memory's bytes.
 pub fn read(memory: &SharedMemory) -> Vec<u8> {
     let mut bytes = vec![0; memory.bytes()];
-    memory.read(0, &mut bytes);
+    read_at(memory, 0, &mut bytes);
     bytes
 }

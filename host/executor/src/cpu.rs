@@ -62,8 +62,8 @@ pub struct CpuOptions {
     pub weights: WeightStorage,
 }
 
-/// Reads what the host must know of a model: configuration, headers and samples of the weights, at most 1 MiB of data per
-/// weight file.
+/// Reads what the host must know of a model: configuration, headers, and the digest of the weights, for which it reads all of
+/// them once. A file below the user's cache directory keeps that digest for later starts.
 ///
 /// # Errors
 /// When there is neither a Hugging Face directory nor a GGUF file, or no model in it that [`CpuExecutor`] could compute, as

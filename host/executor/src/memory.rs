@@ -8,7 +8,25 @@ use host_core::{KvLayout, PageId};
 use host_memory::SharedMemory;
 
 /// A rank's KV pool: memory and the layout that gives it meaning.
-#[derive(Clone)]
+///
+/// One value is like a `Vec` of rows: `&mut` writes, `&` reads. Another value of the same pool is made
+/// by [`share`](KvMemory::share) alone, which asks for the promise that a compiler cannot check; there is no `Clone`:
+///
+/// ```compile_fail,E0599
+/// # use host_core::{Dtype, KvLayout, KvShape, layout::KvOrder};
+/// # let (dtype, head_dim, value_dim) = (Dtype::F32, 4, 4);
+/// # let shape = KvShape { pages: 1, heads: 1, layers: 1, page_tokens: 1, head_dim, value_dim, dtype };
+/// let kv = host_executor::KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
+/// let other = kv.clone();
+/// ```
+///
+/// ```compile_fail,E0133
+/// # use host_core::{Dtype, KvLayout, KvShape, layout::KvOrder};
+/// # let (dtype, head_dim, value_dim) = (Dtype::F32, 4, 4);
+/// # let shape = KvShape { pages: 1, heads: 1, layers: 1, page_tokens: 1, head_dim, value_dim, dtype };
+/// let kv = host_executor::KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
+/// let other = kv.share();
+/// ```
 pub struct KvMemory {
     memory: Arc<SharedMemory>,
     layout: KvLayout,
@@ -33,6 +51,18 @@ impl KvMemory {
         Ok(Self { memory, layout, first_head })
     }
 
+    /// Another value of the same pool, for another thread.
+    ///
+    /// # Safety
+    /// As long as either value lives, no row is written through one while it is read or written through the other, or while a
+    /// slice of it from the other is alive. In a worker that is the scheduler's page accounting: it gives a page to one batch, copy
+    /// or transfer at a time, and lets a transfer read layers of a batch's page only once the executor has said that it writes
+    /// them no more.
+    #[must_use]
+    pub unsafe fn share(&self) -> Self {
+        Self { memory: self.memory.clone(), layout: self.layout, first_head: self.first_head }
+    }
+
     /// The KV heads that the pool holds, counted over the whole model. In every other call, head 0 is the first of these.
     #[must_use]
     pub fn heads(&self) -> Range<usize> {
@@ -45,7 +75,7 @@ impl KvMemory {
         &self.layout
     }
 
-    /// The memory, to register with a transfer backend.
+    /// The memory, to register with a transfer backend. What touches its bytes keeps the promise of [`share`](KvMemory::share).
     #[must_use]
     pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
@@ -65,9 +95,8 @@ impl KvMemory {
     #[inline]
     pub fn read_row(&self, page: PageId, head: usize, layer: usize, kv: usize, token: usize) -> &[u8] {
         let length = self.layout.shape.row_bytes(kv);
-        // SAFETY: the row lies inside the mapping; the scheduler lets nothing write a page that a batch or a transfer
-        // reads, except the batch's own new rows, which the executor writes before it reads them or says that they are
-        // done.
+        // SAFETY: the row lies inside the mapping. Through this value nothing writes it while the slice borrows from it, and
+        // through others nothing does by the promise of `share`.
         unsafe { std::slice::from_raw_parts(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 
@@ -82,7 +111,7 @@ impl KvMemory {
         }
         let first = self.row(page, head, layer, 0, 0);
         // SAFETY: 2 x page_tokens rows follow each other from the first, as the strides say, and all lie inside the mapping;
-        // the scheduler lets nothing write this layer of the page while it is read.
+        // nothing writes them meanwhile, as in `read_row`.
         Some(unsafe { std::slice::from_raw_parts(first.as_ptr(), shape.block_bytes()) })
     }
 
@@ -98,8 +127,8 @@ impl KvMemory {
         token: usize,
     ) -> &mut [u8] {
         let length = self.layout.shape.row_bytes(kv);
-        // SAFETY: the row lies inside the mapping, and the scheduler gave this page to the batch being computed; others
-        // read only rows of layers that the executor has said it writes no more.
+        // SAFETY: the row lies inside the mapping. The slice borrows this value alone, and through others nothing reads or writes
+        // the row meanwhile, by the promise of `share`.
         unsafe { std::slice::from_raw_parts_mut(self.row(page, head, layer, kv, token).as_ptr(), length) }
     }
 }

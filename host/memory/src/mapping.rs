@@ -10,13 +10,38 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 /// Reads and writes by several parties (executor, transfer backend, storage, a peer
 /// process) are kept apart by the scheduler, which gives every page one owner at a time. One page has two users at once in
 /// one case: the transfer backend reads layers that the executor has said are done, while the executor writes others.
+///
+/// A compiler cannot see that, so what touches the bytes is unsafe, and the caller says which part of the protocol it goes by:
+///
+/// ```compile_fail,E0133
+/// let memory = host_memory::Mapping::private(4096).unwrap();
+/// memory.write(0, &[1]);
+/// ```
+///
+/// ```compile_fail,E0133
+/// let memory = host_memory::Mapping::private(4096).unwrap();
+/// memory.bytes_at(0, 1);
+/// ```
+///
+/// ```compile_fail,E0133
+/// let memory = host_memory::Mapping::private(4096).unwrap();
+/// memory.read(0, &mut [0]);
+/// ```
+///
+/// ```
+/// let memory = host_memory::Mapping::private(4096).unwrap();
+/// // SAFETY: nothing else has this memory.
+/// unsafe {
+///     memory.write(1, &[7, 8]);
+///     assert_eq!(memory.bytes_at(0, 4), [0, 7, 8, 0]);
+/// }
+/// ```
 pub struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the mapping stays valid for the life of the value and is plain bytes. The scheduler's page accounting decides
-// what may touch which page when, not the thread.
+// SAFETY: the mapping stays valid for the life of the value and is plain bytes. What touches them is unsafe, on any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -68,21 +93,27 @@ impl Mapping {
 
     /// Copies `bytes` to `offset`.
     ///
+    /// # Safety
+    /// Nothing else reads or writes the range meanwhile, in this process or another, and no reference to a byte of it is alive.
+    ///
     /// # Panics
     /// When the range lies outside the memory.
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
+    pub unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked; the caller's protocol gives it this range alone.
+        // SAFETY: the range was just checked, and the caller has it alone.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(offset), bytes.len()) }
     }
 
     /// Copies out of the memory, from `offset`.
     ///
+    /// # Safety
+    /// Nothing writes the range meanwhile, in this process or another.
+    ///
     /// # Panics
     /// When the range lies outside the memory.
-    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+    pub unsafe fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked, and its writer has announced that it is done.
+        // SAFETY: the range was just checked; the caller keeps writers out, and has `bytes` alone.
         unsafe {
             std::ptr::copy_nonoverlapping(self.base.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len());
         }
@@ -90,13 +121,15 @@ impl Mapping {
 
     /// Bytes from `offset` on, to read in place.
     ///
+    /// # Safety
+    /// Nothing writes the range as long as the slice is alive, in this process or another.
+    ///
     /// # Panics
     /// When the range lies outside the memory.
     #[must_use]
-    pub fn bytes_at(&self, offset: usize, length: usize) -> &[u8] {
+    pub unsafe fn bytes_at(&self, offset: usize, length: usize) -> &[u8] {
         assert!(offset.checked_add(length).is_some_and(|end| end <= self.bytes), "outside the memory");
-        // SAFETY: the range was just checked. Its writer has announced that it is done, and does not begin again
-        // before the caller has let go.
+        // SAFETY: the range was just checked, and the caller keeps writers out.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }
     }
 }

@@ -86,7 +86,8 @@ impl Worker {
         let info = Arc::new(info_of(&parts, &links)?);
         let kv_heads = parts.identity.kv_heads as usize;
         let Parts { config, pages, ranks, instance, offload, page_integrity, staging, .. } = parts;
-        let pools: Vec<KvMemory> = ranks.iter().map(|rank| rank.kv.clone()).collect();
+        // SAFETY: the copies thread reads and writes pages that the core's page accounting keeps from batches and transfers.
+        let pools: Vec<KvMemory> = ranks.iter().map(|rank| unsafe { rank.kv.share() }).collect();
         // A page lies on all ranks, with the heads of each.
         let page_bytes = pools.iter().map(|pool| pool.layout().shape.page_bytes() as u64).sum();
         let clock = Clock::start();
@@ -192,7 +193,10 @@ impl Worker {
 /// Registers the ranks' pools, and opens the way to other workers' memory.
 fn open_links(parts: &Parts) -> anyhow::Result<Links> {
     let Parts { transfer, ranks, identity, config, staging, .. } = parts;
-    let memories = ranks.iter().filter_map(|rank| Some((rank.kv.clone(), rank.transfer.clone()?))).collect();
+    // SAFETY: transfer threads read pages that the core lets nothing write, and of a batch's pages the layers that the executor
+    // has said are done. What they write, the core gave to nothing else until it has arrived.
+    let share = |kv: &KvMemory| unsafe { kv.share() };
+    let memories = ranks.iter().filter_map(|rank| Some((share(&rank.kv), rank.transfer.clone()?))).collect();
     let (kv_heads, staging_bytes) = (identity.kv_heads as usize, staging.bytes_of_rank(ranks.len()));
     Links::open(transfer.clone(), memories, kv_heads, config.max_running, staging_bytes)
 }

@@ -1,8 +1,11 @@
 //! The settings that Mooncake reads from the environment, once per process or once per engine, and that are wrong by default
 //! for what we do with it.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+
+use host_transfer_kit::environment;
 
 /// Variables that are set unless they are set already. Measured with 0.3.13.post1 over TCP: by default a peer takes 2048
 /// transfers at once, and lets those fail that wait for longer than a second. Its warnings are about every engine that starts,
@@ -25,12 +28,7 @@ static ONCE: Mutex<bool> = Mutex::new(false);
 pub fn set(preload: &[impl AsRef<Path>]) -> Result<(), String> {
     let mut done = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     if !*done {
-        for (name, value) in SETTINGS.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()) {
-            // SAFETY: readers and writers in this library share a lock with this one. The host's, which has a standard library
-            // of its own, and readers in C do not; this happens once, when the worker opens its plugins and before it takes
-            // work. To exclude it, export the variables before the start, which leaves nothing to set here.
-            unsafe { std::env::set_var(name, value) };
-        }
+        add(&SETTINGS);
         *done = true;
     }
     crate::python::preload(preload)
@@ -38,9 +36,14 @@ pub fn set(preload: &[impl AsRef<Path>]) -> Result<(), String> {
 
 /// Keeps Mooncake to TCP, for good: it would take adapters for RDMA wherever it finds some.
 pub fn force_tcp() {
-    let _order = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
-    if std::env::var_os("MC_FORCE_TCP").is_none() {
-        // SAFETY: as above.
-        unsafe { std::env::set_var("MC_FORCE_TCP", "1") };
-    }
+    add(&[("MC_FORCE_TCP", "1")]);
+}
+
+fn add(settings: &[(&str, &str)]) {
+    let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, OsStr::new(*value))).collect();
+    // SAFETY: the host changes no variables, and plugins on this kit take turns. Of what Mooncake 0.3.13 brings only etcd's
+    // client imports `setenv`, and its modules in Python assign to `os.environ` in a tool that is not imported here. What
+    // remains is another library in this process that calls it at the same moment. To exclude that, too, export the
+    // variables before the start, which leaves nothing to add.
+    let _added = unsafe { environment::add(&settings) };
 }

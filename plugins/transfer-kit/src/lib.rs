@@ -228,6 +228,7 @@
 
 mod backend;
 pub mod connections;
+pub mod environment;
 mod instance;
 mod linked;
 mod lists;

@@ -1,6 +1,7 @@
 //! A model directory that is wrong in one way is refused with an error that names it.
 
 use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use host_core::Dtype;
@@ -281,4 +282,25 @@ fn the_shape_tells_models_apart_without_loading_them() {
     ] {
         assert_ne!(shape(other.clone()).weights, base.weights, "{other:?}");
     }
+}
+
+#[test]
+fn one_changed_weight_changes_the_identity_wherever_it_lies() {
+    let directory = tempfile::tempdir().unwrap();
+    let large = TinyModel { hidden: 512, intermediate: 1024, vocabulary: 2048, ..TinyModel::default() };
+    large.write(directory.path()).unwrap();
+    let file =
+        fs::File::options().read(true).write(true).open(directory.path().join("model.safetensors")).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    assert!(bytes > 8 << 20, "{bytes}");
+    let weights = || read_shape(directory.path()).unwrap().weights;
+    let base = weights();
+    for part in 1..100 {
+        let (at, mut byte) = (bytes / 100 * part, [0]);
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        assert_ne!(weights(), base, "byte {at}");
+        file.write_all_at(&byte, at).unwrap();
+    }
+    assert_eq!(weights(), base);
 }

@@ -79,7 +79,9 @@ impl HostMemory {
             })?;
             let stored = counted_heads(kv_heads, pools.len(), rank);
             let pool = KvSlice::pool(*kv.layout(), kv.heads().start);
-            Ok(Rank { kv: kv.clone(), pool, slots: share, memory, stored })
+            // SAFETY: this value only lends its memory to copies, which the core keeps apart from all else (see `copy`).
+            let kv = unsafe { kv.share() };
+            Ok(Rank { kv, pool, slots: share, memory, stored })
         };
         let ranks: anyhow::Result<Vec<Rank>> = pools.iter().enumerate().map(of_rank).collect();
         let kv_bytes = first.map_or(0, |shape| head_bytes(&shape, None));
@@ -99,14 +101,19 @@ impl HostMemory {
     /// Seals one head of a page as the object of this key.
     pub(super) fn seal(&self, key: &Key, rank: usize, offset: usize) {
         let memory = &self.ranks[rank].memory;
-        memory.write(offset + self.kv_bytes, &seal(key, memory.bytes_at(offset, self.kv_bytes)));
+        // SAFETY: the slot is being saved: it was filled, and the core lets nothing write it before storage has taken it. The
+        // bytes behind it are given to storage only after this.
+        unsafe { memory.write(offset + self.kv_bytes, &seal(key, memory.bytes_at(offset, self.kv_bytes))) };
     }
 
     /// Whether what lies there is the object of this key, whole.
     pub(super) fn is_sealed(&self, key: &Key, rank: usize, offset: usize) -> bool {
         let memory = &self.ranks[rank].memory;
-        let found = memory.bytes_at(offset + self.kv_bytes, SEAL_BYTES);
-        found == seal(key, memory.bytes_at(offset, self.kv_bytes))
+        // SAFETY: storage has said that it read this slot, and the core lets nothing write it before this answer.
+        let (found, kv) = unsafe {
+            (memory.bytes_at(offset + self.kv_bytes, SEAL_BYTES), memory.bytes_at(offset, self.kv_bytes))
+        };
+        found == seal(key, kv)
     }
 
     /// Every head of a slot on every rank; those that are stored only, if so.
@@ -207,7 +214,8 @@ mod tests {
 
     fn object(memory: &HostMemory, block: Block) -> Vec<u8> {
         let mut bytes = vec![0; memory.kv_bytes];
-        memory.ranks[block.rank].memory.read(block.offset, &mut bytes);
+        // SAFETY: this thread alone has the memory.
+        unsafe { memory.ranks[block.rank].memory.read(block.offset, &mut bytes) };
         bytes
     }
 

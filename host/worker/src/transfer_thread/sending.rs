@@ -105,7 +105,8 @@ impl Plan<'_> {
         if *peer_slot >= theirs.aux_rows {
             return Err(format!("decode named aux row {peer_slot}, but has {}", theirs.aux_rows));
         }
-        self.links.aux().write(*own_slot as usize * AUX_ROW_BYTES, &row.encode());
+        // SAFETY: the scheduler gave this row to this transfer, and nothing is told of it before it is written.
+        unsafe { self.links.aux().write(*own_slot as usize * AUX_ROW_BYTES, &row.encode()) };
         Ok(Some(Write {
             source_region: region.0,
             target_region: theirs.aux_region,

@@ -74,7 +74,9 @@ impl Side {
             pools.push(KvMemory::for_heads(KvLayout::new(shape, order), heads.start).unwrap());
             nodes.push(wire.node(&rank_name(instance, rank)));
         }
-        let memories = pools.iter().cloned().zip(nodes.iter().map(|node| node.clone() as Arc<_>)).collect();
+        // SAFETY: the tests touch the pools only while no transfer is under way.
+        let shared = pools.iter().map(|kv| unsafe { kv.share() });
+        let memories = shared.zip(nodes.iter().map(|node| node.clone() as Arc<_>)).collect();
         let links = Arc::new(Links::open(Some("wire".into()), memories, HEADS, 4, staging_bytes).unwrap());
         let (sender, inputs) = mpsc::channel(4096);
         let (died, _) = watch::channel(None);

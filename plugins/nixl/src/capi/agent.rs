@@ -10,6 +10,9 @@ use super::{Handle, Library, Refusal, Segment, check, made};
 /// synchronisation and the number of workers at 4, 8 and 12, others a 16-bit port at 2 and the rest at 4 and 8. These
 /// values mean the same in both: one thread of NIXL's own or none, port 0, one worker, and no or strict synchronisation,
 /// either of which does for an agent that one thread uses.
+///
+/// The interface has no stable ABI and no size in it: a release that has more of these fields reads behind the last. It finds
+/// zeros there, which switch off and choose defaults.
 #[repr(C)]
 pub struct AgentConfig {
     progress_thread: bool,
@@ -21,7 +24,11 @@ pub struct AgentConfig {
     progress_delay_us: u64,
     listen_delay_us: u64,
     telemetry: bool,
+    later: [u8; LATER],
 }
+
+/// Bytes for fields of later releases, seven of which only fill up the word of the last.
+const LATER: usize = 7 + 256;
 
 unsafe extern "C" {
     fn free(memory: *mut c_void);
@@ -76,6 +83,7 @@ impl Agent {
             progress_delay_us: thread.map_or(0, |delay| delay.as_micros() as u64),
             listen_delay_us: 0,
             telemetry: false,
+            later: [0; LATER],
         };
         let api = &library.api;
         let null = std::ptr::null_mut;
@@ -301,5 +309,28 @@ impl Drop for Agent {
             // SAFETY: our own list, destroyed once; the agent that knew it is gone.
             let _destroyed = unsafe { (api.destroy_reg_dlist)(registration.list) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn a_release_with_more_fields_reads_zeros_of_ours() {
+        let ours = [
+            offset_of!(AgentConfig, port_16),
+            offset_of!(AgentConfig, port_32_or_synchronisation),
+            offset_of!(AgentConfig, workers),
+            offset_of!(AgentConfig, progress_delay_us),
+            offset_of!(AgentConfig, telemetry),
+            offset_of!(AgentConfig, later),
+        ];
+        assert_eq!(ours, [2, 4, 12, 16, 32, 33]);
+        // No byte behind the last field of today is without a value.
+        assert_eq!(size_of::<AgentConfig>(), 33 + LATER);
+        assert!(size_of::<AgentConfig>() >= 40 + 256);
     }
 }

@@ -31,9 +31,8 @@ pub(in crate::cpu) struct Safetensors {
 pub(in crate::cpu) struct WeightFile {
     pub path: PathBuf,
     pub file: File,
-    pub bytes: u64,
-    /// The header as it stands in the file.
-    pub header: Vec<u8>,
+    /// Bytes of the header.
+    header: u64,
     tensors: BTreeMap<String, Entry>,
 }
 
@@ -164,12 +163,12 @@ impl WeightFile {
         if described > bytes {
             return Err(truncated(described));
         }
-        Ok(Self { path, file, bytes, header, tensors })
+        Ok(Self { path, file, header: length, tensors })
     }
 
     /// Offset of the first byte of data.
     pub fn data_start(&self) -> u64 {
-        8 + self.header.len() as u64
+        8 + self.header
     }
 
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), LoadError> {

@@ -1,0 +1,16 @@
+//! Bytes of the memory that a plugin was given, from outside of it.
+
+use host_memory::SharedMemory;
+
+/// Copies bytes out of memory that no submission of this kit is writing.
+pub fn read_at(memory: &SharedMemory, offset: usize, bytes: &mut [u8]) {
+    // SAFETY: the kit's cases read memory only while no submission to it is under way. A plugin that writes all the same is what
+    // they are there to find, in a process of their own.
+    unsafe { memory.read(offset, bytes) };
+}
+
+/// Copies bytes into memory that no submission of this kit is reading or writing.
+pub fn write_at(memory: &SharedMemory, offset: usize, bytes: &[u8]) {
+    // SAFETY: as in `read_at`, of submissions that read it, too; and nothing has a reference to its bytes.
+    unsafe { memory.write(offset, bytes) };
+}

@@ -1,0 +1,181 @@
+//! `cargo xtask nightly`: checks that take too long, or need too much, to be made of every change.
+
+use std::ffi::OsStr;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::bail;
+
+use crate::msrv;
+use crate::outcome::{Outcome, summary};
+use crate::workspace::Workspace;
+
+const HELP: &str = "\
+Checks that take too long, or need too much, to be made of every change.
+
+A check whose tool is missing is skipped, and the summary names the command that installs it.
+
+Usage: cargo xtask nightly [CHECK...]
+
+Options:
+  --list      The checks, and what each is
+  -h, --help  This text";
+
+/// One of the checks.
+struct Check {
+    name: &'static str,
+    about: &'static str,
+    run: fn(&Workspace) -> Outcome,
+}
+
+const CHECKS: &[Check] = &[
+    Check {
+        name: "dependencies",
+        about: "licences, banned crates and sources of all crates in Cargo.lock, by deny.toml (cargo-deny)",
+        run: |workspace| dependencies(workspace, "cargo-deny".as_ref()),
+    },
+    Check {
+        name: "msrv",
+        about: "`cargo xtask msrv`: what plugins are made of, with the oldest compiler that may build them",
+        run: oldest_compiler,
+    },
+];
+
+/// Runs the command.
+pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let mut chosen: Vec<&Check> = Vec::new();
+    for argument in arguments {
+        match argument.as_str() {
+            "--help" | "-h" => {
+                println!("{HELP}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            "--list" => {
+                CHECKS.iter().for_each(|check| println!("{:<14} {}", check.name, check.about));
+                return Ok(ExitCode::SUCCESS);
+            }
+            name => match CHECKS.iter().find(|check| check.name == name) {
+                Some(check) => chosen.push(check),
+                None => bail!("nightly has no check {name:?}; see `cargo xtask nightly --list`"),
+            },
+        }
+    }
+    if chosen.is_empty() {
+        chosen.extend(CHECKS);
+    }
+    let workspace = Workspace::find()?;
+    let mut parts = Vec::new();
+    for check in chosen {
+        println!("\n{}: {}", check.name, check.about);
+        parts.push((check.name, (check.run)(&workspace)));
+    }
+    Ok(summary(&parts, start))
+}
+
+/// Whether a program starts and says its version.
+fn is_there(command: &mut Command) -> bool {
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    quiet.status().is_ok_and(|status| status.success())
+}
+
+/// Passed if the command succeeds.
+fn outcome(command: &mut Command, passed: &str) -> Outcome {
+    match command.stdin(Stdio::null()).status() {
+        Ok(status) if status.success() => Outcome::Passed(passed.to_owned()),
+        Ok(status) => Outcome::Failed(format!("{command:?} ended with {status}; see above")),
+        Err(error) => Outcome::Failed(format!("{command:?} cannot be run: {error}")),
+    }
+}
+
+/// What deny.toml says of dependencies; `deny` is cargo-deny.
+fn dependencies(workspace: &Workspace, deny: &OsStr) -> Outcome {
+    if !is_there(Command::new(deny).arg("--version")) {
+        return Outcome::Skipped(
+            "there is no cargo-deny; install it with `cargo install cargo-deny --locked`".to_owned(),
+        );
+    }
+    let mut command = Command::new(deny);
+    command.args(["--locked", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]);
+    outcome(command.current_dir(&workspace.root), "licences, bans and sources are as deny.toml says")
+}
+
+fn oldest_compiler(workspace: &Workspace) -> Outcome {
+    let version = match msrv::rust_version(workspace) {
+        Ok(version) => version,
+        Err(error) => return Outcome::Failed(format!("{error:#}")),
+    };
+    if !is_there(Command::new("rustup").args(["run", &version, "cargo", "--version"])) {
+        return Outcome::Skipped(format!(
+            "there is no Rust {version}; install it with `rustup toolchain install {version}`"
+        ));
+    }
+    let passed = format!("the API and the crates of `host plugins new` with Rust {version}");
+    outcome(&mut workspace.cargo(&["xtask", "msrv"]), &passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+    use crate::dist::licences::accepted;
+
+    fn root() -> &'static Path {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+    }
+
+    /// A program that stands in for cargo-deny: it notes what it is called with, and ends as it is told.
+    fn stand_in(folder: &Path, code: i32) -> PathBuf {
+        let path = folder.join(format!("deny-{code}"));
+        let script = format!(
+            "#!/bin/sh\ntest \"$1\" = --version && exit 0\necho \"$PWD $*\" > {}/called\nexit {code}\n",
+            folder.display()
+        );
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn without_cargo_deny_the_check_is_skipped_with_the_command_that_installs_it() {
+        let workspace = Workspace { root: root().into(), target: "target".into() };
+        let Outcome::Skipped(why) = dependencies(&workspace, "/nowhere/cargo-deny".as_ref()) else {
+            panic!("it was not skipped")
+        };
+        assert!(why.contains("cargo install cargo-deny --locked"), "{why}");
+    }
+
+    #[test]
+    fn cargo_deny_decides_and_is_asked_in_the_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().canonicalize().unwrap();
+        let workspace = Workspace { root: at.clone(), target: "target".into() };
+        assert!(matches!(dependencies(&workspace, stand_in(&at, 0).as_ref()), Outcome::Passed(_)));
+        let called = std::fs::read_to_string(at.join("called")).unwrap();
+        let expected = "--locked check --hide-inclusion-graph licenses bans sources";
+        assert_eq!(called.trim(), format!("{} {expected}", at.display()));
+        assert!(matches!(dependencies(&workspace, stand_in(&at, 4).as_ref()), Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn licences_that_deny_toml_allows_are_accepted_in_a_release() {
+        let text = std::fs::read_to_string(root().join("deny.toml")).unwrap();
+        let list = text.split_once("\nallow = [").unwrap().1.split_once(']').unwrap().0;
+        let allowed: BTreeSet<&str> = list
+            .split(',')
+            .map(|licence| licence.trim().trim_matches('"'))
+            .filter(|text| !text.is_empty())
+            .collect();
+        assert!(allowed.contains("MIT"), "{allowed:?}");
+        let refused: Vec<_> = allowed.difference(&accepted()).copied().collect();
+        assert_eq!(refused, [""; 0]);
+    }
+
+    #[test]
+    fn a_check_that_is_not_there_is_an_error() {
+        assert!(run(&["weather".to_owned()]).unwrap_err().to_string().contains("--list"));
+    }
+}
