@@ -162,6 +162,7 @@ impl Router {
             attempt: None,
             served_by: None,
             emitted: false,
+            left: 0,
             chains: None,
         }
     }
@@ -186,6 +187,8 @@ pub struct Generation {
     attempt: Option<Attempt>,
     served_by: Option<ServedBy>,
     emitted: bool,
+    /// Tokens that the try under way may still bring.
+    left: u32,
     /// The names of the prompt's pages, once they are known.
     chains: Option<Vec<Chain>>,
 }
@@ -225,6 +228,13 @@ impl Generation {
                     return Ok(Event::Began(began));
                 }
                 Step::Token(token) => {
+                    let Some(left) = self.left.checked_sub(1) else {
+                        let worker = attempt.served_by().decode;
+                        let message =
+                            format!("worker {worker:?} sent more tokens than the request asked for");
+                        return Err(Failure::Internal(message));
+                    };
+                    self.left = left;
                     self.emitted = true;
                     self.attempt = Some(attempt);
                     return Ok(Event::Token(token));
@@ -296,6 +306,7 @@ impl Generation {
             decode = route.decode.name,
             "dispatched"
         );
+        self.left = request.max_new_tokens;
         let attempt = Attempt::start(&self.router.registry, route, request);
         self.served_by = Some(attempt.served_by());
         Ok(attempt)

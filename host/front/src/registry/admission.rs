@@ -13,6 +13,8 @@ pub const MAX_TEXT: usize = 1024;
 /// For each rank.
 const MAX_TRANSFERS: usize = 16;
 const MAX_ENDPOINT: usize = 64 << 10;
+/// Pages of a worker's pool: 256 million tokens in pages of 16. The router remembers the name of each that is cached.
+const MAX_PAGES: u32 = 1 << 24;
 
 /// The worker's role, when its description makes sense.
 ///
@@ -56,6 +58,12 @@ pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<Role, String> {
         if number == 0 {
             return Err(format!("the worker's {what} is 0"));
         }
+    }
+    if info.pages > MAX_PAGES {
+        let pages = info.pages;
+        return Err(format!(
+            "the worker has {pages} pages; at most {MAX_PAGES} are allowed: use larger ones (--page-size)"
+        ));
     }
     if identity.model != model {
         return Err(format!("the worker serves model {:?} and this router {:?}", identity.model, model));

@@ -240,6 +240,19 @@ async fn a_client_that_hangs_up_cancels_both_legs() {
 }
 
 #[tokio::test]
+async fn a_worker_that_says_more_than_it_was_asked_for_is_cut_off() {
+    let mut front = Front::start(config()).await;
+    let worker = front.worker("all", "aggregated", steps(vec![Step::Token(97); 100])).await;
+    let mut body = request();
+    body["max_tokens"] = json!(3);
+    let reply = front.post(PATH, &body).await;
+    assert_eq!(reply.status, 500);
+    let answer = reply.json().await;
+    assert!(message(&answer).contains("more tokens than the request asked for"), "{answer}");
+    worker.watch.begun(1).await;
+}
+
+#[tokio::test]
 async fn more_requests_than_places_are_sent_away() {
     let mut config = config();
     config.max_requests = 1;

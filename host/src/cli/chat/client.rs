@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use hyper::body::{Body as _, Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
@@ -14,6 +14,8 @@ use tokio::task::JoinHandle;
 
 use super::address::Address;
 
+/// The environment's API key: a flag would show it in the list of processes.
+const KEY: &str = "HOST_API_KEY";
 /// Longest wait for a connection, and for a short answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of an answer that is read as a whole.
@@ -24,6 +26,7 @@ const LONGEST_ERROR: usize = 300;
 /// One server.
 pub struct Client {
     address: Address,
+    key: Option<String>,
 }
 
 /// An answer under way.
@@ -91,9 +94,9 @@ pub fn message_in(text: &str) -> String {
 }
 
 impl Client {
-    /// A client of this server. Nothing is sent yet.
+    /// A client of this server, with an API key if the environment has one (`HOST_API_KEY`). Nothing is sent yet.
     pub fn new(address: Address) -> Self {
-        Self { address }
+        Self { address, key: std::env::var(KEY).ok().filter(|key| !key.is_empty()) }
     }
 
     /// The server's address.
@@ -149,7 +152,11 @@ impl Client {
             // An error here shows in the answer, or in that there is none.
             drop(connection.await);
         });
-        let request = Request::builder()
+        let mut request = Request::builder();
+        if let Some(key) = &self.key {
+            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let request = request
             .method(method)
             .uri(address.path(path))
             .header(HOST, &address.authority)
