@@ -86,7 +86,7 @@ impl Identities {
             (None, None) => Ok(Caller { client: address, tenant: None, places: None, admin: true }),
             (None, Some(header)) => {
                 let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
-                // Whoever reaches a server without keys may operate it, as without a gateway.
+                // A server without keys lets all its clients operate it, with a gateway or without.
                 Ok(named(&name, None, true))
             }
             (Some(key), Some(header)) if key.gateway => {

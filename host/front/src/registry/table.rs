@@ -255,6 +255,13 @@ impl WorkerTable {
         let role = admission::check(&info, &self.terms.model)?;
         let forget = self.terms.lost_after.saturating_mul(FORGET);
         let instance = Instance(info.instance);
+        // A process keeps its address. Another one that names its instance, which is no secret, would be sent its requests.
+        if let Some(known) = self.workers.get(&instance).filter(|known| known.info.address != info.address) {
+            return Err(Denied::Wrong(format!(
+                "instance {instance} is registered at {}, and a worker that runs does not change its address",
+                known.info.address
+            )));
+        }
         let holder = self.workers.iter().find(|(other, entry)| {
             **other != instance
                 && entry.info.name == info.name

@@ -91,6 +91,21 @@ async fn a_name_belongs_to_the_live_worker_that_has_it() {
 }
 
 #[tokio::test]
+async fn an_instance_that_is_registered_keeps_its_address() {
+    let (mut table, start) = (WorkerTable::new(terms()), Instant::now());
+    table.register(worker(1, "a", "aggregated"), start).unwrap();
+    let mut hijacked = worker(1, "b", "aggregated");
+    hijacked.address = "http://127.0.0.1:9999".into();
+    let refused = table.register(hijacked, start).unwrap_err().to_string();
+    assert!(refused.contains("is registered at http://127.0.0.1:2"), "{refused}");
+    assert_eq!(names(&mut table, &[], start).unwrap().1, "a");
+    let mut endless = worker(3, "c", "aggregated");
+    endless.pages = u32::MAX;
+    let refused = table.register(endless, start).unwrap_err().to_string();
+    assert!(refused.contains("4294967295 pages; at most 16777216"), "{refused}");
+}
+
+#[tokio::test]
 async fn a_new_instance_replaces_the_old_one_of_its_name_when_that_is_gone() {
     type Gone = fn(&mut WorkerTable, &mut WorkerInfo, Instant) -> Instant;
     let silent: Gone = |_, _, start| start + Duration::from_millis(3001);
