@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use host_tests::cluster::{Cluster, Start, signal};
 use host_tests::plugin_files;
+use host_wire::proto::worker_client::WorkerClient;
+use host_wire::proto::{HandshakeRequest, WorkerInfo};
 
 const HOST: &str = env!("CARGO_BIN_EXE_host");
 
@@ -127,4 +129,21 @@ fn an_answer_that_ends_in_a_stop_string_still_says_what_was_moved() {
     }
     cluster.wait("all pages to be free", || cluster.all_free());
     drop(workers);
+}
+
+#[tokio::test]
+async fn a_worker_that_refuses_a_handshake_tells_no_endpoint() {
+    let plugins = plugin_files::directory(&["shm"]);
+    let (cluster, control) = router();
+    let _prefill = Worker::start(plugins.path(), "prefill", &control, &["--name=prefill"]);
+    cluster.wait("the worker to register", || cluster.workers().len() == 1);
+    let health = cluster.health().unwrap();
+    let address = health["workers"][0]["address"].as_str().unwrap().to_owned();
+    let stranger =
+        WorkerInfo { instance: 7, name: "x".into(), role: "prefill".into(), ..WorkerInfo::default() };
+    let mut client = WorkerClient::connect(address).await.unwrap();
+    let request = HandshakeRequest { from: Some(stranger), floor: 0 };
+    let reply = client.handshake(request).await.unwrap().into_inner();
+    assert!(!reply.accepted && reply.worker.is_none(), "{reply:?}");
+    assert!(reply.message.contains("KV goes from prefill to decode"), "{reply:?}");
 }

@@ -123,8 +123,9 @@ impl Worker for WorkerService {
         }
         Ok(Response::new(HandshakeReply {
             accepted: connected.is_ok(),
+            // Its endpoints hold the tokens of transfer plugins: they are for a peer that fits.
+            worker: connected.is_ok().then(|| self.info.clone()),
             message: connected.err().unwrap_or_default(),
-            worker: Some(self.info.clone()),
         }))
     }
 
