@@ -399,3 +399,15 @@ fn the_scheduler_and_a_hand_over_reach_for_nothing_behind_the_cache() {
     let found = lines("host/core/src", wrong);
     assert!(found.is_empty(), "{found:#?}");
 }
+
+#[test]
+fn arithmetic_is_checked_in_releases_except_in_inner_loops() {
+    let release = manifest(".")["profile"]["release"].as_table().unwrap().clone();
+    assert_eq!(release.get("overflow-checks").and_then(toml::Value::as_bool), Some(true));
+    let packages = release["package"].as_table().unwrap();
+    let unchecked = packages
+        .iter()
+        .filter(|(_, profile)| profile.get("overflow-checks").and_then(toml::Value::as_bool) == Some(false));
+    let unchecked: Vec<&str> = unchecked.map(|(name, _)| name.as_str()).collect();
+    assert_eq!(unchecked, ["host-executor", "host-kernels"]);
+}

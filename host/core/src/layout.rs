@@ -218,7 +218,9 @@ impl KvLayout {
             "KV row outside the pool: page {page} head {head} layer {layer} kv {kv} token {token} of {shape:?}"
         );
         let side = &self.sides[kv];
-        side.start + page * side.page + head * side.head + layer * side.layer + token * side.token
+        // Called for every row that attention reads, and without checks it is inlined. Rows of the shape lie within its bytes.
+        let strides = [(page, side.page), (head, side.head), (layer, side.layer), (token, side.token)];
+        strides.iter().fold(side.start, |sum, (index, stride)| sum.wrapping_add(index.wrapping_mul(*stride)))
     }
 }
 
