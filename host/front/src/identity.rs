@@ -146,6 +146,14 @@ impl Hosts {
     }
 }
 
+impl Hosts {
+    /// Whether it is one of the server's own names, which an operator gave.
+    #[must_use]
+    pub fn name(&self, host: &str) -> bool {
+        matches!(self, Hosts::Named(names) if names.iter().any(|own| own.eq_ignore_ascii_case(name_of(host))))
+    }
+}
+
 /// A `Host` without its port and without the brackets of an IPv6 address.
 fn name_of(host: &str) -> &str {
     if let Some((address, _port)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

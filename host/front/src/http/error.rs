@@ -111,7 +111,9 @@ impl ApiError {
     }
 
     pub fn cross_origin(origin: &str) -> Self {
-        let message = format!("a web page of {origin:?} may not use this server");
+        let message = format!(
+            "a web page of {origin:?} may not use this server; if that is the server's own name, start it with --allowed-hosts"
+        );
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::Shared;
 use super::error::ApiError;
 use crate::connections::Peer;
-use crate::identity::{Caller, Unknown};
+use crate::identity::{Caller, Hosts, Unknown};
 
 /// Endpoints that only operators may use where requests need keys.
 const OF_OPERATORS: [&str; 2] = ["/flush_cache", "/metrics"];
@@ -23,13 +23,10 @@ pub(super) async fn guard(State(app): Shared, mut request: Request, next: Next) 
     let known = request.extensions().get::<Peer>().map(|peer| peer.0);
     let address = known.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let headers = request.headers();
-    let checked =
-        addressed(request.uri(), headers)
-            .and_then(|host| {
-                if app.identities.hosts.allow(host) { Ok(host) } else { Err(ApiError::wrong_host(host)) }
-            })
-            .and_then(|host| same_origin(headers, host))
-            .and_then(|()| is_json(request.method(), headers));
+    let (hosts, host) = (&app.identities.hosts, addressed(request.uri(), headers));
+    let checked = is_addressed(hosts, host)
+        .and_then(|()| is_own_page(hosts, headers, host))
+        .and_then(|()| is_json(request.method(), headers));
     let path = request.uri().path();
     let operates = OF_OPERATORS.contains(&path);
     let caller = checked.and_then(|()| match app.identities.caller(headers, address) {
@@ -61,20 +58,28 @@ pub(super) fn is_operator(caller: Option<&Caller>) -> bool {
     caller.is_some_and(|caller| caller.admin)
 }
 
-/// The name under which a request addresses this server.
-fn addressed<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError> {
+/// The name under which a request addresses this server. Browsers always give one.
+fn addressed<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     // HTTP/2 has it in the address.
     let given = uri.authority().map(|authority| authority.as_str());
-    let host = given.or_else(|| headers.get(header::HOST)?.to_str().ok());
-    host.ok_or_else(|| ApiError::invalid("the request has no Host header"))
+    given.or_else(|| headers.get(header::HOST)?.to_str().ok())
+}
+
+fn is_addressed(hosts: &Hosts, host: Option<&str>) -> Result<(), ApiError> {
+    match host {
+        Some(host) if !hosts.allow(host) => Err(ApiError::wrong_host(host)),
+        _ => Ok(()),
+    }
 }
 
 /// Browsers say which page sends a request that may change something; programs say nothing.
-fn same_origin(headers: &HeaderMap, host: &str) -> Result<(), ApiError> {
+fn is_own_page(hosts: &Hosts, headers: &HeaderMap, host: Option<&str>) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
-    let own = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-    match own {
-        Some((_scheme, from)) if from.eq_ignore_ascii_case(host) => Ok(()),
+    let page = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+    match (page, host) {
+        (Some((_scheme, page)), Some(host)) if page.eq_ignore_ascii_case(host) => Ok(()),
+        // A proxy may have addressed this server in its own way.
+        (Some((_scheme, page)), _) if hosts.name(page) => Ok(()),
         _ => Err(ApiError::cross_origin(&String::from_utf8_lossy(origin.as_bytes()))),
     }
 }

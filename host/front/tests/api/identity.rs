@@ -173,5 +173,9 @@ async fn a_server_with_a_name_answers_to_it() {
     for (host, status) in [("api.example.com", 200), ("other.example.com", 421)] {
         let reply = send_from(here, front.http, "POST", PATH, &[("host", host)], &body()).await;
         assert_eq!(reply.status, status, "{host}");
+        // Its page may be sent on by a proxy that addresses the server in its own way.
+        let origin = format!("https://{host}");
+        let reply = send_from(here, front.http, "POST", PATH, &[("origin", &origin)], &body()).await;
+        assert_eq!(reply.status, if status == 200 { 200 } else { 403 }, "{host}");
     }
 }
