@@ -109,24 +109,29 @@ fn two_hundred_requests_with_random_aborts_leave_every_page_free_and_no_process_
     let seed = 0x5eed_0001;
     println!("seed {seed:#x}");
     let settle = || cluster.wait("all pages to be free", || cluster.all_free());
+    let roles = ["router", "prefill", "decode"];
+    let footprints = || roles.map(|role| footprint(cluster.pid(role).unwrap()));
+    let at_rest = footprints();
     // The first storms warm up: thread stacks, allocator arenas, connection buffers.
     for warm in 1..=2 {
         assert!(storm(&cluster, seed + warm) > 0);
         settle();
     }
-    let roles = ["router", "prefill", "decode"];
-    let before: Vec<_> = roles.iter().map(|role| footprint(cluster.pid(role).unwrap())).collect();
+    let before = footprints();
     for round in 0..4 {
         assert!(storm(&cluster, seed + 10 + round) > 0);
         settle();
     }
-    let grown: Vec<_> = roles.iter().map(|role| footprint(cluster.pid(role).unwrap())).collect();
-    println!("before {before:?}\nafter  {grown:?}");
+    let grown = footprints();
+    println!("at rest {at_rest:?}\nbefore {before:?}\nafter  {grown:?}");
     for ((role, before), after) in roles.iter().zip(&before).zip(&grown) {
         assert!(after.0 < before.0 + (16 << 20), "{role} grew from {} to {} bytes", before.0, after.0);
         assert!(after.1 <= before.1 + 8, "{role} went from {} to {} descriptors", before.1, after.1);
-        assert!(after.2 <= before.2 + 2, "{role} went from {} to {} threads", before.2, after.2);
     }
+    // How many threads a storm takes depends on what runs at once. Some seconds later the idle ones have ended.
+    cluster.wait("the threads of the storms to end", || {
+        footprints().iter().zip(&at_rest).all(|(now, at_rest)| now.2 <= at_rest.2 + 2)
+    });
     // Aborts have struck transfers, not only queues.
     let failed: f64 = cluster
         .workers()

@@ -12,8 +12,8 @@ use super::error::ApiError;
 
 /// Bodies up to this many bytes are short: some milliseconds of work each. They do not wait for long ones.
 const SHORT: usize = 16 << 10;
-/// Short bodies worked on at once at most.
-const SHORT_AT_ONCE: usize = 64;
+/// Short bodies worked on at once at most, for every thread that runs at once: some read and wait, most compute.
+const SHORT_PER_THREAD: usize = 4;
 /// Long bodies worked on at once at most. One of 8 MiB may take hundreds of megabytes.
 const LONG_AT_ONCE: usize = 8;
 
@@ -28,7 +28,7 @@ impl Default for TextWork {
     fn default() -> Self {
         let threads = available_parallelism().map_or(1, usize::from);
         Self {
-            short: Arc::new(Semaphore::new(SHORT_AT_ONCE)),
+            short: Arc::new(Semaphore::new(threads * SHORT_PER_THREAD)),
             long: Arc::new(Semaphore::new(threads.min(LONG_AT_ONCE))),
         }
     }
