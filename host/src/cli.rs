@@ -5,6 +5,7 @@ mod allocator;
 pub mod chat;
 mod clients;
 pub mod companion;
+mod drain;
 #[cfg(test)]
 mod flags;
 mod keys;
@@ -14,6 +15,7 @@ mod offload;
 pub mod output;
 pub mod plugins;
 pub mod serve;
+mod server;
 pub mod settings;
 pub mod staging;
 mod summary;
@@ -56,6 +58,8 @@ enum Command {
     /// Makes API keys of tenants
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Takes a worker out of service: it finishes its requests and ends
+    Drain(drain::Drain),
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
@@ -73,6 +77,7 @@ pub fn main() -> ExitCode {
         Some(Command::Plugins(command)) => command.run(),
         Some(Command::Chat(chat)) => chat.run(),
         Some(Command::Keys(command)) => command.run(),
+        Some(Command::Drain(drain)) => drain.run(),
         Some(Command::Tier(command)) => command.run(),
         Some(Command::Companion(companion)) => companion.run(),
     };

@@ -57,8 +57,8 @@ pub struct Answer {
 }
 
 impl Cluster {
-    /// Starts it and waits until it serves. Prefix caches that neither flags nor configuration name are off, and the pool is
-    /// small where no size is given: a test says what it is about, and many servers run side by side.
+    /// Starts it and waits until it serves. Prefix caches that neither flags nor configuration name are off, the pool is
+    /// small where no size is given, and no dummy request warms workers up: a test says what it is about, and many servers run side by side.
     ///
     /// # Panics
     /// When it does not come up, with its log.
@@ -77,6 +77,8 @@ impl Cluster {
         if !names("kv-memory") && !names("pool-pages") {
             flags.extend(["--kv-memory".to_owned(), "256MiB".to_owned()]);
         }
+        // A dummy request would be counted among those that tests count.
+        flags.push("--no-warm-up".to_owned());
         let config = start.config.clone();
         let start = Start { program: start.program, flags, config, workers: start.workers };
         Self::start_as_given(&start, &[])

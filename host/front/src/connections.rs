@@ -60,7 +60,11 @@ const WARN_EVERY: Duration = Duration::from_secs(30);
 /// Pause after the system had no resources to accept a connection.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
-/// Serves connections until `stop` becomes true, then lets the requests under way end.
+/// Connections that come while the server ends, at once at most: each is answered that it does.
+const LATE: usize = 64;
+
+/// Serves connections until `stop` becomes true, then lets the requests under way end. Meanwhile new connections are served, too: their
+/// client is better told that the server ends than left waiting in the listener's queue.
 pub async fn serve(
     listener: TcpListener,
     routes: axum::Router,
@@ -112,9 +116,33 @@ pub async fn serve(
             drop((share, place));
         });
     }
-    drop(listener);
     // All places are free when the last connection has ended; MOST_CONNECTIONS fits.
-    drop(places.acquire_many(u32::try_from(most).unwrap_or(u32::MAX)).await);
+    let all = places.acquire_many(u32::try_from(most).unwrap_or(u32::MAX));
+    tokio::select! {
+        _all = all => {}
+        () = serve_late(&listener, &routes, limits.head) => {}
+    }
+}
+
+/// Serves connections that come while the server ends, for ever.
+async fn serve_late(listener: &TcpListener, routes: &axum::Router, head: Duration) {
+    let places = Arc::new(Semaphore::new(LATE));
+    // One request each: the answer closes the connection.
+    let (_never, stop) = watch::channel(false);
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((connection, address)) => {
+                let (routes, stop) = (routes.clone(), stop.clone());
+                tokio::spawn(async move {
+                    hold(connection, address.ip(), routes, head, stop).await;
+                    drop(place);
+                });
+            }
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(_refused) => clock::sleep(ACCEPT_AGAIN).await,
+        }
+    }
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {

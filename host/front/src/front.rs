@@ -17,7 +17,7 @@ use super::http::{App, TextWork, Uploads};
 use super::identity::{Hosts, Identities, Keys};
 use super::metrics::Metrics;
 use super::registry::{Policy, Registry, Terms};
-use super::router::{Retry, Router};
+use super::router::{Retry, Router, warm_up};
 use crate::text::TextModel;
 
 /// The configuration of a router.
@@ -31,6 +31,8 @@ pub struct FrontConfig {
     pub policy: Policy,
     /// The limits of retries.
     pub retry: Retry,
+    /// A worker gets requests when it has served a dummy one.
+    pub warm_up: bool,
     /// A worker not heard of for this long gets no new requests.
     pub worker_timeout: Duration,
     /// Requests on a worker not heard of for this long are given up.
@@ -66,6 +68,7 @@ impl FrontConfig {
             text,
             policy: Policy::default(),
             retry: Retry::default(),
+            warm_up: true,
             worker_timeout: Duration::from_secs(3),
             lost_after: Duration::from_secs(10),
             max_workers: 4096,
@@ -132,6 +135,7 @@ pub async fn serve(
         worker_timeout: config.worker_timeout,
         lost_after: config.lost_after,
         max_workers: config.max_workers,
+        warm_up: config.warm_up,
         policy: config.policy,
         seed: random_u64().context("no randomness for routing")?,
     });
@@ -153,6 +157,7 @@ pub async fn serve(
         identities,
         uploads: Uploads::new(config.max_body),
         text_work: TextWork::default(),
+        stopping: stopping.clone(),
     };
 
     let stopped = |mut signal: watch::Receiver<bool>| async move {
@@ -161,6 +166,7 @@ pub async fn serve(
     };
     let follow_keys = follow_keys(config.keys, stopping.clone());
     tokio::spawn(follow_keys);
+    let warm_up = tokio::spawn(warm_up(router.registry().clone()));
     let serve_http = connections::serve(http, app.routes(), config.connections, stopping);
     let mut serve_http = std::pin::pin!(serve_http);
     // Workers keep reporting while requests drain, so this one ends with `close`.
@@ -189,5 +195,6 @@ pub async fn serve(
         drop(clock::timeout(HANG_UP, &mut serve_http).await);
     }
     drop(clock::timeout(HANG_UP, &mut serve_control).await);
+    warm_up.abort();
     Ok(())
 }

@@ -4,6 +4,7 @@ mod answer;
 mod ask;
 mod chat;
 mod completions;
+mod drain;
 mod error;
 mod fields;
 mod flush;
@@ -27,6 +28,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use host_wire::clock;
 use host_wire::random::random_u64;
+use tokio::sync::watch;
 use tracing::Instrument;
 
 use self::error::ApiError;
@@ -62,9 +64,15 @@ pub struct App {
     pub identities: Identities,
     /// Permits for work on bodies.
     pub text_work: TextWork,
+    /// True once the server ends: it takes no new requests.
+    pub stopping: watch::Receiver<bool>,
 }
 
 impl App {
+    fn is_stopping(&self) -> bool {
+        *self.stopping.borrow()
+    }
+
     /// The routes of the HTTP API.
     pub fn routes(self) -> axum::Router {
         let app = Arc::new(self);
@@ -75,7 +83,10 @@ impl App {
             .route("/v1/models", get(health::models))
             .route("/v1/models/{*model}", get(health::model))
             .route("/flush_cache", post(flush::handle))
+            .route("/drain", post(drain::handle))
             .route("/health", get(health::health))
+            .route("/health/live", get(health::live))
+            .route("/health/ready", get(health::ready))
             .route("/metrics", get(health::metrics))
             .fallback(|request: Request| async move {
                 ApiError::not_found(format!("there is nothing at {}", request.uri().path()))

@@ -41,6 +41,8 @@ pub struct Metrics {
     pub requests: Family<RequestLabels, Counter>,
     /// Tries after the first.
     pub retries: Counter,
+    /// Of these, the ones that went on with an answer that had begun.
+    pub resumed: Counter,
     /// From the request's arrival to its first token.
     pub first_token: Histogram,
     /// Between two tokens of one answer.
@@ -84,6 +86,7 @@ impl Metrics {
         let metrics = Self {
             requests: Family::default(),
             retries: Counter::default(),
+            resumed: Counter::default(),
             // 1 ms to 131 s, and 0.25 ms to 8 s.
             first_token: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
             inter_token: Histogram::new(exponential_buckets(0.000_25, 2.0, 16)),
@@ -101,6 +104,11 @@ impl Metrics {
         };
         exposition.register("requests", "Requests by endpoint and outcome", metrics.requests.clone());
         exposition.register("retries", "Tries after the first", metrics.retries.clone());
+        exposition.register(
+            "resumed",
+            "Tries that went on with an answer that had begun",
+            metrics.resumed.clone(),
+        );
         exposition.register(
             "time_to_first_token_seconds",
             "From the request's arrival to its first token",
@@ -159,6 +167,8 @@ impl Metrics {
             let state = match worker.state {
                 WorkerState::Live => "live",
                 WorkerState::Suspected(_) => "suspected",
+                WorkerState::Draining => "draining",
+                WorkerState::Warming(_) => "warming",
             };
             self.workers.get_or_create(&RoleLabels { role, state }).inc();
             let labels = |state| WorkerLabels { worker: worker.info.name.clone(), role, state };

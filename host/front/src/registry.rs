@@ -25,7 +25,7 @@ use host_wire::clock::{self, Instant};
 use host_wire::proto::{Load, WorkerInfo};
 pub use prefix::{CacheCounts, Chain, Following};
 pub use table::{Decisions, Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
-use table::{Denied, Picked, WorkerTable};
+use table::{Denied, NotNow, Picked, WorkerTable};
 
 /// A worker as the router calls it. The connection is opened on first use and shared by all requests.
 #[derive(Clone, Debug)]
@@ -38,6 +38,8 @@ pub struct Chosen {
     pub address: String,
     /// Longest prompt + answer that it holds.
     pub max_tokens: u32,
+    /// Tokens of one of its KV pages.
+    pub page_tokens: u32,
     /// Its connection.
     pub channel: Channel,
 }
@@ -60,6 +62,12 @@ impl Route {
     #[must_use]
     pub fn max_tokens(&self) -> u32 {
         self.prefill.as_ref().map_or(u32::MAX, |worker| worker.max_tokens).min(self.decode.max_tokens)
+    }
+
+    /// Tokens of a KV page of its decode worker.
+    #[must_use]
+    pub fn page_tokens(&self) -> u32 {
+        self.decode.page_tokens
     }
 
     /// The room of the try.
@@ -134,10 +142,18 @@ impl Registry {
     /// Notes that a worker lives. False when it is not known and must register again.
     pub fn heartbeat(&self, instance: Instance, load: Load) -> bool {
         let heard = self.lock().heartbeat(instance, load, clock::now());
-        if heard.revived {
+        if heard.is_change {
             self.changed();
         }
         heard.known
+    }
+
+    /// Forgets a worker that ends.
+    pub fn leave(&self, instance: Instance) {
+        if self.lock().leave(instance) {
+            tracing::info!(%instance, "worker left");
+        }
+        self.changed();
     }
 
     /// A call to this worker broke; it is not chosen until it is heard of again.
@@ -155,6 +171,38 @@ impl Registry {
     pub fn pick(&self, need: Need<'_>, avoid: &[Instance]) -> Result<Route, NoRoute> {
         let Picked { prefill, decode, expected } = self.lock().pick(need, avoid, clock::now())?;
         Ok(Route { prefill, decode, expected, room: need.room, registry: self.clone() })
+    }
+
+    /// Workers that came since the last call and must serve a dummy request first.
+    #[must_use]
+    pub fn take_cold(&self) -> Vec<Instance> {
+        self.lock().take_cold()
+    }
+
+    /// A route for a dummy request through this worker. `Ok(None)` when it needs none any more.
+    ///
+    /// # Errors
+    /// Why there is none now.
+    pub fn pick_with(&self, instance: Instance, room: Room) -> Result<Option<Route>, String> {
+        let picked = self.lock().pick_with(instance, clock::now());
+        match picked {
+            Ok(Picked { prefill, decode, expected }) => {
+                Ok(Some(Route { prefill, decode, expected, room, registry: self.clone() }))
+            }
+            Err(NotNow::Never) => Ok(None),
+            Err(NotNow::Later(why)) => Err(why),
+        }
+    }
+
+    /// These workers have served a dummy request.
+    pub fn warmed(&self, instances: &[Instance]) {
+        self.lock().warmed(instances);
+        self.changed();
+    }
+
+    /// Notes why a worker has not served yet. True when this is news.
+    pub fn not_warm(&self, instance: Instance, why: &str) -> bool {
+        self.lock().not_warm(instance, why)
     }
 
     /// The names of a prompt's pages, for each kind of worker whose cache may hold them. Hashes the whole prompt.

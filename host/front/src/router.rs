@@ -1,10 +1,12 @@
 //! Carries one request to its workers: picks a route, calls every leg, retries what can be retried.
 //!
 //! The legs of a try fail together: when one fails, the other's stream is dropped, which cancels it. The next try has a new
-//! room. Nothing is retried once the client has seen a token.
+//! room, and goes on where the answer broke off ([`progress`]).
 
 mod attempt;
 mod failure;
+mod progress;
+mod warm_up;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +21,8 @@ use tokio::sync::watch;
 
 use self::attempt::{Attempt, Step};
 pub use self::failure::Failure;
+use self::progress::Progress;
+pub use self::warm_up::warm_up;
 use super::identity::Caller;
 use super::metrics::Metrics;
 use super::registry::{Chain, Need, NoRoute, Registry, Route};
@@ -29,15 +33,18 @@ use super::shares::{NoShare, Share, Shares};
 pub struct Retry {
     /// Most tries for one request.
     pub tries: u32,
-    /// No try begins later than this after the request came, and no request waits longer for a worker to appear.
+    /// No try begins later than this after the request came, or after an answer under way broke off, and no request waits longer
+    /// for a worker to appear.
     pub total: Duration,
     /// Wait before the second try; doubles with each.
     pub backoff: Duration,
+    /// An answer that breaks off goes on on another worker. If not, one that the client sees as it comes ends with an error.
+    pub resume: bool,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { tries: 4, total: Duration::from_secs(30), backoff: Duration::from_millis(20) }
+        Self { tries: 4, total: Duration::from_secs(30), backoff: Duration::from_millis(20), resume: true }
     }
 }
 
@@ -60,7 +67,7 @@ pub struct Job {
     pub ignore_stop: bool,
     /// How tokens are drawn, with the client's seed.
     pub sampling: proto::Sampling,
-    /// The client sees nothing before the end, so that even an answer that broke off can be tried again.
+    /// The client sees nothing before the end, so that an answer that broke off can begin again.
     pub restartable: bool,
     /// The namespace within which it shares cached pages.
     pub namespace: NamespaceKey,
@@ -89,7 +96,7 @@ pub enum Event {
     Began(proto::Began),
     /// The next token.
     Token(proto::Token),
-    /// All tokens so far are void; the answer begins again. Only for restartable jobs.
+    /// All tokens so far are void; the answer begins again. Only for restartable jobs, and where answers are not resumed.
     Restarted,
     /// The end. Nothing follows.
     Finished(proto::Finished),
@@ -152,6 +159,7 @@ impl Router {
     #[must_use]
     pub fn generate(&self, place: Place, job: Job) -> Generation {
         let deadline = clock::now() + self.retry.total;
+        let progress = Progress::new(Arc::clone(&job.prompt));
         Generation {
             router: self.clone(),
             _place: place,
@@ -161,8 +169,7 @@ impl Router {
             failed: Vec::new(),
             attempt: None,
             served_by: None,
-            emitted: false,
-            left: 0,
+            progress,
             chains: None,
         }
     }
@@ -186,10 +193,8 @@ pub struct Generation {
     failed: Vec<Instance>,
     attempt: Option<Attempt>,
     served_by: Option<ServedBy>,
-    emitted: bool,
-    /// Tokens that the try under way may still bring.
-    left: u32,
-    /// The names of the prompt's pages, once they are known.
+    progress: Progress,
+    /// The names of the pages of the next try's prompt, once they are known.
     chains: Option<Vec<Chain>>,
 }
 
@@ -225,30 +230,36 @@ impl Generation {
                     self.router.metrics.expected_tokens.inc_by(attempt.expected());
                     self.router.registry.computed(attempt.room());
                     self.attempt = Some(attempt);
-                    return Ok(Event::Began(began));
+                    if let Some(began) = self.progress.begin(began) {
+                        return Ok(Event::Began(began));
+                    }
                 }
                 Step::Token(token) => {
-                    let Some(left) = self.left.checked_sub(1) else {
+                    if !self.progress.push(token.token) {
                         let worker = attempt.served_by().decode;
                         let message =
                             format!("worker {worker:?} sent more tokens than the request asked for");
                         return Err(Failure::Internal(message));
-                    };
-                    self.left = left;
-                    self.emitted = true;
+                    }
                     self.attempt = Some(attempt);
                     return Ok(Event::Token(token));
                 }
                 Step::Finished(finished) => {
                     attempt.settle();
-                    return Ok(Event::Finished(finished));
+                    return Ok(Event::Finished(self.progress.finish(finished)));
                 }
                 Step::Failed { leg, failure, suspect } => {
                     // A worker that answers may report what its partner did; one whose connection broke is the culprit.
                     self.failed.extend(if suspect { vec![leg] } else { attempt.instances() });
                     drop(attempt);
-                    self.after_failure(leg, failure, suspect).await?;
-                    if std::mem::take(&mut self.emitted) {
+                    if suspect {
+                        self.router.registry.suspect(leg, &failure.to_string());
+                    }
+                    if let Some(reason) = self.complete() {
+                        return Ok(Event::Finished(self.progress.finished(reason)));
+                    }
+                    let restarts = self.after_failure(failure).await?;
+                    if restarts {
                         return Ok(Event::Restarted);
                     }
                 }
@@ -256,25 +267,56 @@ impl Generation {
         }
     }
 
-    /// Returns when another try is due.
-    async fn after_failure(&mut self, leg: Instance, failure: Failure, suspect: bool) -> Result<(), Failure> {
-        if suspect {
-            self.router.registry.suspect(leg, &failure.to_string());
+    /// Why an answer has its last token, although the worker that brought it did not say so.
+    fn complete(&self) -> Option<&'static str> {
+        let last = self.progress.last()?;
+        if !self.job.ignore_stop && self.job.stop_tokens.contains(&last) {
+            Some("stop")
+        } else {
+            (self.progress.left() == 0).then_some("length")
         }
+    }
+
+    /// Whether the client has a part of the answer.
+    fn is_seen(&self) -> bool {
+        self.progress.answered() > 0 && !self.job.restartable
+    }
+
+    /// The failure of a request that is tried no more.
+    fn given_up(&self, why: String) -> Failure {
+        if self.is_seen() { Failure::Broken(why) } else { Failure::Unavailable(why) }
+    }
+
+    /// Returns when another try is due, and whether it begins the answer again.
+    async fn after_failure(&mut self, failure: Failure) -> Result<bool, Failure> {
         if !failure.retryable() {
             return Err(failure);
         }
-        if self.emitted && !self.job.restartable {
-            return Err(Failure::Broken(failure.to_string()));
+        let resume = self.router.retry.resume;
+        if self.is_seen() && !resume {
+            return Err(self.given_up(failure.to_string()));
+        }
+        if self.progress.is_moving() {
+            self.deadline = clock::now() + self.router.retry.total;
         }
         let wait = self.router.retry.backoff.saturating_mul(1_u32 << self.tries.saturating_sub(1).min(10));
         if self.tries >= self.router.retry.tries || clock::now() + wait >= self.deadline {
-            return Err(Failure::Unavailable(format!("{failure} (after {} tries)", self.tries)));
+            return Err(self.given_up(format!("{failure} (after {} tries)", self.tries)));
         }
-        tracing::info!(request = self.job.request_id, tries = self.tries, %failure, "trying again");
+        let answered = self.progress.answered();
+        tracing::info!(request = self.job.request_id, tries = self.tries, answered, %failure, "trying again");
         self.router.metrics.retries.inc();
+        let restarts = !resume && self.progress.is_moving();
+        if restarts {
+            self.progress.forget();
+        } else if self.progress.is_moving() {
+            self.router.metrics.resumed.inc();
+            self.progress.keep();
+            // It has more pages now.
+            self.chains = None;
+        }
         clock::sleep(wait).await;
-        Ok(())
+        Ok(restarts)
     }
 
     /// A new room on a new route; waits for workers if there are none.
@@ -284,13 +326,15 @@ impl Generation {
         let room = Room(random >> 1);
         let route = self.route(room).await?;
         self.tries += 1;
-        let prompt = u32::try_from(self.job.prompt.len()).unwrap_or(u32::MAX);
-        let left = route.max_tokens().saturating_sub(prompt);
+        let prompt = Arc::clone(self.progress.prompt());
+        let room_left = route.max_tokens().saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
+        self.progress
+            .limit(self.job.max_new_tokens.unwrap_or_else(|| room_left.min(self.job.default_max_tokens)));
         let request = proto::GenerateRequest {
             room: room.0,
             request_id: self.job.request_id.clone(),
-            prompt: self.job.prompt.to_vec(),
-            max_new_tokens: self.job.max_new_tokens.unwrap_or(left.min(self.job.default_max_tokens)),
+            prompt: prompt.to_vec(),
+            max_new_tokens: self.progress.left(),
             stop_tokens: self.job.stop_tokens.clone(),
             ignore_stop: self.job.ignore_stop,
             sampling: Some(self.job.sampling),
@@ -306,26 +350,36 @@ impl Generation {
             decode = route.decode.name,
             "dispatched"
         );
-        self.left = request.max_new_tokens;
         let attempt = Attempt::start(&self.router.registry, route, request);
         self.served_by = Some(attempt.served_by());
         Ok(attempt)
     }
 
     async fn route(&mut self, room: Room) -> Result<Route, Failure> {
-        let prompt = self.job.prompt.len() as u64;
-        let answer = self.job.max_new_tokens.map_or(1, u64::from);
+        let prompt = self.progress.prompt().len() as u64;
+        let answer = match self.progress.most() {
+            Some(_most) => self.progress.left(),
+            None => self.job.max_new_tokens.unwrap_or(1),
+        };
         let chains = match self.chains.take() {
             Some(chains) => chains,
-            None => name_pages(self.router.registry.clone(), self.job.clone()).await?,
+            None if self.job.no_cache => Vec::new(),
+            None => {
+                let (namespace, prompt) = (self.job.namespace.clone(), Arc::clone(self.progress.prompt()));
+                name_pages(self.router.registry.clone(), namespace, prompt).await?
+            }
         };
         let chains = self.chains.insert(chains);
         let session = self.job.session;
-        let need = Need { room, tokens: prompt + answer, prompt_tokens: prompt, chains, session };
+        let need = Need { room, tokens: prompt + u64::from(answer), prompt_tokens: prompt, chains, session };
         loop {
             let change = self.router.registry.change();
             match self.router.registry.pick(need, &self.failed) {
                 Ok(route) => return Ok(route),
+                Err(NoRoute::TooLong(limit)) if self.progress.answered() > 0 => {
+                    let why = format!("no worker is left that holds more than {limit} tokens");
+                    return Err(self.given_up(why));
+                }
                 Err(NoRoute::TooLong(limit)) => {
                     let (answer, field) = (self.job.max_new_tokens, self.job.answer_field);
                     return Err(Failure::TooLong { limit, prompt, answer, field });
@@ -333,7 +387,7 @@ impl Generation {
                 Err(NoRoute::NoWorker(why)) => {
                     tokio::select! {
                         () = change => {}
-                        () = clock::sleep_until(self.deadline) => return Err(Failure::Unavailable(why)),
+                        () = clock::sleep_until(self.deadline) => return Err(self.given_up(why)),
                     }
                 }
             }
@@ -341,14 +395,15 @@ impl Generation {
     }
 }
 
-/// The names of the prompt's pages on workers whose caches are followed.
-async fn name_pages(registry: Registry, job: Job) -> Result<Vec<Chain>, Failure> {
-    if job.no_cache {
-        return Ok(Vec::new());
+/// The names of a prompt's pages on workers whose caches are followed.
+async fn name_pages(
+    registry: Registry,
+    namespace: NamespaceKey,
+    prompt: Arc<Vec<u32>>,
+) -> Result<Vec<Chain>, Failure> {
+    if prompt.len() <= SHORT_PROMPT {
+        return Ok(registry.chains(&namespace, &prompt));
     }
-    if job.prompt.len() <= SHORT_PROMPT {
-        return Ok(registry.chains(&job.namespace, &job.prompt));
-    }
-    let named = tokio::task::spawn_blocking(move || registry.chains(&job.namespace, &job.prompt));
+    let named = tokio::task::spawn_blocking(move || registry.chains(&namespace, &prompt));
     named.await.map_err(|error| Failure::Internal(format!("the prompt could not be hashed: {error}")))
 }

@@ -3,8 +3,6 @@
 //! Answers go to standard output as they come; prompts, figures and errors go to standard error. So `host chat < questions`
 //! prints answers and nothing else.
 
-mod address;
-mod client;
 mod events;
 mod input;
 mod started;
@@ -21,9 +19,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Refused;
 use super::output::harmless;
+use super::server::{Address, Client};
 use super::settings::{RoleName, Settings};
-use address::Address;
-use client::Client;
 use input::Input;
 use started::Started;
 use turn::{End, Turn};

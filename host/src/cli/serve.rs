@@ -7,12 +7,14 @@ use anyhow::Context;
 use axum::serve::ListenerExt;
 use host_core::Event;
 use host_front::front::{self, FrontConfig};
+use host_front::router::Retry;
 use host_front::text::TextModel;
 use host_wire::proto::worker_server::WorkerServer;
+use host_worker::metrics;
 use host_worker::peers::Peers;
+use host_worker::registration::Registrations;
 use host_worker::service::WorkerService;
 use host_worker::{Handle, Unwritten, Worker};
-use host_worker::{metrics, registration};
 use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,12 +25,8 @@ use super::clients::{self, Clients};
 use super::settings::{LogFormat, RoleName, Settings};
 use super::{Refused, addresses, launch, plugins, summary, supervise};
 
-/// A worker that has to end waits this long for its requests, and for what is on its way to storage.
-const WORKER_DRAIN: Duration = Duration::from_secs(5);
-/// Its threads and plugins then have this long to end, which is longer than a plugin's own deadline.
-const WORKER_STOP: Duration = Duration::from_secs(5);
-/// A router that has to end waits this long for its requests.
-const ROUTER_DRAIN: Duration = Duration::from_secs(5);
+/// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
+pub(super) const WORKER_STOP: Duration = Duration::from_secs(5);
 /// Largest control message: a prompt of a few million tokens.
 const LARGEST_MESSAGE: usize = 32 << 20;
 
@@ -113,8 +111,8 @@ pub(super) async fn stop_requested() -> &'static str {
     }
 }
 
-/// Becomes true when the process has to stop. A supervised one stops when its standard input ends. It leaves signals to its
-/// supervisor, which knows the order in which processes have to end.
+/// Becomes true when the process has to stop. A second signal ends it at once. A supervised one stops when its standard input
+/// ends. It leaves signals to its supervisor, which knows the order in which processes have to end.
 fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
     let (stop, stopped) = watch::channel(false);
     let ended = stop.clone();
@@ -130,14 +128,24 @@ fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
             let signal = stop_requested().await;
             if supervised {
                 tracing::debug!(signal, "left to the supervisor");
-                continue;
+            } else if stop.send_replace(true) {
+                tracing::warn!(signal, "the second signal: ending at once");
+                end_at_once();
+            } else {
+                tracing::info!(signal, "stopping; another signal ends this process at once");
             }
-            tracing::info!(signal, "stopping");
-            stop.send_replace(true);
-            return;
         }
     });
     stopped
+}
+
+/// Ends this process without another call of a plugin, also of its libraries' destructors, which may wait for something.
+fn end_at_once() {
+    if let Err(error) =
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+    {
+        tracing::error!(%error, "this process cannot end itself");
+    }
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {
@@ -187,9 +195,12 @@ fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Ref
     let policy = settings.router_policy.map_or(standard.policy, Into::into);
     let max_requests = settings.max_requests.map_or(standard.max_requests, |most| most as usize);
     let Clients { keys, tenant_header, hosts } = clients::clients(settings)?;
-    let drain = ROUTER_DRAIN;
+    let drain = settings.drain_timeout();
+    let retry = Retry { resume: !settings.no_resume, ..standard.retry };
     Ok(FrontConfig {
         drain,
+        retry,
+        warm_up: !settings.no_warm_up,
         default_max_tokens,
         policy,
         max_requests,
@@ -249,6 +260,7 @@ async fn work(
 ) -> anyhow::Result<()> {
     let listener = listen(addresses::control(settings), "--control").await?;
     let address = format!("http://{}", listener.local_addr()?);
+    let drain_timeout = settings.drain_timeout();
     let settings = settings.clone();
     // Loading weights takes seconds to minutes; a worker that has to stop meanwhile does.
     let loading = tokio::task::spawn_blocking(move || launch::parts(&settings, role));
@@ -269,15 +281,13 @@ async fn work(
         "worker ready"
     );
     let peers = Peers::new(handle.clone());
-    let service = WorkerService::new(handle.clone(), info.clone(), peers.clone());
+    let (drain_asked, asked) = watch::channel(false);
+    let service = WorkerService::new(handle.clone(), info.clone(), peers.clone(), drain_asked);
     let service = WorkerServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
-    let app =
-        tonic::service::Routes::new(service).into_axum_router().merge(metrics::routes(handle.clone(), &info));
+    let mut registrations = Registrations::start(&handle, &info, &routers)?;
+    let metrics = metrics::routes(handle.clone(), &info, registrations.readiness());
+    let app = tonic::service::Routes::new(service).into_axum_router().merge(metrics);
     tokio::spawn(peers.run(info.clone(), outgoing));
-    let mut registrations = tokio::task::JoinSet::new();
-    for router in routers {
-        registrations.spawn(registration::keep_registered(handle.clone(), info.clone(), router));
-    }
     let (close, closing) = watch::channel(false);
     // A message per packet: waiting for more would add to every token's latency.
     let listener = listener.tap_io(|connection| {
@@ -290,10 +300,12 @@ async fn work(
 
     tokio::select! {
         () = until(stopped) => {}
+        () = until(asked) => tracing::info!("an operator asks this worker to drain"),
         thread = worker.died() => anyhow::bail!("the worker's {thread} thread has ended; see above"),
     }
-    registrations.abort_all();
-    drain(&handle).await;
+    registrations.drain().await;
+    drain(&handle, drain_timeout).await;
+    registrations.leave().await;
     close.send_replace(true);
     // Peers keep their connections open; the process does not wait for them.
     server.abort();
@@ -306,7 +318,7 @@ async fn work(
 }
 
 /// Waits until requests under way have ended and their pages are in storage, where the next process finds them.
-async fn drain(worker: &Handle) {
+async fn drain(worker: &Handle, longest: Duration) {
     worker.event(Event::Drain).await;
     let requests = || worker.stats().queued + worker.stats().active;
     let idle = async {
@@ -314,8 +326,11 @@ async fn drain(worker: &Handle) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    if tokio::time::timeout(WORKER_DRAIN, idle).await.is_err() && requests() > 0 {
-        tracing::warn!("requests did not end in time; they are given up");
+    if tokio::time::timeout(longest, idle).await.is_err() && requests() > 0 {
+        tracing::warn!(
+            requests = requests(),
+            "requests did not end in time; routers go on with them elsewhere"
+        );
     }
     for Unwritten { tier, pages } in worker.unwritten().into_iter().filter(|tier| tier.pages > 0) {
         tracing::warn!(

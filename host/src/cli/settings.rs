@@ -164,6 +164,21 @@ pub struct Settings {
     #[arg(long, value_name = "REQUESTS")]
     pub max_requests: Option<u32>,
 
+    /// An answer whose worker fails ends with an error, instead of going on on another worker
+    #[arg(long)]
+    #[serde(default)]
+    pub no_resume: bool,
+
+    /// Send requests to new workers at once, without a dummy request that reads their weights and opens their connections
+    #[arg(long)]
+    #[serde(default)]
+    pub no_warm_up: bool,
+
+    /// Seconds that requests under way have to end by themselves when a process has to stop; what is left then goes on on
+    /// other workers, or is given up [default: 20]
+    #[arg(long, value_name = "SECONDS")]
+    pub drain_timeout: Option<u32>,
+
     /// Address that this process's control plane listens on [default: 127.0.0.1, a free port; router: port 8001]
     #[arg(long, value_name = "IP:PORT")]
     pub control: Option<SocketAddr>,

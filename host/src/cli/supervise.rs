@@ -38,7 +38,7 @@ const RESTARTS: usize = 5;
 const WINDOW: Duration = Duration::from_secs(60);
 /// First wait before a restart; doubles with each restart in the window.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// How long a child may take to end when it has to.
+/// How much longer than for its requests a child may take to end.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The exit code of a child whose configuration cannot work. Another try is no use.
@@ -52,6 +52,8 @@ enum Stage {
     RouterEnds,
     WorkersEnd,
     CompanionsEnd,
+    /// After a second signal: what still runs is killed.
+    AtOnce,
 }
 
 /// What a child runs.
@@ -153,7 +155,8 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
 
     let program = Arc::new(Program::own()?);
     let (stage, now) = watch::channel(Stage::Serving);
-    let start = |part, first| tokio::spawn(keep(Arc::clone(&program), part, now.clone(), first));
+    let grace = settings.drain_timeout() + GRACE;
+    let start = |part, first| tokio::spawn(keep(Arc::clone(&program), part, now.clone(), grace, first));
     let companions = start_companions(companion::named(settings)?, start).await?;
     // Starting goes on without waiting for a worker.
     let start = |part| start(part, oneshot::channel().0);
@@ -181,13 +184,27 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     };
     let ended = tokio::select! {
         signal = super::serve::stop_requested() => {
-            tracing::info!(signal, "stopping: the router drains first, then the workers end");
+            tracing::info!(
+                signal,
+                "stopping: the router drains first, then the workers end; another signal ends everything at once"
+            );
             None
         }
         end = first_to_give_up => Some(end),
     };
     // Requests under way finish as long as the router waits for them, so the workers go last.
-    stage.send_replace(Stage::RouterEnds);
+    let stage = Arc::new(stage);
+    reach(&stage, Stage::RouterEnds);
+    tokio::spawn({
+        let stage = Arc::clone(&stage);
+        async move {
+            let signal = super::serve::stop_requested().await;
+            tracing::warn!(signal, "the second signal: everything is ended at once");
+            reach(&stage, Stage::AtOnce);
+        }
+    });
+    // From here on only the router listens, so that connections are refused once it has ended.
+    drop((http, control));
     let [prefill, decode, router] = children;
     let gave_up = match ended {
         Some(end) => end.context("a supervising task failed")?,
@@ -200,9 +217,9 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
         }
     };
     wait_for(router).await;
-    stage.send_replace(Stage::WorkersEnd);
+    reach(&stage, Stage::WorkersEnd);
     tokio::join!(wait_for(prefill), wait_for(decode));
-    stage.send_replace(Stage::CompanionsEnd);
+    reach(&stage, Stage::CompanionsEnd);
     for companion in companions {
         wait_for(companion).await;
     }
@@ -282,6 +299,7 @@ async fn keep(
     program: Arc<Program>,
     part: Part,
     mut stage: watch::Receiver<Stage>,
+    grace: Duration,
     first: oneshot::Sender<()>,
 ) -> anyhow::Result<()> {
     let mut first = Some(first);
@@ -301,9 +319,17 @@ async fn keep(
                     status = child.wait() => status.context("a child cannot be waited for")?,
                     () = reached(&mut stage, part.ends_at()) => {
                         drop(lifeline);
-                        return end(&part, child).await;
+                        return end(&part, child, grace, &mut stage).await;
                     }
                 };
+                if own && status.success() {
+                    (taken, refusals) = (true, 0);
+                    if ends_within(FIRST_WAIT, &mut stage).await {
+                        return Ok(());
+                    }
+                    tracing::info!(role, pid, "a process has drained; starting it again");
+                    continue;
+                }
                 let refused = own && status.code() == Some(REFUSED);
                 if refused && !taken {
                     let message = format!("the {role} process refused its configuration; see above");
@@ -362,6 +388,15 @@ fn longer(tries: u32) -> Duration {
     FIRST_WAIT * (1 << tries.min(5))
 }
 
+/// A stage is never left for an earlier one.
+fn reach(stage: &watch::Sender<Stage>, next: Stage) {
+    stage.send_if_modified(|now| {
+        let later = next > *now;
+        *now = next.max(*now);
+        later
+    });
+}
+
 async fn reached(stage: &mut watch::Receiver<Stage>, wanted: Stage) {
     // A supervisor that is gone wants no children either.
     drop(stage.wait_for(|now| *now >= wanted).await);
@@ -373,18 +408,27 @@ async fn ends_within(wait: Duration, stage: &mut watch::Receiver<Stage>) -> bool
 }
 
 /// Waits for a child whose standard input has ended, or that gets a signal here, and kills it if it does not end in time.
-async fn end(part: &Part, mut child: Child) -> anyhow::Result<()> {
+async fn end(
+    part: &Part,
+    mut child: Child,
+    grace: Duration,
+    stage: &mut watch::Receiver<Stage>,
+) -> anyhow::Result<()> {
     let pid = child.id().and_then(|pid| rustix::process::Pid::from_raw(pid.try_into().ok()?));
     if let (Part::Companion(_), Some(pid)) = (part, pid) {
         // One that has ended is still there to be waited for, so no other process has its number.
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)
             .context("a companion cannot be sent SIGTERM")?;
     }
-    if timeout(GRACE, child.wait()).await.is_err() {
-        tracing::error!(role = part.name(), "did not end within {GRACE:?}; killing it");
-        child.kill().await.context("a child cannot be killed")?;
-    }
-    Ok(())
+    let why = tokio::select! {
+        ended = timeout(grace, child.wait()) => match ended {
+            Ok(_status) => return Ok(()),
+            Err(_elapsed) => format!("did not end within {grace:?}"),
+        },
+        () = reached(stage, Stage::AtOnce) => "has to end at once".to_owned(),
+    };
+    tracing::error!(role = part.name(), "{why}; killing it");
+    child.kill().await.context("a child cannot be killed")
 }
 
 #[cfg(test)]
@@ -396,7 +440,7 @@ mod tests {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::Serving);
         let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
-        let kept = keep(program, part, now, oneshot::channel().0).await;
+        let kept = keep(program, part, now, GRACE, oneshot::channel().0).await;
         let message = kept.unwrap_err().to_string();
         assert!(message.contains("failed 6 times") && message.contains("could not be started"), "{message}");
     }
@@ -418,14 +462,14 @@ mod tests {
         let part = || Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
 
         let (program, log) = script(&folder, "exit 2");
-        let kept = keep(program, part(), now.clone(), oneshot::channel().0).await;
+        let kept = keep(program, part(), now.clone(), GRACE, oneshot::channel().0).await;
         assert!(kept.unwrap_err().downcast_ref::<Refused>().is_some());
         assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 1);
 
         std::fs::remove_file(&log).unwrap();
         // Ends once, is refused three times, and ends five times more: refusals do not count among them.
         let (program, log) = script(&folder, "[ $runs -ge 2 ] && [ $runs -le 4 ] && exit 2\nexit 1");
-        let kept = keep(program, part(), now, oneshot::channel().0).await;
+        let kept = keep(program, part(), now, GRACE, oneshot::channel().0).await;
         let message = kept.unwrap_err().to_string();
         assert!(message.contains("failed 6 times"), "{message}");
         assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 6 + 3);
@@ -436,7 +480,7 @@ mod tests {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::RouterEnds);
         let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
-        keep(program, part, now, oneshot::channel().0).await.unwrap();
+        keep(program, part, now, GRACE, oneshot::channel().0).await.unwrap();
     }
 
     #[tokio::test]

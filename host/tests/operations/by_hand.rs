@@ -12,16 +12,27 @@ use host_wire::proto::{HandshakeRequest, WorkerInfo};
 const HOST: &str = env!("CARGO_BIN_EXE_host");
 
 /// A worker process, ended with the test.
-struct Worker(Child);
+pub(super) struct Worker(pub(super) Child);
 
 impl Worker {
     /// Starts a worker whose addresses and plugins stand in a TOML file.
-    fn start(directory: &Path, role: &str, router: &str, flags: &[&str]) -> Self {
+    pub(super) fn start(directory: &Path, role: &str, router: &str, flags: &[&str]) -> Self {
+        Self::start_with(directory, role, router, flags, "")
+    }
+
+    /// The same with more lines in the file.
+    pub(super) fn start_with(
+        directory: &Path,
+        role: &str,
+        router: &str,
+        flags: &[&str],
+        lines: &str,
+    ) -> Self {
         let config = directory.join(format!("{role}-{}.toml", flags.concat()));
         let text = format!(
             "role = \"{role}\"\nrouter = \"{router}\"\nexecutor = \"synthetic\"\nkv-memory = \"4MiB\"\n\
              prefill-radix-cache = false\ndecode-radix-cache = false\n\
-             plugins = [\"shm\"]\nplugins-dir = [\"{}\"]\ncontrol = \"127.0.0.1:0\"\n[plugin.shm]\ncopy_threads = 2\n",
+             plugins = [\"shm\"]\nplugins-dir = [\"{}\"]\ncontrol = \"127.0.0.1:0\"\n[plugin.shm]\ncopy_threads = 2\n{lines}",
             directory.display()
         );
         std::fs::write(&config, text).unwrap();
@@ -39,7 +50,7 @@ impl Drop for Worker {
     }
 }
 
-fn router() -> (Cluster, String) {
+pub(super) fn router() -> (Cluster, String) {
     let flags = ["--role", "router", "--executor", "synthetic", "--control", "127.0.0.1:0"];
     let flags = flags.map(str::to_owned).to_vec();
     let cluster =
@@ -142,8 +153,13 @@ async fn a_worker_that_refuses_a_handshake_tells_no_endpoint() {
     let stranger =
         WorkerInfo { instance: 7, name: "x".into(), role: "prefill".into(), ..WorkerInfo::default() };
     let mut client = WorkerClient::connect(address).await.unwrap();
+    let far = stranger.clone();
     let request = HandshakeRequest { from: Some(stranger), floor: 0 };
     let reply = client.handshake(request).await.unwrap().into_inner();
     assert!(!reply.accepted && reply.worker.is_none(), "{reply:?}");
     assert!(reply.message.contains("KV goes from prefill to decode"), "{reply:?}");
+    let far = WorkerInfo { role: "decode".into(), protocol: 90, protocol_oldest: 80, ..far };
+    let request = HandshakeRequest { from: Some(far), floor: 0 };
+    let reply = client.handshake(request).await.unwrap().into_inner();
+    assert!(!reply.accepted && reply.message.contains("80 to 90"), "{reply:?}");
 }

@@ -6,7 +6,9 @@ mod by_hand;
 mod clients;
 mod companions;
 mod docs_commands;
+
 mod first_minutes;
+mod lifecycle;
 mod metrics;
 mod pace;
 mod routing;

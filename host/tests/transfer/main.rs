@@ -5,6 +5,7 @@
 
 mod faults;
 mod layer_groups;
+mod resume;
 mod shared_transfers;
 mod tensor_parallel;
 mod walk;

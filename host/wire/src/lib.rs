@@ -2,7 +2,7 @@
 //! time and randomness.
 //!
 //! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate; [`pairs`] says which workers can work
-//! together, and [`identity`] makes a number of what makes their KV differ.
+//! together, [`protocol`] which versions of the schema, and [`identity`] makes a number of what makes their KV differ.
 
 mod answer;
 pub mod cache_news;
@@ -10,6 +10,7 @@ pub mod clock;
 pub mod convert;
 pub mod identity;
 pub mod pairs;
+pub mod protocol;
 pub mod random;
 
 pub use answer::Answer;

@@ -50,6 +50,7 @@ use handle::{Naming, Tiers};
 use host_executor::KvMemory;
 use host_plugins::Running;
 use host_wire::proto::WorkerInfo;
+use host_wire::protocol;
 use link::Links;
 pub use parts::{Parts, RankParts};
 pub use staging::Staging;
@@ -214,6 +215,8 @@ fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
         pages: config.pages,
         transfer: links.endpoints()?,
         cache_events: config.cache_events,
+        protocol: protocol::NEWEST,
+        protocol_oldest: protocol::OLDEST,
     })
 }
 

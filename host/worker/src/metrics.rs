@@ -10,7 +10,7 @@ mod staging;
 use std::fmt::Error;
 use std::sync::Arc;
 
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::routing::get;
 use host_core::scheduler::Stats;
 use host_wire::proto::WorkerInfo;
@@ -19,6 +19,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 
 use crate::Handle;
+use crate::registration::Readiness;
 use series::Series;
 
 /// Reads the scheduler's counters when `/metrics` is read.
@@ -137,8 +138,9 @@ fn lanes(worker: &Handle, series: &mut Series<'_>) -> Result<(), Error> {
     series.counter_by("host_lane_descriptors", "Writes that bytes to peers' ranks took", writes)
 }
 
-/// `/metrics` (Prometheus text) and `/health` (this worker's own liveness, not its peers').
-pub fn routes(worker: Handle, info: &WorkerInfo) -> axum::Router {
+/// `/metrics` (Prometheus text), `/health` and `/health/live` (this worker's own liveness, not its peers'), and `/health/ready`
+/// (200 while a router sends it requests).
+pub fn routes(worker: Handle, info: &WorkerInfo, readiness: Readiness) -> axum::Router {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(WorkerCollector(worker)));
     let registry = Arc::new(registry);
@@ -149,7 +151,19 @@ pub fn routes(worker: Handle, info: &WorkerInfo) -> axum::Router {
         let _written = prometheus_client::encoding::text::encode(&mut text, &registry);
         ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
     };
+    let health = get(move || async move { ([(header::CONTENT_TYPE, "application/json")], health) });
+    let ready = move || async move {
+        let (status, text) = if readiness.is_ready() {
+            (StatusCode::OK, "ok")
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, "not registered with a router, or draining")
+        };
+        let body = serde_json::json!({ "status": text }).to_string();
+        (status, [(header::CONTENT_TYPE, "application/json")], body)
+    };
     axum::Router::new()
         .route("/metrics", get(metrics))
-        .route("/health", get(move || async move { ([(header::CONTENT_TYPE, "application/json")], health) }))
+        .route("/health", health.clone())
+        .route("/health/live", health)
+        .route("/health/ready", get(ready))
 }

@@ -9,6 +9,7 @@ use host_wire::convert;
 use host_wire::pairs::compatible;
 use host_wire::proto::worker_client::WorkerClient;
 use host_wire::proto::{ControlMessage, DeliverRequest, HandshakeRequest, WorkerInfo};
+use host_wire::protocol;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -236,6 +237,9 @@ pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> 
             "{} is a {} worker and {} a {} worker: KV goes from prefill to decode",
             ours.name, ours.role, theirs.name, theirs.role
         ));
+    }
+    if let Err(versions) = protocol::agree(theirs) {
+        return Some(versions);
     }
     let (prefill, decode) = if ours.role == "prefill" { (ours, theirs) } else { (theirs, ours) };
     compatible(prefill, decode).err()

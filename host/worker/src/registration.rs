@@ -1,9 +1,11 @@
-//! A worker keeps the router informed that it is there, and how busy.
+//! A worker keeps its routers informed that it is there, how busy it is, and that it ends.
 
 use std::time::Duration;
 
 use host_wire::proto::registry_client::RegistryClient;
-use host_wire::proto::{HeartbeatRequest, Load, RegisterRequest, WorkerInfo};
+use host_wire::proto::{HeartbeatRequest, LeaveRequest, Load, RegisterRequest, WorkerInfo};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
@@ -14,53 +16,167 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long one call may take.
 const CALL: Duration = Duration::from_secs(2);
 
-/// Registers with the router at `address` and keeps the registration alive, for ever.
-///
-/// # Errors
-/// When the address is not one.
-pub async fn keep_registered(worker: Handle, info: WorkerInfo, address: String) -> anyhow::Result<()> {
-    let endpoint = Endpoint::from_shared(address.clone())
-        .map_err(|error| anyhow::anyhow!("the router's address {address:?} is not one: {error}"))?;
-    let mut client = RegistryClient::new(endpoint.connect_timeout(CALL).connect_lazy());
-    // What was logged last: the same trouble is told once.
-    let mut known = String::new();
-    loop {
-        match session(&worker, &info, &mut client, &mut known).await {
-            Ok(never) => match never {},
-            Err(trouble) if trouble != known => {
-                tracing::warn!(router = %address, %trouble, "not registered with the router; trying again");
-                known = trouble;
-            }
-            Err(_told) => {}
-        }
-        tokio::time::sleep(HEARTBEAT).await;
+/// What a router knows of this worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    Registered,
+    Draining,
+}
+
+/// The registrations of one worker, each kept alive by a task of its own. They end when this is dropped.
+#[derive(Debug)]
+pub struct Registrations {
+    instance: u64,
+    routers: Vec<(RegistryClient<Channel>, watch::Receiver<Known>)>,
+    draining: watch::Sender<bool>,
+    _tasks: JoinSet<()>,
+}
+
+/// Whether a worker takes requests, for its own `/health/ready`.
+#[derive(Clone, Debug)]
+pub struct Readiness {
+    routers: Vec<watch::Receiver<Known>>,
+}
+
+impl Readiness {
+    /// Whether a router sends requests.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.routers.iter().any(|known| *known.borrow() == Known::Registered)
     }
 }
 
-async fn session(
-    worker: &Handle,
-    info: &WorkerInfo,
-    client: &mut RegistryClient<Channel>,
-    trouble: &mut String,
-) -> Result<std::convert::Infallible, String> {
-    let request = RegisterRequest { worker: Some(info.clone()) };
-    let reply = timeout(CALL, client.register(request)).await.map_err(|elapsed| elapsed.to_string())?;
-    let reply = reply.map_err(|status| status.message().to_owned())?.into_inner();
-    if !reply.accepted {
-        return Err(reply.message);
+impl Registrations {
+    /// Registers with all routers, now or when they are there.
+    ///
+    /// # Errors
+    /// When an address is not one.
+    pub fn start(worker: &Handle, info: &WorkerInfo, routers: &[String]) -> anyhow::Result<Self> {
+        let (draining, drains) = watch::channel(false);
+        let (mut all, mut tasks) = (Vec::new(), JoinSet::new());
+        for address in routers {
+            let endpoint = Endpoint::from_shared(address.clone())
+                .map_err(|error| anyhow::anyhow!("the router's address {address:?} is not one: {error}"))?;
+            let client = RegistryClient::new(endpoint.connect_timeout(CALL).connect_lazy());
+            let (known, knows) = watch::channel(Known::Nothing);
+            let registration = Registration {
+                worker: worker.clone(),
+                info: info.clone(),
+                client: client.clone(),
+                known,
+                draining: drains.clone(),
+            };
+            tasks.spawn(registration.keep(address.clone()));
+            all.push((client, knows));
+        }
+        Ok(Self { instance: info.instance, routers: all, draining, _tasks: tasks })
     }
-    trouble.clear();
-    match reply.message.as_str() {
-        "" => tracing::info!("registered with the router"),
-        note => tracing::warn!(note, "registered with the router"),
+
+    /// Whether the worker takes requests, also later.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        Readiness { routers: self.routers.iter().map(|(_, known)| known.clone()).collect() }
     }
-    loop {
-        tokio::time::sleep(HEARTBEAT).await;
-        let request = HeartbeatRequest { instance: info.instance, load: Some(load(worker)) };
-        let reply = timeout(CALL, client.heartbeat(request)).await.map_err(|elapsed| elapsed.to_string())?;
+
+    /// Tells all routers that the worker drains, and waits a moment until they know.
+    pub async fn drain(&mut self) {
+        self.draining.send_replace(true);
+        let all_know = async {
+            for (_, known) in &mut self.routers {
+                // An error means that the registration has ended.
+                drop(known.wait_for(|known| *known != Known::Registered).await);
+            }
+        };
+        if timeout(CALL, all_know).await.is_err() {
+            tracing::warn!("a router did not hear in time that this worker drains");
+        }
+    }
+
+    /// Takes the worker out of all registries.
+    pub async fn leave(self) {
+        let instance = self.instance;
+        let mut calls = JoinSet::new();
+        for (mut client, known) in self.routers {
+            if *known.borrow() == Known::Nothing {
+                continue;
+            }
+            calls.spawn(async move {
+                // A router that does not hear it notices the silence.
+                let _heard = timeout(CALL, client.leave(LeaveRequest { instance })).await;
+            });
+        }
+        calls.join_all().await;
+    }
+}
+
+/// The registration with one router.
+struct Registration {
+    worker: Handle,
+    info: WorkerInfo,
+    client: RegistryClient<Channel>,
+    known: watch::Sender<Known>,
+    draining: watch::Receiver<bool>,
+}
+
+impl Registration {
+    /// Registers with the router at `address` and keeps the registration alive, for ever.
+    async fn keep(mut self, address: String) {
+        // What was logged last: the same trouble is told once.
+        let mut logged = String::new();
+        loop {
+            let trouble = match self.session(&mut logged).await {
+                Ok(never) => match never {},
+                Err(trouble) => trouble,
+            };
+            self.known.send_replace(Known::Nothing);
+            // A router that ends with its workers needs no word.
+            if trouble != logged && !*self.draining.borrow() {
+                tracing::warn!(router = %address, %trouble, "not registered with the router; trying again");
+                logged = trouble;
+            }
+            tokio::time::sleep(HEARTBEAT).await;
+        }
+    }
+
+    async fn session(&mut self, logged: &mut String) -> Result<std::convert::Infallible, String> {
+        // No router that does not know a worker has requests for it to finish.
+        if *self.draining.borrow() {
+            std::future::pending::<()>().await;
+        }
+        let request = RegisterRequest { worker: Some(self.info.clone()) };
+        let reply =
+            timeout(CALL, self.client.register(request)).await.map_err(|elapsed| elapsed.to_string())?;
         let reply = reply.map_err(|status| status.message().to_owned())?.into_inner();
-        if !reply.known {
-            return Err("the router does not know this worker any more".into());
+        if !reply.accepted {
+            return Err(reply.message);
+        }
+        logged.clear();
+        self.known.send_replace(Known::Registered);
+        match reply.message.as_str() {
+            "" => tracing::info!("registered with the router"),
+            note => tracing::warn!(note, "registered with the router"),
+        }
+        loop {
+            let drains = *self.draining.borrow();
+            if drains {
+                tokio::time::sleep(HEARTBEAT).await;
+            } else {
+                // An error means that the process ends.
+                drop(timeout(HEARTBEAT, self.draining.wait_for(|drains| *drains)).await);
+            }
+            let draining = *self.draining.borrow();
+            let load = Load { draining, ..load(&self.worker) };
+            let request = HeartbeatRequest { instance: self.info.instance, load: Some(load) };
+            let reply =
+                timeout(CALL, self.client.heartbeat(request)).await.map_err(|elapsed| elapsed.to_string())?;
+            let reply = reply.map_err(|status| status.message().to_owned())?.into_inner();
+            if !reply.known {
+                return Err("the router does not know this worker any more".into());
+            }
+            if draining {
+                self.known.send_replace(Known::Draining);
+            }
         }
     }
 }
@@ -75,5 +191,6 @@ fn load(worker: &Handle) -> Load {
         pages_held: count(stats.pool.held),
         pages_quarantined: count(stats.pool.quarantined),
         pages_cached: count(stats.pool.cached),
+        draining: false,
     }
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use host_core::{Event, Instance, Room};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 use host_wire::proto::worker_server::Worker;
 use host_wire::proto::{
-    DeliverReply, DeliverRequest, FlushCacheReply, FlushCacheRequest, FollowCacheRequest, GenerateEvent,
-    GenerateRequest, HandshakeReply, HandshakeRequest, WorkerInfo,
+    DeliverReply, DeliverRequest, DrainReply, DrainRequest, FlushCacheReply, FlushCacheRequest,
+    FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest, WorkerInfo,
 };
 use host_wire::{Answer, convert};
 
@@ -29,16 +29,18 @@ pub struct WorkerService {
     peers: Peers,
     /// Places for routers that follow the cache.
     followers: Arc<Semaphore>,
+    /// Becomes true when an operator asks the worker to drain.
+    drain: watch::Sender<bool>,
 }
 
 /// Routers that may follow one worker's cache: each may take a snapshot.
 const MAX_FOLLOWERS: usize = 16;
 
 impl WorkerService {
-    /// A service for a worker that is reached at `info.address`.
+    /// A service for a worker that is reached at `info.address`. It makes `drain` true when an operator asks the worker to drain.
     #[must_use]
-    pub fn new(worker: Handle, info: WorkerInfo, peers: Peers) -> Self {
-        Self { worker, info, peers, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) }
+    pub fn new(worker: Handle, info: WorkerInfo, peers: Peers, drain: watch::Sender<bool>) -> Self {
+        Self { worker, info, peers, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)), drain }
     }
 }
 
@@ -181,5 +183,16 @@ impl Worker for WorkerService {
             Status::resource_exhausted(message)
         })?;
         Ok(Response::new(cache_news::follow(log.clone(), after, place)))
+    }
+
+    async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        let instance = request.into_inner().instance;
+        if instance != self.info.instance {
+            let message =
+                format!("this is instance {} and not {}", self.worker.instance(), Instance(instance));
+            return Err(Status::failed_precondition(message));
+        }
+        self.drain.send_replace(true);
+        Ok(Response::new(DrainReply {}))
     }
 }

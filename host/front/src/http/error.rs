@@ -19,11 +19,13 @@ pub(super) struct ApiError {
     code: Option<&'static str>,
     /// Seconds after which another try makes sense.
     retry_after: Option<u32>,
+    /// The client should make a new connection, perhaps to another server.
+    hangs_up: bool,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: String) -> Self {
-        Self { status, message, kind, param: None, code: None, retry_after: None }
+        Self { status, message, kind, param: None, code: None, retry_after: None, hangs_up: false }
     }
 
     /// The request is wrong as a whole.
@@ -78,6 +80,11 @@ impl ApiError {
         }
     }
 
+    /// This server ends. The connection is of no more use.
+    pub fn stopping() -> Self {
+        Self { hangs_up: true, ..Self::busy("the server is shutting down; try again soon".to_owned()) }
+    }
+
     /// This server takes no more from this client now.
     pub fn over_share(what: &str) -> Self {
         let message = format!(
@@ -125,6 +132,11 @@ impl ApiError {
     /// The message, for logs.
     pub fn reason(&self) -> &str {
         &self.message
+    }
+
+    /// A worker does not do what an operator asks for.
+    pub fn bad_worker(message: String) -> Self {
+        Self::new(StatusCode::BAD_GATEWAY, "server_error", message)
     }
 
     pub fn internal(message: String) -> Self {
@@ -179,6 +191,9 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, super::json(&self.json())).into_response();
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.hangs_up {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -12,9 +12,9 @@ use crate::connections::Peer;
 use crate::identity::{Caller, Hosts, Unknown};
 
 /// Endpoints that only operators may use where requests need keys.
-const OF_OPERATORS: [&str; 2] = ["/flush_cache", "/metrics"];
-/// An endpoint that needs no key: load balancers ask it. Without an operator's key it says no more than the state.
-const OF_ALL: &str = "/health";
+const OF_OPERATORS: [&str; 3] = ["/flush_cache", "/drain", "/metrics"];
+/// Endpoints that need no key: load balancers ask them. Without an operator's key they say no more than the state.
+const OF_ALL: [&str; 3] = ["/health", "/health/live", "/health/ready"];
 
 /// Refuses what a web page of another origin sends, what is addressed to a name that is not this server's, what is no JSON, and what
 /// has no caller. Handlers find the [`Caller`] among the request's extensions.
@@ -32,10 +32,13 @@ pub(super) async fn guard(State(app): Shared, mut request: Request, next: Next) 
     let caller = checked.and_then(|()| match app.identities.caller(headers, address) {
         Ok(caller) if operates && !caller.admin => Err(ApiError::not_an_operator(path)),
         Ok(caller) => Ok(Some(caller)),
-        Err(_unknown) if path == OF_ALL => Ok(None),
+        Err(_unknown) if OF_ALL.contains(&path) => Ok(None),
         Err(unknown) => Err(refused(unknown, app.identities.tenant_header.as_ref())),
     });
     match caller {
+        Ok(_) if app.is_stopping() && !OF_ALL.contains(&path) && path != "/metrics" => {
+            ApiError::stopping().into_response()
+        }
         Ok(caller) => {
             if operates && request.method() == Method::POST {
                 let tenant = caller.as_ref().and_then(|caller| caller.tenant.as_deref());

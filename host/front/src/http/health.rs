@@ -31,6 +31,8 @@ pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>
             let (state, why) = match &worker.state {
                 WorkerState::Live => ("live", None),
                 WorkerState::Suspected(why) => ("suspected", Some(why)),
+                WorkerState::Draining => ("draining", None),
+                WorkerState::Warming(why) => ("warming", Some(why)),
             };
             // Each rank of a worker has its own endpoint.
             let plugins: BTreeSet<&str> =
@@ -81,6 +83,24 @@ pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>
         },
     });
     (status, json_response(&body)).into_response()
+}
+
+/// `/health/live`: 200 as long as this process answers.
+pub(super) async fn live() -> Response {
+    json_response(&json!({"status": "ok"}))
+}
+
+/// `/health/ready`: 200 while requests are taken and at least one set of workers can serve them.
+pub(super) async fn ready(State(app): Shared) -> Response {
+    let text = if app.is_stopping() {
+        "draining"
+    } else if app.router.registry().snapshot().unusable.is_some() {
+        "unavailable"
+    } else {
+        "ok"
+    };
+    let status = if text == "ok" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, json_response(&json!({"status": text}))).into_response()
 }
 
 /// `/metrics`, as Prometheus reads it.

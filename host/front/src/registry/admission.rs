@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use host_core::notice::MAX_RANKS;
 use host_wire::proto::WorkerInfo;
+use host_wire::protocol;
 
 use super::table::Role;
 
@@ -33,6 +34,7 @@ pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<Role, String> {
         }
     };
     bounded("name", &info.name, MAX_NAME)?;
+    protocol::agree(info)?;
     bounded("address", &info.address, MAX_TEXT)?;
     if info.instance == 0 {
         return Err("the worker's instance is 0, which stands for none".into());

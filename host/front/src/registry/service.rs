@@ -40,4 +40,12 @@ impl proto::registry_server::Registry for Registry {
         let known = Registry::heartbeat(self, Instance(beat.instance), beat.load.unwrap_or_default());
         Ok(Response::new(proto::HeartbeatReply { known }))
     }
+
+    async fn leave(
+        &self,
+        request: Request<proto::LeaveRequest>,
+    ) -> Result<Response<proto::LeaveReply>, Status> {
+        Registry::leave(self, Instance(request.into_inner().instance));
+        Ok(Response::new(proto::LeaveReply {}))
+    }
 }

@@ -16,6 +16,10 @@ use super::{Chosen, admission, channel};
 mod caching;
 mod choice;
 mod policy;
+mod warming;
+
+pub(super) use warming::NotNow;
+use warming::Warmth;
 
 pub use policy::Policy;
 
@@ -57,6 +61,8 @@ pub struct Terms {
     pub lost_after: Duration,
     /// Most workers, silent ones included.
     pub max_workers: usize,
+    /// A worker gets requests when it has served a dummy one.
+    pub warm_up: bool,
     /// How routes are chosen.
     pub policy: Policy,
     /// Any number, for [`Policy::Random`].
@@ -95,6 +101,10 @@ pub enum WorkerState {
     Live,
     /// No, for this reason.
     Suspected(String),
+    /// No: it ends when the requests that it has have ended.
+    Draining,
+    /// Not yet: it has not served a dummy request, for this reason.
+    Warming(String),
 }
 
 /// The state of the table.
@@ -173,21 +183,24 @@ struct Entry {
     slot: WorkerSlot,
     identity: PageHash,
     following: Following,
+    warmth: Warmth,
 }
 
 impl Entry {
-    fn page_tokens(&self) -> u32 {
-        self.info.identity.as_ref().map_or(1, |identity| identity.page_tokens)
-    }
-
     fn state(&self, timeout: Duration, now: Instant) -> WorkerState {
         let silent = now.saturating_duration_since(self.heard);
         if silent > timeout {
             WorkerState::Suspected(format!("not heard of for {:.1} s", silent.as_secs_f64()))
         } else if let Some(why) = &self.broken {
             WorkerState::Suspected(why.clone())
+        } else if self.load.draining {
+            WorkerState::Draining
         } else {
-            WorkerState::Live
+            match &self.warmth {
+                Warmth::Warm => WorkerState::Live,
+                Warmth::Cold => WorkerState::Warming("it has just come".to_owned()),
+                Warmth::Warming(why) => WorkerState::Warming(why.clone()),
+            }
         }
     }
 }
@@ -225,8 +238,8 @@ impl From<String> for Denied {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heard {
     pub known: bool,
-    /// It was suspected until now.
-    pub revived: bool,
+    /// It gets requests from now on, or none any more.
+    pub is_change: bool,
 }
 
 /// See the module.
@@ -279,7 +292,10 @@ impl WorkerTable {
             });
         }
         for (_, gone) in self.workers.extract_if(.., |other, entry| {
-            let replaced = *other != instance && entry.info.name == info.name;
+            // One that drains has requests to finish beside its successor.
+            let replaced = *other != instance
+                && entry.info.name == info.name
+                && entry.state(self.terms.worker_timeout, now) != WorkerState::Draining;
             replaced || now.saturating_duration_since(entry.heard) > forget
         }) {
             self.prefixes.remove_worker(gone.slot);
@@ -293,9 +309,11 @@ impl WorkerTable {
             name: info.name.clone(),
             address: info.address.clone(),
             max_tokens: info.max_tokens,
+            page_tokens: info.identity.as_ref().map_or(1, |identity| identity.page_tokens),
             channel: channel(&info.address)?,
         };
         let refused = self.refusals(Some((&info, role)));
+        let newcomer = if self.terms.warm_up { Warmth::Cold } else { Warmth::Warm };
         let known = self.workers.get(&instance);
         let slot = known.map(|known| known.slot);
         let slot = slot.unwrap_or_else(|| self.prefixes.add_worker(info.pages));
@@ -312,6 +330,7 @@ impl WorkerTable {
             slot,
             identity: info.identity.as_ref().map_or(PageHash([0; 32]), identity::digest),
             following: known.map(|known| known.following.clone()).unwrap_or_default(),
+            warmth: known.map(|known| known.warmth.clone()).unwrap_or(newcomer),
             info,
         };
         self.workers.insert(instance, entry);
@@ -320,16 +339,26 @@ impl WorkerTable {
 
     pub fn heartbeat(&mut self, instance: Instance, load: Load, now: Instant) -> Heard {
         let Some(entry) = self.workers.get_mut(&instance) else {
-            return Heard { known: false, revived: false };
+            return Heard { known: false, is_change: false };
         };
-        let revived = entry.state(self.terms.worker_timeout, now) != WorkerState::Live;
+        let before = entry.state(self.terms.worker_timeout, now);
         entry.heard = now;
         entry.broken = None;
         entry.load = load;
         let reported = load.queued.saturating_add(load.running);
         entry.elsewhere = [reported.saturating_sub(entry.in_flight), entry.elsewhere[0]];
         entry.queued = [load.queued, entry.queued[0]];
-        Heard { known: true, revived }
+        let is_change = entry.state(self.terms.worker_timeout, now) != before;
+        Heard { known: true, is_change }
+    }
+
+    /// Forgets a worker that ends. False when it is not known.
+    pub fn leave(&mut self, instance: Instance) -> bool {
+        let left = self.workers.remove(&instance);
+        if let Some(left) = &left {
+            self.prefixes.remove_worker(left.slot);
+        }
+        left.is_some()
     }
 
     /// True when this is news.
@@ -351,7 +380,7 @@ impl WorkerTable {
     /// When to ask again.
     pub fn lost(&self, instance: Instance, now: Instant) -> Result<Instant, String> {
         let Some(entry) = self.workers.get(&instance) else {
-            return Err("the worker was replaced by a new instance".into());
+            return Err("the worker has left, or was replaced by a new instance".into());
         };
         let silent = now.saturating_duration_since(entry.heard);
         if silent > self.terms.lost_after {

@@ -121,8 +121,12 @@ async fn a_failure_that_would_repeat_is_not_retried() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_after_its_first_token_ends_with_an_error_event() {
-    let (front, _prefill, mut decode) = Front::with_pair(steps(vec![Step::Token(97), Step::Hang])).await;
+async fn without_resuming_a_stream_that_breaks_after_its_first_token_ends_with_an_error_event() {
+    let mut config = config();
+    config.retry.resume = false;
+    let mut front = Front::start(config).await;
+    let _prefill = front.worker("prefill", "prefill", prefills()).await;
+    let mut decode = front.worker("decode", "decode", steps(vec![Step::Token(97), Step::Hang])).await;
     let mut body = request();
     body["stream"] = json!(true);
     let mut reply = front.post(PATH, &body).await;
@@ -138,20 +142,123 @@ async fn a_stream_that_breaks_after_its_first_token_ends_with_an_error_event() {
     assert_eq!(health["workers"][0]["state"], "suspected", "{health}");
 }
 
+/// Counts on from the end of its prompt, as a model does whose tokens depend on the sequence alone.
+fn counts_on() -> Script {
+    Arc::new(|request| {
+        let last = *request.prompt.last().unwrap();
+        let tokens = (1..=request.max_new_tokens).map(|step| Step::Token(last + step));
+        tokens.chain([Step::Finish("length")]).collect()
+    })
+}
+
+/// As it does, but falls silent after so many tokens.
+fn counts_on_and_stops(tokens: usize) -> Script {
+    let whole = counts_on();
+    Arc::new(move |request| {
+        let mut steps = whole(request);
+        steps.truncate(tokens);
+        steps.push(Step::Hang);
+        steps
+    })
+}
+
 #[tokio::test]
-async fn an_answer_of_which_the_client_has_seen_nothing_is_begun_again() {
-    let mut front = Front::start(config()).await;
+async fn an_answer_whose_worker_dies_goes_on_on_another_with_the_same_seed_and_the_client_sees_no_gap() {
+    for stream in [false, true] {
+        let mut front = Front::start(config()).await;
+        let mut dying = front.worker("dying", "aggregated", counts_on_and_stops(2)).await;
+        let mut body = request();
+        body["stream"] = json!(stream);
+        body["temperature"] = json!(0.5);
+        body["stream_options"] = if stream { json!({"include_usage": true}) } else { Value::Null };
+        let client = tokio::spawn({
+            let (http, body) = (front.http, body.to_string());
+            async move { super::client::send(http, "POST", PATH, &[], body.as_bytes()).await }
+        });
+        front.until_metrics_say("host_output_tokens_total 2\n").await;
+        let other = front.worker("other", "aggregated", counts_on()).await;
+        dying.kill();
+        let mut reply = client.await.unwrap();
+        assert_eq!(reply.status, 200);
+        let (text, usage) = if stream {
+            let mut events = Vec::new();
+            while events.last() != Some(&json!("[DONE]")) {
+                events.extend(reply.some_events().await);
+            }
+            let text: String =
+                events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+            let usage = events.iter().find(|event| event["usage"].is_object()).unwrap()["usage"].clone();
+            (text, usage)
+        } else {
+            let answer = reply.json().await;
+            (answer["choices"][0]["text"].as_str().unwrap().to_owned(), answer["usage"].clone())
+        };
+        assert_eq!(text, "defghi");
+        assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(3), &json!(6)), "{usage}");
+        let (first, second) = (&dying.watch.calls()[0], &other.watch.calls()[0]);
+        // The client named no seed, so the router drew one.
+        assert_eq!(first.sampling, second.sampling);
+        assert_eq!((second.prompt.as_slice(), second.max_new_tokens), (&[97, 98, 99, 100, 101][..], 4));
+        assert_ne!(first.room, second.room);
+        front.until_metrics_say("host_resumed_total 1\n").await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_has_its_last_token_is_complete_though_its_worker_died() {
+    for (tokens, stop, reason) in [(6, None, "length"), (2, Some(101), "stop")] {
+        let mut front = Front::start(config()).await;
+        let mut dying = front.worker("dying", "aggregated", counts_on_and_stops(tokens)).await;
+        let mut body = request();
+        body["stop_token_ids"] = stop.map_or(Value::Null, |stop| json!([stop]));
+        let client = tokio::spawn({
+            let (http, body) = (front.http, body.to_string());
+            async move { super::client::send(http, "POST", PATH, &[], body.as_bytes()).await.json().await }
+        });
+        front.until_metrics_say(&format!("host_output_tokens_total {tokens}\n")).await;
+        dying.kill();
+        let answer = client.await.unwrap();
+        assert_eq!(answer["choices"][0]["finish_reason"], reason, "{answer}");
+        assert_eq!(answer["usage"]["completion_tokens"], tokens, "{answer}");
+        assert_eq!(dying.watch.calls().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_breaks_every_worker_is_tried_four_times_in_all() {
+    let (front, _prefill, decode) = Front::with_pair(Arc::new(|request| {
+        let last = *request.prompt.last().unwrap();
+        vec![Step::Token(last + 1), Step::Fail { code: "transfer", retryable: true }]
+    }))
+    .await;
+    let mut body = request();
+    body["stream"] = json!(true);
+    let events = front.post(PATH, &body).await.events().await;
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, "defg");
+    let error = events.last().unwrap();
+    assert!(message(error).contains("(after 4 tries)"), "{error}");
+    assert_eq!(error["error"]["code"], "answer_broken");
+    assert_eq!(decode.watch.calls().len(), 4);
+}
+
+#[tokio::test]
+async fn without_resuming_an_answer_of_which_the_client_has_seen_nothing_is_begun_again() {
+    let mut config = config();
+    config.retry.resume = false;
+    let mut front = Front::start(config).await;
     let mut dying = front.worker("dying", "aggregated", steps(vec![Step::Token(120), Step::Hang])).await;
     let answer = tokio::spawn({
         let (http, body) = (front.http, request().to_string());
         async move { super::client::send(http, "POST", PATH, &[], body.as_bytes()).await.json().await }
     });
-    dying.watch.begun(1).await;
-    let _other = front.worker("other", "aggregated", echoes()).await;
+    front.until_metrics_say("host_output_tokens_total 1\n").await;
+    let other = front.worker("other", "aggregated", echoes()).await;
     dying.kill();
     let answer = answer.await.unwrap();
     assert_eq!(answer["choices"][0]["text"], "abcabc", "{answer}");
     assert_eq!(answer["usage"]["completion_tokens"], 6);
+    assert_eq!(other.watch.calls()[0].prompt, [97, 98, 99]);
 }
 
 #[tokio::test]
@@ -281,6 +388,70 @@ async fn a_stopping_server_lets_requests_end_and_then_ends_them() {
     front.stop().await.unwrap();
     let events = reply.events().await;
     assert!(message(events.last().unwrap()).contains("shutting down"), "{events:?}");
+}
+
+#[tokio::test]
+async fn a_stopping_server_answers_new_requests_that_it_stops_until_the_last_one_has_ended() {
+    let mut front = Front::start(config()).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let held = vec![Step::Token(97), Step::Gate(Arc::clone(&gate)), Step::Token(98), Step::Finish("length")];
+    let _worker = front.worker("all", "aggregated", steps(held)).await;
+    assert_eq!(front.get("/health/ready").await.status, 200);
+    let mut body = request();
+    body["stream"] = json!(true);
+    let reply = front.post(PATH, &body).await;
+    front.begin_to_stop();
+    // On a connection of its own.
+    answered_until("requests to be sent away", async || {
+        let reply = front.post(PATH, &request()).await;
+        if reply.status == 503 { Ok(()) } else { Err(reply.status) }
+    })
+    .await;
+    let refused = front.post(PATH, &request()).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert_eq!(refused.header("connection"), Some("close"));
+    assert!(message(&refused.json().await).contains("shutting down"));
+    assert_eq!(front.get("/health/live").await.status, 200);
+    assert_eq!(front.get("/health/ready").await.status, 503);
+    gate.add_permits(1);
+    assert_eq!(reply.events().await.last().unwrap(), &json!("[DONE]"));
+    front.stopped().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_that_is_told_to_drain_is_named_and_unknown_ones_are_not_found() {
+    let mut front = Front::start(config()).await;
+    let worker = front.worker("all", "aggregated", echoes()).await;
+    let instance = format!("{:016x}", worker.info.instance);
+    for name in ["all", instance.as_str()] {
+        let reply = front.post(&format!("/drain?worker={name}"), &Value::Null).await;
+        assert_eq!(reply.status, 202);
+        assert_eq!(reply.json().await["instance"], instance.as_str());
+    }
+    let reply = front.post("/drain?worker=other", &Value::Null).await;
+    assert_eq!(reply.status, 404);
+    assert!(message(&reply.json().await).contains("there are all"));
+    assert_eq!(front.post("/drain", &Value::Null).await.status, 400);
+}
+
+#[tokio::test]
+async fn a_worker_that_drains_finishes_what_it_has_and_new_requests_go_elsewhere() {
+    let mut front = Front::start(config()).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let held = vec![Step::Token(97), Step::Gate(Arc::clone(&gate)), Step::Token(98), Step::Finish("length")];
+    let old = front.worker("old", "aggregated", steps(held)).await;
+    let mut body = request();
+    body["stream"] = json!(true);
+    let reply = front.post(PATH, &body).await;
+    assert!(front.heartbeat_with(old.info.instance, Load { draining: true, ..Load::default() }).await);
+    let new = front.worker("new", "aggregated", echoes()).await;
+    assert_eq!(front.post(PATH, &request()).await.status, 200);
+    assert_eq!((old.watch.calls().len(), new.watch.calls().len()), (1, 1));
+    gate.add_permits(1);
+    assert_eq!(reply.events().await.last().unwrap(), &json!("[DONE]"));
+    front.leave(old.info.instance).await;
+    let health = front.get("/health").await.json().await;
+    assert_eq!(health["workers"].as_array().unwrap().len(), 1, "{health}");
 }
 
 #[tokio::test]

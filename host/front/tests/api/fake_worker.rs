@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use host_wire::proto::generate_event::Event;
 use host_wire::proto::worker_server::{Worker, WorkerServer};
 use host_wire::proto::{
-    CacheNews, DeliverReply, DeliverRequest, Failed, Finished, FlushCacheReply, FlushCacheRequest,
-    FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest, KvIdentity, Token,
-    TopToken, TransferEndpoint, WorkerInfo,
+    CacheNews, DeliverReply, DeliverRequest, DrainReply, DrainRequest, Failed, Finished, FlushCacheReply,
+    FlushCacheRequest, FollowCacheRequest, GenerateEvent, GenerateRequest, HandshakeReply, HandshakeRequest,
+    KvIdentity, Token, TopToken, TransferEndpoint, WorkerInfo,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -165,6 +165,8 @@ pub fn info(name: &str, role: &str, instance: u64, address: SocketAddr) -> Worke
         pages: 64,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
         cache_events: false,
+        protocol: 0,
+        protocol_oldest: 0,
     }
 }
 
@@ -243,6 +245,10 @@ impl Worker for Service {
 
     async fn flush_cache(&self, _: Request<FlushCacheRequest>) -> Result<Response<FlushCacheReply>, Status> {
         Ok(Response::new(FlushCacheReply { cache: true, pages_freed: 7, pages_in_use: 2 }))
+    }
+
+    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        Ok(Response::new(DrainReply {}))
     }
 
     type FollowCacheStream = ReceiverStream<Result<CacheNews, Status>>;

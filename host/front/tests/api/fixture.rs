@@ -8,7 +8,7 @@ use host_front::front::{FrontConfig, serve};
 use host_front::text::{ChatTemplate, TextModel};
 use host_tests::wait::answered_until;
 use host_wire::proto::registry_client::RegistryClient;
-use host_wire::proto::{HeartbeatRequest, Load, RegisterReply, RegisterRequest, WorkerInfo};
+use host_wire::proto::{HeartbeatRequest, LeaveRequest, Load, RegisterReply, RegisterRequest, WorkerInfo};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -35,6 +35,8 @@ pub fn config() -> FrontConfig {
     config.worker_timeout = Duration::from_secs(600);
     config.lost_after = Duration::from_secs(600);
     config.retry.total = Duration::from_secs(20);
+    // Scripted workers count their calls.
+    config.warm_up = false;
     config.retry.backoff = Duration::from_millis(1);
     config
 }
@@ -104,9 +106,24 @@ impl Front {
         .await;
     }
 
+    /// Takes a worker out.
+    pub async fn leave(&mut self, instance: u64) {
+        self.registry.leave(LeaveRequest { instance }).await.unwrap();
+    }
+
+    /// Asks it to stop.
+    pub fn begin_to_stop(&mut self) {
+        self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    /// How it ended.
+    pub async fn stopped(self) -> anyhow::Result<()> {
+        self.ended.await.unwrap()
+    }
+
     /// Asks it to stop and returns how it ended.
     pub async fn stop(mut self) -> anyhow::Result<()> {
-        self.stop.take().unwrap().send(()).unwrap();
-        self.ended.await.unwrap()
+        self.begin_to_stop();
+        self.stopped().await
     }
 }

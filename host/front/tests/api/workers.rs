@@ -49,7 +49,7 @@ async fn a_pair_without_a_common_transfer_plugin_is_refused() {
 }
 
 #[tokio::test]
-async fn a_restarted_worker_takes_over_and_streams_on_the_old_instance_end() {
+async fn a_restarted_worker_takes_over_and_streams_of_the_old_instance_go_on_there() {
     let mut config = config();
     // No worker sends a heartbeat, so all are suspected at once and none is lost.
     config.worker_timeout = Duration::from_secs(100);
@@ -62,7 +62,10 @@ async fn a_restarted_worker_takes_over_and_streams_on_the_old_instance_end() {
     let new = FakeWorker::start("w", "aggregated", 99, echoes());
     assert!(front.register(new.info.clone()).await.accepted);
     let rest = stream.events().await;
-    assert!(rest[0]["error"]["message"].as_str().unwrap().contains("replaced by a new instance"), "{rest:?}");
+    assert_eq!(rest[0]["choices"][0]["text"], "a", "{rest:?}");
+    assert_eq!(rest.last().unwrap(), &json!("[DONE]"));
+    // Of the prompt "abca".
+    assert_eq!(new.watch.calls()[0].prompt, [97, 98, 99, 97]);
     assert!(!front.heartbeat(old.info.instance).await, "the old instance is unknown now");
     assert!(front.heartbeat(99).await);
     let answer = front.post(PATH, &json!({"prompt": "abc", "max_tokens": 2})).await.json().await;
@@ -86,6 +89,39 @@ async fn a_second_worker_of_a_live_ones_name_is_refused_until_that_one_is_gone()
     })
     .await;
     assert!(front.heartbeat(99).await);
+}
+
+#[tokio::test]
+async fn workers_are_live_once_a_dummy_request_has_gone_through_them() {
+    let mut config = config();
+    config.warm_up = true;
+    let mut front = Front::start(config).await;
+    let fails_first = {
+        let calls = std::sync::atomic::AtomicUsize::new(0);
+        std::sync::Arc::new(move |request: &_| {
+            let first = calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+            if first { vec![Step::Fail { code: "executor", retryable: true }] } else { echoes()(request) }
+        })
+    };
+    let decode = front.worker("d", "decode", fails_first).await;
+    let state = async |front: &Front| front.get("/health").await.json().await["workers"][0].clone();
+    answered_until("what it waits for", async || {
+        let worker = state(&front).await;
+        let why = worker["why"].as_str().unwrap_or_default().to_owned();
+        if worker["state"] == "warming" && why.contains("no prefill worker") { Ok(()) } else { Err(worker) }
+    })
+    .await;
+    assert_eq!(front.get("/health/ready").await.status, 503);
+    let prefill = front.worker("p", "prefill", prefills()).await;
+    // It fails once, and is tried again.
+    let answer = front.post(PATH, &json!({"prompt": "abc", "max_tokens": 3})).await;
+    assert_eq!(answer.status, 200);
+    let calls = decode.watch.calls();
+    assert!(calls.len() >= 3 && calls[1].request_id.starts_with("warm-up-"), "{calls:?}");
+    assert!(calls[1].no_cache && calls[1].prompt.len() > 16, "{calls:?}");
+    assert_eq!(calls.last().unwrap().prompt, [97, 98, 99]);
+    assert!(prefill.watch.calls().len() >= 2);
+    assert_eq!(front.get("/health/ready").await.status, 200);
 }
 
 /// On the front's clock so much time passes at once.

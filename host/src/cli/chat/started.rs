@@ -10,9 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::address::Address;
-use super::client::Client;
 use crate::cli::Refused;
+use crate::cli::server::{Address, Client};
 
 /// How long it may take to end: what its parts are given, one after the other.
 const GRACE: Duration = Duration::from_secs(40);

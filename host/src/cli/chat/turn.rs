@@ -6,9 +6,9 @@ use std::io::{ErrorKind, Write as _};
 use serde_json::Value;
 use tokio::time::{Duration, Instant};
 
-use super::client::{Client, message_in};
 use super::events::Events;
 use crate::cli::output::{OutputClosed, harmless};
+use crate::cli::server::{Client, message_in};
 
 /// Most bytes of one answer.
 const LONGEST: usize = 16 << 20;

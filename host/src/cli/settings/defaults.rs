@@ -2,13 +2,23 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use host_front::text::gguf::is_gguf;
 use host_plugins::Policy;
 
 use super::{ExecutorName, RoleName, Settings};
 
+/// Less than the 30 s that Kubernetes gives a container by default.
+const DRAIN_TIMEOUT: u32 = 20;
+
 impl Settings {
+    /// How long requests under way have to end by themselves when a process stops.
+    #[must_use]
+    pub fn drain_timeout(&self) -> Duration {
+        Duration::from_secs(self.drain_timeout.unwrap_or(DRAIN_TIMEOUT).into())
+    }
+
     /// What computes the model.
     #[must_use]
     pub fn executor(&self) -> ExecutorName {

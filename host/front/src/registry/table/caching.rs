@@ -73,7 +73,7 @@ impl WorkerTable {
             return found;
         }
         for entry in self.live(now).filter(|entry| entry.info.cache_events) {
-            let page_tokens = entry.page_tokens();
+            let page_tokens = entry.chosen.page_tokens;
             if !found.contains(&(entry.identity, page_tokens)) {
                 found.push((entry.identity, page_tokens));
             }

@@ -98,7 +98,7 @@ impl WorkerTable {
             cache: entry.info.cache_events.then_some(entry.identity),
             elsewhere: entry.elsewhere[0].min(entry.elsewhere[1]),
             queued: entry.queued[0].min(entry.queued[1]),
-            page_tokens: entry.page_tokens(),
+            page_tokens: entry.chosen.page_tokens,
             stays: need.session.is_some_and(|session| self.prefixes.sessions.was_at(session, at)),
         }
     }
@@ -139,7 +139,7 @@ impl WorkerTable {
         pairs.chain(alone).min_by_key(|candidate| candidate.cost)
     }
 
-    fn take(&mut self, instance: Instance) -> Option<Chosen> {
+    pub(super) fn take(&mut self, instance: Instance) -> Option<Chosen> {
         let entry = self.workers.get_mut(&instance)?;
         entry.in_flight += 1;
         entry.last_pick = self.picks;
@@ -229,20 +229,24 @@ impl WorkerTable {
                 );
             }
         };
-        let suspected: Vec<String> = self
-            .workers
-            .values()
-            .filter_map(|entry| match entry.state(self.terms.worker_timeout, now) {
-                WorkerState::Live => None,
-                WorkerState::Suspected(why) => Some(format!("{:?} {why}", entry.info.name)),
-            })
-            .take(MAX_REFUSALS)
-            .collect();
-        if suspected.is_empty() {
-            text.into()
-        } else {
-            format!("{text}; suspected: {}", suspected.join(", "))
+        let (mut suspected, mut draining, mut warming) = (Vec::new(), Vec::new(), Vec::new());
+        for entry in self.workers.values() {
+            match entry.state(self.terms.worker_timeout, now) {
+                WorkerState::Live => {}
+                WorkerState::Suspected(why) => suspected.push(format!("{:?} {why}", entry.info.name)),
+                WorkerState::Draining => draining.push(format!("{:?}", entry.info.name)),
+                WorkerState::Warming(why) => warming.push(format!("{:?} {why}", entry.info.name)),
+            }
         }
+        let mut text = text.to_owned();
+        for (what, mut workers) in [("suspected", suspected), ("draining", draining), ("warming up", warming)]
+        {
+            if !workers.is_empty() {
+                workers.truncate(MAX_REFUSALS);
+                text.push_str(&format!("; {what}: {}", workers.join(", ")));
+            }
+        }
+        text
     }
 }
 

@@ -9,6 +9,7 @@ fn terms() -> Terms {
         worker_timeout: Duration::from_secs(3),
         lost_after: Duration::from_secs(10),
         max_workers: 4,
+        warm_up: false,
         policy: Policy::LeastLoaded,
         seed: 1,
     }
@@ -38,6 +39,8 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
         pages: 10,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
         cache_events: false,
+        protocol: 0,
+        protocol_oldest: 0,
     }
 }
 
@@ -62,8 +65,71 @@ async fn a_silent_worker_is_not_chosen_until_it_is_heard_of() {
     let late = start + Duration::from_millis(3001);
     assert!(names(&mut table, &[], start + Duration::from_secs(3)).is_ok());
     assert!(no_worker(names(&mut table, &[], late)).contains("\"a\" not heard of for 3.0 s"));
-    assert_eq!(table.heartbeat(Instance(1), Load::default(), late), Heard { known: true, revived: true });
+    assert_eq!(table.heartbeat(Instance(1), Load::default(), late), Heard { known: true, is_change: true });
     assert!(names(&mut table, &[], late).is_ok());
+}
+
+const DRAINS: Load = Load {
+    queued: 0,
+    running: 0,
+    pages_free: 0,
+    pages_held: 0,
+    pages_quarantined: 0,
+    pages_cached: 0,
+    draining: true,
+};
+
+#[tokio::test]
+async fn a_worker_that_drains_gets_nothing_keeps_what_it_has_and_is_forgotten_when_it_leaves() {
+    let (mut table, start) = (WorkerTable::new(terms()), Instant::now());
+    table.register(worker(1, "a", "aggregated"), start).unwrap();
+    assert_eq!(table.heartbeat(Instance(1), DRAINS, start), Heard { known: true, is_change: true });
+    assert_eq!(table.heartbeat(Instance(1), DRAINS, start), Heard { known: true, is_change: false });
+    assert!(no_worker(names(&mut table, &[], start)).contains("draining: \"a\""));
+    assert!(table.lost(Instance(1), start).is_ok(), "its requests go on");
+    // Its successor has its name.
+    table.register(worker(2, "a", "aggregated"), start).unwrap();
+    assert!(names(&mut table, &[], start).is_ok());
+    assert!(table.knows(Instance(1)));
+    assert!(table.leave(Instance(1)));
+    assert!(!table.leave(Instance(1)));
+    assert!(table.lost(Instance(1), start).unwrap_err().contains("has left"));
+    assert_eq!(table.snapshot(start).workers.len(), 1);
+}
+
+#[tokio::test]
+async fn a_new_worker_serves_a_dummy_request_with_a_partner_before_it_gets_others() {
+    let (mut table, now) = (WorkerTable::new(Terms { warm_up: true, ..terms() }), Instant::now());
+    table.register(worker(1, "p", "prefill"), now).unwrap();
+    assert_eq!(table.take_cold(), [Instance(1)]);
+    assert_eq!(table.take_cold(), []);
+    let alone = table.pick_with(Instance(1), now).unwrap_err();
+    assert_eq!(alone, NotNow::Later("no decode worker is there for a first request".into()));
+    assert!(table.not_warm(Instance(1), "alone"));
+    assert!(!table.not_warm(Instance(1), "alone"), "told once");
+    for (instance, name) in [(2, "d"), (3, "d2")] {
+        table.register(worker(instance, name, "decode"), now).unwrap();
+    }
+    assert_eq!(table.take_cold(), [Instance(2), Instance(3)]);
+    assert!(no_worker(names(&mut table, &[], now)).contains("warming up: \"p\" alone, \"d\""));
+    // Both are new, and one request warms both.
+    let picked = table.pick_with(Instance(2), now).unwrap();
+    assert_eq!((picked.prefill.unwrap().name, picked.decode.name), ("p".to_owned(), "d".to_owned()));
+    table.warmed(&[Instance(1), Instance(2)]);
+    assert_eq!(table.pick_with(Instance(1), now).unwrap_err(), NotNow::Never);
+    assert_eq!(names(&mut table, &[], now).unwrap(), ("p".to_owned(), "d".to_owned()));
+    // Known again after its router's call broke, it is warm still.
+    table.register(worker(1, "p", "prefill"), now).unwrap();
+    assert_eq!(table.take_cold(), []);
+    assert!(matches!(table.pick_with(Instance(9), now), Err(NotNow::Never)));
+}
+
+#[tokio::test]
+async fn a_worker_of_a_far_release_is_refused_with_both_versions() {
+    let mut table = WorkerTable::new(terms());
+    let far = WorkerInfo { protocol: 90, protocol_oldest: 80, ..worker(1, "a", "aggregated") };
+    let refused = table.register(far, Instant::now()).unwrap_err().to_string();
+    assert!(refused.contains("80 to 90"), "{refused}");
 }
 
 #[tokio::test]
@@ -73,7 +139,7 @@ async fn a_broken_worker_is_not_chosen_until_it_is_heard_of() {
     assert!(table.suspect(Instance(1), "connection reset"));
     assert!(!table.suspect(Instance(1), "connection reset"), "told once");
     assert!(no_worker(names(&mut table, &[], start)).contains("connection reset"));
-    assert!(table.heartbeat(Instance(1), Load::default(), start).revived);
+    assert!(table.heartbeat(Instance(1), Load::default(), start).is_change);
     assert!(names(&mut table, &[], start).is_ok());
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-use super::address::Address;
+use super::Address;
 
 /// The environment's API key: a flag would show it in the list of processes.
 const KEY: &str = "HOST_API_KEY";

@@ -1,0 +1,103 @@
+//! A new worker serves a dummy request before it gets others: its weights are read, its threads and connections are up.
+
+use std::time::Duration;
+
+use host_core::radix::NamespaceKey;
+use host_core::{Instance, Room};
+use host_wire::clock;
+use host_wire::convert::write_namespace;
+use host_wire::proto;
+use host_wire::random::random_u64;
+
+use super::attempt::{Attempt, Step};
+use super::{Registry, Route};
+
+/// Longest time for one dummy request: the first touch of large weights on a slow disk.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Wait after one that failed.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Tokens of its answer: the second one is decoded from KV that was received.
+const ANSWER: u32 = 2;
+
+/// Sends dummy requests to the workers that come, for ever.
+pub async fn warm_up(registry: Registry) {
+    loop {
+        let change = registry.change();
+        for instance in registry.take_cold() {
+            tokio::spawn(warm(registry.clone(), instance));
+        }
+        change.await;
+    }
+}
+
+/// Ends when the worker has served, or is gone.
+async fn warm(registry: Registry, instance: Instance) {
+    loop {
+        let change = registry.change();
+        let why = match random_u64() {
+            Err(error) => format!("no randomness: {error}"),
+            Ok(random) => match registry.pick_with(instance, Room(random >> 1)) {
+                Ok(None) => return,
+                Err(why) => why,
+                Ok(Some(route)) => {
+                    let instances: Vec<Instance> = route.instances().collect();
+                    match serve(&registry, route).await {
+                        Ok(()) => {
+                            tracing::info!(%instance, "a worker has served its first request and is ready");
+                            registry.warmed(&instances);
+                            return;
+                        }
+                        Err(why) => format!("its first request failed: {why}"),
+                    }
+                }
+            },
+        };
+        if registry.not_warm(instance, &why) {
+            tracing::warn!(%instance, why, "a worker is not ready yet");
+        }
+        // Its partner may come at any time.
+        tokio::select! {
+            () = change => {}
+            () = clock::sleep(AGAIN) => {}
+        }
+    }
+}
+
+/// One dummy request, which uses no cached pages and leaves none.
+async fn serve(registry: &Registry, route: Route) -> Result<(), String> {
+    let page = route.page_tokens();
+    let prompt = (page + 1).min(route.max_tokens().saturating_sub(ANSWER)).max(1);
+    let room = route.room();
+    let request = proto::GenerateRequest {
+        room: room.0,
+        request_id: format!("warm-up-{room}"),
+        // A token that every vocabulary has.
+        prompt: vec![0; prompt as usize],
+        max_new_tokens: ANSWER.min(route.max_tokens().saturating_sub(prompt)).max(1),
+        stop_tokens: Vec::new(),
+        ignore_stop: true,
+        sampling: Some(proto::Sampling { top_p: 1.0, ..proto::Sampling::default() }),
+        prefill: None,
+        namespace: Some(write_namespace(&NamespaceKey::default())),
+        no_cache: true,
+    };
+    let mut attempt = Attempt::start(registry, route, request);
+    let served = clock::timeout(PATIENCE, async {
+        loop {
+            match attempt.next().await {
+                Step::Began(_) | Step::Token(_) => {}
+                Step::Finished(_) => return Ok(()),
+                Step::Failed { failure, .. } => return Err(failure.to_string()),
+            }
+        }
+    })
+    .await;
+    match served {
+        Ok(Ok(())) => {
+            attempt.settle();
+            Ok(())
+        }
+        Ok(failed) => failed,
+        Err(_elapsed) => Err(format!("no answer within {PATIENCE:?}")),
+    }
+}

@@ -1,0 +1,7 @@
+//! A server, as commands that talk to one reach it.
+
+mod address;
+mod client;
+
+pub use address::Address;
+pub use client::{Client, message_in};

@@ -1,0 +1,180 @@
+//! Workers that come and are taken out of service under load: no request is lost, and no answer is another one.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use host_tests::cluster::{Cluster, Start, runs, signal};
+use host_tests::wait::until;
+use host_tests::{plugin_files, streaming};
+
+use super::by_hand::{Worker, router};
+
+const HOST: &str = env!("CARGO_BIN_EXE_host");
+/// Steps take so long that answers of [`TOKENS`] outlast what a test does meanwhile.
+const STEADY: &str = "[synthetic]\nstep-us = 1000\n";
+const TOKENS: usize = 60;
+const CLIENTS: u32 = 4;
+
+fn prompt(client: u32) -> Vec<u32> {
+    (0..40 + client).map(|token| (token * 7 + client) % 256).collect()
+}
+
+/// Runs `act` while clients ask without a pause. Every answer must be the one that came before.
+fn under_load<T>(url: &str, act: impl FnOnce() -> T) -> T {
+    let right: Vec<_> = (0..CLIENTS)
+        .map(|client| streaming::generate(url, &prompt(client), TOKENS).unwrap().tokens)
+        .collect();
+    let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (stop, answered, right) = (&stop, &answered, &right[client as usize]);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let answer = streaming::generate(url, &prompt(client), TOKENS);
+                    let answer = answer.unwrap_or_else(|error| panic!("a request was lost: {error}"));
+                    assert_eq!(&answer.tokens, right, "client {client}");
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let more = |than: usize| {
+            until("more answers", || {
+                let answered = answered.load(Ordering::Relaxed);
+                if answered > than { Ok(()) } else { Err(answered) }
+            });
+        };
+        // The others end, too, when one has failed.
+        let _stopped = Stop(&stop);
+        more(0);
+        let acted = act();
+        more(answered.load(Ordering::Relaxed) + CLIENTS as usize);
+        acted
+    })
+}
+
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn drain(url: &str, worker: &str) {
+    let output = Command::new(HOST).args(["drain", worker, "--url", url]).output().unwrap();
+    let (said, failed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{failed}");
+    assert!(said.contains(&format!("{worker} has ended")), "{said}{failed}");
+}
+
+#[test]
+fn a_cluster_is_rolled_worker_by_worker_under_load() {
+    let plugins = plugin_files::directory(&["shm"]);
+    let (cluster, control) = router();
+    let start = |role: &str, name: &str| {
+        Worker::start_with(plugins.path(), role, &control, &[&format!("--name={name}")], STEADY)
+    };
+    let mut old = [start("prefill", "p-old"), start("decode", "d-old")];
+    cluster.wait("both to register", || cluster.workers().len() == 2);
+    let _new = under_load(&cluster.url, || {
+        let new = [start("prefill", "p-new"), start("decode", "d-new")];
+        cluster.wait("all to register", || cluster.workers().len() == 4);
+        for (worker, name) in old.iter_mut().zip(["p-old", "d-old"]) {
+            drain(&cluster.url, name);
+            assert!(worker.0.wait().unwrap().success(), "{name} ends well");
+        }
+        new
+    });
+    cluster.wait("all pages to be free", || cluster.all_free());
+}
+
+#[test]
+fn answers_that_outlast_the_drain_go_on_on_another_worker() {
+    let plugins = plugin_files::directory(&["shm"]);
+    let (cluster, control) = router();
+    let start = |role: &str, name: &str| {
+        let flags = [&format!("--name={name}"), "--drain-timeout=0"];
+        Worker::start_with(plugins.path(), role, &control, &flags, STEADY)
+    };
+    let _prefill = start("prefill", "p");
+    let mut old = start("decode", "d-old");
+    cluster.wait("both to register", || cluster.workers().len() == 2);
+    let right = streaming::generate(&cluster.url, &prompt(0), 400).unwrap().tokens;
+    let worker = cluster.worker("decode");
+    let tokens = || cluster.metrics(&worker).get("host_decode_tokens_total").copied().unwrap_or(0.0);
+    let before = tokens();
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| streaming::generate(&cluster.url, &prompt(0), 400).unwrap().tokens);
+        cluster.wait("some tokens", || tokens() > before + 20.0);
+        let _new = start("decode", "d-new");
+        cluster.wait("the new worker to register", || cluster.workers().len() == 3);
+        signal(old.0.id(), "TERM");
+        assert!(old.0.wait().unwrap().success());
+        assert_eq!(answer.join().unwrap(), right);
+    });
+    let (_, metrics) = cluster.get("/metrics").unwrap();
+    assert!(metrics.contains("host_resumed_total 1\n"), "{metrics}");
+}
+
+/// All parts on this machine.
+fn split() -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_files::directory(&["shm"]);
+    let flags = ["--executor", "synthetic", "--plugins-dir", &plugins.path().display().to_string()];
+    let flags = flags.map(str::to_owned).to_vec();
+    let start = Start { program: Path::new(HOST), flags, config: STEADY.to_owned(), workers: 2 };
+    (Cluster::start(&start), plugins)
+}
+
+#[test]
+fn the_only_workers_of_a_machine_are_drained_and_started_again_under_load() {
+    let (cluster, _plugins) = split();
+    under_load(&cluster.url, || {
+        for role in ["decode", "prefill"] {
+            let before = cluster.worker(role);
+            drain(&cluster.url, &before.name);
+            cluster.wait_for_another(&before);
+        }
+    });
+    let log = cluster.log();
+    assert!(!log.contains("ended by itself"), "{log}");
+}
+
+#[test]
+fn workers_have_served_a_dummy_request_before_they_are_live() {
+    let plugins = plugin_files::directory(&["shm"]);
+    let directory = plugins.path().display().to_string();
+    let flags = ["--executor", "synthetic", "--kv-memory", "4MiB", "--plugins-dir", &directory];
+    let flags = flags.map(str::to_owned).to_vec();
+    let start = Start { program: Path::new(HOST), flags, config: String::new(), workers: 2 };
+    let cluster = Cluster::start_as_given(&start, &[]);
+    for worker in cluster.workers() {
+        let metrics = cluster.metrics(&worker);
+        assert!(metrics["host_requests_finished_total"] >= 1.0, "{}: {metrics:?}", worker.name);
+        let ready = host_tests::cluster::agent().get(format!("{}/health/ready", worker.address)).call();
+        assert_eq!(ready.unwrap().status(), 200);
+    }
+    // It stays in no cache.
+    cluster.wait("all pages to be free", || cluster.all_free());
+    let cached = |worker| cluster.metrics(worker)["host_kv_pages{state=\"cached\"}"];
+    assert!(cluster.workers().iter().all(|worker| cached(worker) == 0.0));
+    assert_eq!(cluster.get("/health/ready").unwrap().0, 200);
+}
+
+#[test]
+fn a_second_signal_ends_everything_at_once() {
+    let (mut cluster, _plugins) = split();
+    let children = ["router", "prefill", "decode"].map(|role| cluster.pid(role).unwrap());
+    let url = cluster.url.clone();
+    // It takes two seconds: the drain would wait for it.
+    let request = std::thread::spawn(move || streaming::generate(&url, &prompt(0), 2000));
+    let decode = cluster.worker("decode");
+    cluster.wait("the request to decode", || {
+        cluster.metrics(&decode).get("host_decode_tokens_total").is_some_and(|tokens| *tokens > 1.0)
+    });
+    signal(cluster.supervisor(), "TERM");
+    cluster.wait("the first to be heard", || cluster.log().contains("stopping: the router drains first"));
+    assert_ne!(cluster.interrupt(), None);
+    assert!(request.join().unwrap().is_err(), "the answer was given the time to end");
+    cluster.wait("all children to end", || children.iter().all(|pid| !runs(*pid)));
+}

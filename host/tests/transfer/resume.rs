@@ -1,0 +1,116 @@
+//! An answer whose workers die in the middle of it goes on, and its client reads what it would have read anyway.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+
+use host_tests::cluster::{Cluster, PATIENCE, Start, signal};
+use host_tests::plugin_files;
+use serde_json::{Value, json};
+
+const TOKENS: usize = 120;
+
+/// A split server whose steps take two milliseconds, so that an answer is struck in the middle.
+fn split(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_files::directory(&["shm"]);
+    let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
+    all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let program = Path::new(env!("CARGO_BIN_EXE_host"));
+    let config = "[synthetic]\nstep-us = 2000\n".to_owned();
+    (Cluster::start(&Start { program, flags: all, config, workers: 2 }), plugins)
+}
+
+/// Reads a streamed answer. Once it has 20 tokens, `strike` is called. Returns the events.
+fn read(url: &str, sampling: &Value, strike: impl FnOnce()) -> Vec<Value> {
+    let mut sampling_params = sampling.clone();
+    sampling_params["max_new_tokens"] = json!(TOKENS);
+    sampling_params["ignore_eos"] = json!(true);
+    let prompt: Vec<u32> = (0..100).collect();
+    let body = json!({"input_ids": prompt, "stream": true, "sampling_params": sampling_params}).to_string();
+    let mut connection = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
+    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(
+        connection,
+        "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let (mut events, mut strike) = (Vec::new(), Some(strike));
+    for line in BufReader::new(connection).lines() {
+        let line = line.unwrap();
+        let Some(event) = line.strip_prefix("data: ").filter(|event| *event != "[DONE]") else { continue };
+        let event: Value = serde_json::from_str(event).unwrap();
+        let tokens = event["output_ids"].as_array().map_or(0, Vec::len);
+        if tokens >= 20
+            && let Some(strike) = strike.take()
+        {
+            assert!(tokens < TOKENS, "the answer was over before it could be struck");
+            strike();
+        }
+        events.push(event);
+    }
+    events
+}
+
+fn tokens(events: &[Value]) -> &Value {
+    let last = events.last().unwrap();
+    assert_eq!(last["meta_info"]["finish_reason"]["type"], "length", "{last}");
+    &last["output_ids"]
+}
+
+/// Greedy, and drawn with a seed.
+fn samplings() -> [Value; 2] {
+    [json!({"temperature": 0}), json!({"temperature": 1.0, "sampling_seed": 7})]
+}
+
+#[test]
+fn an_answer_goes_on_when_its_workers_are_killed() {
+    let (cluster, _plugins) = split(&[]);
+    for sampling in samplings() {
+        let right = read(&cluster.url, &sampling, || {});
+        for victims in [&["decode"][..], &["prefill"], &["decode", "prefill"]] {
+            let before: Vec<_> = victims.iter().map(|role| cluster.worker(role)).collect();
+            let events = read(&cluster.url, &sampling, || {
+                for role in victims {
+                    signal(cluster.pid(role).unwrap(), "KILL");
+                }
+            });
+            assert_eq!(tokens(&events), tokens(&right), "{victims:?} killed, {sampling}");
+            let counts = events.iter().map(|event| event["output_ids"].as_array().unwrap().len());
+            assert!(counts.is_sorted_by(|a, b| a <= b), "no token was told twice or taken back");
+            let meta = &events.last().unwrap()["meta_info"];
+            assert_eq!((&meta["prompt_tokens"], &meta["completion_tokens"]), (&json!(100), &json!(TOKENS)));
+            for worker in &before {
+                cluster.wait_for_another(worker);
+            }
+        }
+    }
+    cluster.wait("all pages to be free", || cluster.all_free());
+}
+
+#[test]
+fn an_answer_goes_on_when_its_decode_worker_freezes_and_the_worker_serves_again_afterwards() {
+    let (cluster, _plugins) = split(&[]);
+    let [greedy, _drawn] = samplings();
+    let right = read(&cluster.url, &greedy, || {});
+    let decode = cluster.pid("decode").unwrap();
+    let events = read(&cluster.url, &greedy, || {
+        signal(decode, "STOP");
+        // Once the router has given it up, it may go on: it is the only one.
+        cluster.wait("the frozen worker to be given up", || cluster.log().contains("trying again"));
+        signal(decode, "CONT");
+    });
+    assert_eq!(tokens(&events), tokens(&right));
+    cluster.wait("all pages to be free", || cluster.workers().len() == 2 && cluster.all_free());
+}
+
+#[test]
+fn without_resuming_the_client_is_told_that_its_answer_broke_off() {
+    let (cluster, _plugins) = split(&["--no-resume"]);
+    let [greedy, _drawn] = samplings();
+    let events = read(&cluster.url, &greedy, || signal(cluster.pid("decode").unwrap(), "KILL"));
+    let last = events.last().unwrap();
+    assert_eq!(last["error"]["code"], "answer_broken", "{last}");
+}
