@@ -1,8 +1,9 @@
-//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `compare`, `dist`, `msrv` and `nightly`.
+//! Repository commands: `cargo xtask demo`, `test`, `fetch`, `compare`, `chaos`, `dist`, `msrv` and `nightly`.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waits for real processes and measures them")]
 
+mod chaos;
 mod client;
 mod compare;
 mod demo;
@@ -29,6 +30,7 @@ Commands:
   test     Build everything and run every test
   fetch    Fetch the models, tokenizers and programs that tests compare with
   compare  Measure speed beside llama.cpp
+  chaos    Inject faults into real processes under load, and compare every answer
   dist     Make an archive to install, and try it in an empty root
   msrv     Build and test what plugins are made of with the oldest compiler that may build them
   nightly  Checks that take too long, or need too much, to be made of every change
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Some((command, rest)) if command == "fetch" => fetch::run(rest),
         Some((command, rest)) if command == "test" => test::run(rest),
         Some((command, rest)) if command == "compare" => compare::run(rest),
+        Some((command, rest)) if command == "chaos" => chaos::run(rest),
         Some((command, rest)) if command == "dist" => dist::run(rest),
         Some((command, rest)) if command == "msrv" => msrv::run(rest),
         Some((command, rest)) if command == "nightly" => nightly::run(rest),

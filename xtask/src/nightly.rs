@@ -39,6 +39,11 @@ const CHECKS: &[Check] = &[
         about: "`cargo xtask msrv`: what plugins are made of, with the oldest compiler that may build them",
         run: oldest_compiler,
     },
+    Check {
+        name: "chaos",
+        about: "`cargo xtask chaos`: a thousand faults on real processes under load, every answer compared",
+        run: chaos,
+    },
 ];
 
 /// Runs the command.
@@ -112,6 +117,13 @@ fn oldest_compiler(workspace: &Workspace) -> Outcome {
     }
     let passed = format!("the API and the crates of `host plugins new` with Rust {version}");
     outcome(&mut workspace.cargo(&["xtask", "msrv"]), &passed)
+}
+
+fn chaos(workspace: &Workspace) -> Outcome {
+    outcome(
+        &mut workspace.cargo(&["xtask", "chaos", "--faults", "1000"]),
+        "nothing was lost, wrong or leaked",
+    )
 }
 
 #[cfg(test)]

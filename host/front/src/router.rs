@@ -36,6 +36,8 @@ pub struct Retry {
     /// No try begins later than this after the request came, or after an answer under way broke off, and no request waits longer
     /// for a worker to appear.
     pub total: Duration,
+    /// Longest time of a request, from its arrival to the end of its answer.
+    pub longest: Duration,
     /// Wait before the second try; doubles with each.
     pub backoff: Duration,
     /// An answer that breaks off goes on on another worker. If not, one that the client sees as it comes ends with an error.
@@ -44,7 +46,13 @@ pub struct Retry {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { tries: 4, total: Duration::from_secs(30), backoff: Duration::from_millis(20), resume: true }
+        Self {
+            tries: 4,
+            total: Duration::from_secs(30),
+            longest: Duration::from_secs(600),
+            backoff: Duration::from_millis(20),
+            resume: true,
+        }
     }
 }
 
@@ -158,12 +166,14 @@ impl Router {
     /// Begins a request. Dropping the generation cancels it on every worker.
     #[must_use]
     pub fn generate(&self, place: Place, job: Job) -> Generation {
-        let deadline = clock::now() + self.retry.total;
+        let now = clock::now();
+        let deadline = now + self.retry.total;
         let progress = Progress::new(Arc::clone(&job.prompt));
         Generation {
             router: self.clone(),
             _place: place,
             job,
+            ends: now + self.retry.longest,
             deadline,
             tries: 0,
             failed: Vec::new(),
@@ -187,6 +197,9 @@ pub struct Generation {
     router: Router,
     _place: Place,
     job: Job,
+    /// The request may take no longer.
+    ends: Instant,
+    /// No try begins later.
     deadline: Instant,
     tries: u32,
     /// Workers that failed a try, in the order of failing.
@@ -210,9 +223,13 @@ impl Generation {
     /// # Errors
     /// The failure that ended it, after all tries.
     pub async fn next(&mut self) -> Result<Event, Failure> {
-        let mut closing = self.router.closing.clone();
+        let (mut closing, ends) = (self.router.closing.clone(), self.ends);
         tokio::select! {
             event = self.step() => event,
+            () = clock::sleep_until(ends) => {
+                let longest = self.router.retry.longest.as_secs();
+                Err(self.given_up(format!("the request took longer than {longest} s (--request-timeout)")))
+            }
             _ = closing.wait_for(|&closing| closing) => {
                 Err(Failure::Unavailable("the server is shutting down".into()))
             }

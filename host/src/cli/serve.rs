@@ -196,7 +196,14 @@ fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Ref
     let max_requests = settings.max_requests.map_or(standard.max_requests, |most| most as usize);
     let Clients { keys, tenant_header, hosts } = clients::clients(settings)?;
     let drain = settings.drain_timeout();
-    let retry = Retry { resume: !settings.no_resume, ..standard.retry };
+    let retry = Retry {
+        resume: !settings.no_resume,
+        longest: settings.request_timeout(),
+        total: settings
+            .retry_timeout
+            .map_or(standard.retry.total, |seconds| Duration::from_secs(seconds.into())),
+        ..standard.retry
+    };
     Ok(FrontConfig {
         drain,
         retry,

@@ -169,6 +169,15 @@ pub struct Settings {
     #[serde(default)]
     pub no_resume: bool,
 
+    /// Seconds that a request may take in all, from its arrival to the last token of its answer [default: 600]
+    #[arg(long, value_name = "SECONDS")]
+    pub request_timeout: Option<u32>,
+
+    /// Seconds in which a request waits for a worker, and in which failed ones are tried again; after an answer under way broke
+    /// off they count anew [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub retry_timeout: Option<u32>,
+
     /// Send requests to new workers at once, without a dummy request that reads their weights and opens their connections
     #[arg(long)]
     #[serde(default)]

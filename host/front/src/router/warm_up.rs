@@ -38,7 +38,12 @@ async fn warm(registry: Registry, instance: Instance) {
             Err(error) => format!("no randomness: {error}"),
             Ok(random) => match registry.pick_with(instance, Room(random >> 1)) {
                 Ok(None) => return,
-                Err(why) => why,
+                // Its partner has not come yet, as always where all start together.
+                Err(why) => {
+                    registry.not_warm(instance, &why);
+                    wait(change).await;
+                    continue;
+                }
                 Ok(Some(route)) => {
                     let instances: Vec<Instance> = route.instances().collect();
                     match serve(&registry, route).await {
@@ -55,11 +60,15 @@ async fn warm(registry: Registry, instance: Instance) {
         if registry.not_warm(instance, &why) {
             tracing::warn!(%instance, why, "a worker is not ready yet");
         }
-        // Its partner may come at any time.
-        tokio::select! {
-            () = change => {}
-            () = clock::sleep(AGAIN) => {}
-        }
+        wait(change).await;
+    }
+}
+
+/// A partner may come at any time.
+async fn wait(change: impl Future<Output = ()>) {
+    tokio::select! {
+        () = change => {}
+        () = clock::sleep(AGAIN) => {}
     }
 }
 

@@ -360,6 +360,27 @@ async fn a_worker_that_says_more_than_it_was_asked_for_is_cut_off() {
 }
 
 #[tokio::test]
+async fn a_request_ends_when_its_time_is_over_whatever_its_worker_says() {
+    for stream in [false, true] {
+        let mut config = config();
+        config.retry.longest = Duration::from_millis(50);
+        let mut front = Front::start(config).await;
+        let worker = front.worker("all", "aggregated", steps(vec![Step::Token(97), Step::Hang])).await;
+        let mut body = request();
+        body["stream"] = json!(stream);
+        let reply = front.post(PATH, &body).await;
+        let error = if stream {
+            reply.events().await.pop().unwrap()
+        } else {
+            assert_eq!(reply.status, 503);
+            reply.json().await
+        };
+        assert!(message(&error).contains("--request-timeout"), "{error}");
+        worker.watch.cancelled(1).await;
+    }
+}
+
+#[tokio::test]
 async fn more_requests_than_places_are_sent_away() {
     let mut config = config();
     config.max_requests = 1;

@@ -17,6 +17,8 @@ const MOST_BATCH: u32 = 1 << 14;
 const MOST_RUNNING: u32 = 1 << 15;
 /// Most requests that wait; each holds its prompt.
 const MOST_QUEUED: u32 = 1 << 20;
+/// Longest time for a request: a week.
+const MOST_SECONDS: u32 = 7 * 24 * 3600;
 /// Most tokens in a page.
 const MOST_PAGE_TOKENS: u32 = 1 << 16;
 
@@ -35,6 +37,8 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
         ("--max-model-len", settings.max_model_len, u32::MAX),
         ("--reserved-decode-tokens", settings.reserved_decode_tokens, u32::MAX),
         ("--max-requests", settings.max_requests, MOST_QUEUED),
+        ("--request-timeout", settings.request_timeout, MOST_SECONDS),
+        ("--retry-timeout", settings.retry_timeout, MOST_SECONDS),
         ("--default-max-tokens", settings.default_max_tokens, u32::MAX),
     ] {
         if value.is_some_and(|value| value == 0 || value > most) {

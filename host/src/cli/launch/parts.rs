@@ -109,7 +109,7 @@ fn config(
         max_queued: settings.max_queued(),
         max_attempts: 3,
         bootstrap_timeout: Duration::from_secs(30),
-        request_timeout: Duration::from_secs(600),
+        request_timeout: settings.request_timeout(),
         peer_patience: Duration::from_secs(10),
     })
 }

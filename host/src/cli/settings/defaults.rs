@@ -11,8 +11,15 @@ use super::{ExecutorName, RoleName, Settings};
 
 /// Less than the 30 s that Kubernetes gives a container by default.
 const DRAIN_TIMEOUT: u32 = 20;
+const REQUEST_TIMEOUT: u32 = 600;
 
 impl Settings {
+    /// How long a request may take in all.
+    #[must_use]
+    pub fn request_timeout(&self) -> Duration {
+        Duration::from_secs(self.request_timeout.unwrap_or(REQUEST_TIMEOUT).into())
+    }
+
     /// How long requests under way have to end by themselves when a process stops.
     #[must_use]
     pub fn drain_timeout(&self) -> Duration {

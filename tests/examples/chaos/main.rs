@@ -1,0 +1,142 @@
+//! Faults on real processes under a mixed load, and every answer compared with that of one undivided worker.
+//!
+//! ```text
+//! cargo xtask chaos --faults 1000 --seed 7
+//! ```
+//!
+//! Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Clients ask, stream, and hang up;
+//! meanwhile processes are killed, frozen, drained and flushed, and bytes of stored pages are changed. The report counts what was
+//! injected and what became of the requests; the exit code is 1 if a request was lost, a token was wrong, or something leaked.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot go on ends with what was seen")]
+
+mod cast;
+mod faults;
+mod jobs;
+mod load;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use host_tests::built::profile;
+use host_tests::cluster::{Cluster, Start};
+
+use cast::Cast;
+use jobs::Job;
+use load::Load;
+
+/// What the command line says.
+struct Options {
+    host: PathBuf,
+    faults: u32,
+    seed: u64,
+    clients: u32,
+    every: Duration,
+}
+
+const USAGE: &str = "\
+Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--host PROGRAM]
+
+  --faults N      Faults to inject [default: 100]
+  --seed N        What is drawn: faults, victims, prompts [default: 1]
+  --clients N     Clients at once [default: 8]
+  --every-ms N    Mean time between two faults [default: 1000]
+  --host PROGRAM  The program [default: the one built beside this]";
+
+impl Options {
+    fn read() -> Result<Self, String> {
+        let mut options = Self {
+            host: profile().join("host"),
+            faults: 100,
+            seed: 1,
+            clients: 8,
+            every: Duration::from_secs(1),
+        };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(flag) = arguments.next() {
+            let value = arguments.next().ok_or_else(|| format!("{flag} needs a value\n\n{USAGE}"))?;
+            let number = || value.parse::<u32>().map_err(|error| format!("{flag} {value:?}: {error}"));
+            match flag.as_str() {
+                "--faults" => options.faults = number()?,
+                "--seed" => options.seed = number()?.into(),
+                "--clients" => options.clients = number()?.max(1),
+                "--every-ms" => options.every = Duration::from_millis(number()?.into()),
+                "--host" => options.host = value.into(),
+                _ => return Err(format!("there is no {flag}\n\n{USAGE}")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn main() -> ExitCode {
+    let options = match Options::read() {
+        Ok(options) => options,
+        Err(message) => {
+            eprintln!("{message}");
+            return ExitCode::from(2);
+        }
+    };
+    println!("seed {}, {} faults, {} clients", options.seed, options.faults, options.clients);
+    let mut random = fastrand::Rng::with_seed(options.seed);
+    let jobs = undivided_answers(&options, Job::draw(&mut random));
+    println!("{} different requests were answered by one undivided worker", jobs.len());
+
+    let mut cast = Cast::start(&options.host);
+    cast.wait_until_ready();
+    let load = Load::start(&jobs, cast.routers(), options.clients, options.seed);
+    load.wait_for_answers(u64::from(options.clients) * 4);
+    let before = cast.footprints();
+    let began = Instant::now();
+    let injected = faults::inject(&mut cast, &mut random, options.faults, options.every);
+    let lasted = began.elapsed();
+    cast.heal();
+    cast.wait_until_ready();
+    let tally = load.stop();
+    let leaks = cast.leaks(&before);
+
+    println!("\nfaults injected within {:.0} s:", lasted.as_secs_f64());
+    for (fault, count) in &injected {
+        println!("  {count:>6}  {fault}");
+    }
+    println!("  {:>6}  in all", injected.values().sum::<u32>());
+    println!("requests:");
+    println!("  {:>6}  answered, each token as the undivided worker says", tally.right);
+    println!("  {:>6}  of them asked again, because their router had been killed", tally.reconnected);
+    println!("  {:>6}  left by their client", tally.left);
+    println!("  {:>6}  with a wrong token", tally.wrong.len());
+    println!("  {:>6}  lost", tally.lost.len());
+    println!("  {:>6}  answers that went on on another worker (routers that live)", cast.resumed());
+    println!("processes that ended unasked: {}", cast.unasked().len());
+    println!("leaks: {}", leaks.len());
+    let mut troubles = Vec::new();
+    for (what, found) in
+        [("wrong", &tally.wrong), ("lost", &tally.lost), ("ended unasked", cast.unasked()), ("leak", &leaks)]
+    {
+        troubles.extend(found.iter().take(10).map(|one| format!("{what}: {one}")));
+    }
+    if troubles.is_empty() {
+        println!("OK");
+        return ExitCode::SUCCESS;
+    }
+    println!("\n{}", troubles.join("\n"));
+    println!("logs: {}", cast.keep_logs().display());
+    ExitCode::FAILURE
+}
+
+/// Asks one aggregated worker without caches.
+fn undivided_answers(options: &Options, mut jobs: Vec<Job>) -> Vec<Job> {
+    let flags = ["--role", "aggregated", "--executor", "synthetic", "--pool-pages", "512"];
+    let flags = flags.map(str::to_owned).to_vec();
+    let start = Start { program: &options.host, flags, config: String::new(), workers: 1 };
+    let server = Cluster::start(&start);
+    for job in &mut jobs {
+        match jobs::ask(&server.url, job, jobs::Manner::Whole) {
+            jobs::Outcome::Answer(tokens) => job.right = tokens,
+            other => panic!("the undivided worker does not answer: {other:?}"),
+        }
+        assert_eq!(job.right.len(), job.count as usize);
+    }
+    jobs
+}

@@ -1,0 +1,38 @@
+//! `cargo xtask chaos`: faults on real processes under load.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+
+use crate::workspace::{Profile, Workspace};
+
+const HELP: &str = "\
+Injects faults into real processes under a mixed load, and compares every answer with that of one undivided worker.
+
+Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Processes are killed, frozen and
+drained, caches emptied, and bytes of stored pages changed. Ends with a report; the exit code is 1 if a request was lost, a token was
+wrong, a process ended unasked, or something leaked.
+
+Usage: cargo xtask chaos [OPTIONS]
+
+Options:
+  --faults N    Faults to inject [default: 100]
+  --seed N      What is drawn: faults, victims, prompts [default: 1]
+  --clients N   Clients at once [default: 8]
+  --every-ms N  Mean time between two faults [default: 1000]
+  -h, --help    This text";
+
+/// Runs the command.
+pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        println!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let workspace = Workspace::find()?;
+    workspace.build(Profile::Dev, &["host"])?;
+    let mut command =
+        workspace.cargo(&["run", "--quiet", "--package", "host-tests", "--example", "chaos", "--"]);
+    let status = command.args(arguments).status().context("cargo cannot be run")?;
+    ensure!(status.code().is_some(), "the run ended with {status}");
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
