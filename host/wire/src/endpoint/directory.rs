@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 
 use super::address::LONGEST_PATH;
+use super::listener::bind_socket;
 use crate::random::random_u64;
 
 /// How a folder's name begins. A random number follows.
@@ -30,7 +31,9 @@ pub struct SocketDirectory {
 }
 
 impl SocketDirectory {
-    /// Makes a folder where this user's processes keep such, and removes those that servers left there.
+    /// Makes a folder where temporary files are, and removes those that servers left there.
+    ///
+    /// `XDG_RUNTIME_DIR` comes after those: it goes when its user logs out, and a server may go on.
     ///
     /// # Errors
     /// When there is no place where one can be made.
@@ -39,18 +42,18 @@ impl SocketDirectory {
         let own = rustix::process::geteuid().as_raw();
         // That of another user is there after `su` and `sudo`.
         let runtime = runtime.filter(|path| path.metadata().is_ok_and(|found| found.uid() == own));
-        let bases = runtime.into_iter().chain([std::env::temp_dir(), "/tmp".into(), "/dev/shm".into()]);
-        let mut last = None;
+        let bases =
+            [std::env::temp_dir(), "/tmp".into()].into_iter().chain(runtime).chain(["/dev/shm".into()]);
+        let mut tried = Vec::new();
         for base in bases {
             match Self::below(&base) {
                 Ok(made) => return Ok(made),
-                Err(error) => last = Some(format!("{}: {error}", base.display())),
+                Err(error) => tried.push(format!("{}: {error}", base.display())),
             }
         }
         Err(io::Error::other(format!(
-            "no private folder for the sockets of this server's processes can be made, at last in {}; set XDG_RUNTIME_DIR to a folder \
-             of this user",
-            last.unwrap_or_default()
+            "the processes of this server find no folder for sockets ({}); set TMPDIR to one of this user",
+            tried.join("; ")
         )))
     }
 
@@ -78,7 +81,11 @@ impl SocketDirectory {
             }
             // Another server may take it for one that was left, until it is locked.
             if let Some(lock) = locked(&path)? {
-                return Ok(Self { path, _lock: lock });
+                let made = Self { path, _lock: lock };
+                // Not every file system has sockets.
+                drop(bind_socket(&made.socket("probe"))?);
+                std::fs::remove_file(made.socket("probe"))?;
+                return Ok(made);
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
@@ -168,7 +175,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let made = SocketDirectory::below(base.path()).unwrap();
         assert_eq!(made.path().metadata().unwrap().mode() & 0o777, 0o700);
-        let _socket = crate::endpoint::bind_socket(&made.socket("router")).unwrap();
+        let _socket = bind_socket(&made.socket("router")).unwrap();
         assert_eq!(folders(base.path()), [made.path()]);
         drop(made);
         assert_eq!(folders(base.path()), Vec::<PathBuf>::new());
@@ -179,7 +186,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let left = base.path().join("host-00000000000000aa");
         DirBuilder::new().mode(0o700).create(&left).unwrap();
-        drop(crate::endpoint::bind_socket(&left.join("decode-0.sock")).unwrap());
+        drop(bind_socket(&left.join("decode-0.sock")).unwrap());
         let lives = SocketDirectory::below(base.path()).unwrap();
         assert!(!left.exists(), "{:?}", folders(base.path()));
         let others =

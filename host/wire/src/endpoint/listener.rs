@@ -2,6 +2,7 @@
 
 mod strangers;
 
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::HANDSHAKE;
@@ -220,13 +221,12 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>>) {
     let Listener { socket, credentials, most } = listener;
-    let places = Arc::new(Semaphore::new(most));
-    let strangers = Strangers::default();
-    let refusals = Arc::new(Refusals::default());
+    let server = Server { checked, places: Arc::new(Semaphore::new(most)), most, refusals: Arc::default() };
+    let mut strangers = Strangers::default();
     loop {
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
-            () = checked.closed() => return,
+            () = server.checked.closed() => return,
         };
         let caller = match accepted {
             Ok(caller) => caller,
@@ -237,36 +237,49 @@ async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            refusals.note(&caller.name(), &format_args!("{most} connections are open, which is the limit"));
-            continue;
-        };
-        let stream = match (caller, &credentials) {
+        match (caller, &credentials) {
             (Caller::Unix(connection), _) => match check_user(&connection) {
-                Ok(()) => Stream::Unix(connection),
-                Err(error) => {
-                    refusals.note(&Caller::Unix(connection).name(), &error);
-                    continue;
-                }
+                Ok(()) => server.take(Stream::Unix(connection), &"a process of this user").await,
+                Err(error) => server.refusals.note(&Caller::Unix(connection).name(), &error),
             },
             (Caller::Tcp(connection, address), Credentials::Tls(tls)) => {
-                let Some(stranger) = strangers.meet(address.ip()) else {
-                    refusals.note(&address, &"too many connections at once show no certificate");
-                    continue;
-                };
-                let (tls, checked, refusals) = (tls.clone(), checked.clone(), Arc::clone(&refusals));
-                tokio::spawn(async move {
+                let (tls, of_task) = (tls.clone(), server.clone());
+                let task = tokio::spawn(async move {
                     match shake_hands(&tls, connection).await {
-                        Ok(stream) => hand_over(&checked, stream, place).await,
-                        Err(error) => refusals.note(&address, &error),
+                        Ok(stream) => of_task.take(stream, &address).await,
+                        Err(error) => of_task.refusals.note(&address, &error),
                     }
-                    drop(stranger);
                 });
-                continue;
+                if strangers.meet(address.ip(), task.abort_handle()) {
+                    let why = "too many connections at once show no certificate; the oldest is closed";
+                    server.refusals.note(&address, &why);
+                }
             }
-            (Caller::Tcp(connection, _), _) => Stream::Tcp(connection),
+            (Caller::Tcp(connection, address), _) => server.take(Stream::Tcp(connection), &address).await,
+        }
+    }
+}
+
+/// The server behind a listener.
+#[derive(Clone)]
+struct Server {
+    checked: mpsc::Sender<io::Result<Connection>>,
+    /// For checked connections: strangers take none of them.
+    places: Arc<Semaphore>,
+    most: usize,
+    refusals: Arc<Refusals>,
+}
+
+impl Server {
+    /// Gives a connection to the server if there is a place for it.
+    async fn take(&self, stream: Stream, from: &(dyn Display + Sync)) {
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            let most = self.most;
+            self.refusals.note(from, &format_args!("{most} connections are open, which is the limit"));
+            return;
         };
-        hand_over(&checked, stream, place).await;
+        // A server that has ended takes none.
+        drop(self.checked.send(Ok(Connection { stream, _place: place })).await);
     }
 }
 
@@ -275,15 +288,6 @@ async fn shake_hands(tls: &Tls, connection: TcpStream) -> io::Result<Stream> {
         Ok(accepted) => accepted.map(|stream| Stream::Tls(Box::new(stream.into()))),
         Err(_elapsed) => Err(io::Error::other(format!("no certificate was shown within {HANDSHAKE:?}"))),
     }
-}
-
-async fn hand_over(
-    checked: &mpsc::Sender<io::Result<Connection>>,
-    stream: Stream,
-    place: OwnedSemaphorePermit,
-) {
-    // A server that has ended takes none.
-    drop(checked.send(Ok(Connection { stream, _place: place })).await);
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ mod tests {
         let before = clock::now();
         // It takes in everything and answers no ping.
         let mut heard = Vec::new();
-        caller.read_to_end(&mut heard).await.unwrap();
+        clock::timeout(10 * PING_WAIT, caller.read_to_end(&mut heard)).await.unwrap().unwrap();
         assert!(!heard.is_empty() && before.elapsed() >= PING_EVERY + PING_WAIT, "{:?}", before.elapsed());
         assert!(before.elapsed() < 2 * (PING_EVERY + PING_WAIT), "{:?}", before.elapsed());
     }
@@ -70,7 +70,7 @@ mod tests {
         let address = Address::Plain(silent.local_addr().unwrap().into());
         let accepted = tokio::spawn(async move { silent.accept().await.unwrap() });
         let before = clock::now();
-        ask(&address, &Credentials::None).await.unwrap_err();
+        clock::timeout(10 * PING_WAIT, ask(&address, &Credentials::None)).await.unwrap().unwrap_err();
         assert!(before.elapsed() >= PING_WAIT, "{:?}", before.elapsed());
         drop(accepted.await.unwrap());
     }

@@ -135,7 +135,8 @@ impl Tls {
     /// # Errors
     /// When it has shown none of this cluster.
     pub(super) async fn accept(&self, connection: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
-        let accepted = TlsAcceptor::from(self.look().await?.server).accept(connection).await?;
+        let accepted =
+            TlsAcceptor::from(self.look().await?.server).accept(connection).await.map_err(plainly)?;
         // An authority of others may sign for many; those of this cluster have its name.
         check_name(accepted.get_ref().1.peer_certificates())?;
         Ok(accepted)
@@ -146,8 +147,21 @@ impl Tls {
     /// # Errors
     /// When the other end has shown none of this cluster.
     pub(super) async fn connect(&self, connection: TcpStream) -> io::Result<client::TlsStream<TcpStream>> {
-        TlsConnector::from(self.look().await?.client).connect(name()?, connection).await
+        TlsConnector::from(self.look().await?.client).connect(name()?, connection).await.map_err(plainly)
     }
+}
+
+/// The error of a handshake, for operators: what TLS calls it says little.
+fn plainly(error: io::Error) -> io::Error {
+    let why = match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidCertificate(_)) => "its certificate is of another cluster, or out of date",
+        Some(rustls::Error::AlertReceived(_)) => "it does not take this process's certificate",
+        Some(rustls::Error::NoCertificatesPresented) => "it shows no certificate",
+        _ => return error,
+    };
+    let message =
+        format!("{why} ({error}): both ends need the same secret, or certificates of one authority");
+    io::Error::new(error.kind(), message)
 }
 
 fn name() -> io::Result<ServerName<'static>> {

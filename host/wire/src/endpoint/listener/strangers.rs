@@ -1,72 +1,94 @@
-//! Connections that have not shown a certificate yet: few at once, and few from one address.
+//! Connections that have not shown a certificate yet: few at once, and few from one network. A new one takes the place of the
+//! oldest, so that those that show nothing keep no one out.
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 
 /// Most of them at once.
 const MOST: usize = 128;
-/// Most from one address, so that one machine leaves places to the others.
+/// Most from one network, so that one machine leaves places to the others.
 const MOST_OF_ONE: usize = 32;
 
-/// How many there are, by address.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Strangers(Arc<Mutex<HashMap<IpAddr, usize>>>);
+/// Where a connection comes from: an IPv4 address, or an IPv6 network (/64), of which one machine may have every address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Network(u64);
 
-/// One of them, until it is dropped.
-#[derive(Debug)]
-pub(super) struct Stranger {
-    all: Strangers,
-    from: IpAddr,
-}
-
-impl Strangers {
-    /// Counts another, if there is room.
-    pub fn meet(&self, from: IpAddr) -> Option<Stranger> {
-        let mut all = self.0.lock();
-        let of_one = all.get(&from).copied().unwrap_or_default();
-        if of_one >= MOST_OF_ONE || all.values().sum::<usize>() >= MOST {
-            return None;
+impl From<IpAddr> for Network {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Network(u32::from(address).into()),
+            IpAddr::V6(address) => Network((u128::from(address) >> 64) as u64),
         }
-        all.insert(from, of_one + 1);
-        drop(all);
-        Some(Stranger { all: self.clone(), from })
     }
 }
 
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut all = self.all.0.lock();
-        if let Some(count) = all.get_mut(&self.from) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.from);
-            }
-        }
+/// The tasks that shake hands, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Strangers(VecDeque<(Network, AbortHandle)>);
+
+impl Strangers {
+    /// Adds another. True when that ended an older one.
+    pub fn meet(&mut self, from: IpAddr, task: AbortHandle) -> bool {
+        let from = Network::from(from);
+        self.0.retain(|(_, task)| !task.is_finished());
+        let of_one = self.0.iter().filter(|(network, _)| *network == from).count();
+        let oldest = if of_one >= MOST_OF_ONE {
+            self.0.iter().position(|(network, _)| *network == from)
+        } else {
+            (self.0.len() >= MOST).then_some(0)
+        };
+        let ended = oldest.and_then(|oldest| self.0.remove(oldest));
+        self.0.push_back((from, task));
+        ended.is_some_and(|(_, task)| {
+            task.abort();
+            true
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::JoinHandle;
+
     use super::*;
 
-    #[test]
-    fn one_address_leaves_room_to_others_and_all_have_a_limit() {
-        let (strangers, address) = (Strangers::default(), |last: u8| IpAddr::from([10, 0, 0, last]));
-        let mut met: Vec<Stranger> = (0..MOST_OF_ONE).filter_map(|_| strangers.meet(address(1))).collect();
-        assert_eq!(met.len(), MOST_OF_ONE);
-        assert!(strangers.meet(address(1)).is_none());
-        met.extend(
-            (2..100)
-                .flat_map(|last| (0..2).map(move |_| last))
-                .filter_map(|last| strangers.meet(address(last))),
-        );
-        assert_eq!(met.len(), MOST);
-        assert!(strangers.meet(address(200)).is_none());
-        met.clear();
-        assert!(strangers.meet(address(200)).is_some());
-        assert!(strangers.0.lock().is_empty());
+    fn waiting() -> JoinHandle<()> {
+        tokio::spawn(std::future::pending())
+    }
+
+    #[tokio::test]
+    async fn the_oldest_of_a_network_that_has_many_makes_room_and_else_the_oldest_of_all() {
+        let (mut strangers, address) = (Strangers::default(), |last: u8| IpAddr::from([10, 0, 0, last]));
+        let (quiet, first) = (waiting(), waiting());
+        assert!(!strangers.meet(address(1), quiet.abort_handle()));
+        assert!(!strangers.meet(address(2), first.abort_handle()));
+        assert!((1..MOST_OF_ONE).all(|_| !strangers.meet(address(2), waiting().abort_handle())));
+        assert!(strangers.meet(address(2), waiting().abort_handle()));
+        assert!(first.await.unwrap_err().is_cancelled());
+        assert!(!quiet.is_finished());
+        for last in 3..=u8::MAX {
+            let before = strangers.0.len();
+            assert_eq!(strangers.meet(address(last), waiting().abort_handle()), before == MOST, "{last}");
+        }
+        assert_eq!(strangers.0.len(), MOST);
+        assert!(quiet.await.unwrap_err().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_machine_has_one_network_however_many_addresses_it_has() {
+        let (mut strangers, address) =
+            (Strangers::default(), |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, last]));
+        for last in 0..40 {
+            assert_eq!(
+                strangers.meet(address(last), waiting().abort_handle()),
+                usize::from(last) >= MOST_OF_ONE,
+                "{last}"
+            );
+        }
+        assert_eq!(Network::from(address(1)), Network::from(address(2)));
+        let mapped: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
+        assert_eq!(Network::from(mapped), Network::from(IpAddr::from([10, 0, 0, 1])));
     }
 }

@@ -1,6 +1,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use host_tests::wait::answered_until;
 use tokio::io::AsyncReadExt as _;
 
 use super::*;
@@ -75,8 +76,9 @@ async fn certificates_of_one_authority_make_a_cluster() {
     let server = Counting::default();
     let address = server.on(listener(&own).await);
     ask_as(&address, &same).await.unwrap();
-    for refused in [&stranger, &liar] {
-        ask_as(&address, refused).await.unwrap_err();
+    for (refused, says) in [(&stranger, "its certificate is of another cluster"), (&liar, "alert")] {
+        let why = ask_as(&address, refused).await.unwrap_err();
+        assert!(why.contains(says), "{why}");
     }
     assert_eq!(server.calls(), 1);
 }
@@ -249,7 +251,24 @@ async fn a_connection_that_shows_nothing_is_closed_in_time() {
     let mut silent = TcpStream::connect((host.name.as_str(), host.port)).await.unwrap();
     let before = crate::clock::now();
     let mut answer = Vec::new();
-    // A test that waits for the timeout without the clock's help would take as long.
-    silent.read_to_end(&mut answer).await.unwrap();
+    crate::clock::timeout(10 * HANDSHAKE, silent.read_to_end(&mut answer)).await.unwrap().unwrap();
     assert!(answer.is_empty() && before.elapsed() >= HANDSHAKE, "{answer:?}");
+}
+
+#[tokio::test]
+async fn connections_that_show_nothing_keep_no_process_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let tls = with_secrets(folder.path(), "a", &[ONE]);
+    let address = Counting::default().on(listener(&tls).await.at_most(1));
+    let Address::Tls(host) = &address else { panic!("{address}") };
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        silent.push(TcpStream::connect((host.name.as_str(), host.port)).await.unwrap());
+        // The place of the client before comes back in its own time.
+        answered_until("an answer", async || ask_as(&address, &tls).await).await;
+    }
+    let mut answer = Vec::new();
+    // Before its own time is over.
+    crate::clock::timeout(HANDSHAKE / 2, silent[0].read_to_end(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.is_empty());
 }
