@@ -2,6 +2,7 @@
 
 pub mod addresses;
 mod allocator;
+mod certs;
 pub mod chat;
 mod clients;
 pub mod companion;
@@ -56,6 +57,9 @@ enum Command {
     /// Makes API keys of tenants
     #[command(subcommand)]
     Keys(keys::Command),
+    /// Makes what the processes of a cluster know each other by
+    #[command(subcommand)]
+    Certs(certs::Command),
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
@@ -73,6 +77,7 @@ pub fn main() -> ExitCode {
         Some(Command::Plugins(command)) => command.run(),
         Some(Command::Chat(chat)) => chat.run(),
         Some(Command::Keys(command)) => command.run(),
+        Some(Command::Certs(command)) => command.run(),
         Some(Command::Tier(command)) => command.run(),
         Some(Command::Companion(companion)) => companion.run(),
     };

@@ -201,7 +201,7 @@ fn open_links(parts: &Parts) -> anyhow::Result<Links> {
     Links::open(transfer.clone(), memories, kv_heads, config.max_running, staging_bytes)
 }
 
-/// What the worker tells others about itself. The server that listens adds the address.
+/// What the worker tells others about itself. The server that listens adds the addresses.
 fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
     let Parts { name, config, identity, instance, .. } = parts;
     Ok(WorkerInfo {
@@ -214,6 +214,7 @@ fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
         pages: config.pages,
         transfer: links.endpoints()?,
         cache_events: config.cache_events,
+        metrics: String::new(),
     })
 }
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use host_wire::endpoint::{Address, Credentials, channel, reason};
 use host_wire::proto::registry_client::RegistryClient;
 use host_wire::proto::{HeartbeatRequest, Load, RegisterRequest, WorkerInfo};
 use tokio::time::timeout;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use crate::Handle;
 
@@ -17,11 +18,14 @@ const CALL: Duration = Duration::from_secs(2);
 /// Registers with the router at `address` and keeps the registration alive, for ever.
 ///
 /// # Errors
-/// When the address is not one.
-pub async fn keep_registered(worker: Handle, info: WorkerInfo, address: String) -> anyhow::Result<()> {
-    let endpoint = Endpoint::from_shared(address.clone())
-        .map_err(|error| anyhow::anyhow!("the router's address {address:?} is not one: {error}"))?;
-    let mut client = RegistryClient::new(endpoint.connect_timeout(CALL).connect_lazy());
+/// When the credentials are not for its address.
+pub async fn keep_registered(
+    worker: Handle,
+    info: WorkerInfo,
+    address: Address,
+    credentials: Credentials,
+) -> anyhow::Result<()> {
+    let mut client = RegistryClient::new(channel(&address, &credentials)?);
     // What was logged last: the same trouble is told once.
     let mut known = String::new();
     loop {
@@ -45,7 +49,7 @@ async fn session(
 ) -> Result<std::convert::Infallible, String> {
     let request = RegisterRequest { worker: Some(info.clone()) };
     let reply = timeout(CALL, client.register(request)).await.map_err(|elapsed| elapsed.to_string())?;
-    let reply = reply.map_err(|status| status.message().to_owned())?.into_inner();
+    let reply = reply.map_err(|status| reason(&status))?.into_inner();
     if !reply.accepted {
         return Err(reply.message);
     }
@@ -58,7 +62,7 @@ async fn session(
         tokio::time::sleep(HEARTBEAT).await;
         let request = HeartbeatRequest { instance: info.instance, load: Some(load(worker)) };
         let reply = timeout(CALL, client.heartbeat(request)).await.map_err(|elapsed| elapsed.to_string())?;
-        let reply = reply.map_err(|status| status.message().to_owned())?.into_inner();
+        let reply = reply.map_err(|status| reason(&status))?.into_inner();
         if !reply.known {
             return Err("the router does not know this worker any more".into());
         }

@@ -165,6 +165,7 @@ pub fn info(name: &str, role: &str, instance: u64, address: SocketAddr) -> Worke
         pages: 64,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
         cache_events: false,
+        metrics: String::new(),
     }
 }
 

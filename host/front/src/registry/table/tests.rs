@@ -11,6 +11,7 @@ fn terms() -> Terms {
         max_workers: 4,
         policy: Policy::LeastLoaded,
         seed: 1,
+        credentials: Credentials::None,
     }
 }
 
@@ -38,6 +39,7 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
         pages: 10,
         transfer: vec![TransferEndpoint { plugin: "shm".into(), ..Default::default() }],
         cache_events: false,
+        metrics: String::new(),
     }
 }
 
