@@ -2,6 +2,7 @@
 
 pub mod addresses;
 mod allocator;
+mod certs;
 pub mod chat;
 mod clients;
 pub mod companion;
@@ -60,6 +61,9 @@ enum Command {
     Keys(keys::Command),
     /// Takes a worker out of service: it finishes its requests and ends
     Drain(drain::Drain),
+    /// Makes what the processes of a cluster know each other by
+    #[command(subcommand)]
+    Certs(certs::Command),
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
@@ -78,6 +82,7 @@ pub fn main() -> ExitCode {
         Some(Command::Chat(chat)) => chat.run(),
         Some(Command::Keys(command)) => command.run(),
         Some(Command::Drain(drain)) => drain.run(),
+        Some(Command::Certs(command)) => command.run(),
         Some(Command::Tier(command)) => command.run(),
         Some(Command::Companion(companion)) => companion.run(),
     };

@@ -43,6 +43,8 @@ pub struct Worker {
     pub role: String,
     /// Its control address.
     pub address: String,
+    /// Where it answers `/metrics` and `/health`.
+    pub metrics: String,
     /// Identifies its process.
     pub instance: String,
 }
@@ -175,6 +177,7 @@ impl Cluster {
                 name: text(&worker["name"]),
                 role: text(&worker["role"]),
                 address: text(&worker["address"]),
+                metrics: text(&worker["metrics"]),
                 instance: text(&worker["instance"]),
             })
             .collect()
@@ -194,7 +197,7 @@ impl Cluster {
     /// A worker's metrics without labels other than `state`, by name or by name and state.
     #[must_use]
     pub fn metrics(&self, worker: &Worker) -> BTreeMap<String, f64> {
-        let Ok((_, text)) = fetch(&agent(), &format!("{}/metrics", worker.address)) else {
+        let Ok((_, text)) = fetch(&agent(), &format!("{}/metrics", worker.metrics)) else {
             return BTreeMap::new();
         };
         text.lines()

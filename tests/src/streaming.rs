@@ -1,10 +1,90 @@
-//! One request whose answer is read token by token, as a client sees it.
+//! One request whose answer is read event by event, as a client sees it.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Lines};
 use std::time::Instant;
 
 use serde_json::{Value, json};
+
+use crate::cluster::agent;
+
+/// A streamed answer of `/generate`, on a connection of its own. Dropping it hangs up.
+pub struct Events {
+    lines: Lines<BufReader<ureq::BodyReader<'static>>>,
+    ended: bool,
+}
+
+/// Why there are no more events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The server says that there is no answer: the status and the body.
+    Refused(String),
+    /// There is no connection, or it ended before the answer did.
+    Broken(String),
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ended::Refused(why) => write!(f, "refused: {why}"),
+            Ended::Broken(why) => write!(f, "the connection broke: {why}"),
+        }
+    }
+}
+
+impl Events {
+    /// Sends a request to the server at a URL and reads the head of its answer.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub fn of(url: &str, request: &Value) -> Result<Self, Ended> {
+        let broken = |error: ureq::Error| Ended::Broken(error.to_string());
+        let mut answer = agent()
+            .post(format!("{url}/generate"))
+            .header("content-type", "application/json")
+            .header("connection", "close")
+            .send(request.to_string())
+            .map_err(broken)?;
+        if answer.status() != 200 {
+            let text = answer.body_mut().read_to_string().map_err(broken)?;
+            return Err(Ended::Refused(format!("{} {text}", answer.status())));
+        }
+        Ok(Self { lines: BufReader::new(answer.into_body().into_reader()).lines(), ended: false })
+    }
+
+    fn read(&mut self) -> Result<Option<Value>, Ended> {
+        for line in self.lines.by_ref() {
+            let line = line.map_err(|error| Ended::Broken(error.to_string()))?;
+            let Some(event) = line.strip_prefix("data: ") else { continue };
+            if event == "[DONE]" {
+                return Ok(None);
+            }
+            let event = serde_json::from_str(event);
+            return event.map(Some).map_err(|error| Ended::Broken(format!("half an event: {error}")));
+        }
+        Err(Ended::Broken("the stream ended before [DONE]".to_owned()))
+    }
+}
+
+/// Events up to `[DONE]`, or up to an error. What the server sends as an error is an event.
+impl Iterator for Events {
+    type Item = Result<Value, Ended>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let event = self.read();
+        self.ended = !matches!(event, Ok(Some(_)));
+        event.transpose()
+    }
+}
+
+/// The token ids of an answer, or of an event of it.
+#[must_use]
+pub fn tokens(answer: &Value) -> Vec<u32> {
+    let tokens = answer["output_ids"].as_array().into_iter().flatten();
+    tokens.filter_map(|token| u32::try_from(token.as_u64()?).ok()).collect()
+}
 
 /// The tokens of one request, and their times.
 #[derive(Debug)]
@@ -25,43 +105,24 @@ pub struct Streamed {
 /// # Errors
 /// With what the server said when the answer is not that long.
 pub fn generate(url: &str, prompt: &[u32], count: usize) -> Result<Streamed, String> {
-    let body = json!({
+    let request = json!({
         "input_ids": prompt,
         "stream": true,
         "sampling_params": { "max_new_tokens": count, "temperature": 0, "ignore_eos": true },
-    })
-    .to_string();
-    let address = url.strip_prefix("http://").ok_or("an http address is needed")?;
-    let failed = |error: std::io::Error| error.to_string();
+    });
     let sent = Instant::now();
-    let mut stream = TcpStream::connect(address).map_err(failed)?;
-    stream.set_nodelay(true).map_err(failed)?;
-    write!(
-        stream,
-        "POST /generate HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n{body}",
-        body.len()
-    )
-    .map_err(failed)?;
-    let (mut read, mut last) = (Vec::new(), String::new());
-    for line in BufReader::new(stream).lines() {
-        let line = line.map_err(failed)?;
+    let (mut read, mut last) = (Vec::new(), Value::Null);
+    for event in Events::of(url, &request).map_err(|ended| ended.to_string())? {
+        let event = event.map_err(|ended| ended.to_string())?;
         let now = Instant::now();
-        let Some(event) = line.strip_prefix("data: ").filter(|event| *event != "[DONE]") else {
-            continue;
-        };
-        let value: Value = serde_json::from_str(event).map_err(|error| error.to_string())?;
-        let tokens = value["output_ids"].as_array().map_or(0, Vec::len);
         // Tokens that come together were waited for together.
-        read.resize(tokens.max(read.len()), now);
-        event.clone_into(&mut last);
+        read.resize(tokens(&event).len().max(read.len()), now);
+        last = event;
     }
-    let value: Value = serde_json::from_str(&last).unwrap_or_default();
-    let tokens = value["output_ids"].as_array().into_iter().flatten();
-    let tokens: Vec<u32> = tokens.filter_map(|token| u32::try_from(token.as_u64()?).ok()).collect();
+    let tokens = tokens(&last);
     if tokens.len() != count || read.len() != count {
-        return Err(format!("{count} tokens were requested, and the answer ended with {last:?}"));
+        return Err(format!("{count} tokens were requested, and the answer ended with {last}"));
     }
-    let transferred_bytes = value["meta_info"]["transferred_bytes"].as_u64().unwrap_or(0);
+    let transferred_bytes = last["meta_info"]["transferred_bytes"].as_u64().unwrap_or(0);
     Ok(Streamed { sent, read, tokens, transferred_bytes })
 }

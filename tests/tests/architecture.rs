@@ -401,6 +401,18 @@ fn the_scheduler_and_a_hand_over_reach_for_nothing_behind_the_cache() {
 }
 
 #[test]
+fn connections_between_processes_are_made_where_peers_are_checked() {
+    let opens =
+        ["transport::Endpoint", "transport::Server", "Endpoint::from", "Server::builder", "Client::connect("];
+    let wrong = |_: &Path, line: &str| opens.iter().any(|way| line.contains(way));
+    assert!(lines("host/wire/src/endpoint", wrong).len() >= 3, "are they read right?");
+    for folder in ["host/worker/src", "host/front/src", "host/src"] {
+        let found = lines(folder, wrong);
+        assert!(found.is_empty(), "{found:#?}");
+    }
+}
+
+#[test]
 fn arithmetic_is_checked_in_releases_except_in_inner_loops() {
     let release = manifest(".")["profile"]["release"].as_table().unwrap().clone();
     assert_eq!(release.get("overflow-checks").and_then(toml::Value::as_bool), Some(true));

@@ -216,7 +216,7 @@ pub fn transferred_bytes(url: &str) -> anyhow::Result<u64> {
 pub fn restored_pages(url: &str) -> anyhow::Result<u64> {
     let health = get_json(&format!("{url}/health")).context("the server does not tell its health")?;
     let workers = health["workers"].as_array().into_iter().flatten();
-    let addresses = workers.filter_map(|worker| worker["address"].as_str());
+    let addresses = workers.filter_map(|worker| worker["metrics"].as_str());
     let metrics = addresses.filter_map(|address| get(&format!("{address}/metrics")));
     let pages = metrics.flat_map(|text| {
         let read = |line: &str| {

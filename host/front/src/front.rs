@@ -6,11 +6,12 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::http::HeaderName;
 use host_wire::clock;
+use host_wire::endpoint::{self, Listener};
 use host_wire::proto::registry_server::RegistryServer;
 use host_wire::random::random_u64;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::Routes;
 
 use super::connections::{self, Limits};
 use super::http::{App, TextWork, Uploads};
@@ -120,16 +121,19 @@ const HANG_UP: Duration = Duration::from_secs(1);
 /// Serves HTTP on one listener and the workers' `Registry` on the other until `shutdown` resolves. Then no connection is
 /// accepted any more, requests under way have [`FrontConfig::drain`] to end, and what is left ends with an error.
 ///
+/// Workers are called with the credentials of the listener that they call.
+///
 /// # Errors
 /// When a listener fails.
 pub async fn serve(
     config: FrontConfig,
     http: TcpListener,
-    control: TcpListener,
+    control: impl Into<Listener>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> anyhow::Result<()> {
     let (stop, stopping) = watch::channel(false);
     let (close, closing) = watch::channel(false);
+    let control = control.into();
     let registry = Registry::new(Terms {
         model: config.model.clone(),
         worker_timeout: config.worker_timeout,
@@ -138,6 +142,7 @@ pub async fn serve(
         warm_up: config.warm_up,
         policy: config.policy,
         seed: random_u64().context("no randomness for routing")?,
+        credentials: control.credentials().clone(),
     });
     let metrics = Arc::new(Metrics::new());
     let is_local = http.local_addr().context("the HTTP listener has no address")?.ip().is_loopback();
@@ -170,10 +175,8 @@ pub async fn serve(
     let serve_http = connections::serve(http, app.routes(), config.connections, stopping);
     let mut serve_http = std::pin::pin!(serve_http);
     // Workers keep reporting while requests drain, so this one ends with `close`.
-    let serve_control = tonic::transport::Server::builder()
-        .tcp_nodelay(true)
-        .add_service(RegistryServer::new(registry))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(control), stopped(close.subscribe()));
+    let calls = Routes::new(RegistryServer::new(registry));
+    let serve_control = endpoint::serve(control, calls, stopped(close.subscribe()));
     let mut serve_control = std::pin::pin!(serve_control);
 
     tokio::select! {

@@ -11,7 +11,6 @@ mod sessions;
 pub mod table;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use host_core::radix::NamespaceKey;
 use host_core::routing::BlockKey;
@@ -22,6 +21,7 @@ use tonic::transport::Channel;
 
 pub use admission::MAX_TEXT;
 use host_wire::clock::{self, Instant};
+use host_wire::endpoint::{self, Address, BadAddress, Credentials};
 use host_wire::proto::{Load, WorkerInfo};
 pub use prefix::{CacheCounts, Chain, Following};
 pub use table::{Decisions, Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
@@ -272,34 +272,21 @@ impl Registry {
     }
 }
 
-/// How long to try for a connection to a worker, and how long a connection may stay silent.
-const CONNECT: Duration = Duration::from_secs(2);
-const PING_EVERY: Duration = Duration::from_secs(5);
-const PING_WAIT: Duration = Duration::from_secs(10);
-
-/// How long to probe whether a process listens at an address.
-const PROBE: Duration = Duration::from_millis(500);
-
-/// Whether no process listens at an address. True when the machine says so itself; silence may be the network's.
-async fn is_unused(address: &str) -> bool {
-    let Ok(uri) = address.parse::<tonic::transport::Uri>() else { return false };
-    let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else { return false };
-    let connection = tokio::net::TcpStream::connect((host.trim_matches(['[', ']']), port));
-    match clock::timeout(PROBE, connection).await {
-        Ok(Err(error)) => error.kind() == std::io::ErrorKind::ConnectionRefused,
-        _ => false,
-    }
+/// A connection that opens when it is first used.
+fn channel(address: &str, credentials: &Credentials) -> Result<Channel, String> {
+    let wrong = |error| {
+        format!(
+            "worker address {address:?} {error}; give it as http://host:port, https://host:port or unix:path"
+        )
+    };
+    let address: Address = address.parse().map_err(|error: BadAddress| wrong(error))?;
+    endpoint::channel(&address, credentials).map_err(|mismatch| mismatch.to_string())
 }
 
-/// A connection that opens when it is first used.
-fn channel(address: &str) -> Result<Channel, String> {
-    let endpoint = tonic::transport::Endpoint::from_shared(address.to_owned())
-        .map_err(|error| format!("worker address {address:?}: {error}; give it as http://host:port"))?;
-    Ok(endpoint
-        .connect_timeout(CONNECT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_WAIT)
-        .keep_alive_while_idle(true)
-        .connect_lazy())
+/// Whether no process listens at a worker's address.
+async fn is_unused(address: &str) -> bool {
+    match address.parse::<Address>() {
+        Ok(address) => address.is_unused().await,
+        Err(_wrong) => false,
+    }
 }

@@ -4,11 +4,11 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::Context;
-use axum::serve::ListenerExt;
 use host_core::Event;
 use host_front::front::{self, FrontConfig};
 use host_front::router::Retry;
 use host_front::text::TextModel;
+use host_wire::endpoint::{self, Address, Credentials, ListenAt, Listener, SocketDirectory};
 use host_wire::proto::worker_server::WorkerServer;
 use host_worker::metrics;
 use host_worker::peers::Peers;
@@ -19,8 +19,10 @@ use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tonic::service::Routes;
 use tracing_subscriber::EnvFilter;
 
+use super::addresses::Control;
 use super::clients::{self, Clients};
 use super::settings::{LogFormat, RoleName, Settings};
 use super::{Refused, addresses, launch, plugins, summary, supervise};
@@ -76,8 +78,8 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 if role == RoleName::Aggregated && settings.router.is_none() {
                     return aggregated(&settings, &handle).await;
                 }
-                let routers = addresses::check_worker(&settings)?;
-                work(&settings, role, routers, &handle, stop_signal(settings.supervised)).await
+                let (control, routers) = addresses::check_worker(&settings)?;
+                work(&settings, role, control, routers, &handle, stop_signal(settings.supervised)).await
             }
         }
     });
@@ -158,19 +160,26 @@ async fn listen(address: std::net::SocketAddr, flag: &str) -> anyhow::Result<Tcp
     bound.map_err(|error| Refused(format!("cannot listen on {address}: {error}; change {flag}")).into())
 }
 
+async fn listen_control(control: Control) -> anyhow::Result<Listener> {
+    let Control { at, credentials } = control;
+    let bound = Listener::bind(&at, credentials).await;
+    bound.map_err(|error| Refused(format!("cannot listen on {at}: {error}; change --control")).into())
+}
+
 /// The sockets that the supervisor opened and handed down: HTTP and control.
-fn inherited(numbers: &[i32]) -> anyhow::Result<(TcpListener, TcpListener)> {
+fn inherited(numbers: &[i32]) -> anyhow::Result<(TcpListener, Listener)> {
     let &[http, control] = numbers else {
         return Err(Refused("--listen-fds: two sockets are handed down, HTTP and control".to_owned()).into());
     };
     if http == control {
         return Err(Refused(format!("--listen-fds: {http} cannot be both sockets")).into());
     }
-    Ok((inherited_socket(http)?, inherited_socket(control)?))
+    let http = TcpListener::from_std(std::net::TcpListener::from(inherited_socket(http)?))?;
+    Ok((http, Listener::inherited(inherited_socket(control)?, Credentials::SameUser)?))
 }
 
 /// One of them. No other may have this number.
-fn inherited_socket(number: i32) -> anyhow::Result<TcpListener> {
+fn inherited_socket(number: i32) -> anyhow::Result<OwnedFd> {
     let refused = || Refused(format!("--listen-fds: {number} is not a handed-down socket"));
     if number < 3 {
         return Err(refused().into());
@@ -185,8 +194,7 @@ fn inherited_socket(number: i32) -> anyhow::Result<TcpListener> {
     rustix::io::fcntl_setfd(found, rustix::io::FdFlags::CLOEXEC)?;
     // SAFETY: the supervisor opened this descriptor for this process alone to own, it was open a moment ago, and nothing else
     // here knows it.
-    let owned = unsafe { OwnedFd::from_raw_fd(number) };
-    Ok(TcpListener::from_std(std::net::TcpListener::from(owned))?)
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Refused> {
@@ -224,14 +232,13 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     let (http, control) = match settings.listen_fds.as_deref() {
         Some(numbers) => inherited(numbers)?,
         None => {
-            let control = settings.control.unwrap_or(([127, 0, 0, 1], 8001).into());
-            let control = listen(control, "--control").await?;
+            let control = listen_control(Control::of_router(settings)?).await?;
             let http = listen(settings.http_address(), "--host or --port").await?;
             println!(
-                "host: serving {} on http://{}, workers register at http://{}",
+                "host: serving {} on http://{}, workers register at {}",
                 settings.model_name(),
                 http.local_addr()?,
-                control.local_addr()?
+                control.address()?
             );
             (http, control)
         }
@@ -243,8 +250,12 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
 async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
     let config = front_config(settings, launch::text_model(settings)?)?;
     let http = listen(settings.http_address(), "--host or --port").await?;
-    let control = listen(([127, 0, 0, 1], 0).into(), "the loopback interface").await?;
-    let router = format!("http://{}", control.local_addr()?);
+    // Both ends are this process. Other users of the machine reach neither.
+    let sockets = SocketDirectory::new()?;
+    let of =
+        |name: &str| Control { at: ListenAt::Unix(sockets.socket(name)), credentials: Credentials::SameUser };
+    let control = listen_control(of("router")).await?;
+    let routers = vec![control.address()?];
     println!("host: serving {} on http://{} (Ctrl-C ends it)", settings.model_name(), http.local_addr()?);
     let stopped = stop_signal(settings.supervised);
     let (drained, worker_stopped) = watch::channel(false);
@@ -253,21 +264,41 @@ async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> an
         drained.send_replace(true);
         result
     };
-    let worker = work(settings, RoleName::Aggregated, vec![router], runtime, worker_stopped);
+    let worker = work(settings, RoleName::Aggregated, of("aggregated-0"), routers, runtime, worker_stopped);
     tokio::try_join!(front, worker).map(|_both| ())
+}
+
+/// Where a worker answers `/metrics` and `/health` in plain text, if not where its control plane listens: those who watch have no
+/// certificate, and may be other users.
+async fn watch_at(settings: &Settings, credentials: &Credentials) -> anyhow::Result<Option<Listener>> {
+    let at = match (settings.metrics, credentials) {
+        (None, Credentials::None) => return Ok(None),
+        (given, _) => given.map_or_else(ListenAt::loopback, ListenAt::Tcp),
+    };
+    let bound = Listener::bind(&at, Credentials::None).await;
+    let bound =
+        bound.map_err(|error| Refused(format!("cannot listen on {at}: {error}; change --metrics")))?;
+    Ok(Some(bound))
 }
 
 /// One worker, registered with its routers.
 async fn work(
     settings: &Settings,
     role: RoleName,
-    routers: Vec<String>,
+    control: Control,
+    routers: Vec<Address>,
     runtime: &tokio::runtime::Handle,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
-    let listener = listen(addresses::control(settings), "--control").await?;
-    let address = format!("http://{}", listener.local_addr()?);
     let drain_timeout = settings.drain_timeout();
+    let credentials = control.credentials.clone();
+    let listener = listen_control(control).await?;
+    let address = listener.address()?.to_string();
+    let watched = watch_at(settings, &credentials).await?;
+    let metrics = match &watched {
+        Some(watched) => watched.address()?.to_string(),
+        None => address.clone(),
+    };
     let settings = settings.clone();
     // Loading weights takes seconds to minutes; a worker that has to stop meanwhile does.
     let loading = tokio::task::spawn_blocking(move || launch::parts(&settings, role));
@@ -277,33 +308,37 @@ async fn work(
     };
     let (worker, outgoing) = Worker::start(parts, runtime)?;
     let handle = worker.handle().clone();
-    let info = host_wire::proto::WorkerInfo { address, ..handle.info().clone() };
+    let info = host_wire::proto::WorkerInfo { address, metrics, ..handle.info().clone() };
     tracing::info!(
         name = %info.name,
         instance = %handle.instance(),
         address = %info.address,
+        metrics = %info.metrics,
         pages = info.pages,
         max_tokens = info.max_tokens,
         plugin = handle.links().plugin_name(),
         "worker ready"
     );
-    let peers = Peers::new(handle.clone());
+    let peers = Peers::new(handle.clone(), credentials.clone());
     let (drain_asked, asked) = watch::channel(false);
     let service = WorkerService::new(handle.clone(), info.clone(), peers.clone(), drain_asked);
     let service = WorkerServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
-    let mut registrations = Registrations::start(&handle, &info, &routers)?;
-    let metrics = metrics::routes(handle.clone(), &info, registrations.readiness());
-    let app = tonic::service::Routes::new(service).into_axum_router().merge(metrics);
+    let mut registrations = Registrations::start(&handle, &info, routers, &credentials)?;
+    let watching = metrics::routes(handle.clone(), &info, registrations.readiness());
+    let calls = Routes::new(service);
     tokio::spawn(peers.run(info.clone(), outgoing));
     let (close, closing) = watch::channel(false);
-    // A message per packet: waiting for more would add to every token's latency.
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "cannot send small packets at once");
+    let mut servers = tokio::task::JoinSet::new();
+    match watched {
+        Some(watched) => {
+            servers.spawn(endpoint::serve(listener, calls, until(closing.clone())));
+            servers.spawn(endpoint::serve(watched, watching.into(), until(closing)));
         }
-    });
-    let server =
-        tokio::spawn(axum::serve(listener, app).with_graceful_shutdown(until(closing)).into_future());
+        None => {
+            let routes = calls.into_axum_router().merge(watching);
+            servers.spawn(endpoint::serve(listener, routes.into(), until(closing)));
+        }
+    }
 
     tokio::select! {
         () = until(stopped) => {}
@@ -315,7 +350,7 @@ async fn work(
     registrations.leave().await;
     close.send_replace(true);
     // Peers keep their connections open; the process does not wait for them.
-    server.abort();
+    servers.abort_all();
     let stopping = tokio::task::spawn_blocking(move || worker.stop());
     match tokio::time::timeout(WORKER_STOP, stopping).await {
         Ok(stopped) => stopped.context("the worker could not be stopped")?,

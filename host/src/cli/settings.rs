@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use host_core::layer_groups::Wish;
 use host_core::transfer::StagingMode;
+use host_wire::endpoint::ListenAt;
 use serde::Deserialize;
 
 use super::companion::CompanionSettings;
@@ -26,7 +27,7 @@ pub use bytes::Bytes;
 pub use choices::{
     EvictionPolicyName, KvDtypeName, KvLayoutName, PrefetchPolicyName, RouterPolicyName, WritePolicyName,
 };
-use file::{one_or_several, word_or_number};
+use file::{address, one_or_several, word_or_number};
 pub use hicache::{CostSettings, HicacheSettings};
 pub use set::set_key;
 pub use synthetic::SyntheticSettings;
@@ -188,13 +189,37 @@ pub struct Settings {
     #[arg(long, value_name = "SECONDS")]
     pub drain_timeout: Option<u32>,
 
-    /// Address that this process's control plane listens on [default: 127.0.0.1, a free port; router: port 8001]
+    /// Address that this process's control plane listens on, or a Unix socket, unix:PATH, for processes of the same user [default:
+    /// 127.0.0.1, a free port; router: port 8001]
     #[arg(long, value_name = "IP:PORT")]
-    pub control: Option<SocketAddr>,
+    #[serde(deserialize_with = "address", default)]
+    pub control: Option<ListenAt>,
 
-    /// Control addresses of the routers that a worker registers with [default: http://127.0.0.1:8001]
+    /// Control addresses of the routers that a worker registers with [default: http://127.0.0.1:8001, or https:// with
+    /// --cluster-secret or --cluster-certs]
     #[arg(long, value_name = "URL,...")]
     pub router: Option<String>,
+
+    /// File with the secret of this cluster, the same for all its processes, which "host certs secret" makes: control connections
+    /// are TLS, and other processes are refused; read again when it changes [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub cluster_secret: Option<PathBuf>,
+
+    /// Folder with ca.pem, cert.pem and key.pem, which "host certs new" makes: as --cluster-secret, with certificates [default:
+    /// none]
+    #[arg(long, value_name = "DIR")]
+    pub cluster_certs: Option<PathBuf>,
+
+    /// Let the control plane listen where other machines reach it without --cluster-secret or --cluster-certs: every process that
+    /// does is believed
+    #[arg(long)]
+    #[serde(default)]
+    pub insecure_control: bool,
+
+    /// Address at which a worker answers /metrics and /health [default: where its control plane listens; a free port of 127.0.0.1
+    /// where that takes processes of the cluster alone]
+    #[arg(long, value_name = "IP:PORT")]
+    pub metrics: Option<SocketAddr>,
 
     /// How the router chooses workers [default: prefix]
     #[arg(long, value_name = "POLICY", value_enum)]

@@ -5,6 +5,9 @@
 //! the supervisor and are handed down to the router, so that a restarted one answers at the same address. No other child gets
 //! them: it could take connections in the router's place.
 //!
+//! Children reach each other over Unix sockets in a [private folder](SocketDirectory), which other users of this machine do not reach.
+//! A worker that is started again takes its socket's name over.
+//!
 //! Children end when their standard input does. So the supervisor ends them, and none outlives a supervisor that was killed.
 //! They ignore SIGINT and SIGTERM: Ctrl-C and many process managers send those to all processes at once, and workers must
 //! outlast the requests that the router still carries.
@@ -22,7 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::fd::AsRawFd;
+use host_wire::endpoint::{ListenAt, SocketDirectory, bind_socket};
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::process::{Child, Command};
 use tokio::sync::{oneshot, watch};
@@ -60,7 +64,7 @@ enum Stage {
 #[derive(Clone, Debug)]
 enum Part {
     /// This program. `sockets` are its own to listen on, beside the supervisor.
-    Own { role: RoleName, arguments: Vec<String>, sockets: Vec<Arc<TcpListener>> },
+    Own { role: RoleName, arguments: Vec<String>, sockets: Vec<Arc<OwnedFd>> },
     /// A companion.
     Companion(Companion),
 }
@@ -138,6 +142,9 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     let set = [
         ("--router", settings.router.is_some()),
         ("--control", settings.control.is_some()),
+        ("--cluster-secret", settings.cluster_secret.is_some()),
+        ("--cluster-certs", settings.cluster_certs.is_some()),
+        ("--metrics", settings.metrics.is_some()),
         ("--name", settings.name.is_some()),
     ];
     for (flag, given) in set {
@@ -146,10 +153,12 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
             return Err(Refused(message).into());
         }
     }
-    let http = Arc::new(listen(settings.http_address())?);
-    let control = Arc::new(listen("127.0.0.1:0".parse().context("a constant address")?)?);
-    let router_url = format!("http://{}", control.local_addr()?);
+    let http = listen(settings.http_address())?;
     let http_address = http.local_addr()?;
+    let folder = SocketDirectory::new()?;
+    let socket = |name: &str| ListenAt::Unix(folder.socket(name)).to_string();
+    let control = bind_socket(&folder.socket("router")).context("the router's socket cannot be made")?;
+    let (http, control) = (Arc::new(OwnedFd::from(http)), Arc::new(control));
     let fds = format!("{},{}", http.as_raw_fd(), control.as_raw_fd());
     let threads = settings.threads.unwrap_or_else(|| (cores() / 2).max(1)).to_string();
 
@@ -161,8 +170,9 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     // Starting goes on without waiting for a worker.
     let start = |part| start(part, oneshot::channel().0);
     let worker = |role: RoleName| {
-        let mut arguments = role_arguments(role, &format!("{}-0", role.as_str()));
-        arguments.extend(["--router".to_owned(), router_url.clone()]);
+        let name = format!("{}-0", role.as_str());
+        let mut arguments = role_arguments(role, &name);
+        arguments.extend(["--router".to_owned(), socket("router"), "--control".to_owned(), socket(&name)]);
         if settings.threads.is_none() {
             arguments.extend(["--threads".to_owned(), threads.clone()]);
         }
@@ -279,7 +289,7 @@ fn listen(address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 /// Lets the child of this command inherit sockets, under the numbers that they have here.
-fn hand_down(command: &mut Command, sockets: Vec<Arc<TcpListener>>) {
+fn hand_down(command: &mut Command, sockets: Vec<Arc<OwnedFd>>) {
     let keep_open = move || {
         sockets.iter().try_for_each(|socket| fcntl_setfd(socket, FdFlags::empty()).map_err(Into::into))
     };
@@ -486,7 +496,7 @@ mod tests {
     #[tokio::test]
     async fn listening_sockets_are_inherited_by_the_router_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let socket = Arc::new(listen("127.0.0.1:0".parse().unwrap()).unwrap());
+        let socket = Arc::new(OwnedFd::from(listen("127.0.0.1:0".parse().unwrap()).unwrap()));
         let inode = rustix::fs::fstat(&*socket).unwrap().st_ino;
         let open = folder.path().join("open");
         let (program, _log) = script(&folder, &format!("ls -l /proc/$$/fd > {}", open.display()));

@@ -151,7 +151,7 @@ fn workers_have_served_a_dummy_request_before_they_are_live() {
     for worker in cluster.workers() {
         let metrics = cluster.metrics(&worker);
         assert!(metrics["host_requests_finished_total"] >= 1.0, "{}: {metrics:?}", worker.name);
-        let ready = host_tests::cluster::agent().get(format!("{}/health/ready", worker.address)).call();
+        let ready = host_tests::cluster::agent().get(format!("{}/health/ready", worker.metrics)).call();
         assert_eq!(ready.unwrap().status(), 200);
     }
     // It stays in no cache.

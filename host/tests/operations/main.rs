@@ -4,6 +4,7 @@
 
 mod by_hand;
 mod clients;
+mod cluster_identity;
 mod companions;
 mod docs_commands;
 

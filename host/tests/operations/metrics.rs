@@ -167,7 +167,7 @@ fn every_series_is_described_in_docs_metrics_md_and_no_other_is() {
         .map(|name| name.strip_suffix("_total").unwrap_or(name).to_owned())
         .collect();
     let mut exposed = BTreeSet::new();
-    let urls = cluster.workers().into_iter().map(|worker| worker.address).chain([cluster.url.clone()]);
+    let urls = cluster.workers().into_iter().map(|worker| worker.metrics).chain([cluster.url.clone()]);
     for url in urls {
         let text = host_tests::cluster::agent()
             .get(format!("{url}/metrics"))

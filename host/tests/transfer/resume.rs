@@ -1,11 +1,10 @@
 //! An answer whose workers die in the middle of it goes on, and its client reads what it would have read anyway.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
 use std::path::Path;
 
-use host_tests::cluster::{Cluster, PATIENCE, Start, signal};
-use host_tests::plugin_files;
+use host_tests::cluster::{Cluster, Start, signal};
+use host_tests::streaming::Events;
+use host_tests::{plugin_files, streaming};
 use serde_json::{Value, json};
 
 const TOKENS: usize = 120;
@@ -27,22 +26,11 @@ fn read(url: &str, sampling: &Value, strike: impl FnOnce()) -> Vec<Value> {
     sampling_params["max_new_tokens"] = json!(TOKENS);
     sampling_params["ignore_eos"] = json!(true);
     let prompt: Vec<u32> = (0..100).collect();
-    let body = json!({"input_ids": prompt, "stream": true, "sampling_params": sampling_params}).to_string();
-    let mut connection = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
-    connection.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(
-        connection,
-        "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
-         content-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
+    let body = json!({"input_ids": prompt, "stream": true, "sampling_params": sampling_params});
     let (mut events, mut strike) = (Vec::new(), Some(strike));
-    for line in BufReader::new(connection).lines() {
-        let line = line.unwrap();
-        let Some(event) = line.strip_prefix("data: ").filter(|event| *event != "[DONE]") else { continue };
-        let event: Value = serde_json::from_str(event).unwrap();
-        let tokens = event["output_ids"].as_array().map_or(0, Vec::len);
+    for event in Events::of(url, &body).unwrap() {
+        let event = event.unwrap();
+        let tokens = streaming::tokens(&event).len();
         if tokens >= 20
             && let Some(strike) = strike.take()
         {

@@ -1,13 +1,15 @@
 //! Messages between the processes of a cluster: the schema, what core's types become in it, and the control plane's only ways to
-//! time and randomness.
+//! other processes, time and randomness.
 //!
 //! [`proto`] is generated from `proto/control.proto`. [`convert`] and [`cache_news`] translate; [`pairs`] says which workers can work
-//! together, [`protocol`] which versions of the schema, and [`identity`] makes a number of what makes their KV differ.
+//! together, [`protocol`] which versions of the schema, and [`identity`] makes a number of what makes their KV differ. [`endpoint`]
+//! connects processes that can prove that they belong together.
 
 mod answer;
 pub mod cache_news;
 pub mod clock;
 pub mod convert;
+pub mod endpoint;
 pub mod identity;
 pub mod pairs;
 pub mod protocol;

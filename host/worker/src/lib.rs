@@ -202,7 +202,7 @@ fn open_links(parts: &Parts) -> anyhow::Result<Links> {
     Links::open(transfer.clone(), memories, kv_heads, config.max_running, staging_bytes)
 }
 
-/// What the worker tells others about itself. The server that listens adds the address.
+/// What the worker tells others about itself. The server that listens adds the addresses.
 fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
     let Parts { name, config, identity, instance, .. } = parts;
     Ok(WorkerInfo {
@@ -217,6 +217,7 @@ fn info_of(parts: &Parts, links: &Links) -> anyhow::Result<WorkerInfo> {
         cache_events: config.cache_events,
         protocol: protocol::NEWEST,
         protocol_oldest: protocol::OLDEST,
+        metrics: String::new(),
     })
 }
 

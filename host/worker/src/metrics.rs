@@ -1,4 +1,4 @@
-//! A worker's own `/metrics` and `/health`, on its control port.
+//! A worker's own `/metrics` and `/health`.
 
 mod cache;
 mod offload;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use host_core::{Event, Instance};
 use host_wire::convert;
+use host_wire::endpoint::{Address, BadAddress, Credentials, channel, reason};
 use host_wire::pairs::compatible;
 use host_wire::proto::worker_client::WorkerClient;
 use host_wire::proto::{ControlMessage, DeliverRequest, HandshakeRequest, WorkerInfo};
@@ -13,7 +14,7 @@ use host_wire::protocol;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use crate::{Handle, Outgoing};
 
@@ -48,26 +49,32 @@ struct Line {
 #[derive(Clone)]
 pub struct Peers {
     worker: Handle,
+    credentials: Credentials,
     lines: Arc<Mutex<HashMap<Instance, Line>>>,
 }
 
 impl Peers {
-    /// No peers yet.
+    /// No peers yet; all that come have these credentials.
     #[must_use]
-    pub fn new(worker: Handle) -> Self {
-        Self { worker, lines: Arc::default() }
+    pub fn new(worker: Handle, credentials: Credentials) -> Self {
+        Self { worker, credentials, lines: Arc::default() }
+    }
+
+    fn client(&self, address: &str) -> Result<WorkerClient<Channel>, String> {
+        let wrong = |error: BadAddress| format!("the address {address:?} {error}");
+        let address: Address = address.parse().map_err(wrong)?;
+        channel(&address, &self.credentials).map(WorkerClient::new).map_err(|mismatch| mismatch.to_string())
     }
 
     /// Starts sending to a peer at an address, in place of what was sent to it before.
     pub fn add(&self, peer: Instance, session: u64, address: &str) {
         let (queue, receive) = mpsc::channel(WAITING);
         self.lines.lock().insert(peer, Line { queue, session });
-        match Endpoint::from_shared(address.to_owned()) {
-            Ok(endpoint) => {
-                let channel = endpoint.connect_timeout(CALL).connect_lazy();
-                tokio::spawn(speak(self.clone(), (peer, session), WorkerClient::new(channel), receive));
+        match self.client(address) {
+            Ok(client) => {
+                tokio::spawn(speak(self.clone(), (peer, session), client, receive));
             }
-            Err(error) => tracing::error!(%peer, address, %error, "a peer's address is not one"),
+            Err(error) => tracing::error!(%peer, %error, "a peer cannot be sent messages"),
         }
     }
 
@@ -128,16 +135,12 @@ impl Peers {
             }
             Err(panic) => return Err(format!("the transfer plugin failed: {panic}")),
         }
-        let endpoint = Endpoint::from_shared(address.to_owned())
-            .map_err(|error| format!("{address:?} is not an address: {error}"))?;
-        let unreachable = |error: &dyn std::fmt::Display| {
-            format!("the prefill worker at {address} cannot be reached: {error}")
-        };
+        let mut client = self.client(address)?;
         let attempt = async {
-            let channel = endpoint.connect().await.map_err(|error| unreachable(&error))?;
             let request = HandshakeRequest { from: Some(info.clone()), floor };
-            let reply = WorkerClient::new(channel).handshake(request).await;
-            reply.map(tonic::Response::into_inner).map_err(|status| unreachable(&status.message()))
+            let reply = client.handshake(request).await.map(tonic::Response::into_inner);
+            let unreachable = |why| format!("the prefill worker at {address} cannot be reached: {why}");
+            reply.map_err(|status| unreachable(reason(&status)))
         };
         let reply = timeout(HANDSHAKE, attempt)
             .await
@@ -213,7 +216,7 @@ async fn speak(
             }
             // Busy is alive.
             Ok(Err(status)) if status.code() == tonic::Code::ResourceExhausted => continue,
-            Ok(Err(status)) => status.message().to_owned(),
+            Ok(Err(status)) => reason(&status),
             Err(_elapsed) => format!("no answer in {CALL:?}"),
         };
         failures += 1;

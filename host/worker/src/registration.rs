@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use host_wire::endpoint::{Address, Credentials, channel, reason};
 use host_wire::proto::registry_client::RegistryClient;
 use host_wire::proto::{HeartbeatRequest, LeaveRequest, Load, RegisterRequest, WorkerInfo};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use crate::Handle;
 
@@ -51,14 +52,17 @@ impl Registrations {
     /// Registers with all routers, now or when they are there.
     ///
     /// # Errors
-    /// When an address is not one.
-    pub fn start(worker: &Handle, info: &WorkerInfo, routers: &[String]) -> anyhow::Result<Self> {
+    /// When the credentials are not for an address.
+    pub fn start(
+        worker: &Handle,
+        info: &WorkerInfo,
+        routers: Vec<Address>,
+        credentials: &Credentials,
+    ) -> anyhow::Result<Self> {
         let (draining, drains) = watch::channel(false);
         let (mut all, mut tasks) = (Vec::new(), JoinSet::new());
         for address in routers {
-            let endpoint = Endpoint::from_shared(address.clone())
-                .map_err(|error| anyhow::anyhow!("the router's address {address:?} is not one: {error}"))?;
-            let client = RegistryClient::new(endpoint.connect_timeout(CALL).connect_lazy());
+            let client = RegistryClient::new(channel(&address, credentials)?);
             let (known, knows) = watch::channel(Known::Nothing);
             let registration = Registration {
                 worker: worker.clone(),
@@ -67,7 +71,7 @@ impl Registrations {
                 known,
                 draining: drains.clone(),
             };
-            tasks.spawn(registration.keep(address.clone()));
+            tasks.spawn(registration.keep(address));
             all.push((client, knows));
         }
         Ok(Self { instance: info.instance, routers: all, draining, _tasks: tasks })
@@ -121,7 +125,7 @@ struct Registration {
 
 impl Registration {
     /// Registers with the router at `address` and keeps the registration alive, for ever.
-    async fn keep(mut self, address: String) {
+    async fn keep(mut self, address: Address) {
         // What was logged last: the same trouble is told once.
         let mut logged = String::new();
         loop {
@@ -147,7 +151,7 @@ impl Registration {
         let request = RegisterRequest { worker: Some(self.info.clone()) };
         let reply =
             timeout(CALL, self.client.register(request)).await.map_err(|elapsed| elapsed.to_string())?;
-        let reply = reply.map_err(|status| status.message().to_owned())?.into_inner();
+        let reply = reply.map_err(|status| reason(&status))?.into_inner();
         if !reply.accepted {
             return Err(reply.message);
         }
@@ -170,7 +174,7 @@ impl Registration {
             let request = HeartbeatRequest { instance: self.info.instance, load: Some(load) };
             let reply =
                 timeout(CALL, self.client.heartbeat(request)).await.map_err(|elapsed| elapsed.to_string())?;
-            let reply = reply.map_err(|status| status.message().to_owned())?.into_inner();
+            let reply = reply.map_err(|status| reason(&status))?.into_inner();
             if !reply.known {
                 return Err("the router does not know this worker any more".into());
             }

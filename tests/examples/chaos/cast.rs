@@ -292,7 +292,7 @@ impl Cast {
             .as_array()
             .into_iter()
             .flatten()
-            .filter_map(|worker| worker["address"].as_str().map(str::to_owned))
+            .filter_map(|worker| worker["metrics"].as_str().map(str::to_owned))
             .collect();
         let idle = host_tests::wait::try_until(|| {
             let busy: Vec<String> = addresses.iter().flat_map(|address| held(address)).collect();

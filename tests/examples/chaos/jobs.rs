@@ -1,17 +1,13 @@
 //! Requests, and how a client sends one.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
-
+use host_tests::cluster::agent;
+use host_tests::streaming::{Ended, Events, tokens};
 use serde_json::{Value, json};
 
 /// Different requests.
 const JOBS: usize = 48;
 /// Token ids of the synthetic model that are used.
 const VOCABULARY: std::ops::Range<u32> = 0..256;
-/// Longer than all that a server may wait for: workers that come back, retries, queues.
-const PATIENCE: Duration = Duration::from_secs(180);
 
 /// One request and its right answer.
 #[derive(Clone, Debug)]
@@ -19,7 +15,7 @@ pub struct Job {
     pub prompt: Vec<u32>,
     pub count: u32,
     sampling: Value,
-    pub right: Vec<u64>,
+    pub right: Vec<u32>,
 }
 
 impl Job {
@@ -58,7 +54,7 @@ pub enum Manner {
 /// What became of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    Answer(Vec<u64>),
+    Answer(Vec<u32>),
     Left,
     /// The connection broke, or there was none.
     Broken(String),
@@ -68,71 +64,42 @@ pub enum Outcome {
 
 /// Sends a request to the server at a URL.
 pub fn ask(url: &str, job: &Job, manner: Manner) -> Outcome {
-    try_ask(url, job, manner).unwrap_or_else(|error| Outcome::Broken(error.to_string()))
-}
-
-fn try_ask(url: &str, job: &Job, manner: Manner) -> std::io::Result<Outcome> {
     let mut sampling = job.sampling.clone();
     sampling["max_new_tokens"] = json!(job.count);
     sampling["ignore_eos"] = json!(true);
-    let body =
-        json!({"input_ids": job.prompt, "stream": manner != Manner::Whole, "sampling_params": sampling})
-            .to_string();
-    let mut connection = TcpStream::connect(url.trim_start_matches("http://"))?;
-    connection.set_read_timeout(Some(PATIENCE))?;
-    write!(
-        connection,
-        "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
-         content-length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
-    let mut reader = BufReader::new(connection);
-    let (mut status, mut head) = (String::new(), String::new());
-    reader.read_line(&mut status)?;
-    loop {
-        head.clear();
-        if reader.read_line(&mut head)? == 0 {
-            return Ok(Outcome::Broken("the connection ended in the answer's head".to_owned()));
-        }
-        if head.trim().is_empty() {
-            break;
-        }
-    }
-    if !status.contains(" 200 ") {
-        let mut text = String::new();
-        reader.read_to_string(&mut text)?;
-        return Ok(Outcome::Refused(format!("{} {text}", status.trim())));
-    }
-    if manner == Manner::Whole {
-        let mut text = String::new();
-        reader.read_to_string(&mut text)?;
-        return Ok(match serde_json::from_str::<Value>(&text) {
-            Ok(answer) => Outcome::Answer(tokens(&answer)),
-            Err(error) => Outcome::Broken(format!("half an answer: {error}")),
-        });
-    }
-    let (mut last, mut events) = (Value::Null, 0);
-    for line in reader.lines() {
-        let line = line?;
-        let Some(event) = line.strip_prefix("data: ") else { continue };
-        if event == "[DONE]" {
-            return Ok(Outcome::Answer(tokens(&last)));
-        }
-        let Ok(event) = serde_json::from_str::<Value>(event) else {
-            return Ok(Outcome::Broken("half an event".to_owned()));
-        };
-        if event["error"].is_object() {
-            return Ok(Outcome::Refused(event["error"].to_string()));
-        }
-        last = event;
-        events += 1;
-        if matches!(manner, Manner::Leave(after) if events >= after) {
-            return Ok(Outcome::Left);
-        }
-    }
-    Ok(Outcome::Broken("the stream ended before [DONE]".to_owned()))
+    let streams = manner != Manner::Whole;
+    let request = json!({"input_ids": job.prompt, "stream": streams, "sampling_params": sampling});
+    let outcome = if streams { read(url, &request, manner) } else { wait(url, &request) };
+    outcome.unwrap_or_else(|ended| match ended {
+        Ended::Refused(why) => Outcome::Refused(why),
+        Ended::Broken(why) => Outcome::Broken(why),
+    })
 }
 
-fn tokens(answer: &Value) -> Vec<u64> {
-    answer["output_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+fn wait(url: &str, request: &Value) -> Result<Outcome, Ended> {
+    let broken = |error: ureq::Error| Ended::Broken(error.to_string());
+    let sent = agent().post(format!("{url}/generate")).header("content-type", "application/json");
+    let mut answer = sent.header("connection", "close").send(request.to_string()).map_err(broken)?;
+    let text = answer.body_mut().read_to_string().map_err(broken)?;
+    if answer.status() != 200 {
+        return Err(Ended::Refused(format!("{} {text}", answer.status())));
+    }
+    let answer: Value =
+        serde_json::from_str(&text).map_err(|error| Ended::Broken(format!("half an answer: {error}")))?;
+    Ok(Outcome::Answer(tokens(&answer)))
+}
+
+fn read(url: &str, request: &Value, manner: Manner) -> Result<Outcome, Ended> {
+    let mut last = Value::Null;
+    for (events, event) in Events::of(url, request)?.enumerate() {
+        let event = event?;
+        if event["error"].is_object() {
+            return Err(Ended::Refused(event["error"].to_string()));
+        }
+        if manner == Manner::Leave(events + 1) {
+            return Ok(Outcome::Left);
+        }
+        last = event;
+    }
+    Ok(Outcome::Answer(tokens(&last)))
 }

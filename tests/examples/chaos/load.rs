@@ -97,6 +97,7 @@ impl Client {
         loop {
             let router = self.random.choice(&self.routers).cloned().unwrap();
             let life = router.killed.load(Ordering::SeqCst);
+            let began = std::time::Instant::now();
             let outcome = ask(&router.url, &job, manner);
             if matches!(outcome, Outcome::Broken(_)) {
                 // The killer counts a moment later than the connection breaks.
@@ -126,7 +127,11 @@ impl Client {
                 Outcome::Broken(why) => {
                     let refused = why.contains("refused");
                     if router.killed.load(Ordering::SeqCst) == life && !refused || reconnects > 600 {
-                        tally.lost.push(format!("{manner:?} at {}: {why}", router.url));
+                        let after = began.elapsed();
+                        tally.lost.push(format!(
+                            "{manner:?} at {} after {after:?}, life {life}: {why}",
+                            router.url
+                        ));
                         return;
                     }
                     reconnects += 1;

@@ -44,6 +44,7 @@ pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>
                 "why": why,
                 "instance": format!("{:016x}", worker.info.instance),
                 "address": worker.info.address,
+                "metrics": worker.info.metrics,
                 "max_tokens": worker.info.max_tokens,
                 "transfer_plugins": plugins,
                 "in_flight": worker.in_flight,

@@ -7,6 +7,7 @@ use host_core::radix::PageHash;
 use host_core::routing::WorkerSlot;
 use host_core::{Instance, Room};
 use host_wire::clock::Instant;
+use host_wire::endpoint::Credentials;
 use host_wire::identity;
 use host_wire::proto::{Load, WorkerInfo};
 
@@ -67,6 +68,8 @@ pub struct Terms {
     pub policy: Policy,
     /// Any number, for [`Policy::Random`].
     pub seed: u64,
+    /// What workers are checked by when they are called.
+    pub credentials: Credentials,
 }
 
 /// What a request needs of a route.
@@ -310,7 +313,7 @@ impl WorkerTable {
             address: info.address.clone(),
             max_tokens: info.max_tokens,
             page_tokens: info.identity.as_ref().map_or(1, |identity| identity.page_tokens),
-            channel: channel(&info.address)?,
+            channel: channel(&info.address, &self.terms.credentials)?,
         };
         let refused = self.refusals(Some((&info, role)));
         let newcomer = if self.terms.warm_up { Warmth::Cold } else { Warmth::Warm };

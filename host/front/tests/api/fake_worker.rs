@@ -167,6 +167,7 @@ pub fn info(name: &str, role: &str, instance: u64, address: SocketAddr) -> Worke
         cache_events: false,
         protocol: 0,
         protocol_oldest: 0,
+        metrics: String::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::cli::launch;
 use crate::cli::settings::{RoleName, Settings};
 use host_plugins::requirements::Feature;
+use host_wire::endpoint::ListenAt;
 
 type On = fn(&Settings) -> bool;
 type OnForModel = fn(&Settings, bool) -> bool;
@@ -29,7 +30,7 @@ const TURNED_ON: &[(Feature, On)] = &[
     (Feature::Preemption, divided),
     (Feature::SupervisedRestart, |settings| settings.role.is_none()),
     (Feature::RemoteWorkers, |settings| {
-        divided(settings) && settings.control.is_some_and(|address| !address.ip().is_loopback())
+        divided(settings) && settings.control.as_ref().is_some_and(ListenAt::is_reachable_from_elsewhere)
     }),
 ];
 

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use host_wire::endpoint::ListenAt;
 use serde::{Deserialize, Deserializer, de};
 
 use super::{Settings, suggestion};
@@ -49,7 +50,8 @@ impl Settings {
         })?;
         flags_over_file!(self, file,
             flag_wins: [
-                model tokenizer served_model_name executor role plugins transfer plugins_dir host port api_keys tenant_header allowed_hosts max_requests request_timeout retry_timeout drain_timeout control router router_policy name
+                model tokenizer served_model_name executor role plugins transfer plugins_dir host port api_keys tenant_header allowed_hosts max_requests
+                request_timeout retry_timeout drain_timeout control router cluster_secret cluster_certs metrics router_policy name
                 page_size pool_pages kv_memory kv_dtype kv_layout chunk_tokens layer_groups staging staging_bytes
                 staging_knee hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy allocator
                 swa_full_tokens_ratio radix_eviction max_batch reserved_decode_tokens target_itl_ms max_running max_queued
@@ -57,7 +59,7 @@ impl Settings {
                 start_companion decode_radix_cache prefill_radix_cache hierarchical_cache
             ],
             on_in_either: [
-                insecure_plugin_permissions plugins_may_abort no_page_integrity no_resume no_warm_up
+                insecure_control insecure_plugin_permissions plugins_may_abort no_page_integrity no_resume no_warm_up
             ],
             of_the_file: [plugin companion],
             of_the_flags: [
@@ -85,6 +87,12 @@ where
         Either::Word(word) => word,
     };
     word.parse().map(Some).map_err(de::Error::custom)
+}
+
+/// Reads an address as its flag is read.
+pub(super) fn address<'de, D: Deserializer<'de>>(value: D) -> Result<Option<ListenAt>, D::Error> {
+    let text = String::deserialize(value)?;
+    text.parse().map(Some).map_err(|error| de::Error::custom(format!("{text:?} {error}")))
 }
 
 /// One name may be written without the brackets of a list.
@@ -128,6 +136,7 @@ mod tests {
             ("staging = \"some\"\n", "use auto, always or never"),
             ("kv-memory = \"lots\"\n", "\"lots\" is not a size"),
             ("[hicache]\nwrite-bytes = \"much\"\n", "\"much\" is not a size"),
+            ("control = \"4000\"\n", "\"4000\" is neither IP:PORT nor unix:PATH"),
             ("layer-groups = 0\n", "use auto, off or 2 to 32"),
         ] {
             std::fs::write(&path, wrong).unwrap();

@@ -31,6 +31,35 @@ fn addresses_that_others_cannot_reach_are_refused_with_the_way_out() {
 }
 
 #[test]
+fn a_control_plane_that_strangers_reach_needs_a_way_to_know_its_own() {
+    let ways = ["--cluster-secret FILE", "--cluster-certs DIR", "--insecure-control"];
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, "0123456789abcdef0123456789abcdef").unwrap();
+    std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let (secret, missing) = (secret.display().to_string(), folder.path().join("certs").display().to_string());
+    let socket = format!("unix:{}", folder.path().join("a.sock").display());
+    let router = ["--executor", "synthetic", "--role", "router"];
+    let worker = ["--executor", "synthetic", "--role", "decode"];
+    let cases: [(&[&str], &[&str], &[&str]); 10] = [
+        (&router, &["--control", "192.0.2.7:8001"], &ways),
+        (&router, &["--control", "0.0.0.0:0"], &ways),
+        (&worker, &["--control", "192.0.2.7:0", "--router", "http://192.0.2.1:8001"], &ways),
+        (&router, &["--cluster-secret", &secret, "--cluster-certs", &missing], &["give one of them"]),
+        (&router, &["--cluster-certs", &missing], &["key.pem cannot be read"]),
+        (&router, &["--control", &socket, "--cluster-secret", &secret], &["known by the system"]),
+        (&worker, &["--router", "https://127.0.0.1:1"], &["--cluster-secret", "http://"]),
+        (&worker, &["--router", "http://127.0.0.1:1", "--cluster-secret", &secret], &["write https://"]),
+        (&worker, &["--router", &socket], &["--control unix:PATH"]),
+        (&worker, &["--control", &socket, "--router", "http://127.0.0.1:1"], &["Unix socket"]),
+    ];
+    for (role, flags, says) in cases {
+        refused(&[role, flags].concat(), says);
+    }
+    refused(&["--executor", "synthetic", "--cluster-secret", &secret], &["--cluster-secret needs --role"]);
+}
+
+#[test]
 fn a_taken_port_is_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

@@ -12,6 +12,7 @@ fn terms() -> Terms {
         warm_up: false,
         policy: Policy::LeastLoaded,
         seed: 1,
+        credentials: Credentials::None,
     }
 }
 
@@ -41,6 +42,7 @@ fn worker(instance: u64, name: &str, role: &str) -> WorkerInfo {
         cache_events: false,
         protocol: 0,
         protocol_oldest: 0,
+        metrics: String::new(),
     }
 }
 

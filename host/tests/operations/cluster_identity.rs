@@ -1,0 +1,398 @@
+//! Processes that know each other: over sockets of their user on one machine, by a secret or certificates over TCP. Others are told
+//! nothing.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use host_tests::cluster::{Cluster, PATIENCE, Start, runs, signal};
+use host_tests::hold::Hold;
+use host_tests::plugin_files;
+use host_tests::skip::skipped;
+use host_tests::wait::until;
+use host_wire::endpoint::{Address, Credentials, Tls, TlsSource, channel, reason};
+use host_wire::proto::worker_client::WorkerClient;
+use host_wire::proto::{HandshakeRequest, WorkerInfo};
+
+const HOST: &str = env!("CARGO_BIN_EXE_host");
+/// A user who is not root, and need not exist.
+const OTHER: u32 = 65_533;
+const PROMPTS: [&[u32]; 2] = [&[7; 40], &[1, 2, 3]];
+
+/// Without a role, on sockets in `base`.
+fn supervised(base: &Path) -> (Cluster, tempfile::TempDir) {
+    supervised_with(base, String::new())
+}
+
+fn supervised_with(base: &Path, config: String) -> (Cluster, tempfile::TempDir) {
+    let plugins = plugin_files::directory(&["shm"]);
+    let mut flags =
+        ["--executor", "synthetic", "--kv-memory", "4MiB", "--plugins-dir"].map(str::to_owned).to_vec();
+    flags.push(plugins.path().display().to_string());
+    let start = Start { program: Path::new(HOST), flags, config, workers: 2 };
+    (Cluster::start_as_given(&start, &[("TMPDIR", base)]), plugins)
+}
+
+/// The tokens of the answers. What is cached of the prompts says how many bytes moved.
+fn answers(cluster: &Cluster) -> [Vec<u64>; 2] {
+    PROMPTS.map(|prompt| cluster.generate(prompt, 6).unwrap().tokens)
+}
+
+/// The one folder of sockets in `base`.
+fn folder(base: &Path) -> PathBuf {
+    let found: Vec<PathBuf> = std::fs::read_dir(base).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0].clone()
+}
+
+/// What a process of another user reads from a socket before it is hung up on.
+fn heard_by_another_user(socket: &Path) -> std::io::Result<Vec<u8>> {
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            // On Linux each thread has its own user.
+            let user = rustix::process::Uid::from_raw(OTHER);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            let mut connection = UnixStream::connect(socket)?;
+            connection.set_read_timeout(Some(PATIENCE))?;
+            // The beginning of HTTP/2, which a server answers with its settings. It may have hung up before.
+            drop(connection.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"));
+            let mut heard = Vec::new();
+            match connection.read_to_end(&mut heard) {
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Ok(heard),
+                read => read.map(|_bytes| heard),
+            }
+        });
+        other.join().unwrap()
+    })
+}
+
+#[test]
+fn supervised_processes_meet_on_sockets_of_their_user_that_go_with_them() {
+    let base = tempfile::tempdir().unwrap();
+    let (mut cluster, _plugins) = supervised(base.path());
+    let expected = answers(&cluster);
+    let folder = folder(base.path());
+    assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    let sockets = ["router", "prefill-0", "decode-0"].map(|name| folder.join(format!("{name}.sock")));
+    for (worker, socket) in ["prefill", "decode"].iter().zip(&sockets[1..]) {
+        assert_eq!(cluster.worker(worker).address, format!("unix:{}", socket.display()));
+    }
+
+    if rustix::process::geteuid().is_root() {
+        for socket in &sockets {
+            let kept_out = heard_by_another_user(socket).unwrap_err();
+            assert_eq!(kept_out.kind(), std::io::ErrorKind::PermissionDenied, "the folder is private");
+        }
+        // The sockets' own check, where nothing else is in the way.
+        std::fs::set_permissions(base.path(), PermissionsExt::from_mode(0o711)).unwrap();
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o711)).unwrap();
+        for socket in &sockets {
+            std::fs::set_permissions(socket, PermissionsExt::from_mode(0o666)).unwrap();
+            assert_eq!(heard_by_another_user(socket).unwrap(), b"", "{}", socket.display());
+        }
+        cluster.wait("refusals in the log", || {
+            cluster.log().matches("a control connection was refused").count() >= 3
+        });
+        assert!(cluster.log().contains(&format!("user {OTHER}")), "{}", cluster.log());
+    } else {
+        skipped("connections of another user to a supervised server: only root can make them");
+    }
+
+    // What watches a worker is no way in.
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let worker = cluster.worker("prefill");
+    assert!(cluster.metrics(&worker).contains_key("host_requests_finished_total"));
+    let told = runtime.block_on(handshake(&worker.metrics, &Credentials::None));
+    assert!(told.is_err(), "{told:?}");
+
+    // Processes that are started again are found where the earlier were.
+    let decode = cluster.worker("decode");
+    signal(cluster.pid("decode").unwrap(), "KILL");
+    cluster.wait_for_another(&decode);
+    assert_eq!(cluster.worker("decode").address, decode.address);
+    let router = cluster.pid("router").unwrap();
+    signal(router, "KILL");
+    cluster.wait("another router", || cluster.pid("router") != Some(router) && cluster.workers().len() == 2);
+    cluster.wait("an answer", || cluster.generate(PROMPTS[0], 6).is_ok());
+    assert_eq!(answers(&cluster), expected);
+    assert_eq!(cluster.interrupt(), Some(0));
+    assert!(!folder.exists());
+}
+
+#[test]
+fn what_a_killed_supervisor_left_is_removed_by_the_next() {
+    let base = tempfile::tempdir().unwrap();
+    let (cluster, _plugins) = supervised(base.path());
+    let left = folder(base.path());
+    let children = ["router", "prefill", "decode"].map(|role| cluster.pid(role).unwrap());
+    signal(cluster.supervisor(), "KILL");
+    until("the children to end", || match children.into_iter().find(|child| runs(*child)) {
+        None => Ok(()),
+        Some(child) => Err(format!("process {child} runs")),
+    });
+    assert!(left.exists());
+    let (cluster, _plugins) = supervised(base.path());
+    assert_ne!(folder(base.path()), left);
+    cluster.generate(PROMPTS[0], 2).unwrap();
+}
+
+#[test]
+fn an_aggregated_worker_and_its_router_meet_on_sockets_too() {
+    let base = tempfile::tempdir().unwrap();
+    let flags = ["--role", "aggregated", "--executor", "synthetic", "--kv-memory", "4MiB"];
+    let flags = flags.map(str::to_owned).to_vec();
+    let start = Start { program: Path::new(HOST), flags, config: String::new(), workers: 1 };
+    let mut cluster = Cluster::start_as_given(&start, &[("TMPDIR", base.path())]);
+    cluster.generate(PROMPTS[0], 2).unwrap();
+    let address = cluster.worker("aggregated").address;
+    assert_eq!(address, format!("unix:{}/aggregated-0.sock", folder(base.path()).display()));
+    assert_eq!(cluster.interrupt(), Some(0));
+    assert_eq!(std::fs::read_dir(base.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_workers_compute_for_a_router_that_froze_ends() {
+    let (base, hold) = (tempfile::tempdir().unwrap(), Hold::new());
+    let config = format!("[synthetic]\n{}", hold.prompts_from(800));
+    let (cluster, _plugins) = supervised_with(base.path(), config);
+    let prompt: Vec<u32> = (0..1600).map(|token| token % 256).collect();
+    let expected = cluster.generate(&prompt[..40], 8).unwrap().tokens;
+    let decode = cluster.worker("decode");
+    let under_way = || cluster.metrics(&decode).get("host_requests_active").copied();
+    std::thread::scope(|scope| {
+        let held = hold.begin();
+        let request = scope.spawn(|| cluster.generate(&prompt, 8));
+        cluster.wait("the request to be under way", || under_way() == Some(1.0));
+        // Its connections stay open, and nothing answers on them.
+        let router = cluster.pid("router").unwrap();
+        signal(router, "STOP");
+        until("the request to end", || if under_way() == Some(0.0) { Ok(()) } else { Err("it goes on") });
+        held.end();
+        signal(router, "CONT");
+        request.join().unwrap().unwrap();
+    });
+    assert_eq!(cluster.generate(&prompt[..40], 8).unwrap().tokens, expected);
+    cluster.wait("all pages to be free", || cluster.all_free());
+}
+
+/// Introduces a worker that there is not, as a process that looks for endpoints does. It fits the other, as far as a role says.
+async fn handshake(address: &str, credentials: &Credentials) -> Result<String, String> {
+    let address: Address = address.parse().map_err(|error| format!("{error}"))?;
+    let channel = channel(&address, credentials).map_err(|mismatch| mismatch.to_string())?;
+    let stranger =
+        WorkerInfo { instance: 7, name: "stranger".into(), role: "prefill".into(), ..WorkerInfo::default() };
+    let request = HandshakeRequest { from: Some(stranger), floor: 0 };
+    let reply = WorkerClient::new(channel).handshake(request).await;
+    reply.map(|reply| reply.into_inner().message).map_err(|status| reason(&status))
+}
+
+/// `host certs`.
+fn certs(arguments: &[&str], path: &Path, more: &[&str]) -> Output {
+    let mut command = Command::new(HOST);
+    let made = command.arg("certs").args(arguments).arg(path).args(more).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    made
+}
+
+/// A process of a cluster over TCP, ended with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            signal(self.0.id(), "TERM");
+            self.0.wait().unwrap();
+        }
+    }
+}
+
+/// A router and workers over TCP, each with flags that say what it knows others by.
+struct OverTcp {
+    router: Cluster,
+    workers: Vec<Process>,
+    plugins: tempfile::TempDir,
+    control: String,
+}
+
+impl OverTcp {
+    fn start(flags: &[String]) -> Self {
+        let router = ["--role", "router", "--executor", "synthetic", "--control", "127.0.0.1:0"];
+        let router = router.iter().map(|flag| (*flag).to_owned()).chain(flags.iter().cloned()).collect();
+        let start = Start { program: Path::new(HOST), flags: router, config: String::new(), workers: 0 };
+        let router = Cluster::start_as_given(&start, &[]);
+        let control = router.greeting.rsplit(' ').next().unwrap().to_owned();
+        let mut cluster =
+            Self { router, workers: Vec::new(), plugins: plugin_files::directory(&["shm"]), control };
+        for role in ["prefill", "decode"] {
+            cluster.worker(role, role, flags);
+        }
+        cluster.router.wait("both to register", || cluster.router.workers().len() == 2);
+        cluster
+    }
+
+    fn worker(&mut self, role: &str, name: &str, flags: &[String]) {
+        let child = Command::new(HOST)
+            .args(["--role", role, "--name", name, "--executor", "synthetic", "--kv-memory", "4MiB"])
+            .args(["--router", &self.control, "--plugins-dir"])
+            .arg(self.plugins.path())
+            .args(flags)
+            .stdin(Stdio::null())
+            .spawn();
+        self.workers.push(Process(child.unwrap()));
+    }
+}
+
+/// The flag and its value.
+fn flag(name: &str, path: &Path) -> Vec<String> {
+    vec![name.to_owned(), path.display().to_string()]
+}
+
+#[test]
+fn a_secret_and_certificates_make_clusters_that_answer_as_one_machine_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    certs(&["secret"], &path("secret"), &[]);
+    certs(&["secret"], &path("other-secret"), &[]);
+    certs(&["new"], &path("certs"), &[]);
+    certs(&["new"], &path("other-certs"), &[]);
+    let expected = {
+        let base = tempfile::tempdir().unwrap();
+        let (cluster, _plugins) = supervised(base.path());
+        answers(&cluster)
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let tls = |source| Credentials::Tls(Tls::load(source).unwrap());
+    for (flags, own, others) in [
+        (
+            flag("--cluster-secret", &path("secret")),
+            tls(TlsSource::Secret(path("secret"))),
+            tls(TlsSource::Secret(path("other-secret"))),
+        ),
+        (
+            flag("--cluster-certs", &path("certs")),
+            tls(TlsSource::Certificates(path("certs"))),
+            tls(TlsSource::Certificates(path("other-certs"))),
+        ),
+    ] {
+        let cluster = OverTcp::start(&flags);
+        assert_eq!(answers(&cluster.router), expected);
+        for worker in cluster.router.workers() {
+            assert!(worker.address.starts_with("https://127.0.0.1:"), "{worker:?}");
+            assert!(cluster.router.metrics(&worker)["host_requests_finished_total"] > 0.0, "{worker:?}");
+            let plain = worker.address.replace("https:", "http:");
+            for address in [&worker.address, &cluster.control] {
+                runtime.block_on(handshake(address, &others)).unwrap_err();
+            }
+            runtime.block_on(handshake(&plain, &Credentials::None)).unwrap_err();
+            runtime.block_on(handshake(&worker.metrics, &Credentials::None)).unwrap_err();
+            // The same question of a member is answered, so it was the certificate that was refused.
+            let answered = runtime.block_on(handshake(&worker.address, &own));
+            let says =
+                if worker.role == "prefill" { "KV goes from prefill" } else { "cannot share KV pages" };
+            assert!(answered.as_ref().is_ok_and(|message| message.contains(says)), "{answered:?}");
+        }
+        cluster.router.wait("a refusal in the router's log", || {
+            cluster.router.log().contains("a control connection was refused")
+        });
+        assert!(!cluster.router.log().contains(std::fs::read_to_string(path("secret")).unwrap().trim()));
+        cluster.router.wait("all pages to be free", || cluster.router.all_free());
+    }
+}
+
+#[test]
+fn a_secret_is_replaced_while_everything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, new, old] = ["secret", "new", "old"].map(|name| folder.path().join(name));
+    certs(&["secret"], &file, &[]);
+    certs(&["secret"], &new, &[]);
+    let text = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let write = |path: &Path, text: &str| {
+        std::fs::write(path, text).unwrap();
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    write(&old, &text(&file));
+    let flags = flag("--cluster-secret", &file);
+    let mut cluster = OverTcp::start(&flags);
+    let expected = answers(&cluster.router);
+    let before: Vec<String> = cluster.router.workers().into_iter().map(|worker| worker.instance).collect();
+
+    // All processes read one file here, so the new secret alone may come at once.
+    let next = folder.path().join("next");
+    write(&next, &text(&new));
+    std::fs::rename(&next, &file).unwrap();
+    cluster.worker("decode", "late", &flags);
+    cluster.router.wait("a worker with the new secret", || cluster.router.workers().len() == 3);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for worker in cluster.router.workers() {
+        let of = |path: &Path| Credentials::Tls(Tls::load(TlsSource::Secret(path.to_owned())).unwrap());
+        runtime.block_on(handshake(&worker.address, &of(&old))).unwrap_err();
+        runtime.block_on(handshake(&worker.address, &of(&new))).unwrap();
+    }
+    let now: Vec<String> = cluster.router.workers().into_iter().map(|worker| worker.instance).collect();
+    assert!(before.iter().all(|instance| now.contains(instance)), "{before:?} {now:?}");
+    for _ in 0..4 {
+        assert_eq!(answers(&cluster.router), expected);
+    }
+}
+
+#[test]
+fn a_worker_with_another_secret_is_not_registered_and_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let [own, other] = ["own", "other"].map(|name| folder.path().join(name));
+    certs(&["secret"], &own, &[]);
+    certs(&["secret"], &other, &[]);
+    let cluster = OverTcp::start(&flag("--cluster-secret", &own));
+    let child = Command::new(HOST)
+        .args(["--role", "decode", "--name", "stranger", "--executor", "synthetic", "--kv-memory", "4MiB"])
+        .args(["--router", &cluster.control, "--plugins-dir"])
+        .arg(cluster.plugins.path())
+        .args(flag("--cluster-secret", &other))
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut stranger = Process(child.unwrap());
+    let said = host_tests::lines::Lines::of(stranger.0.stderr.take().unwrap());
+    let line = said.find("why it is not registered", |line| {
+        line.contains("not registered with the router").then(|| line.to_owned())
+    });
+    let line = line.unwrap();
+    assert!(line.contains("certificate"), "{line}");
+    let names: Vec<String> = cluster.router.workers().into_iter().map(|worker| worker.name).collect();
+    assert!(!names.contains(&"stranger".to_owned()), "{names:?}");
+}
+
+#[test]
+fn certificates_are_made_for_their_owner_and_nothing_is_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second, secret] = ["a", "b", "secret"].map(|name| folder.path().join(name));
+    certs(&["new"], &first, &["--days", "30"]);
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    for name in ["key.pem", "ca-key.pem"] {
+        assert_eq!(mode(&first.join(name)), 0o600, "{name}");
+    }
+    let read = |folder: &Path, name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let earlier = ["ca.pem", "ca-key.pem", "cert.pem", "key.pem"].map(|name| read(&first, name));
+    // Another certificate of the same authority, here and elsewhere.
+    certs(&["new"], &first, &[]);
+    certs(&["new"], &second, &["--ca", first.to_str().unwrap()]);
+    assert_eq!([&earlier[0], &earlier[1]], [&read(&first, "ca.pem"), &read(&first, "ca-key.pem")]);
+    assert_ne!([&earlier[2], &earlier[3]], [&read(&first, "cert.pem"), &read(&first, "key.pem")]);
+    assert_eq!(read(&second, "ca.pem"), earlier[0]);
+    assert!(!second.join("ca-key.pem").exists());
+    for folder in [&first, &second] {
+        Tls::load(TlsSource::Certificates(folder.clone())).unwrap();
+    }
+    certs(&["secret"], &secret, &[]);
+    assert_eq!(mode(&secret), 0o600);
+    let made = std::fs::read_to_string(&secret).unwrap();
+    let again = Command::new(HOST).args(["certs", "secret"]).arg(&secret).output().unwrap();
+    assert_eq!(again.status.code(), Some(2), "{again:?}");
+    assert_eq!(std::fs::read_to_string(&secret).unwrap(), made);
+    // Without the authority's key there is nothing to sign with, and a new authority would shut the others out.
+    std::fs::remove_file(first.join("ca-key.pem")).unwrap();
+    let none = Command::new(HOST).args(["certs", "new"]).arg(&first).output().unwrap();
+    assert_eq!(none.status.code(), Some(2), "{none:?}");
+    assert_eq!(read(&first, "ca.pem"), earlier[0]);
+}

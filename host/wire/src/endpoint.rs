@@ -1,0 +1,48 @@
+//! Connections of the control plane: where a process listens, how another one connects, and how each knows the other.
+//!
+//! Both sides take an [`Address`] and [`Credentials`]. Nothing else in the host opens or accepts a connection of the control plane.
+//!
+//! | Credentials | Address | Who gets in |
+//! | --- | --- | --- |
+//! | [`Credentials::SameUser`] | `unix:PATH` | processes of the same user, and of root |
+//! | [`Credentials::Tls`] | `https://HOST:PORT` | processes with a certificate of the cluster's authority |
+//! | [`Credentials::None`] | `http://HOST:PORT` | every process that reaches the address |
+//!
+//! A peer is checked before a byte of the protocol is read or written, on both sides. One that does not pass is told nothing.
+
+mod address;
+pub mod authority;
+mod channel;
+mod connection;
+mod credentials;
+mod directory;
+#[cfg(test)]
+mod fixture;
+mod listener;
+mod reason;
+mod refusals;
+mod serve;
+mod tls;
+
+use std::time::Duration;
+
+pub use address::{Address, BadAddress, Host, ListenAt};
+pub use channel::channel;
+pub use credentials::{Credentials, Mismatch};
+pub use directory::SocketDirectory;
+pub use listener::{Listener, bind_socket};
+pub use reason::reason;
+pub use serve::serve;
+pub use tls::{Tls, TlsError, TlsSource};
+
+/// The name in every certificate. Processes are checked against it, so that a certificate serves at any address.
+pub const NAME: &str = "host-cluster";
+
+/// Longest time until a connection is made, its TLS handshake included.
+const CONNECT: Duration = Duration::from_secs(2);
+/// Longest time that an accepted connection may take to show its certificate.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// A silent connection is asked for a sign of life this often, from both sides.
+const PING_EVERY: Duration = Duration::from_secs(5);
+/// A connection without one is closed after this time. What a worker computes for its other end ends with it.
+const PING_WAIT: Duration = Duration::from_secs(10);

@@ -1,0 +1,85 @@
+//! Connecting to another process.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpStream, UnixStream};
+use tonic::codegen::Service;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::address::Address;
+use super::connection::Stream;
+use super::credentials::{Credentials, Mismatch, check_user};
+use super::{CONNECT, PING_EVERY, PING_WAIT};
+use crate::clock;
+
+/// Requests name no machine: the process at the other end is known by its credentials.
+const ORIGIN: &str = "http://host-cluster";
+
+/// A connection that opens when it is first used, and again when it broke.
+///
+/// # Errors
+/// When the credentials are not for addresses of this kind.
+pub fn channel(address: &Address, credentials: &Credentials) -> Result<Channel, Mismatch> {
+    credentials.fit(address)?;
+    let dial = Dial(Arc::new((address.clone(), credentials.clone())));
+    let endpoint = Endpoint::from_static(ORIGIN)
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_WAIT)
+        .keep_alive_while_idle(true);
+    Ok(endpoint.connect_with_connector_lazy(dial))
+}
+
+/// Connects to one address, whatever the request says.
+#[derive(Clone)]
+struct Dial(Arc<(Address, Credentials)>);
+
+impl Service<Uri> for Dial {
+    type Response = TokioIo<Stream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let to = Arc::clone(&self.0);
+        Box::pin(async move {
+            let (address, credentials) = &*to;
+            let connected = clock::timeout(CONNECT, connect(address, credentials)).await;
+            let connected = connected.unwrap_or_else(|_elapsed| {
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT:?}")))
+            });
+            connected
+                .map(TokioIo::new)
+                .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
+        })
+    }
+}
+
+async fn connect(address: &Address, credentials: &Credentials) -> io::Result<Stream> {
+    match (address, credentials) {
+        (Address::Unix(path), _) => {
+            let connection = UnixStream::connect(path).await?;
+            check_user(&connection)?;
+            Ok(Stream::Unix(connection))
+        }
+        (Address::Tls(host), Credentials::Tls(tls)) => {
+            let connection = TcpStream::connect((host.name.as_str(), host.port)).await?;
+            // A message per packet: waiting for more would add to every token's latency.
+            connection.set_nodelay(true)?;
+            tls.connect(connection).await.map(|stream| Stream::Tls(Box::new(stream.into())))
+        }
+        (Address::Tls(_), _) => Err(io::Error::other("no certificate to show")),
+        (Address::Plain(host), _) => {
+            let connection = TcpStream::connect((host.name.as_str(), host.port)).await?;
+            connection.set_nodelay(true)?;
+            Ok(Stream::Tcp(connection))
+        }
+    }
+}

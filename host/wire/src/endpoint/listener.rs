@@ -1,0 +1,294 @@
+//! Accepting connections: no more at once than a limit, and none whose other end does not pass the check.
+
+mod strangers;
+
+use std::fmt::Display;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, getrlimit};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::HANDSHAKE;
+use super::address::{Address, LONGEST_PATH, ListenAt};
+use super::connection::{Connection, Stream};
+use super::credentials::{Credentials, check_user};
+use super::refusals::Refusals;
+use super::tls::Tls;
+use crate::clock;
+use strangers::Strangers;
+
+/// Most connections where descriptors are not the limit.
+const MOST_CONNECTIONS: usize = 1 << 14;
+/// A listener takes so many even where descriptors are few.
+const FEWEST_CONNECTIONS: usize = 64;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// Checked connections that wait for the server.
+const CHECKED: usize = 16;
+/// Pause after the system had no resources to accept a connection.
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+
+/// Listens for other processes.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    credentials: Credentials,
+    /// Most connections at once. Those beyond are closed.
+    most: usize,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// Plain text.
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Self {
+        Self::new(Socket::Tcp(listener), Credentials::None)
+    }
+}
+
+impl Listener {
+    fn new(socket: Socket, credentials: Credentials) -> Self {
+        // A quarter of this process's descriptors: clients of the HTTP API may have the rest.
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 4;
+        let most = usize::try_from(descriptors).unwrap_or(usize::MAX);
+        Self { socket, credentials, most: most.clamp(FEWEST_CONNECTIONS, MOST_CONNECTIONS) }
+    }
+
+    /// Listens at an address. A socket's file that another process left is replaced.
+    ///
+    /// # Errors
+    /// When the address is taken, or is none that these credentials are for.
+    pub async fn bind(at: &ListenAt, credentials: Credentials) -> io::Result<Self> {
+        let socket = match at {
+            ListenAt::Tcp(address) => Socket::Tcp(TcpListener::bind(address).await?),
+            ListenAt::Unix(path) => Socket::Unix(UnixListener::from_std(bind_socket(path)?.into())?),
+        };
+        Self::new(socket, credentials).checked()
+    }
+
+    /// Listens on a socket that listens already.
+    ///
+    /// # Errors
+    /// When it is none that these credentials are for.
+    pub fn inherited(socket: OwnedFd, credentials: Credentials) -> io::Result<Self> {
+        let socket = if is_unix(&socket)? {
+            Socket::Unix(UnixListener::from_std(socket.into())?)
+        } else {
+            Socket::Tcp(TcpListener::from_std(socket.into())?)
+        };
+        Self::new(socket, credentials).checked()
+    }
+
+    fn checked(self) -> io::Result<Self> {
+        match self.credentials.fit(&self.address()?) {
+            Ok(()) => Ok(self),
+            Err(mismatch) => Err(io::Error::new(io::ErrorKind::InvalidInput, mismatch)),
+        }
+    }
+
+    /// Closes connections beyond so many.
+    #[must_use]
+    pub fn at_most(self, connections: usize) -> Self {
+        Self { most: connections.max(1), ..self }
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// When the socket has no address.
+    pub fn address(&self) -> io::Result<Address> {
+        match &self.socket {
+            Socket::Tcp(socket) => {
+                let host = socket.local_addr()?.into();
+                Ok(match self.credentials {
+                    Credentials::Tls(_) => Address::Tls(host),
+                    _ => Address::Plain(host),
+                })
+            }
+            Socket::Unix(socket) => {
+                let address = socket.local_addr()?;
+                let path = address.as_pathname().ok_or_else(|| io::Error::other("the socket has no path"))?;
+                Ok(Address::Unix(path.to_owned()))
+            }
+        }
+    }
+
+    /// What peers are checked by.
+    #[must_use]
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// The connections whose other end passed, until the stream is dropped.
+    pub(super) fn incoming(self) -> ReceiverStream<io::Result<Connection>> {
+        let (checked, connections) = mpsc::channel(CHECKED);
+        tokio::spawn(accept(self, checked));
+        ReceiverStream::new(connections)
+    }
+}
+
+/// Whether a socket is a Unix socket.
+///
+/// # Errors
+/// When it is no socket.
+fn is_unix(socket: &OwnedFd) -> io::Result<bool> {
+    Ok(rustix::net::sockopt::socket_domain(socket)? == AddressFamily::UNIX)
+}
+
+/// A Unix socket that listens at a path, for its owner alone. A file that another process left there is replaced.
+///
+/// # Errors
+/// When a process listens there, or something lies there that is no socket.
+pub fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
+    if path.as_os_str().len() > LONGEST_PATH {
+        let length = path.as_os_str().len();
+        let message = format!("the path of a socket has {LONGEST_PATH} bytes at most, and this {length}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let address = SocketAddrUnix::new(path)?;
+    if let Ok(found) = std::fs::symlink_metadata(path) {
+        let is_left = found.file_type().is_socket()
+            && rustix::net::connect(&socket()?, &address) == Err(rustix::io::Errno::CONNREFUSED);
+        if !is_left {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        std::fs::remove_file(path)?;
+    }
+    let listening = socket()?;
+    rustix::net::bind(&listening, &address)?;
+    // Before it listens, nothing connects.
+    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    rustix::net::listen(&listening, BACKLOG)?;
+    Ok(listening)
+}
+
+/// A process that connected.
+enum Caller {
+    Tcp(TcpStream, SocketAddr),
+    Unix(tokio::net::UnixStream),
+}
+
+impl Socket {
+    async fn accept(&self) -> io::Result<Caller> {
+        match self {
+            Socket::Tcp(socket) => {
+                let (connection, address) = socket.accept().await?;
+                // A message per packet: waiting for more would add to every token's latency.
+                if let Err(error) = connection.set_nodelay(true) {
+                    tracing::debug!(%error, "cannot send small packets at once");
+                }
+                Ok(Caller::Tcp(connection, address))
+            }
+            Socket::Unix(socket) => {
+                socket.accept().await.map(|(connection, _unnamed)| Caller::Unix(connection))
+            }
+        }
+    }
+}
+
+impl Caller {
+    fn name(&self) -> String {
+        match self {
+            Caller::Tcp(_, address) => address.to_string(),
+            Caller::Unix(connection) => match connection.peer_cred() {
+                Ok(process) => format!("process {} of user {}", process.pid().unwrap_or(0), process.uid()),
+                Err(_unknown) => "a process".to_owned(),
+            },
+        }
+    }
+}
+
+/// Whether the error is of one connection, so that the next can be accepted at once.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>>) {
+    let Listener { socket, credentials, most } = listener;
+    let server = Server { checked, places: Arc::new(Semaphore::new(most)), most, refusals: Arc::default() };
+    let mut strangers = Strangers::default();
+    loop {
+        let accepted = tokio::select! {
+            accepted = socket.accept() => accepted,
+            () = server.checked.closed() => return,
+        };
+        let caller = match accepted {
+            Ok(caller) => caller,
+            Err(error) if is_of_one_connection(&error) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "no control connection can be accepted; trying again");
+                clock::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        match (caller, &credentials) {
+            (Caller::Unix(connection), _) => match check_user(&connection) {
+                Ok(()) => server.take(Stream::Unix(connection), &"a process of this user").await,
+                Err(error) => server.refusals.note(&Caller::Unix(connection).name(), &error),
+            },
+            (Caller::Tcp(connection, address), Credentials::Tls(tls)) => {
+                let (tls, of_task) = (tls.clone(), server.clone());
+                let task = tokio::spawn(async move {
+                    match shake_hands(&tls, connection).await {
+                        Ok(stream) => of_task.take(stream, &address).await,
+                        Err(error) => of_task.refusals.note(&address, &error),
+                    }
+                });
+                if strangers.meet(address.ip(), task.abort_handle()) {
+                    let why = "too many connections at once show no certificate; the oldest is closed";
+                    server.refusals.note(&address, &why);
+                }
+            }
+            (Caller::Tcp(connection, address), _) => server.take(Stream::Tcp(connection), &address).await,
+        }
+    }
+}
+
+/// The server behind a listener.
+#[derive(Clone)]
+struct Server {
+    checked: mpsc::Sender<io::Result<Connection>>,
+    /// For checked connections: strangers take none of them.
+    places: Arc<Semaphore>,
+    most: usize,
+    refusals: Arc<Refusals>,
+}
+
+impl Server {
+    /// Gives a connection to the server if there is a place for it.
+    async fn take(&self, stream: Stream, from: &(dyn Display + Sync)) {
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            let most = self.most;
+            self.refusals.note(from, &format_args!("{most} connections are open, which is the limit"));
+            return;
+        };
+        // A server that has ended takes none.
+        drop(self.checked.send(Ok(Connection { stream, _place: place })).await);
+    }
+}
+
+async fn shake_hands(tls: &Tls, connection: TcpStream) -> io::Result<Stream> {
+    match clock::timeout(HANDSHAKE, tls.accept(connection)).await {
+        Ok(accepted) => accepted.map(|stream| Stream::Tls(Box::new(stream.into()))),
+        Err(_elapsed) => Err(io::Error::other(format!("no certificate was shown within {HANDSHAKE:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,58 @@
+//! Warnings about connections that were refused, which a stranger cannot fill a disk with.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::{self, Instant};
+
+/// A listener warns this often at most.
+const WARN_EVERY: Duration = Duration::from_secs(10);
+
+/// Counts what a listener refused, and warns of it.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Mutex<Counted>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    last: Option<Instant>,
+    since: u64,
+}
+
+impl Counted {
+    /// How many were refused without a warning since the last, if this one is due for one.
+    fn due(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now.duration_since(last) < WARN_EVERY) {
+            self.since += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.since))
+    }
+}
+
+impl Refusals {
+    /// A connection was refused.
+    pub fn note(&self, from: &dyn Display, why: &dyn Display) {
+        let due = self.0.lock().due(clock::now());
+        if let Some(more) = due {
+            tracing::warn!(%from, %why, more, "a control connection was refused");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_is_told_and_others_are_counted() {
+        let (mut counted, now) = (Counted::default(), clock::now());
+        assert_eq!(counted.due(now), Some(0));
+        assert_eq!(counted.due(now), None);
+        assert_eq!(counted.due(now + WARN_EVERY / 2), None);
+        assert_eq!(counted.due(now + WARN_EVERY), Some(2));
+        assert_eq!(counted.due(now + WARN_EVERY * 2), Some(0));
+    }
+}
