@@ -21,7 +21,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::clients::{self, Clients};
 use super::settings::{LogFormat, RoleName, Settings};
-use super::{Refused, addresses, launch, plugins, summary, supervise};
+use super::{Refused, addresses, launch, plugins, summary, supervise, watchdog};
 
 /// A worker that has to end waits this long for its requests, and for what is on its way to storage.
 const WORKER_DRAIN: Duration = Duration::from_secs(5);
@@ -76,10 +76,11 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                     summary::log(&settings, &notes);
                 }
                 if role == RoleName::Aggregated && settings.router.is_none() {
-                    return aggregated(&settings, &handle).await;
+                    return watchdog::beside(&settings, aggregated(&settings, &handle)).await;
                 }
                 let routers = addresses::check_worker(&settings)?;
-                work(&settings, role, routers, &handle, stop_signal(settings.supervised)).await
+                let worker = work(&settings, role, routers, &handle, stop_signal(settings.supervised));
+                watchdog::beside(&settings, worker).await
             }
         }
     });

@@ -9,6 +9,7 @@ mod docs_commands;
 mod first_minutes;
 mod metrics;
 mod pace;
+mod plugin_hangs;
 mod routing;
 mod start_refused;
 mod worker_death;

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use host_front::text::gguf::is_gguf;
 use host_plugins::Policy;
@@ -68,6 +69,13 @@ impl Settings {
     #[must_use]
     pub fn plugin_policy(&self) -> Policy {
         Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
+    }
+
+    /// How long a plugin's call may take; `None` for as long as it wants.
+    #[must_use]
+    pub fn plugin_call_timeout(&self) -> Option<Duration> {
+        let seconds = self.plugin_call_timeout.unwrap_or(30);
+        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
     }
 
     /// Whether decode workers keep the KV of ended requests.

@@ -49,7 +49,7 @@ impl Settings {
         })?;
         flags_over_file!(self, file,
             flag_wins: [
-                model tokenizer served_model_name executor role plugins transfer plugins_dir host port api_keys tenant_header allowed_hosts max_requests control router router_policy name
+                model tokenizer served_model_name executor role plugins transfer plugins_dir plugin_call_timeout host port api_keys tenant_header allowed_hosts max_requests control router router_policy name
                 page_size pool_pages kv_memory kv_dtype kv_layout chunk_tokens layer_groups staging staging_bytes
                 staging_knee hicache_memory hicache_storage hicache_write_policy hicache_prefetch_policy allocator
                 swa_full_tokens_ratio radix_eviction max_batch reserved_decode_tokens target_itl_ms max_running max_queued
