@@ -22,6 +22,7 @@ pub mod staging;
 mod summary;
 pub mod supervise;
 pub mod tier;
+mod watchdog;
 
 use std::io::Write as _;
 use std::process::ExitCode;

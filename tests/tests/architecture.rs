@@ -143,6 +143,11 @@ fn kernels_depend_on_nothing_of_the_host() {
 }
 
 #[test]
+fn what_judges_ownership_depends_on_the_system_alone() {
+    assert_eq!(dependencies(&manifest("ownership")), allowed(&["rustix"]));
+}
+
+#[test]
 fn the_gguf_reader_depends_on_nothing_of_the_host() {
     assert_eq!(dependencies(&manifest("gguf")), allowed(&["thiserror"]));
 }
@@ -167,7 +172,7 @@ fn plugins_depend_on_the_plugin_api_the_kernels_and_the_transfer_kit_and_nothing
     for folder in plugins() {
         let used: BTreeSet<_> = dependencies(&manifest(&folder)).intersection(&ours()).cloned().collect();
         assert!(used.contains("host-plugin-api"), "{folder} does not use the plugin API");
-        let libraries = allowed(&["host-plugin-api", "host-kernels", "host-transfer-kit"]);
+        let libraries = allowed(&["host-plugin-api", "host-kernels", "host-ownership", "host-transfer-kit"]);
         let wrong: Vec<_> = used.difference(&libraries).cloned().collect();
         assert!(wrong.is_empty(), "{folder} depends on {wrong:?}");
     }
@@ -187,7 +192,7 @@ const CRATES: [(&str, &[&str]); 10] = [
     ("host/core", &[]),
     ("host/sim", &["host-core"]),
     ("host/memory", &[]),
-    ("host/plugins", &["host-plugin-api"]),
+    ("host/plugins", &["host-ownership", "host-plugin-api"]),
     ("host/conformance", &["host-memory", "host-plugin-api", "host-plugins"]),
     ("host/executor", &["host-core", "host-gguf", "host-kernels", "host-memory"]),
     ("host/wire", &["host-core"]),
@@ -214,6 +219,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "host-gguf",
             "host-kernels",
             "host-memory",
+            "host-ownership",
             "host-plugin-api",
             "host-plugins",
             "host-wire",

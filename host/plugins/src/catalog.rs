@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{NoneFound, PluginError, PreflightError};
 use super::file::PluginFile;
+use super::libraries::LockedLibrary;
 use super::lock::Lock;
 use super::manifest::Manifest;
 use super::policy::Policy;
@@ -39,6 +40,8 @@ pub struct Entry {
     pub manifest: Manifest,
     /// The sha256 that a lock file or a side-car lists for it. It is loaded from memory that holds these bytes.
     pub pinned: Option<String>,
+    /// The libraries beside it that a lock file lists; `None` without a lock file.
+    pub(super) libraries: Option<Vec<LockedLibrary>>,
     /// What the operator should know about it although it is accepted.
     pub warnings: Vec<String>,
     /// What was accepted when it was found, and is when it is loaded.
@@ -65,11 +68,11 @@ impl Entry {
         pin: Option<(&Path, &str)>,
     ) -> Result<Self, PreflightError> {
         let file = PluginFile::open(path, policy)?;
-        let mut pinned = None;
+        let (mut pinned, mut libraries) = (None, None);
         if lock.is_some() || pin.is_some() {
             let found = file.sha256()?;
             if let Some(lock) = lock {
-                lock.check(path, &found)?;
+                libraries = Some(lock.check(path, &found)?);
             }
             if let Some((says, pinned)) = pin.filter(|(_, pinned)| *pinned != found) {
                 return Err(PreflightError::WrongHash {
@@ -85,7 +88,7 @@ impl Entry {
         if manifest.build.panic == "abort" {
             warnings.push("a defect in it ends this process: it was built with panic = \"abort\"".to_owned());
         }
-        Ok(Self { path: path.to_owned(), manifest, pinned, warnings, policy })
+        Ok(Self { path: path.to_owned(), manifest, pinned, libraries, warnings, policy })
     }
 }
 

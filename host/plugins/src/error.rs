@@ -97,6 +97,14 @@ pub enum PreflightError {
         /// What the file has.
         found: String,
     },
+    /// `plugins.lock` lists other libraries beside it.
+    #[error("is loaded with {what} in {}: restore the library, or lock the plugin again with `host plugins lock`", lock.display())]
+    Libraries {
+        /// The lock file.
+        lock: PathBuf,
+        /// Which, and why not.
+        what: String,
+    },
     /// A panic in it would end the process.
     #[error(
         "was built with panic = \"abort\", so that a defect in it would end this process: build it with panic = \"unwind\", or accept it with --plugins-may-abort"
@@ -126,6 +134,7 @@ impl PreflightError {
             Self::WrongTarget { .. } => "wrong_target",
             Self::NotLocked(_) => "not_locked",
             Self::WrongHash { .. } => "wrong_hash",
+            Self::Libraries { .. } => "libraries",
             Self::PanicAbort => "panic_abort",
         }
     }

@@ -12,7 +12,6 @@ use sha2::{Digest, Sha256};
 use super::bounded::Bounded;
 use super::error::PreflightError;
 use super::manifest::Manifest;
-use super::permissions;
 use super::policy::Policy;
 use super::preflight::{needs_its_place, read, read_and_check};
 
@@ -65,7 +64,7 @@ impl PluginFile {
         if !metadata.is_file() {
             return Err(PreflightError::NotAFile);
         }
-        let found = permissions::check(path, &metadata).map_err(PreflightError::Unreadable)?;
+        let found = host_ownership::check(path, &metadata).map_err(PreflightError::Unreadable)?;
         let mut warnings = found.warned;
         if policy.insecure_permissions {
             warnings.extend(found.refused);
@@ -91,6 +90,25 @@ impl PluginFile {
     pub(super) fn needs_its_place(&self) -> Result<bool, PreflightError> {
         let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
         Ok(needs_its_place(&Bounded::new(file)))
+    }
+
+    /// As it is now.
+    pub(super) fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
+    }
+
+    /// A path to the open file, valid while it is open, whatever lies at its own path.
+    pub(super) fn name_of_open(&self) -> Result<PathBuf, PreflightError> {
+        let number = self.file.as_raw_fd();
+        // A debugger finds it under the process's number, and not under its own `self`.
+        let paths = [format!("/proc/{}/fd/{number}", std::process::id()), format!("/proc/self/fd/{number}")];
+        let is_it =
+            |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| Stamp::of(&found) == self.stamp);
+        let found = paths.map(PathBuf::from).into_iter().find(is_it);
+        found.ok_or_else(|| {
+            let text = "it changed while it was opened, or /proc is not there, through which it is loaded";
+            PreflightError::Unreadable(io::Error::other(text))
+        })
     }
 
     /// A copy of its bytes in memory that nothing can change any more, if they are those of the hash; or the hash that
@@ -129,7 +147,7 @@ pub(super) fn text(path: &Path) -> io::Result<String> {
         return Err(io::Error::other("it is not a regular file"));
     }
     // It says which file is loaded, and which hash is right.
-    if permissions::every_user_may_change(&metadata) {
+    if host_ownership::every_user_may_change(&metadata) {
         return Err(io::Error::other("it may be changed by every user of this machine: chmod o-w it"));
     }
     let mut text = String::new();
@@ -178,6 +196,11 @@ impl Sealed {
     pub(super) fn into_fd(self) -> OwnedFd {
         self.memory.into()
     }
+}
+
+/// The sha256 of the file at a path, in hexadecimal.
+pub(super) fn sha256(path: &Path) -> io::Result<String> {
+    copy_and_digest(&File::open(path)?, &mut io::sink())
 }
 
 fn copy_and_digest(mut from: impl Read + Seek, to: &mut impl Write) -> io::Result<String> {

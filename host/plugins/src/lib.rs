@@ -8,9 +8,11 @@
 //! A loaded library is never unloaded: threads and thread-local destructors of Rust code make that unsafe.
 
 mod bounded;
+mod calls;
 mod catalog;
 mod error;
 mod file;
+mod libraries;
 mod library;
 mod load;
 mod loaded_allocator;
@@ -18,7 +20,6 @@ mod loaded_tier;
 mod loaded_transfer;
 pub mod lock;
 mod manifest;
-mod permissions;
 mod policy;
 mod preflight;
 pub mod requirements;
@@ -26,9 +27,11 @@ mod services;
 mod sidecar;
 mod stop;
 
+pub use calls::{CallInProgress, in_progress};
 pub use catalog::{Catalog, Entry, Unusable};
 pub use error::{NoneFound, PluginError, PreflightError};
 pub use file::{describe, preflight};
+pub use libraries::LockedLibrary;
 pub use library::load_root;
 pub use load::{check_config, open_allocator, open_tier, open_transfer};
 pub use loaded_allocator::LoadedAllocator;

@@ -1,8 +1,9 @@
 //! From a plugin's file to its checked root.
 //!
 //! Each step before `dlopen` runs none of the plugin's code and has an error of its own; so has each after. A pinned
-//! file is loaded from sealed memory with the very bytes that were verified. Others are loaded from their place, and
-//! looked at again afterwards.
+//! file is loaded from sealed memory with the very bytes that were verified. Others are loaded through the descriptor that was
+//! checked, so that a file that takes their place meanwhile is not loaded. A file that finds libraries beside itself is loaded
+//! from its place, because the system's loader asks where that is. Both are looked at again afterwards.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,17 +17,27 @@ use semver::Version;
 use super::catalog::Entry;
 use super::error::{PluginError, PreflightError};
 use super::file::{PluginFile, Stamp};
+use super::libraries;
 use super::manifest::Manifest;
 use super::services::Services;
 
 /// What this process has loaded, which it never unloads.
 #[derive(Default)]
 struct Loaded {
-    /// Files loaded from their place, by device and inode, as they were then.
-    places: HashMap<(u64, u64), Stamp>,
+    /// Files that were not sealed, by device and inode.
+    places: HashMap<(u64, u64), Place>,
     /// Sealed copies by sha256. Their descriptors stay open: the system's loader knows a library by the name it was
     /// loaded under, and would take another file under the same number for this one.
     sealed: HashMap<String, PathBuf>,
+}
+
+/// A file that was loaded.
+#[derive(Clone)]
+struct Place {
+    /// As it was then.
+    stamp: Stamp,
+    /// What it was loaded as.
+    from: PathBuf,
 }
 
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
@@ -48,16 +59,13 @@ pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
     for warning in &entry.warnings {
         tracing::warn!(plugin = entry.manifest.plugin.name, "{warning}");
     }
-    let in_place = match &entry.pinned {
-        None => true,
-        Some(_) => file.needs_its_place().map_err(refused)?,
-    };
+    let in_place = file.needs_its_place().map_err(refused)?;
     let root = match &entry.pinned {
         Some(hash) if !in_place => {
             let from = sealed(&file, entry, hash)?;
             load(&from, path, &entry.manifest)?
         }
-        _ => load_in_place(&file, entry)?,
+        _ => load_opened(file, entry, in_place)?,
     };
     let plugin = &entry.manifest.plugin;
     let services = Services::of(&plugin.id)
@@ -88,12 +96,15 @@ fn sealed(file: &PluginFile, entry: &Entry, hash: &str) -> Result<PathBuf, Plugi
     })
 }
 
-fn load_in_place(file: &PluginFile, entry: &Entry) -> Result<Root, PluginError> {
+/// Loads the very file that was opened, or from its place one that looks for libraries beside itself. Either is looked at again
+/// afterwards.
+fn load_opened(file: PluginFile, entry: &Entry, in_place: bool) -> Result<Root, PluginError> {
     let path = &entry.path;
     let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
     let changed = || PluginError::Changed { path: path.clone() };
-    let key = (file.stamp.device, file.stamp.inode);
-    if with_loaded(|loaded| loaded.places.get(&key).is_some_and(|before| *before != file.stamp)) {
+    let (key, stamp) = ((file.stamp.device, file.stamp.inode), file.stamp);
+    let before = with_loaded(|loaded| loaded.places.get(&key).cloned());
+    if before.as_ref().is_some_and(|before| before.stamp != stamp) {
         return Err(PluginError::Overwritten { path: path.clone() });
     }
     if let Some(pinned) = &entry.pinned
@@ -104,14 +115,32 @@ fn load_in_place(file: &PluginFile, entry: &Entry) -> Result<Root, PluginError> 
     if file.manifest(entry.policy).map_err(refused)? != entry.manifest {
         return Err(changed());
     }
-    // A name without a slash would be looked for where the system's libraries are.
-    let from = std::path::absolute(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
+    if let Some(locked) = &entry.libraries {
+        let found = libraries::beside(path).map_err(PreflightError::Unreadable).map_err(refused)?;
+        if found != *locked {
+            return Err(changed());
+        }
+    }
+    let from = match (before, in_place) {
+        (Some(before), _) => before.from,
+        // A name without a slash would be looked for where the system's libraries are.
+        (None, true) => std::path::absolute(path).map_err(|e| refused(PreflightError::Unreadable(e)))?,
+        (None, false) => file.name_of_open().map_err(refused)?,
+    };
     let root = load(&from, path, &entry.manifest)?;
-    let now = std::fs::metadata(path).map_err(|e| refused(PreflightError::Unreadable(e)))?;
-    if Stamp::of(&now) != file.stamp {
+    let now = if in_place { std::fs::metadata(path) } else { file.metadata() };
+    if Stamp::of(&now.map_err(|e| refused(PreflightError::Unreadable(e)))?) != stamp {
         return Err(changed());
     }
-    with_loaded(|loaded| loaded.places.insert(key, file.stamp));
+    with_loaded(|loaded| {
+        loaded.places.entry(key).or_insert_with(|| {
+            if !in_place {
+                // Its number is the library's name to the system's loader.
+                std::mem::forget(file);
+            }
+            Place { stamp, from }
+        });
+    });
     Ok(root)
 }
 
@@ -158,4 +187,27 @@ fn load(from: &Path, path: &Path, noted: &Manifest) -> Result<Root, PluginError>
         return Err(PluginError::Roles { path: path.to_owned(), exported, declared });
     }
     Ok(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use host_tests::plugin_files;
+
+    use super::*;
+    use crate::Policy;
+
+    #[test]
+    fn the_file_that_was_checked_is_loaded_and_not_the_one_that_took_its_place() {
+        let folder = plugin_files::directory(&["null", "memory"]);
+        let at = |name: &str| folder.path().join(name);
+        let entry = Entry::accepted(&at("null.so"), Policy::default(), None, None).unwrap();
+        let checked = PluginFile::open(&at("null.so"), Policy::default()).unwrap();
+        std::fs::rename(at("memory.so"), at("null.so")).unwrap();
+        let root = load_opened(checked, &entry, false).unwrap();
+        assert_eq!(root.roles(), ["transfer"]);
+        // The next one to look finds the other file.
+        let other = PluginFile::open(&at("null.so"), Policy::default()).unwrap();
+        let error = load_opened(other, &entry, false).err().unwrap();
+        assert!(matches!(error, PluginError::Changed { .. }), "{error}");
+    }
 }

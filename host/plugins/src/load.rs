@@ -6,6 +6,7 @@ use host_plugin_api::abi::Root;
 use host_plugin_api::{Opening, PoolAllocator, PoolOpening, StorageTier, TransferBackend, WAKES};
 use rustix::fd::BorrowedFd;
 
+use super::calls::{Call, Called, Note};
 use super::catalog::Entry;
 use super::error::PluginError;
 use super::library::load_root;
@@ -22,10 +23,11 @@ use super::services::Services;
 /// # Errors
 /// See [`PluginError`]: one variant per step.
 pub fn open_transfer(entry: &Entry, opening: &Opening) -> Result<Arc<dyn TransferBackend>, PluginError> {
+    let _note = opening_of(entry);
     let opened = configured(entry, "transfer", &opening.config)?.open_transfer(opening);
     let opened = opened.map_err(|source| factory(entry, source))?;
     event_fd(entry, opened.event_fd())?;
-    let loaded = LoadedTransfer::new(opened, &*services(entry)?);
+    let loaded = LoadedTransfer::new(&entry.manifest.plugin.name, opened, &*services(entry)?);
     let loaded = loaded.map_err(|error| no_services(entry, error.to_string()))?;
     let limits = loaded.limits();
     if limits.max_writes == 0 || limits.max_submissions == 0 {
@@ -39,10 +41,11 @@ pub fn open_transfer(entry: &Entry, opening: &Opening) -> Result<Arc<dyn Transfe
 /// # Errors
 /// See [`PluginError`]: one variant per step.
 pub fn open_tier(entry: &Entry, opening: &Opening) -> Result<Arc<dyn StorageTier>, PluginError> {
+    let _note = opening_of(entry);
     let opened = configured(entry, "tier", &opening.config)?.open_tier(opening);
     let opened = opened.map_err(|source| factory(entry, source))?;
     event_fd(entry, opened.event_fd())?;
-    let loaded = LoadedTier::new(opened, &*services(entry)?);
+    let loaded = LoadedTier::new(&entry.manifest.plugin.name, opened, &*services(entry)?);
     let loaded = loaded.map_err(|error| no_services(entry, error.to_string()))?;
     let limits = loaded.limits();
     if limits.max_pages == 0 || limits.max_batches == 0 || limits.max_value == 0 || limits.alignment == 0 {
@@ -56,8 +59,15 @@ pub fn open_tier(entry: &Entry, opening: &Opening) -> Result<Arc<dyn StorageTier
 /// # Errors
 /// See [`PluginError`]: one variant per step.
 pub fn open_allocator(entry: &Entry, opening: &PoolOpening) -> Result<Arc<dyn PoolAllocator>, PluginError> {
+    let _note = opening_of(entry);
     let opened = configured(entry, "allocator", &opening.config)?.open_allocator(opening);
-    Ok(Arc::new(LoadedAllocator::new(opened.map_err(|source| factory(entry, source))?)))
+    let opened = opened.map_err(|source| factory(entry, source))?;
+    Ok(Arc::new(LoadedAllocator::new(&entry.manifest.plugin.name, opened)))
+}
+
+/// Notes that this thread opens a plugin, until the instance is there.
+fn opening_of(entry: &Entry) -> Note {
+    Called::plugin(&entry.manifest.plugin.name).enter(Call::Open)
 }
 
 /// Loads a plugin and has it check a configuration for one of its roles; opens nothing.

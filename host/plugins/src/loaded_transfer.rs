@@ -8,25 +8,27 @@ use host_plugin_api::{
     Tag, TransferBackend, TransferLimits, WAKES, Write,
 };
 
+use super::calls::{Call, Called};
 use super::services::{Services, Waker};
 
 /// A loaded transfer backend, called through the trait that plugins implement.
 ///
 /// What comes back is checked as far as memory safety here depends on it: a count never exceeds the caller's slice.
 pub struct LoadedTransfer {
+    called: Called,
     object: TransferObject,
     /// What stands for a descriptor when the plugin wakes the host itself.
     waker: Option<Arc<Waker>>,
 }
 
 impl LoadedTransfer {
-    /// Wraps what a plugin's root opened.
+    /// Wraps what the root of the plugin of this name opened.
     ///
     /// # Errors
     /// When the system has no descriptor for the plugin's wake-ups.
-    pub fn new(object: TransferObject, services: &Services) -> std::io::Result<Self> {
+    pub fn new(plugin: &str, object: TransferObject, services: &Services) -> std::io::Result<Self> {
         let waker = (object.event_fd() == WAKES).then(|| services.waker()).transpose()?;
-        Ok(Self { object, waker })
+        Ok(Self { called: Called::plugin(plugin), object, waker })
     }
 }
 
@@ -38,40 +40,51 @@ pub(super) fn counted(answer: i32, room: usize) -> i32 {
 
 impl TransferBackend for LoadedTransfer {
     fn limits(&self) -> TransferLimits {
+        let _note = self.called.enter(Call::Limits);
         self.object.limits()
     }
     fn register(&self, memory: &Memory) -> Result<RegionId> {
+        let _note = self.called.enter(Call::Register);
         self.object.register(memory).into_result().map_err(Error::from)
     }
     fn deregister(&self, region: RegionId) -> Result<()> {
+        let _note = self.called.enter(Call::Deregister);
         self.object.deregister(region).into_result().map_err(Error::from)
     }
     fn endpoint(&self) -> Result<Vec<u8>> {
+        let _note = self.called.enter(Call::Endpoint);
         self.object.endpoint().into_result().map(Vec::from).map_err(Error::from)
     }
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        let _note = self.called.enter(Call::Connect);
         let (name, endpoint) = (RStr::from_str(name), RSlice::from_slice(endpoint));
         self.object.connect(name, endpoint).into_result().map_err(Error::from)
     }
     fn disconnect(&self, peer: PeerId) -> Result<()> {
+        let _note = self.called.enter(Call::Disconnect);
         self.object.disconnect(peer).into_result().map_err(Error::from)
     }
     fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
+        let _note = self.called.enter(Call::Prepare);
         self.object.prepare(peer, RSlice::from_slice(writes)).into_result().map_err(Error::from)
     }
     fn release(&self, prepared: PreparedId) -> Result<()> {
+        let _note = self.called.enter(Call::Release);
         self.object.release(prepared).into_result().map_err(Error::from)
     }
     #[inline]
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        let _note = self.called.enter(Call::Submit);
         self.object.submit(submission, RSlice::from_slice(writes))
     }
     #[inline]
     fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        let _note = self.called.enter(Call::Post);
         self.object.post(submission, prepared, RSlice::from_slice(indices))
     }
     #[inline]
     fn poll(&self, completions: &mut [Completion]) -> i32 {
+        let _note = self.called.enter(Call::Poll);
         let room = completions.len();
         if let Some(waker) = &self.waker {
             waker.clear();
@@ -80,17 +93,21 @@ impl TransferBackend for LoadedTransfer {
     }
     #[inline]
     fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        let _note = self.called.enter(Call::Notifications);
         let room = notifications.len();
         counted(self.object.notifications(RSliceMut::from_mut_slice(notifications)), room)
     }
     fn cancel(&self, tag: Tag) -> i32 {
+        let _note = self.called.enter(Call::Cancel);
         self.object.cancel(tag)
     }
     #[inline]
     fn settled(&self, tag: Tag) -> i32 {
+        let _note = self.called.enter(Call::Settled);
         self.object.settled(tag)
     }
     fn event_fd(&self) -> i32 {
+        let _note = self.called.enter(Call::EventFd);
         self.waker.as_ref().map_or_else(|| self.object.event_fd(), |waker| waker.fd())
     }
     fn shutdown(&self, deadline_ms: u64) -> Result<()> {

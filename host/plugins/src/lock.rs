@@ -4,13 +4,13 @@
 //! what it lists is usable; the hash is checked when the directory is read and again before the library is loaded.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::error::PreflightError;
+use super::libraries::{self, LockedLibrary};
 use super::manifest::Manifest;
 
 /// The lock file's name in a plugin directory.
@@ -41,6 +41,9 @@ pub struct Locked {
     pub file: String,
     /// Of the whole file, in hexadecimal.
     pub sha256: String,
+    /// Libraries beside it that are loaded with it.
+    #[serde(default, rename = "library", skip_serializing_if = "Vec::is_empty")]
+    pub libraries: Vec<LockedLibrary>,
 }
 
 impl Locked {
@@ -55,6 +58,7 @@ impl Locked {
             target: manifest.build.target.clone(),
             file: file_name(path),
             sha256: sha256(path)?,
+            libraries: libraries::beside(path)?,
         })
     }
 }
@@ -78,20 +82,24 @@ impl Lock {
         Ok(Some(Self { path, ..lock }))
     }
 
-    /// Whether a file with this hash is listed under its name. Says nothing about what is in the file, so that nothing
-    /// of a file that is not listed has to be read but its bytes.
+    /// Whether a file with this hash is listed under its name, with the libraries beside it, which it returns. Nothing of a file
+    /// that is not listed is read but its bytes.
     ///
     /// # Errors
-    /// `NotLocked` or `WrongHash`.
-    pub fn check(&self, path: &Path, found: &str) -> Result<(), PreflightError> {
+    /// `NotLocked`, `WrongHash`, or `Libraries`.
+    pub fn check(&self, path: &Path, found: &str) -> Result<Vec<LockedLibrary>, PreflightError> {
         let file = file_name(path);
         // Several when a directory is shared by machines that each have their own file of this name.
         let mut listed = self.plugins.iter().filter(|locked| locked.file == file).peekable();
         let Some(first) = listed.peek().copied() else {
             return Err(PreflightError::NotLocked(self.path.clone()));
         };
-        if listed.any(|locked| locked.sha256 == found) {
-            return Ok(());
+        if let Some(locked) = listed.find(|locked| locked.sha256 == found) {
+            let beside = libraries::beside(path).map_err(PreflightError::Unreadable)?;
+            return match libraries::difference(&locked.libraries, &beside) {
+                None => Ok(beside),
+                Some(what) => Err(PreflightError::Libraries { lock: self.path.clone(), what }),
+            };
         }
         let (pinned, found) = (first.sha256.clone(), found.to_owned());
         Err(PreflightError::WrongHash { lock: self.path.clone(), pinned, found })
@@ -158,16 +166,7 @@ pub fn write_if<T, E: From<io::Error>>(
 /// # Errors
 /// When it cannot be read.
 pub fn sha256(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let mut digest = Sha256::new();
-    let mut piece = vec![0; 1 << 16];
-    loop {
-        match file.read(&mut piece)? {
-            0 => break,
-            n => digest.update(&piece[..n]),
-        }
-    }
-    Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    super::file::sha256(path)
 }
 
 fn file_name(path: &Path) -> String {

@@ -147,6 +147,25 @@ pub(super) fn needs_its_place(data: &Bounded) -> bool {
     paths.iter().any(|path| path.contains("$ORIGIN") || path.contains("${ORIGIN}"))
 }
 
+/// What a library says of others that it needs.
+#[derive(Debug, Default)]
+pub(super) struct Dynamic {
+    /// Their names.
+    pub needed: Vec<String>,
+    /// Folders to look for them, with colons between.
+    pub paths: Vec<String>,
+}
+
+/// Reads it; empty when there is nothing or it cannot be read.
+pub(super) fn dynamic(path: &Path) -> Dynamic {
+    let names = |tags: &[i64]| {
+        let file = File::open(path).ok()?;
+        dynamic_names(&Bounded::new(file), tags).ok()
+    };
+    let of = |tags| names(tags).unwrap_or_default();
+    Dynamic { needed: of(&[DT_NEEDED]), paths: of(&[DT_RPATH, DT_RUNPATH]) }
+}
+
 /// The texts of these entries of the dynamic section.
 fn dynamic_names(data: &Bounded, tags: &[i64]) -> object::Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(data)?;

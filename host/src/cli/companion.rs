@@ -131,15 +131,24 @@ fn one(
              program: correct the name, or say which program"
         )));
     };
+    let found = find(&program, folders).ok_or_else(|| {
+        Refused(format!(
+            "companion {name:?} is the program {}, which is not there: install it, activate the virtual environment that has \
+             it, or name its path as program in [companion.{name}]",
+            program.display()
+        ))
+    })?;
+    // What the operator names by its path is what the operator trusts.
+    if found != program {
+        host_ownership::may_run(&found).map_err(|why| {
+            Refused(format!(
+                "companion {name:?}: {why}; or name its path as program in [companion.{name}] to run it all the same"
+            ))
+        })?;
+    }
     Ok(Companion {
         name: name.to_owned(),
-        program: find(&program, folders).ok_or_else(|| {
-            Refused(format!(
-                "companion {name:?} is the program {}, which is not there: install it, activate the virtual environment that has \
-                 it, or name its path as program in [companion.{name}]",
-                program.display()
-            ))
-        })?,
+        program: found,
         arguments: match (own.arguments, offer) {
             (Some(own), _) => own,
             (None, offer) => offer.map(Offer::arguments).transpose()?.unwrap_or_default(),
@@ -299,6 +308,13 @@ mod tests {
         };
         assert!(refused("mistress", &offer, &search_path()).contains("(master)"));
         assert!(refused("master", &offer, &[]).contains("the program sh, which is not there"));
+        // One that another user could replace, before the one of the system.
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("sh");
+        std::fs::write(&program, "").unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o757)).unwrap();
+        let why = refused("master", &offer, &[folder.path().to_owned()]);
+        assert!(why.contains("every user") && why.contains("[companion.master]"), "{why}");
         offer.ready = "somewhere".into();
         assert!(refused("master", &offer, &search_path()).contains("\"somewhere\""));
     }

@@ -25,7 +25,7 @@ use tracing_subscriber::EnvFilter;
 use super::addresses::Control;
 use super::clients::{self, Clients};
 use super::settings::{LogFormat, RoleName, Settings};
-use super::{Refused, addresses, launch, plugins, summary, supervise};
+use super::{Refused, addresses, launch, plugins, summary, supervise, watchdog};
 
 /// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
 pub(super) const WORKER_STOP: Duration = Duration::from_secs(5);
@@ -76,10 +76,12 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                     summary::log(&settings, &notes);
                 }
                 if role == RoleName::Aggregated && settings.router.is_none() {
-                    return aggregated(&settings, &handle).await;
+                    return watchdog::beside(&settings, aggregated(&settings, &handle)).await;
                 }
                 let (control, routers) = addresses::check_worker(&settings)?;
-                work(&settings, role, control, routers, &handle, stop_signal(settings.supervised)).await
+                let stopped = stop_signal(settings.supervised);
+                let worker = work(&settings, role, control, routers, &handle, stopped);
+                watchdog::beside(&settings, worker).await
             }
         }
     });

@@ -138,6 +138,11 @@ pub struct Settings {
     #[serde(default)]
     pub plugins_may_abort: bool,
 
+    /// Seconds after which a worker whose plugin has not returned from a call ends, to be started again by its supervisor; calls
+    /// that wait for others, as open, register, connect and disconnect, have ten times as long; 0 for never [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub plugin_call_timeout: Option<u32>,
+
     /// Address that the HTTP API listens on [default: 127.0.0.1]
     #[arg(long, value_name = "IP")]
     pub host: Option<IpAddr>,

@@ -12,7 +12,16 @@ const PAGE_TOKENS: usize = 16;
 fn start(config: &str) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["faulty-tier"]);
     let flags = ["--role", "aggregated", "--executor", "synthetic", "--prefill-radix-cache"];
-    let offload = ["--hierarchical-cache", "--hicache-storage", "faulty-tier", "--pool-pages", "24"];
+    // What ends a worker in the middle of its work is not what this is about.
+    let offload = [
+        "--plugin-call-timeout",
+        "0",
+        "--hierarchical-cache",
+        "--hicache-storage",
+        "faulty-tier",
+        "--pool-pages",
+        "24",
+    ];
     let mut all: Vec<String> = flags.iter().chain(&offload).map(|flag| (*flag).to_owned()).collect();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     let program = Path::new(env!("CARGO_BIN_EXE_host"));

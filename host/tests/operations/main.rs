@@ -12,6 +12,7 @@ mod first_minutes;
 mod lifecycle;
 mod metrics;
 mod pace;
+mod plugin_hangs;
 mod routing;
 mod start_refused;
 mod worker_death;

@@ -29,6 +29,7 @@ pub mod service;
 mod staging;
 mod tier_thread;
 mod transfer_thread;
+pub mod watchdog;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

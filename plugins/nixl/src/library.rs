@@ -24,6 +24,17 @@ pub fn find_library(config: &Config, backend: &str) -> Result<Library> {
             tried.push((path, "there is no such file".to_owned()));
             continue;
         }
+        // What the operator names is what the operator trusts, and a bare name is the system's loader's to find.
+        if !bare
+            && !places.named_by_the_operator()
+            && let Err(why) = host_ownership::may_run(&path)
+        {
+            let why = format!(
+                "{why}; or name it in NIXL_LIBRARY, or as library in [plugin.nixl], to use it all the same"
+            );
+            tried.push((path, why));
+            continue;
+        }
         match Library::load(&path, search::wheel_version(&path)) {
             Ok(library) => {
                 let directory = std::env::var_os("NIXL_PLUGIN_DIR");

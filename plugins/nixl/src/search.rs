@@ -24,6 +24,11 @@ impl Places {
         Self { configured, named: std::env::var_os("NIXL_LIBRARY"), packages: site_packages() }
     }
 
+    /// Whether the operator says which library is used; else it is looked for.
+    pub fn named_by_the_operator(&self) -> bool {
+        self.configured.is_some() || self.named.as_ref().is_some_and(|path| !path.is_empty())
+    }
+
     /// Paths in the order of the search. A bare name is looked up by the system's loader. What a user names is the only
     /// thing that is tried: falling back to another version would hide the mistake.
     pub fn candidates(&self) -> Vec<PathBuf> {
@@ -104,7 +109,7 @@ pub fn not_found(places: &Places, tried: &[(PathBuf, String)]) -> Error {
     for (path, why) in tried {
         text.push_str(&format!("\n    {}: {why}", path.display()));
     }
-    if places.configured.is_none() && places.named.as_ref().is_none_or(|path| path.is_empty()) {
+    if !places.named_by_the_operator() {
         for folder in &places.packages {
             text.push_str(&format!("\n    {}: no nixl package with {FILE} that works", folder.display()));
         }

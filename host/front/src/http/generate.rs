@@ -4,7 +4,7 @@ use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::answer::{End, Piece};
+use super::answer::{End, Piece, Shown};
 use super::ask::{Ask, not_empty};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
@@ -24,6 +24,11 @@ const SAMPLING: [&str; 9] = [
     "ignore_eos",
     "sampling_seed",
 ];
+
+/// An event of a stream comes when the answer has grown by one part of so many. Each event repeats everything before it, as
+/// SGLang's do, so one for each token would add up to bytes that grow with the square of the answer. These add up to at most
+/// so many times the last one. Up to this many tokens each has an event of its own.
+const EVENTS: usize = 512;
 
 /// SGLang's default.
 const DEFAULT_MAX_TOKENS: i64 = 128;
@@ -76,8 +81,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>,
         (None, None) => return Err(ApiError::field("text", "the prompt is missing: give text or input_ids")),
         (Some(_), Some(_)) => return Err(ApiError::field("text", "give either text or input_ids")),
     };
-    let shape =
-        Generate { id: id.0.clone(), prompt_tokens: prompt.len(), logprobs, so_far: Piece::default() };
+    let shape = Generate { id: id.0.clone(), prompt_tokens: prompt.len(), logprobs, so_far: Told::default() };
     Ok(Prepared { prompt, ask, shape })
 }
 
@@ -86,11 +90,42 @@ struct Generate {
     prompt_tokens: usize,
     logprobs: bool,
     /// Each event repeats everything, as SGLang's clients expect.
-    so_far: Piece,
+    so_far: Told,
+}
+
+/// An answer as it is told.
+#[derive(Default)]
+struct Told {
+    text: String,
+    tokens: Vec<u32>,
+    /// Of each token that has begun to show, `[logprob, id, text]`; and the likeliest in its place.
+    logprobs: Vec<Value>,
+    top_logprobs: Vec<Value>,
+    /// Tokens in the last event.
+    tokens_told: usize,
+}
+
+impl Told {
+    fn add(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) {
+        self.text.push_str(&piece.text);
+        self.tokens.extend(piece.tokens);
+        for Shown { token, .. } in piece.shown {
+            let bytes = tokenizer.token_bytes(token.token);
+            self.logprobs.push(json!([token.logprob, token.token, String::from_utf8_lossy(&bytes)]));
+            self.top_logprobs
+                .push(token.top.iter().map(|top| json!([top.logprob, top.token, null])).collect());
+        }
+    }
+
+    /// Whether it has grown enough since the last event.
+    fn is_due(&self) -> bool {
+        let tokens = self.tokens.len();
+        tokens <= EVENTS || tokens - self.tokens_told >= tokens.div_ceil(EVENTS)
+    }
 }
 
 impl Generate {
-    fn object(&self, all: &Piece, tokenizer: &dyn Tokenizer, end: Option<&End>) -> Value {
+    fn object(&self, all: &Told, end: Option<&End>) -> Value {
         let reason = end.map(|end| match end.reason {
             "length" => json!({"type": "length", "length": end.output_tokens}),
             reason => json!({"type": reason}),
@@ -103,23 +138,8 @@ impl Generate {
         let finished = end.and_then(|end| end.finished.as_ref());
         meta.insert("cached_tokens".into(), json!(finished.map_or(0, |finished| finished.cached_tokens)));
         if self.logprobs {
-            let entries: Vec<Value> = all
-                .shown
-                .iter()
-                .map(|shown| {
-                    let bytes = tokenizer.token_bytes(shown.token.token);
-                    json!([shown.token.logprob, shown.token.token, String::from_utf8_lossy(&bytes)])
-                })
-                .collect();
-            let top: Vec<Value> = all
-                .shown
-                .iter()
-                .map(|shown| {
-                    shown.token.top.iter().map(|top| json!([top.logprob, top.token, null])).collect()
-                })
-                .collect();
-            meta.insert("output_token_logprobs".into(), Value::Array(entries));
-            meta.insert("output_top_logprobs".into(), Value::Array(top));
+            meta.insert("output_token_logprobs".into(), all.logprobs.clone().into());
+            meta.insert("output_top_logprobs".into(), all.top_logprobs.clone().into());
         }
         if let Some(end) = end {
             meta.insert("e2e_latency".into(), json!(end.elapsed.as_secs_f64()));
@@ -140,17 +160,55 @@ impl Generate {
 impl Shape for Generate {
     fn piece(&mut self, tokenizer: &dyn Tokenizer, piece: Piece) -> Vec<Value> {
         let nothing = piece.tokens.is_empty() && piece.text.is_empty() && piece.shown.is_empty();
-        self.so_far.text.push_str(&piece.text);
-        self.so_far.tokens.extend(piece.tokens);
-        self.so_far.shown.extend(piece.shown);
-        if nothing { Vec::new() } else { vec![self.object(&self.so_far, tokenizer, None)] }
+        self.so_far.add(tokenizer, piece);
+        if nothing || !self.so_far.is_due() {
+            return Vec::new();
+        }
+        self.so_far.tokens_told = self.so_far.tokens.len();
+        vec![self.object(&self.so_far, None)]
     }
 
-    fn end(&mut self, tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
-        vec![self.object(&self.so_far, tokenizer, Some(end))]
+    fn end(&mut self, _tokenizer: &dyn Tokenizer, end: &End) -> Vec<Value> {
+        vec![self.object(&self.so_far, Some(end))]
     }
 
     fn whole(&mut self, tokenizer: &dyn Tokenizer, all: Piece, end: &End) -> Value {
-        self.object(&all, tokenizer, Some(end))
+        let mut told = Told::default();
+        told.add(tokenizer, all);
+        self.object(&told, Some(end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of all events of an answer that grows token by token, bytes of its last event, and the number of events.
+    fn streamed(tokens: usize) -> (usize, usize, usize) {
+        let tokenizer = crate::text::ByteTokenizer::new(300);
+        let mut shape =
+            Generate { id: "r".into(), prompt_tokens: 1, logprobs: false, so_far: Told::default() };
+        let (mut bytes, mut last, mut events) = (0, 0, 0);
+        for _ in 0..tokens {
+            let piece = Piece { text: "word ".into(), shown: Vec::new(), tokens: vec![12345] };
+            for event in shape.piece(&tokenizer, piece) {
+                last = event.to_string().len();
+                bytes += last;
+                events += 1;
+            }
+        }
+        assert_eq!(shape.so_far.tokens.len(), tokens, "the end has all of them");
+        (bytes, last, events)
+    }
+
+    #[test]
+    fn short_answers_have_an_event_for_each_token() {
+        assert_eq!(streamed(EVENTS).2, EVENTS);
+    }
+
+    #[test]
+    fn the_bytes_of_a_stream_grow_with_the_answer_and_not_with_its_square() {
+        let (bytes, last, _) = streamed(20_000);
+        assert!(bytes <= (EVENTS + 1) * last, "{bytes} bytes in all, {last} in the last event");
     }
 }

@@ -87,6 +87,13 @@ impl Settings {
         Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
     }
 
+    /// How long a plugin's call may take; `None` for as long as it wants.
+    #[must_use]
+    pub fn plugin_call_timeout(&self) -> Option<Duration> {
+        let seconds = self.plugin_call_timeout.unwrap_or(30);
+        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+    }
+
     /// Whether decode workers keep the KV of ended requests.
     #[must_use]
     pub fn decode_radix_cache(&self) -> bool {

@@ -5,6 +5,7 @@ use std::fmt::Error;
 use host_plugins::{Kind, Services};
 
 use super::series::Series;
+use crate::watchdog;
 
 /// Writes the numbers of all plugins that were loaded.
 pub(super) fn encode(series: &mut Series<'_>) -> Result<(), Error> {
@@ -18,6 +19,11 @@ pub(super) fn encode(series: &mut Series<'_>) -> Result<(), Error> {
     };
     series.counter_by("host_plugin_counter", "Numbers that plugins count", of_kind(Kind::Counter))?;
     series.gauge_by("host_plugin_gauge", "Numbers that plugins keep", of_kind(Kind::Gauge))?;
+    series.seconds([(
+        "host_plugin_longest_call_seconds",
+        "How long the plugin call that is in progress longest has taken so far",
+        watchdog::longest(),
+    )])?;
     series.counter_by(
         "host_plugin_log_lines_left_out",
         "Log lines of a plugin beyond 200 in a second",

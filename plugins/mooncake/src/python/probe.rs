@@ -65,7 +65,13 @@ impl Probe {
     /// # Errors
     /// A sentence that says what is wrong with it. Whether it has Mooncake is not checked here.
     pub fn run(python: Option<&Path>, preload: &[PathBuf]) -> Result<Self, String> {
-        let python = interpreter(python);
+        let (python, named) = interpreter(python);
+        // What the operator names is what the operator trusts.
+        if !named {
+            host_ownership::may_run(&python).map_err(|why| {
+                format!("{why}; or name it in MOONCAKE_PYTHON, or as python in [plugin.mooncake], to run it all the same")
+            })?;
+        }
         let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |(path, before, _): &&(PathBuf, Vec<PathBuf>, Self)| *path == python && before == preload;
         if let Some((.., probe)) = known().iter().find(same) {
@@ -198,15 +204,18 @@ impl Probe {
     }
 }
 
-fn interpreter(configured: Option<&Path>) -> PathBuf {
+/// The interpreter, and whether the operator named it; else it was found.
+fn interpreter(configured: Option<&Path>) -> (PathBuf, bool) {
     if let Some(path) = configured {
-        return path.to_owned();
+        return (path.to_owned(), true);
     }
     if let Some(named) = std::env::var_os("MOONCAKE_PYTHON").filter(|path| !path.is_empty()) {
-        return named.into();
+        return (named.into(), true);
     }
     let active = std::env::var_os("VIRTUAL_ENV").map(|root| PathBuf::from(root).join("bin/python"));
-    active.filter(|path| path.is_file()).unwrap_or_else(|| "python3".into())
+    let found = active.filter(|path| path.is_file()).or_else(|| host_ownership::on_the_path("python3"));
+    // Without one, running it says that there is none.
+    found.map_or_else(|| ("python3".into(), true), |found| (found, false))
 }
 
 /// What to do about an import that failed.

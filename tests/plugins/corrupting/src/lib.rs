@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use host_plugin_api::{
@@ -24,11 +25,13 @@ struct Config {
     flip_write: u64,
     flips: u64,
     only: String,
+    /// A submission that begins while this file is there never returns.
+    hang_file: String,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { flip_write: 1, flips: 1, only: String::new() }
+        Self { flip_write: 1, flips: 1, only: String::new(), hang_file: String::new() }
     }
 }
 
@@ -75,6 +78,15 @@ host_plugin_api::export_plugin! {
 impl CorruptingBackend {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does not return while it is told to hang.
+    fn hang_if_told(&self) {
+        if !self.config.hang_file.is_empty() && Path::new(&self.config.hang_file).exists() {
+            loop {
+                std::thread::park();
+            }
+        }
     }
 
     /// Whether the write of this number, counted from 0, is one to corrupt.
@@ -180,9 +192,11 @@ impl TransferBackend for CorruptingBackend {
         self.inner.release(prepared)
     }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        self.hang_if_told();
         self.submit_counted(&mut self.state(), submission, writes)
     }
     fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        self.hang_if_told();
         let mut state = self.state();
         let (first, count) = (state.accepted, indices.len() as u64);
         let list = state.prepared.get(&prepared.0);

@@ -60,6 +60,8 @@ struct Text {
     delay_ms: u64,
     /// Reads do not end while this file is there.
     hold_file: String,
+    /// Calls block only while this file is there.
+    block_file: String,
     spare: u64,
     stop: Stop,
 }
@@ -72,6 +74,7 @@ impl Default for Text {
             seed: 1,
             delay_ms: 0,
             hold_file: String::new(),
+            block_file: String::new(),
             spare: 0,
             stop: Stop::Ends,
         }
@@ -300,7 +303,8 @@ impl StorageTier for FaultyTier {
         self.queue(tag, Work::Get(pages.to_vec()))
     }
     fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
-        if self.faults.contains(&Fault::BlockPut) {
+        let told = || self.text.block_file.is_empty() || Path::new(&self.text.block_file).exists();
+        if self.faults.contains(&Fault::BlockPut) && told() {
             never();
         }
         self.queue(tag, Work::Put(pages.to_vec()))

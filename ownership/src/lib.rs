@@ -1,11 +1,11 @@
-//! Which users could put other code in a plugin's place.
+//! Which users could put other code in the place of a plugin, or of a library or program that one needs.
 //!
-//! A plugin runs with all rights of the host, so a user that can change its file, or a directory on the way to it, has
-//! them, too. The rule: *a plugin must not be easier to replace than the program itself.* Accepted are changes by
+//! Such code runs with all rights of this process, so a user that can change its file, or a directory on the way to it, has
+//! them, too. The rule: *it must not be easier to replace than the program itself.* Accepted are changes by
 //!
 //! - root, and the user that runs the host;
 //! - owners of the program's file or a directory above it, and groups that may write those: they can replace the
-//!   program, so that refusing a plugin beside it would protect nothing. This is what lets a checkout work under any
+//!   program, so that refusing a file beside it would protect nothing. This is what lets a checkout work under any
 //!   umask, and in a container whose root runs what the user of a bind mount owns.
 //!
 //! A group that may write, and is the process's own or root's, is warned of: under umask 002 that is a user's private
@@ -95,7 +95,7 @@ impl Trusted {
 
 /// What is wrong with the way to a file.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Findings {
+pub struct Findings {
     /// Refused, unless the operator accepts it.
     pub refused: Vec<String>,
     /// Said, and accepted.
@@ -103,10 +103,36 @@ pub(super) struct Findings {
 }
 
 /// Looks at an open file and at every directory and link on the way to it.
-pub(super) fn check(path: &Path, file: &Metadata) -> io::Result<Findings> {
+///
+/// # Errors
+/// When the way cannot be looked at.
+pub fn check(path: &Path, file: &Metadata) -> io::Result<Findings> {
     let (resolved, mut places) = way_to(path)?;
     places.insert(0, (resolved, Place::of(file)));
     Ok(judge(Trusted::of_process(), &places))
+}
+
+/// Whether a program or library that was found, and not named by the operator, may be run by this process.
+///
+/// # Errors
+/// A sentence about each user that could replace it, with what to do.
+pub fn may_run(path: &Path) -> Result<(), String> {
+    let found = std::fs::metadata(path).and_then(|file| check(path, &file));
+    let found = found.map_err(|error| format!("{} cannot be looked at: {error}", path.display()))?;
+    match found.refused.as_slice() {
+        [] => Ok(()),
+        refused => Err(format!("{} could be replaced by others: {}", path.display(), refused.join("; "))),
+    }
+}
+
+/// The file that the system would run for a name without a slash.
+#[must_use]
+pub fn on_the_path(name: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let runs = |path: &PathBuf| {
+        std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    };
+    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(runs)
 }
 
 /// Where a path leads, and the directories and links that the system passes on the way there, each once.
@@ -146,7 +172,8 @@ fn steps(path: &Path) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Whether every user may change a file, and not the program.
-pub(super) fn every_user_may_change(file: &Metadata) -> bool {
+#[must_use]
+pub fn every_user_may_change(file: &Metadata) -> bool {
     Place::of(file).lets(OTHERS_WRITE) && !Trusted::of_process().all_users
 }
 
@@ -272,6 +299,30 @@ mod tests {
 
         link("loop.so", "real/loop.so");
         assert!(way_to(&at("real/loop.so")).unwrap_err().to_string().contains("40 links"));
+    }
+
+    #[test]
+    fn what_every_user_may_change_is_not_run_and_the_sentence_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        std::fs::write(&program, "").unwrap();
+        let set =
+            |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        set(&program, 0o755);
+        set(folder.path(), 0o755);
+        let trusted = &Trusted::of(rustix::process::geteuid().as_raw(), ME, &[]);
+        let refused = || {
+            let (resolved, mut places) = way_to(&program).unwrap();
+            places.insert(0, (resolved, Place::of(&std::fs::metadata(&program).unwrap())));
+            judge(trusted, &places).refused
+        };
+        assert_eq!(refused(), [""; 0]);
+        set(&program, 0o757);
+        assert!(refused()[0].contains("may be changed by every user of this machine: chmod o-w it"));
+        set(&program, 0o755);
+        set(folder.path(), 0o777);
+        assert!(refused()[0].starts_with(&folder.path().display().to_string()));
+        assert!(may_run(&folder.path().join("nothing")).unwrap_err().contains("cannot be looked at"));
     }
 
     #[test]

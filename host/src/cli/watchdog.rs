@@ -1,0 +1,65 @@
+//! Ends this process when a plugin does not return from a call.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use host_worker::clock::Clock;
+use host_worker::watchdog::{Hung, Watchdog};
+use tokio::sync::oneshot;
+
+use super::settings::Settings;
+
+/// Once a call was found to hang, the process has this long to end by itself. What libraries do at the end of a process may
+/// wait for the very thread that hangs.
+const LAST: Duration = Duration::from_secs(10);
+
+/// Runs a worker, and ends with the error that names plugin and call when one does not return.
+///
+/// # Errors
+/// As the worker does, and for a call that does not return.
+pub async fn beside(
+    settings: &Settings,
+    worker: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let Some(bound) = settings.plugin_call_timeout() else { return worker.await };
+    // Ends the thread when it is dropped.
+    let (_running, runs) = channel();
+    let (tell, hung) = oneshot::channel();
+    // A thread, because the control plane's are what the worker itself runs on.
+    let thread = std::thread::Builder::new().name("watchdog".into());
+    thread.spawn(move || watch(bound, &runs, tell)).context("no thread for the watchdog")?;
+    tokio::select! {
+        ended = worker => ended,
+        Ok(hung) = hung => Err(anyhow::anyhow!("{hung}")),
+    }
+}
+
+fn watch(bound: Duration, runs: &Receiver<()>, tell: oneshot::Sender<Hung>) {
+    let (mut watchdog, clock) = (Watchdog::new(bound), Clock::start());
+    let hung = loop {
+        if let Some(hung) = watchdog.look(clock.now(), &host_plugins::in_progress()) {
+            break hung;
+        }
+        if runs.recv_timeout(watchdog.pause()) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+    };
+    let (plugin, call, thread) = (&hung.call.plugin, hung.call.call, &hung.call.thread);
+    tracing::error!(
+        plugin,
+        call,
+        thread,
+        seconds = hung.age.as_secs_f64(),
+        "a plugin does not return from a call"
+    );
+    let _worker_has_ended = tell.send(hung).is_err();
+    // Held, so that it only ends with the process.
+    let (_kept, never): (Sender<()>, _) = channel();
+    let _elapsed = never.recv_timeout(LAST);
+    tracing::error!("the process does not end by itself; it is killed");
+    let killed = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    if killed.is_err() {
+        std::process::abort();
+    }
+}

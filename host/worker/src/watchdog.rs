@@ -1,0 +1,176 @@
+//! Notices calls of plugins that do not return.
+//!
+//! A thread of the worker that hangs in a plugin leaves a worker that still tells its routers that it is there, and answers
+//! nothing. Nothing can end the call but the end of the process, so the program that is told of a [`Hung`] call ends, with
+//! every connection and every registration of memory. Peers fence a worker that is gone, and its supervisor starts it again.
+//!
+//! [`Watchdog::look`] decides; the program gives it the calls in progress and the time.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use host_core::Time;
+use host_plugins::CallInProgress;
+
+/// Calls that may wait for others (open, register, connect, disconnect …) have this many times as long: they have deadlines of
+/// their own, which operators set, and registering a large pool takes a while.
+const WAITING: u32 = 10;
+/// Looks within the bound, so that a call is noticed at most a tenth late.
+const LOOKS: u32 = 10;
+/// Longest pause between two looks.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Of the call that is in progress longest, in milliseconds, as of the last look.
+static LONGEST: AtomicU64 = AtomicU64::new(0);
+
+/// How long the plugin call that is in progress longest has taken so far, as of this process's last look.
+pub(crate) fn longest() -> Duration {
+    Duration::from_millis(LONGEST.load(Ordering::Relaxed))
+}
+
+/// A call that took longer than it may.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hung {
+    /// Which.
+    pub call: CallInProgress,
+    /// How long it takes already, as far as it was seen.
+    pub age: Duration,
+    /// How long it may.
+    pub bound: Duration,
+}
+
+impl fmt::Display for Hung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CallInProgress { plugin, call, thread, .. } = &self.call;
+        write!(
+            f,
+            "plugin {plugin:?} has not returned from {call} for {:.1} s on thread {thread:?} ({:.1} s are allowed): this worker \
+             ends, because only a new process is rid of the call; --plugin-call-timeout sets the bound",
+            self.age.as_secs_f64(),
+            self.bound.as_secs_f64()
+        )
+    }
+}
+
+/// Remembers how long each call is in progress.
+#[derive(Debug)]
+pub struct Watchdog {
+    bound: Duration,
+    last: Option<Time>,
+    ages: HashMap<(u64, u64), Duration>,
+}
+
+impl Watchdog {
+    /// One that lets calls take `bound`, and calls that may wait for others ten times as long.
+    #[must_use]
+    pub fn new(bound: Duration) -> Self {
+        Self { bound, last: None, ages: HashMap::new() }
+    }
+
+    /// The time between two looks.
+    #[must_use]
+    pub fn pause(&self) -> Duration {
+        (self.bound / LOOKS).min(LONGEST_PAUSE)
+    }
+
+    /// Looks at the calls that are in progress now; the one that took longest beyond its bound, if any did.
+    ///
+    /// A call is as old as the time since the look that saw it first. Of a pause that is much longer than it should be, only as
+    /// much counts as it should have been: the whole process had stopped, and no call could have returned.
+    pub fn look(&mut self, now: Time, calls: &[CallInProgress]) -> Option<Hung> {
+        let passed = self.last.map_or(Duration::ZERO, |last| now.0.saturating_sub(last.0));
+        let passed = if passed > self.pause() * 3 { self.pause() } else { passed };
+        self.last = Some(now);
+        let age = |call: &CallInProgress| self.ages.get(&call.id).map_or(Duration::ZERO, |age| *age + passed);
+        self.ages = calls.iter().map(|call| (call.id, age(call))).collect();
+        let longest = self.ages.values().max().copied().unwrap_or_default();
+        LONGEST.store(u64::try_from(longest.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let hung = calls.iter().filter_map(|call| {
+            let (age, bound) = (*self.ages.get(&call.id)?, self.bound_of(call));
+            (age >= bound).then(|| Hung { call: call.clone(), age, bound })
+        });
+        hung.max_by_key(|hung| hung.age)
+    }
+
+    fn bound_of(&self, call: &CallInProgress) -> Duration {
+        if call.may_wait { self.bound.saturating_mul(WAITING) } else { self.bound }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUND: Duration = Duration::from_secs(10);
+
+    fn call(thread: u64, number: u64, call: &'static str, may_wait: bool) -> CallInProgress {
+        let (thread_name, plugin) = (format!("transfer-{thread}"), "shm".to_owned());
+        CallInProgress { id: (thread, number), thread: thread_name, plugin, call, may_wait }
+    }
+
+    fn at(seconds: u64) -> Time {
+        Time(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_call_is_hung_when_looks_over_the_whole_bound_have_found_the_same() {
+        let mut watchdog = Watchdog::new(BOUND);
+        assert_eq!(watchdog.pause(), Duration::from_secs(1));
+        let (stuck, other) = (call(1, 7, "submit", false), |number| call(2, number, "poll", false));
+        for second in 0..10 {
+            // The other thread is in a call at every look, each time in another.
+            assert_eq!(watchdog.look(at(second), &[stuck.clone(), other(second)]), None, "second {second}");
+        }
+        let hung = watchdog.look(at(10), &[other(10), stuck.clone()]).unwrap();
+        assert_eq!((&hung.call, hung.age, hung.bound), (&stuck, BOUND, BOUND));
+        let said = hung.to_string();
+        assert!(said.contains("plugin \"shm\" has not returned from submit for 10.0 s"), "{said}");
+        assert!(said.contains("thread \"transfer-1\"") && said.contains("--plugin-call-timeout"), "{said}");
+    }
+
+    #[test]
+    fn a_call_that_returned_between_two_looks_is_another() {
+        let mut watchdog = Watchdog::new(BOUND);
+        for second in 0..100 {
+            let again = call(1, second / 9, "put", false);
+            assert_eq!(watchdog.look(at(second), &[again]), None, "second {second}");
+        }
+    }
+
+    #[test]
+    fn calls_that_wait_for_others_have_ten_times_as_long() {
+        let mut watchdog = Watchdog::new(BOUND);
+        let connect = call(1, 1, "connect", true);
+        for second in 0..100 {
+            assert_eq!(watchdog.look(at(second), std::slice::from_ref(&connect)), None, "second {second}");
+        }
+        assert_eq!(watchdog.look(at(100), &[connect]).unwrap().bound, BOUND * 10);
+    }
+
+    #[test]
+    fn time_in_which_the_process_stood_still_does_not_count() {
+        let mut watchdog = Watchdog::new(BOUND);
+        let stuck = call(1, 1, "poll", false);
+        let mut look = |second| watchdog.look(at(second), std::slice::from_ref(&stuck));
+        assert_eq!(look(0), None);
+        // Stopped for an hour: as if for one pause.
+        assert_eq!(look(3600), None);
+        for second in 1..9 {
+            assert_eq!(look(3600 + second), None, "second {second} after it went on");
+        }
+        assert_eq!(look(3609).unwrap().age, BOUND);
+    }
+
+    #[test]
+    fn of_two_that_hang_the_older_one_is_named() {
+        let mut watchdog = Watchdog::new(BOUND);
+        let (old, young) = (call(1, 1, "poll", false), call(2, 1, "put", false));
+        assert_eq!(watchdog.look(at(0), std::slice::from_ref(&old)), None);
+        for second in 1..10 {
+            assert_eq!(watchdog.look(at(second), &[young.clone(), old.clone()]), None);
+        }
+        assert_eq!(watchdog.look(at(11), &[young, old.clone()]).unwrap().call, old);
+    }
+}
