@@ -9,6 +9,7 @@ mod companions;
 mod docs_commands;
 mod first_minutes;
 mod metrics;
+mod one_user;
 mod pace;
 mod routing;
 mod start_refused;
