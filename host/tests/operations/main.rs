@@ -11,6 +11,7 @@ mod docs_commands;
 mod first_minutes;
 mod lifecycle;
 mod metrics;
+mod one_user;
 mod pace;
 mod plugin_hangs;
 mod routing;
