@@ -1,5 +1,7 @@
 //! `cargo xtask nightly`: checks that take too long, or need too much, to be made of every change.
 
+mod fuzz;
+
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -38,6 +40,11 @@ const CHECKS: &[Check] = &[
         name: "msrv",
         about: "`cargo xtask msrv`: what plugins are made of, with the oldest compiler that may build them",
         run: oldest_compiler,
+    },
+    Check {
+        name: "fuzz",
+        about: "every reader under libFuzzer, 30 s each or FUZZ_SECONDS, or only FUZZ_TARGETS (cargo-fuzz, a C++ compiler)",
+        run: fuzz::check,
     },
 ];
 

@@ -7,6 +7,8 @@ mod completions;
 mod error;
 mod fields;
 mod flush;
+#[doc(hidden)]
+pub mod fuzzing;
 mod generate;
 mod guard;
 mod health;
