@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p host-gguf --example mutate -- COUNT [SEED]    reads COUNT damaged files
-//! cargo run -p host-gguf --example mutate -- --seeds FOLDER            writes the valid ones, for the fuzz target
+//! cargo run -p host-gguf --example mutate -- --seeds FOLDER            writes the valid ones
 //! ```
 //!
 //! It ends with how many were files still, and with the most memory that the process ever had: the files are small, so
@@ -10,9 +10,9 @@
 
 use std::path::Path;
 
-#[path = "../fuzz/damage.rs"]
+#[path = "../tests/damage/damage.rs"]
 mod damage;
-#[path = "../fuzz/exercise.rs"]
+#[path = "../tests/damage/exercise.rs"]
 mod exercise;
 
 use damage::{Damage, seeds};

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails here is the test")]
 
-#[path = "../fuzz/damage.rs"]
+#[path = "damage/damage.rs"]
 mod damage;
-#[path = "../fuzz/exercise.rs"]
+#[path = "damage/exercise.rs"]
 mod exercise;
 
 use damage::{Damage, seeds};

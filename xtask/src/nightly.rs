@@ -1,5 +1,7 @@
 //! `cargo xtask nightly`: checks that take too long, or need too much, to be made of every change.
 
+mod fuzz;
+
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
@@ -43,6 +45,11 @@ const CHECKS: &[Check] = &[
         name: "chaos",
         about: "`cargo xtask chaos`: a thousand faults on real processes under load, every answer compared",
         run: chaos,
+    },
+    Check {
+        name: "fuzz",
+        about: "every reader under libFuzzer, 30 s each or FUZZ_SECONDS, or only FUZZ_TARGETS (cargo-fuzz, a C++ compiler)",
+        run: fuzz::check,
     },
 ];
 

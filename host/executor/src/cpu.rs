@@ -16,6 +16,8 @@ mod config;
 mod error;
 mod form;
 mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
 mod identity;
 mod pages;
 mod rotation;

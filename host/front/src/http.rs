@@ -8,6 +8,8 @@ mod drain;
 mod error;
 mod fields;
 mod flush;
+#[doc(hidden)]
+pub mod fuzzing;
 mod generate;
 mod guard;
 mod health;

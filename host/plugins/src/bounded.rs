@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 
+use object::read::ReadCacheOps;
 use object::{ReadCache, ReadRef};
 
 /// Most bytes of headers, notes and names that are read of one file. A plugin has some kilobytes of them, and a manifest at
@@ -14,15 +15,15 @@ use object::{ReadCache, ReadRef};
 pub const MOST_BYTES: u64 = 16 << 20;
 
 /// A file whose bytes are counted as they are asked for, again if they are asked for again.
-pub struct Bounded {
-    cache: ReadCache<File>,
+pub struct Bounded<R: ReadCacheOps = File> {
+    cache: ReadCache<R>,
     left: Cell<u64>,
     exceeded: Cell<bool>,
 }
 
-impl Bounded {
+impl<R: ReadCacheOps> Bounded<R> {
     /// A file of which nothing was read yet.
-    pub fn new(file: File) -> Self {
+    pub fn new(file: R) -> Self {
         Self { cache: ReadCache::new(file), left: Cell::new(MOST_BYTES), exceeded: Cell::new(false) }
     }
 
@@ -43,7 +44,7 @@ impl Bounded {
     }
 }
 
-impl<'a> ReadRef<'a> for &'a Bounded {
+impl<'a, R: ReadCacheOps> ReadRef<'a> for &'a Bounded<R> {
     fn len(self) -> Result<u64, ()> {
         self.cache.len()
     }

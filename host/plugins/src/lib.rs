@@ -12,6 +12,8 @@ mod calls;
 mod catalog;
 mod error;
 mod file;
+#[doc(hidden)]
+pub mod fuzzing;
 mod libraries;
 mod library;
 mod load;

@@ -75,11 +75,19 @@ impl Lock {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(format!("{} cannot be read: {error}", path.display())),
         };
-        let lock: Self = toml::from_str(&text).map_err(|error| {
+        Self::parse(&text, &path).map(Some)
+    }
+
+    /// What a lock file at this path says.
+    ///
+    /// # Errors
+    /// A sentence, when it is none.
+    pub(super) fn parse(text: &str, path: &Path) -> Result<Self, String> {
+        let lock: Self = toml::from_str(text).map_err(|error| {
             let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
             format!("{} is wrong: {error}", path.display())
         })?;
-        Ok(Some(Self { path, ..lock }))
+        Ok(Self { path: path.to_owned(), ..lock })
     }
 
     /// Whether a file with this hash is listed under its name, with the libraries beside it, which it returns. Nothing of a file

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use host_plugin_api::note;
 use object::elf::{ET_DYN, FileHeader64, PT_LOAD};
+use object::read::ReadCacheOps;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::{Endianness, ReadRef};
 use semver::Version;
@@ -33,8 +34,8 @@ const MAX_MANIFESTS: usize = 64;
 
 /// What is left to check when the file is open and its bytes are the right ones: that the system's loader will bear it,
 /// and that it is a plugin for this host.
-pub(super) fn read_and_check(
-    data: &Bounded,
+pub(super) fn read_and_check<R: ReadCacheOps>(
+    data: &Bounded<R>,
     length: u64,
     policy: Policy,
 ) -> Result<Manifest, PreflightError> {
@@ -61,7 +62,7 @@ pub(super) fn read_and_check(
 }
 
 /// The manifest as it is.
-pub(super) fn read(data: &Bounded, length: u64) -> Result<Manifest, PreflightError> {
+pub(super) fn read<R: ReadCacheOps>(data: &Bounded<R>, length: u64) -> Result<Manifest, PreflightError> {
     read_notes(data, length).map_err(|error| match data.is_exceeded() {
         true => PreflightError::Oversized(format!("its headers and notes have more than {MOST_BYTES} bytes")),
         false => error,
@@ -141,7 +142,7 @@ pub fn needed_libraries(path: &Path) -> Vec<String> {
 }
 
 /// Whether the system's loader will look for libraries beside the file, so that it must be loaded from its place.
-pub(super) fn needs_its_place(data: &Bounded) -> bool {
+pub(super) fn needs_its_place<R: ReadCacheOps>(data: &Bounded<R>) -> bool {
     // What cannot be read is not looked for either.
     let paths = dynamic_names(data, &[DT_RPATH, DT_RUNPATH]).unwrap_or_default();
     paths.iter().any(|path| path.contains("$ORIGIN") || path.contains("${ORIGIN}"))
@@ -167,7 +168,7 @@ pub(super) fn dynamic(path: &Path) -> Dynamic {
 }
 
 /// The texts of these entries of the dynamic section.
-fn dynamic_names(data: &Bounded, tags: &[i64]) -> object::Result<Vec<String>> {
+fn dynamic_names<R: ReadCacheOps>(data: &Bounded<R>, tags: &[i64]) -> object::Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let segments = header.program_headers(endian, data)?;

@@ -51,7 +51,12 @@ pub(super) fn is_one(path: &Path) -> bool {
 /// Reads one; `None` when it has no file for this host's target.
 pub(super) fn read(path: &Path) -> Result<Option<Named>, String> {
     let text = super::file::text(path).map_err(|error| error.to_string())?;
-    let car: SideCar = toml::from_str(&text)
+    parse(&text, path.parent().unwrap_or(Path::new(".")))
+}
+
+/// What one in this directory says.
+pub(super) fn parse(text: &str, directory: &Path) -> Result<Option<Named>, String> {
+    let car: SideCar = toml::from_str(text)
         .map_err(|error| error.to_string().split_whitespace().collect::<Vec<_>>().join(" "))?;
     if car.manifest_version != 1 {
         return Err(format!("manifest_version is {}, this host reads version 1", car.manifest_version));
@@ -66,6 +71,5 @@ pub(super) fn read(path: &Path) -> Result<Option<Named>, String> {
     {
         return Err(format!("sha256 is {hash:?}, it must be 64 hexadecimal digits in lower case"));
     }
-    let directory = path.parent().unwrap_or(Path::new("."));
     Ok(Some(Named { path: directory.join(file.path), sha256: file.sha256 }))
 }

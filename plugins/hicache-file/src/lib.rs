@@ -94,6 +94,8 @@
 mod backing;
 mod config;
 mod format;
+#[doc(hidden)]
+pub mod fuzzing;
 mod index;
 mod keeper;
 mod memory;

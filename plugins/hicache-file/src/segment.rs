@@ -111,9 +111,13 @@ pub fn read_records(index: &OwnedFd, name: Name, first: u32, data: u64) -> io::R
     if first == 0 && !name.has_header(&read_at(index, 0, RECORD)?) {
         return Err(io::Error::other(format!("{} has no header of this version", name.index())));
     }
-    let mut found = Records { next: first, ..Records::default() };
     let from = position(first);
-    let bytes = read_at(index, from, end.saturating_sub(from) as usize)?;
+    Ok(parse_records(name, first, data, &read_at(index, from, end.saturating_sub(from) as usize)?))
+}
+
+/// What these bytes say, which stand in an index file from record `first` on.
+pub fn parse_records(name: Name, first: u32, data: u64, bytes: &[u8]) -> Records {
+    let mut found = Records { next: first, ..Records::default() };
     let records = bytes.chunks_exact(RECORD).filter_map(<[u8]>::first_chunk::<RECORD>);
     let last = bytes.len() / RECORD;
     found.values.reserve(last);
@@ -127,10 +131,10 @@ pub fn read_records(index: &OwnedFd, name: Name, first: u32, data: u64) -> io::R
             Slot::Value(_) => found.damaged += 1,
             Slot::Seal => found.sealed = true,
             Slot::Empty => {}
-            Slot::Damaged if at + 1 == last && !found.sealed => return Ok(found),
+            Slot::Damaged if at + 1 == last && !found.sealed => return found,
             Slot::Damaged => found.damaged += 1,
         }
         found.next = number + 1;
     }
-    Ok(found)
+    found
 }

@@ -11,6 +11,8 @@
 mod config;
 mod engine;
 mod environment;
+#[doc(hidden)]
+pub mod fuzzing;
 mod python;
 mod search;
 mod store;

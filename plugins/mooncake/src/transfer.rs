@@ -26,7 +26,7 @@ mod service;
 mod shared;
 #[cfg(test)]
 mod tests;
-mod wire;
+pub(crate) mod wire;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

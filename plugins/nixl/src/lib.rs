@@ -28,6 +28,8 @@ mod capi;
 mod config;
 mod driver;
 mod environment;
+#[doc(hidden)]
+pub mod fuzzing;
 mod library;
 mod link;
 mod pieces;

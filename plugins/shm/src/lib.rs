@@ -17,6 +17,8 @@ mod backend;
 mod config;
 mod control;
 mod copier;
+#[doc(hidden)]
+pub mod fuzzing;
 mod inbound;
 mod mapping;
 mod notifications;

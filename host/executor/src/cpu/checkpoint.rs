@@ -8,7 +8,7 @@ use std::path::Path;
 use host_kernels::math::Element;
 
 pub(super) use self::gguf::GgufWeights;
-pub(super) use self::safetensors::Safetensors;
+pub(super) use self::safetensors::{Safetensors, header_of_bytes as safetensors_header, parse_index};
 use super::error::LoadError;
 
 /// The weights of a model.

@@ -106,10 +106,15 @@ pub(super) fn read(directory: &Path) -> Result<(Vec<u8>, ModelConfig), LoadError
         return Err(LoadError::Parse { file, reason });
     }
     let bytes = std::fs::read(&file).map_err(read)?;
-    let value: Value = serde_json::from_slice(&bytes)
-        .map_err(|error| LoadError::Parse { file: file.clone(), reason: error.to_string() })?;
-    let config = Reader { file, value: &value }.config()?;
+    let config = parse(file, &bytes)?;
     Ok((bytes, config))
+}
+
+/// What a configuration says.
+pub(super) fn parse(file: PathBuf, bytes: &[u8]) -> Result<ModelConfig, LoadError> {
+    let value: Value = serde_json::from_slice(bytes)
+        .map_err(|error| LoadError::Parse { file: file.clone(), reason: error.to_string() })?;
+    Reader { file, value: &value }.config()
 }
 
 struct Reader<'a> {

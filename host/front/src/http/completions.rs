@@ -24,6 +24,11 @@ pub(super) async fn handle(
     serve(&app, "/v1/completions", id, request, prepare).await
 }
 
+/// Whether a request with this body would be carried out.
+pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
+    prepare(app, id, body).is_ok()
+}
+
 fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion>, ApiError> {
     let mut fields = Fields::parse(body)?;
     check_model(app, &mut fields)?;

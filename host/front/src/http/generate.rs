@@ -41,6 +41,11 @@ pub(super) async fn handle(
     serve(&app, "/generate", id, request, prepare).await
 }
 
+/// Whether a request with this body would be carried out.
+pub(super) fn is_accepted(app: &App, id: &RequestId, body: &[u8]) -> bool {
+    prepare(app, id, body).is_ok()
+}
+
 fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>, ApiError> {
     let mut fields = Fields::parse(body)?;
     for name in ["input_embeds", "image_data", "lora_path", "session_params"] {

@@ -30,6 +30,11 @@ impl ChatTemplate {
     /// # Errors
     /// When the source is not a template.
     pub fn new(source: String, bos: String, eos: String) -> Result<Self, TextError> {
+        Self::with_fuel(source, bos, eos, FUEL)
+    }
+
+    /// The same with another bound on the steps of the engine.
+    pub(crate) fn with_fuel(source: String, bos: String, eos: String, fuel: u64) -> Result<Self, TextError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -37,7 +42,7 @@ impl ChatTemplate {
             .build()
             .map_err(|error| TextError::Template(error.to_string()))?;
         environment.set_syntax(syntax);
-        environment.set_fuel(Some(FUEL));
+        environment.set_fuel(Some(fuel));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {

@@ -125,45 +125,11 @@ impl Safetensors {
 impl WeightFile {
     fn open(path: PathBuf) -> Result<Self, LoadError> {
         let read = |source| LoadError::Read { file: path.clone(), source };
-        let parse = |reason: String| LoadError::Parse { file: path.clone(), reason };
         let file = File::open(&path).map_err(read)?;
         let bytes = file.metadata().map_err(read)?.len();
-        let truncated = |expected| LoadError::Truncated { file: path.clone(), expected, found: bytes };
-        if bytes < 8 {
-            return Err(truncated(8));
-        }
-        let mut length = [0; 8];
-        file.read_exact_at(&mut length, 0).map_err(read)?;
-        let length = u64::from_le_bytes(length);
-        if length > MAX_HEADER {
-            return Err(parse(format!(
-                "a header of {length} bytes, at most {MAX_HEADER} are read: not safetensors"
-            )));
-        }
-        if bytes < 8 + length {
-            return Err(truncated(8 + length));
-        }
-        let mut header = vec![0; length as usize];
-        file.read_exact_at(&mut header, 8).map_err(read)?;
-        let mut entries: BTreeMap<String, serde_json::Value> =
-            serde_json::from_slice(&header).map_err(|error| parse(format!("bad header: {error}")))?;
-        entries.remove("__metadata__");
-        let mut tensors = BTreeMap::new();
-        let mut described = 8 + length;
-        for (name, entry) in entries {
-            let entry: Entry = serde_json::from_value(entry)
-                .map_err(|error| parse(format!("bad header: tensor {name}: {error}")))?;
-            let (start, end) = entry.data_offsets;
-            let end = (8 + length).checked_add(end).filter(|_| start <= end);
-            let end =
-                end.ok_or_else(|| parse(format!("tensor {name} has data_offsets {:?}", entry.data_offsets)))?;
-            described = described.max(end);
-            tensors.insert(name, entry);
-        }
-        if described > bytes {
-            return Err(truncated(described));
-        }
-        Ok(Self { path, file, header: length, tensors })
+        let read_at = |buffer: &mut [u8], at| file.read_exact_at(buffer, at).map_err(read);
+        let (header, tensors) = read_header(&path, bytes, read_at)?;
+        Ok(Self { path, file, header, tensors })
     }
 
     /// Offset of the first byte of data.
@@ -189,20 +155,85 @@ impl Rows<'_> {
     }
 }
 
+/// Bytes of the header of a file of so many bytes, and the tensors in it. `read_at` fills a buffer from an offset.
+fn read_header(
+    path: &Path,
+    bytes: u64,
+    read_at: impl Fn(&mut [u8], u64) -> Result<(), LoadError>,
+) -> Result<(u64, BTreeMap<String, Entry>), LoadError> {
+    let parse = |reason: String| LoadError::Parse { file: path.to_owned(), reason };
+    let truncated = |expected| LoadError::Truncated { file: path.to_owned(), expected, found: bytes };
+    if bytes < 8 {
+        return Err(truncated(8));
+    }
+    let mut length = [0; 8];
+    read_at(&mut length, 0)?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER {
+        return Err(parse(format!(
+            "a header of {length} bytes, at most {MAX_HEADER} are read: not safetensors"
+        )));
+    }
+    if bytes < 8 + length {
+        return Err(truncated(8 + length));
+    }
+    let mut header = vec![0; length as usize];
+    read_at(&mut header, 8)?;
+    let mut entries: BTreeMap<String, serde_json::Value> =
+        serde_json::from_slice(&header).map_err(|error| parse(format!("bad header: {error}")))?;
+    entries.remove("__metadata__");
+    let mut tensors = BTreeMap::new();
+    let mut described = 8 + length;
+    for (name, entry) in entries {
+        let entry: Entry = serde_json::from_value(entry)
+            .map_err(|error| parse(format!("bad header: tensor {name}: {error}")))?;
+        let (start, end) = entry.data_offsets;
+        let end = (8 + length).checked_add(end).filter(|_| start <= end);
+        let end =
+            end.ok_or_else(|| parse(format!("tensor {name} has data_offsets {:?}", entry.data_offsets)))?;
+        described = described.max(end);
+        tensors.insert(name, entry);
+    }
+    if described > bytes {
+        return Err(truncated(described));
+    }
+    Ok((length, tensors))
+}
+
+/// Whether the bytes are a file whose header can be read.
+pub(in crate::cpu) fn header_of_bytes(path: &Path, bytes: &[u8]) -> bool {
+    let read_at = |buffer: &mut [u8], at: u64| {
+        let at = at as usize;
+        buffer.copy_from_slice(&bytes[at..at + buffer.len()]);
+        Ok(())
+    };
+    let read = read_header(path, bytes.len() as u64, read_at);
+    read.is_ok_and(|(header, tensors)| {
+        let inside = |entry: &Entry| 8 + header + entry.data_offsets.1 <= bytes.len() as u64;
+        assert!(tensors.values().all(inside), "a tensor lies outside of the file");
+        true
+    })
+}
+
 /// Tensor name to file name.
 fn read_index(path: &Path) -> Result<BTreeMap<String, String>, LoadError> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
     let read = |source| LoadError::Read { file: path.to_owned(), source };
     let parse = |reason: String| LoadError::Parse { file: path.to_owned(), reason };
     let length = std::fs::metadata(path).map_err(read)?.len();
     if length > MAX_INDEX {
         return Err(parse(format!("{length} bytes, at most {MAX_INDEX} are read")));
     }
-    let bytes = std::fs::read(path).map_err(read)?;
-    let index: Index = serde_json::from_slice(&bytes).map_err(|error| parse(error.to_string()))?;
+    parse_index(path, &std::fs::read(path).map_err(read)?)
+}
+
+/// Which file has each tensor, as an index says.
+pub(in crate::cpu) fn parse_index(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, LoadError> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let parse = |reason: String| LoadError::Parse { file: path.to_owned(), reason };
+    let index: Index = serde_json::from_slice(bytes).map_err(|error| parse(error.to_string()))?;
     for name in index.weight_map.values() {
         if Path::new(name).file_name() != Some(name.as_ref()) {
             return Err(parse(format!("shard {name:?} is not a plain file name")));

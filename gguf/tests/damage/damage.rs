@@ -37,6 +37,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
 pub struct Damage(fastrand::Rng);
 
 impl Damage {
+    /// What follows from a seed.
     pub fn seeded(seed: u64) -> Self {
         Self(fastrand::Rng::with_seed(seed))
     }

@@ -1,0 +1,82 @@
+//! Entrances for fuzzing: what a router reads of requests, as functions of bytes.
+//!
+//! Each answers whether the bytes were accepted, and none may panic, whatever they are.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use host_wire::endpoint::Credentials;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::{App, RequestId, TextWork, Uploads, chat, completions, generate};
+use crate::identity::Identities;
+use crate::metrics::Metrics;
+use crate::registry::{Policy, Registry, Terms};
+use crate::router::{Retry, Router};
+use crate::text::{ChatTemplate, TextModel};
+
+const TEMPLATE: &str =
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>";
+/// Steps of a template: enough for any loop over a small input, and few enough that an endless one costs no time.
+const FUEL: u64 = 20_000;
+/// Largest body, in bytes.
+const MAX_BODY: usize = 1 << 20;
+
+fn app() -> &'static App {
+    static APP: OnceLock<App> = OnceLock::new();
+    APP.get_or_init(|| {
+        let mut text = TextModel::bytes(300);
+        text.template = ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).ok().map(Arc::new);
+        let registry = Registry::new(Terms {
+            model: "model".into(),
+            worker_timeout: Duration::from_secs(3),
+            lost_after: Duration::from_secs(10),
+            max_workers: 4,
+            policy: Policy::default(),
+            warm_up: false,
+            seed: 1,
+            credentials: Credentials::None,
+        });
+        let metrics = Arc::new(Metrics::new());
+        let (_open, closing) = watch::channel(false);
+        let stopping = closing.clone();
+        App {
+            model: "model".into(),
+            text,
+            router: Router::new(registry, Retry::default(), 16, metrics.clone(), closing),
+            metrics,
+            max_body: MAX_BODY,
+            body_timeout: Duration::from_secs(1),
+            default_max_tokens: 16,
+            stall: Duration::from_secs(1),
+            uploads: Uploads::new(MAX_BODY),
+            identities: Identities::default(),
+            text_work: TextWork::default(),
+            stopping,
+        }
+    })
+}
+
+/// A request's body; its first byte says to which endpoint it goes.
+#[must_use]
+pub fn body(bytes: &[u8]) -> bool {
+    let Some((endpoint, body)) = bytes.split_first() else { return false };
+    let id = RequestId("fuzzing".to_owned());
+    match endpoint % 3 {
+        0 => completions::is_accepted(app(), &id, body),
+        1 => chat::is_accepted(app(), &id, body),
+        _ => generate::is_accepted(app(), &id, body),
+    }
+}
+
+/// A chat template, and behind a zero byte the messages that it is given.
+#[must_use]
+pub fn template(bytes: &[u8]) -> bool {
+    let mut texts = bytes.splitn(2, |byte| *byte == 0).map(String::from_utf8_lossy);
+    let source = texts.next().unwrap_or_default().into_owned();
+    let template = ChatTemplate::with_fuel(source, "<s>".into(), "</s>".into(), FUEL);
+    let Ok(template) = template else { return false };
+    let messages = serde_json::from_str(&texts.next().unwrap_or_default()).unwrap_or(Value::Null);
+    template.render(&messages, &serde_json::Map::new(), 1_700_000_000).is_ok()
+}

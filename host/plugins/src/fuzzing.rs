@@ -1,0 +1,51 @@
+//! Entrances for fuzzing: readers of files that this crate did not write, as functions of bytes.
+//!
+//! Each answers whether the bytes were accepted, and none may panic, whatever they are.
+
+use std::io::Cursor;
+use std::path::Path;
+
+use super::bounded::Bounded;
+use super::lock::Lock;
+use super::manifest::Manifest;
+use super::policy::Policy;
+use super::preflight::{needs_its_place, read_and_check};
+use super::sidecar;
+
+/// A plugin's file: its headers, notes, manifest and dynamic section.
+#[must_use]
+pub fn elf(bytes: &[u8]) -> bool {
+    let policy = Policy { insecure_permissions: true, panic_abort: true };
+    let data = Bounded::new(Cursor::new(bytes));
+    let read = read_and_check(&data, bytes.len() as u64, policy);
+    let _place = needs_its_place(&Bounded::new(Cursor::new(bytes)));
+    if let Err(error) = &read {
+        assert!(!error.reason().is_empty() && !error.to_string().is_empty());
+    }
+    read.is_ok()
+}
+
+/// A manifest, and behind a zero byte a configuration to check against it.
+#[must_use]
+pub fn manifest(bytes: &[u8]) -> bool {
+    let mut texts = bytes.splitn(2, |byte| *byte == 0).map(String::from_utf8_lossy);
+    let manifest = Manifest::parse(&texts.next().unwrap_or_default());
+    let Ok(manifest) = manifest else { return false };
+    let _fits = manifest.check_config(&texts.next().unwrap_or_default()).is_ok();
+    true
+}
+
+/// A `NAME.plugin.toml`.
+#[must_use]
+pub fn side_car(bytes: &[u8]) -> bool {
+    sidecar::parse(&String::from_utf8_lossy(bytes), Path::new("plugins")).is_ok()
+}
+
+/// A `plugins.lock`.
+#[must_use]
+pub fn lock(bytes: &[u8]) -> bool {
+    let path = Path::new("plugins/plugins.lock");
+    let Ok(lock) = Lock::parse(&String::from_utf8_lossy(bytes), path) else { return false };
+    let _listed = lock.check(Path::new("plugins/shm.so"), "00").is_ok();
+    true
+}

@@ -1,0 +1,39 @@
+//! Entrances for fuzzing: what other instances send, as functions of bytes.
+
+use host_transfer_kit::RegionDescriptor;
+use host_transfer_kit::wire::{Endpoint, Message};
+
+use crate::wire::{Body, FORMAT, Frame};
+
+/// A frame or an endpoint. True when it is one of them; it then comes back as it was.
+#[must_use]
+pub fn wire(bytes: &[u8]) -> bool {
+    let frame = Frame::decode(bytes).is_ok_and(|frame| {
+        assert_eq!(Frame::decode(&frame.encode()).ok(), Some(frame));
+        true
+    });
+    let endpoint = Endpoint::decode(bytes, &FORMAT).is_ok_and(|endpoint| {
+        assert_eq!(endpoint.encode(&FORMAT), bytes);
+        true
+    });
+    frame || endpoint
+}
+
+/// Some of each kind.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let region = RegionDescriptor { id: 3, generation: 1, address: 1 << 20, length: 4096, device: None };
+    let bodies = [
+        (Message::Hello { token: [4; 16], name: "prefill-0".into() }, vec![1, 2, 3]),
+        (Message::Welcome { address: vec![5; 9], regions: vec![region; 2] }, Vec::new()),
+        (Message::Cut, Vec::new()),
+    ];
+    let frame = |body| Frame { instance: [9; 16], connection: 77, body }.encode();
+    let mut seeds: Vec<Vec<u8>> =
+        bodies.into_iter().map(|(message, front)| frame(Body::Connection { message, front })).collect();
+    seeds.push(frame(Body::Ping));
+    let endpoint =
+        Endpoint { token: [1; 16], instance: [2; 16], name: "decode-0".into(), address: vec![7; 12] };
+    seeds.push(endpoint.encode(&FORMAT));
+    seeds
+}

@@ -1,0 +1,39 @@
+//! Entrances for fuzzing: what other instances send, as functions of bytes.
+
+use host_plugin_api::{Error, ErrorCode};
+
+use crate::regions::RegionDescriptor;
+use crate::wire::{Endpoint, Hello, decode_welcome, encode_welcome};
+
+/// An endpoint, a hello or a welcome. True when it is one of them; it then comes back as it was.
+#[must_use]
+pub fn wire(bytes: &[u8]) -> bool {
+    let endpoint = Endpoint::decode(bytes).is_ok_and(|endpoint| {
+        assert_eq!(endpoint.encode(), bytes);
+        true
+    });
+    let hello = Hello::decode(bytes).is_ok_and(|hello| {
+        assert_eq!(hello.encode(), bytes);
+        true
+    });
+    let welcome = decode_welcome(bytes).is_ok_and(|welcome| {
+        if let Ok(regions) = &welcome {
+            assert_eq!(encode_welcome(Ok(regions)), bytes);
+        }
+        true
+    });
+    endpoint || hello || welcome
+}
+
+/// One of each.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let name = || "prefill-0".to_owned();
+    let region = RegionDescriptor { id: 130, generation: 7, length: 9, fd_offset: 4096 };
+    vec![
+        Endpoint { socket: [1; 16], token: [2; 16], instance: [3; 16], name: name() }.encode(),
+        Hello { token: [4; 16], instance: [5; 16], name: name() }.encode(),
+        encode_welcome(Ok(&[region; 3])),
+        encode_welcome(Err(&Error::new(ErrorCode::VERSION, "another version"))),
+    ]
+}
