@@ -129,7 +129,7 @@ pub enum FailureCode {
 impl FailureCode {
     /// As metrics and the control plane write it.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             FailureCode::Invalid => "invalid",
             FailureCode::TooLong => "too_long",

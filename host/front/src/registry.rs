@@ -22,7 +22,7 @@ use tonic::transport::Channel;
 pub use admission::MAX_TEXT;
 use host_wire::clock::{self, Instant};
 use host_wire::endpoint::{self, Address, BadAddress, Credentials};
-use host_wire::proto::{Load, WorkerInfo};
+use host_wire::proto::{HeartbeatReply, Load, WorkerInfo};
 pub use prefix::{CacheCounts, Chain, Following};
 pub use table::{Decisions, Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
 use table::{Denied, NotNow, Picked, WorkerTable};
@@ -139,13 +139,13 @@ impl Registry {
         accepted.map_err(|denied| denied.to_string())
     }
 
-    /// Notes that a worker lives. False when it is not known and must register again.
-    pub fn heartbeat(&self, instance: Instance, load: Load) -> bool {
+    /// Notes that a worker lives.
+    pub fn heartbeat(&self, instance: Instance, load: Load) -> HeartbeatReply {
         let heard = self.lock().heartbeat(instance, load, clock::now());
         if heard.is_change {
             self.changed();
         }
-        heard.known
+        HeartbeatReply { known: heard.known, warming: heard.is_warming }
     }
 
     /// Forgets a worker that ends.
@@ -179,12 +179,18 @@ impl Registry {
         self.lock().take_cold()
     }
 
-    /// A route for a dummy request through this worker. `Ok(None)` when it needs none any more.
+    /// A route for a dummy request through this worker; partners with which one `failed` come last. `Ok(None)` when it needs none
+    /// any more.
     ///
     /// # Errors
     /// Why there is none now.
-    pub fn pick_with(&self, instance: Instance, room: Room) -> Result<Option<Route>, String> {
-        let picked = self.lock().pick_with(instance, clock::now());
+    pub fn pick_with(
+        &self,
+        instance: Instance,
+        failed: &[Instance],
+        room: Room,
+    ) -> Result<Option<Route>, String> {
+        let picked = self.lock().pick_with(instance, failed, clock::now());
         match picked {
             Ok(Picked { prefill, decode, expected }) => {
                 Ok(Some(Route { prefill, decode, expected, room, registry: self.clone() }))

@@ -31,10 +31,12 @@ use super::shares::{NoShare, Share, Shares};
 /// The limits of retries.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
-    /// Most tries for one request.
+    /// Most tries in a row that bring next to nothing.
     pub tries: u32,
-    /// No try begins later than this after the request came, or after an answer under way broke off, and no request waits longer
-    /// for a worker to appear.
+    /// Most workers that one answer loses in all.
+    pub losses: u32,
+    /// No try begins later than this after the request came, or after the failure of the try before, and no request waits longer for
+    /// a worker to appear.
     pub total: Duration,
     /// Longest time of a request, from its arrival to the end of its answer.
     pub longest: Duration,
@@ -48,6 +50,7 @@ impl Default for Retry {
     fn default() -> Self {
         Self {
             tries: 4,
+            losses: 16,
             total: Duration::from_secs(30),
             longest: Duration::from_secs(600),
             backoff: Duration::from_millis(20),
@@ -84,6 +87,9 @@ pub struct Job {
     /// A hash of the session's name: its requests stay together unless load says otherwise.
     pub session: Option<u64>,
 }
+
+/// A try that brought so many tokens has not failed for nothing: tries are counted anew after it.
+const PROGRESS: usize = 32;
 
 /// Longer prompts are hashed on a thread of their own. This many tokens take about a millisecond.
 const SHORT_PROMPT: usize = 1 << 16;
@@ -176,6 +182,7 @@ impl Router {
             ends: now + self.retry.longest,
             deadline,
             tries: 0,
+            losses: 0,
             failed: Vec::new(),
             attempt: None,
             served_by: None,
@@ -201,7 +208,10 @@ pub struct Generation {
     ends: Instant,
     /// No try begins later.
     deadline: Instant,
+    /// Tries since the last one that made progress.
     tries: u32,
+    /// Tries that failed, in all.
+    losses: u32,
     /// Workers that failed a try, in the order of failing.
     failed: Vec<Instance>,
     attempt: Option<Attempt>,
@@ -265,9 +275,9 @@ impl Generation {
                     attempt.settle();
                     return Ok(Event::Finished(self.progress.finish(finished)));
                 }
-                Step::Failed { leg, failure, suspect } => {
-                    // A worker that answers may report what its partner did; one whose connection broke is the culprit.
-                    self.failed.extend(if suspect { vec![leg] } else { attempt.instances() });
+                Step::Failed { leg, failure, suspect, reported } => {
+                    // A worker that reports a failure may report what its partner did; one that is gone is the culprit.
+                    self.failed.extend(if reported { attempt.instances() } else { vec![leg] });
                     drop(attempt);
                     if suspect {
                         self.router.registry.suspect(leg, &failure.to_string());
@@ -313,15 +323,19 @@ impl Generation {
         if self.is_seen() && !resume {
             return Err(self.given_up(failure.to_string()));
         }
-        if self.progress.is_moving() {
-            self.deadline = clock::now() + self.router.retry.total;
+        self.losses += 1;
+        if self.progress.brought() >= PROGRESS {
+            self.tries = 1;
         }
+        // Of a request that waited long for its turn, too.
+        self.deadline = clock::now() + self.router.retry.total;
         let wait = self.router.retry.backoff.saturating_mul(1_u32 << self.tries.saturating_sub(1).min(10));
-        if self.tries >= self.router.retry.tries || clock::now() + wait >= self.deadline {
-            return Err(self.given_up(format!("{failure} (after {} tries)", self.tries)));
+        let Retry { tries, losses, total, .. } = self.router.retry;
+        if self.tries >= tries || self.losses >= losses || wait >= total {
+            return Err(self.given_up(format!("{failure} (after {} tries)", self.losses)));
         }
         let answered = self.progress.answered();
-        tracing::info!(request = self.job.request_id, tries = self.tries, answered, %failure, "trying again");
+        tracing::info!(request = self.job.request_id, tries = self.losses, answered, %failure, "trying again");
         self.router.metrics.retries.inc();
         let restarts = !resume && self.progress.is_moving();
         if restarts {
@@ -374,9 +388,10 @@ impl Generation {
 
     async fn route(&mut self, room: Room) -> Result<Route, Failure> {
         let prompt = self.progress.prompt().len() as u64;
-        let answer = match self.progress.most() {
-            Some(_most) => self.progress.left(),
-            None => self.job.max_new_tokens.unwrap_or(1),
+        let answer = match self.progress.answered() {
+            // Another worker may hold less than the one that fixed the answer's length.
+            0 => self.job.max_new_tokens.unwrap_or(1),
+            _ => self.progress.left(),
         };
         let chains = match self.chains.take() {
             Some(chains) => chains,
@@ -393,9 +408,13 @@ impl Generation {
             let change = self.router.registry.change();
             match self.router.registry.pick(need, &self.failed) {
                 Ok(route) => return Ok(route),
-                Err(NoRoute::TooLong(limit)) if self.progress.answered() > 0 => {
+                // The worker that it fitted may come back.
+                Err(NoRoute::TooLong(limit)) if self.losses > 0 => {
                     let why = format!("no worker is left that holds more than {limit} tokens");
-                    return Err(self.given_up(why));
+                    tokio::select! {
+                        () = change => {}
+                        () = clock::sleep_until(self.deadline) => return Err(self.given_up(why)),
+                    }
                 }
                 Err(NoRoute::TooLong(limit)) => {
                     let (answer, field) = (self.job.max_new_tokens, self.job.answer_field);

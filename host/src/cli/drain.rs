@@ -11,6 +11,8 @@ use super::Refused;
 use super::output::say;
 use super::server::{Address, Client};
 
+/// Seconds of silence after which a router gives a worker up.
+const LOST: f64 = 10.0;
 /// Between two looks at what the worker still has to do.
 const LOOK: Duration = Duration::from_millis(300);
 
@@ -64,7 +66,8 @@ impl Drain {
                 say!("{name} has ended");
                 return Ok(());
             };
-            if worker["state"] == "suspected" {
+            let silent = worker["silent_seconds"].as_f64().unwrap_or_default();
+            if worker["state"] == "suspected" && silent > LOST {
                 anyhow::bail!("{name} does not answer any more: {}", text(worker, "why"));
             }
             let left = worker["in_flight"].as_u64().unwrap_or_default();

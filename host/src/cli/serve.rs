@@ -17,7 +17,7 @@ use host_worker::service::WorkerService;
 use host_worker::{Handle, Unwritten, Worker};
 use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tonic::service::Routes;
 use tracing_subscriber::EnvFilter;
@@ -67,7 +67,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 if !settings.supervised {
                     plugins::check(&settings)?;
                 }
-                route(&settings, stop_signal(settings.supervised)).await
+                route(&settings, stop_signal(settings.supervised)?).await
             }
             Some(role) => {
                 // The supervisor has checked the same, and reading a large model twice takes time.
@@ -79,7 +79,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                     return watchdog::beside(&settings, aggregated(&settings, &handle)).await;
                 }
                 let (control, routers) = addresses::check_worker(&settings)?;
-                let stopped = stop_signal(settings.supervised);
+                let stopped = stop_signal(settings.supervised)?;
                 let worker = work(&settings, role, control, routers, &handle, stopped);
                 watchdog::beside(&settings, worker).await
             }
@@ -102,22 +102,31 @@ fn start_logging(settings: &Settings) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Resolves when the process gets a signal to stop, and names the signal.
-pub(super) async fn stop_requested() -> &'static str {
-    let (Ok(mut interrupt), Ok(mut terminate)) =
-        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => "Ctrl-C",
-        _ = terminate.recv() => "SIGTERM",
+/// The signals that ask a process to stop.
+pub(super) struct StopSignals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl StopSignals {
+    /// From now on none is missed.
+    pub fn listen() -> std::io::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// Resolves when one comes, and names it.
+    pub async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "Ctrl-C",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
     }
 }
 
 /// Becomes true when the process has to stop. A second signal ends it at once. A supervised one stops when its standard input
 /// ends. It leaves signals to its supervisor, which knows the order in which processes have to end.
-fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
+fn stop_signal(supervised: bool) -> anyhow::Result<watch::Receiver<bool>> {
+    let mut signals = StopSignals::listen().context("signals cannot be heard")?;
     let (stop, stopped) = watch::channel(false);
     let ended = stop.clone();
     if supervised {
@@ -129,7 +138,7 @@ fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
     }
     tokio::spawn(async move {
         loop {
-            let signal = stop_requested().await;
+            let signal = signals.next().await;
             if supervised {
                 tracing::debug!(signal, "left to the supervisor");
             } else if stop.send_replace(true) {
@@ -140,7 +149,7 @@ fn stop_signal(supervised: bool) -> watch::Receiver<bool> {
             }
         }
     });
-    stopped
+    Ok(stopped)
 }
 
 /// Ends this process without another call of a plugin, also of its libraries' destructors, which may wait for something.
@@ -259,14 +268,24 @@ async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> an
     let control = listen_control(of("router")).await?;
     let routers = vec![control.address()?];
     println!("host: serving {} on http://{} (Ctrl-C ends it)", settings.model_name(), http.local_addr()?);
-    let stopped = stop_signal(settings.supervised);
+    let stopped = stop_signal(settings.supervised)?;
     let (drained, worker_stopped) = watch::channel(false);
+    let (worker_ended, front_stopped) = watch::channel(false);
     let front = async {
-        let result = front::serve(config, http, control, until(stopped)).await;
+        let stop = async {
+            tokio::select! { () = until(stopped) => {}, () = until(front_stopped) => {} }
+        };
+        let result = front::serve(config, http, control, stop).await;
         drained.send_replace(true);
         result
     };
-    let worker = work(settings, RoleName::Aggregated, of("aggregated-0"), routers, runtime, worker_stopped);
+    let worker = async {
+        let of = of("aggregated-0");
+        let result = work(settings, RoleName::Aggregated, of, routers, runtime, worker_stopped).await;
+        // A router without its worker would answer that it has none, for ever.
+        worker_ended.send_replace(true);
+        result
+    };
     tokio::try_join!(front, worker).map(|_both| ())
 }
 

@@ -34,6 +34,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Refused;
 use super::companion::{self, Companion};
+use super::serve::StopSignals;
 use super::settings::{RoleName, Settings};
 
 /// Restarts of one child within [`WINDOW`] before the supervisor gives up.
@@ -43,7 +44,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// First wait before a restart; doubles with each restart in the window.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// How much longer than for its requests a child may take to end.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(15);
 
 /// The exit code of a child whose configuration cannot work. Another try is no use.
 const REFUSED: i32 = 2;
@@ -162,6 +163,7 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     let fds = format!("{},{}", http.as_raw_fd(), control.as_raw_fd());
     let threads = settings.threads.unwrap_or_else(|| (cores() / 2).max(1)).to_string();
 
+    let mut signals = StopSignals::listen().context("signals cannot be heard")?;
     let program = Arc::new(Program::own()?);
     let (stage, now) = watch::channel(Stage::Serving);
     let grace = settings.drain_timeout() + GRACE;
@@ -193,7 +195,7 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
         tokio::select! { end = prefill => end, end = decode => end, end = router => end }
     };
     let ended = tokio::select! {
-        signal = super::serve::stop_requested() => {
+        signal = signals.next() => {
             tracing::info!(
                 signal,
                 "stopping: the router drains first, then the workers end; another signal ends everything at once"
@@ -208,7 +210,7 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     tokio::spawn({
         let stage = Arc::clone(&stage);
         async move {
-            let signal = super::serve::stop_requested().await;
+            let signal = signals.next().await;
             tracing::warn!(signal, "the second signal: everything is ended at once");
             reach(&stage, Stage::AtOnce);
         }

@@ -14,7 +14,7 @@ fn prompt(number: u32) -> Vec<u32> {
 
 fn start(plugins: &[&str], flags: &[&str], config: &str, workers: usize) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(plugins);
-    let common = ["--executor", "synthetic", "--plugin-call-timeout", "1", "--pool-pages", "64"];
+    let common = ["--executor", "synthetic", "--plugin-call-timeout", "3", "--pool-pages", "64"];
     let mut all: Vec<String> = common.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     let program = Path::new(env!("CARGO_BIN_EXE_host"));

@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 const TOKENS: usize = 120;
 
-/// A split server whose steps take two milliseconds, so that an answer is struck in the middle.
+/// A split server whose steps sleep, so that an answer of two seconds is struck in the middle, however slow the machine is.
 fn split(flags: &[&str]) -> (Cluster, tempfile::TempDir) {
     let plugins = plugin_files::directory(&["shm"]);
     let mut all = vec!["--executor".to_owned(), "synthetic".to_owned()];
     all.extend(["--plugins-dir".into(), plugins.path().display().to_string()]);
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let program = Path::new(env!("CARGO_BIN_EXE_host"));
-    let config = "[synthetic]\nstep-us = 2000\n".to_owned();
+    let config = "[synthetic]\nstep-us = 20000\n".to_owned();
     (Cluster::start(&Start { program, flags: all, config, workers: 2 }), plugins)
 }
 

@@ -21,8 +21,16 @@ const CALL: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,
+    /// The router sends no requests yet.
+    Warming,
     Registered,
     Draining,
+}
+
+impl Known {
+    fn may_send(self) -> bool {
+        matches!(self, Known::Warming | Known::Registered)
+    }
 }
 
 /// The registrations of one worker, each kept alive by a task of its own. They end when this is dropped.
@@ -89,7 +97,7 @@ impl Registrations {
         let all_know = async {
             for (_, known) in &mut self.routers {
                 // An error means that the registration has ended.
-                drop(known.wait_for(|known| *known != Known::Registered).await);
+                drop(known.wait_for(|known| !known.may_send()).await);
             }
         };
         if timeout(CALL, all_know).await.is_err() {
@@ -101,10 +109,7 @@ impl Registrations {
     pub async fn leave(self) {
         let instance = self.instance;
         let mut calls = JoinSet::new();
-        for (mut client, known) in self.routers {
-            if *known.borrow() == Known::Nothing {
-                continue;
-            }
+        for (mut client, _known) in self.routers {
             calls.spawn(async move {
                 // A router that does not hear it notices the silence.
                 let _heard = timeout(CALL, client.leave(LeaveRequest { instance })).await;
@@ -144,10 +149,41 @@ impl Registration {
     }
 
     async fn session(&mut self, logged: &mut String) -> Result<std::convert::Infallible, String> {
-        // No router that does not know a worker has requests for it to finish.
-        if *self.draining.borrow() {
-            std::future::pending::<()>().await;
+        // One that drains is heard of until its last request has ended, and registers with no other router.
+        if !*self.draining.borrow() {
+            self.register(logged).await?;
         }
+        loop {
+            let drains = *self.draining.borrow();
+            if !drains {
+                // An error means that the process ends.
+                drop(timeout(HEARTBEAT, self.draining.wait_for(|drains| *drains)).await);
+            } else if *self.known.borrow() == Known::Draining {
+                tokio::time::sleep(HEARTBEAT).await;
+            }
+            let draining = *self.draining.borrow();
+            let load = Load { draining, ..load(&self.worker) };
+            let request = HeartbeatRequest { instance: self.info.instance, load: Some(load) };
+            let reply =
+                timeout(CALL, self.client.heartbeat(request)).await.map_err(|elapsed| elapsed.to_string())?;
+            let reply = reply.map_err(|status| reason(&status))?.into_inner();
+            if !reply.known && draining {
+                // It has no requests of this worker.
+                self.known.send_replace(Known::Nothing);
+                std::future::pending::<()>().await;
+            }
+            if !reply.known {
+                return Err("the router does not know this worker any more".into());
+            }
+            self.known.send_replace(match (draining, reply.warming) {
+                (true, _) => Known::Draining,
+                (false, true) => Known::Warming,
+                (false, false) => Known::Registered,
+            });
+        }
+    }
+
+    async fn register(&mut self, logged: &mut String) -> Result<(), String> {
         let request = RegisterRequest { worker: Some(self.info.clone()) };
         let reply =
             timeout(CALL, self.client.register(request)).await.map_err(|elapsed| elapsed.to_string())?;
@@ -156,32 +192,12 @@ impl Registration {
             return Err(reply.message);
         }
         logged.clear();
-        self.known.send_replace(Known::Registered);
+        self.known.send_replace(Known::Warming);
         match reply.message.as_str() {
             "" => tracing::info!("registered with the router"),
             note => tracing::warn!(note, "registered with the router"),
         }
-        loop {
-            let drains = *self.draining.borrow();
-            if drains {
-                tokio::time::sleep(HEARTBEAT).await;
-            } else {
-                // An error means that the process ends.
-                drop(timeout(HEARTBEAT, self.draining.wait_for(|drains| *drains)).await);
-            }
-            let draining = *self.draining.borrow();
-            let load = Load { draining, ..load(&self.worker) };
-            let request = HeartbeatRequest { instance: self.info.instance, load: Some(load) };
-            let reply =
-                timeout(CALL, self.client.heartbeat(request)).await.map_err(|elapsed| elapsed.to_string())?;
-            let reply = reply.map_err(|status| reason(&status))?.into_inner();
-            if !reply.known {
-                return Err("the router does not know this worker any more".into());
-            }
-            if draining {
-                self.known.send_replace(Known::Draining);
-            }
-        }
+        Ok(())
     }
 }
 

@@ -110,6 +110,14 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
+    pub fn not_local(path: &str) -> Self {
+        let message = format!(
+            "{path} is taken from this machine alone, because this server has no API keys: start it with --api-keys, and use \
+             one that has admin = true"
+        );
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
     pub fn wrong_host(host: &str) -> Self {
         let message = format!(
             "this server is not addressed as {host:?}: use its address or localhost, or start it with --allowed-hosts"

@@ -31,6 +31,9 @@ pub(super) async fn guard(State(app): Shared, mut request: Request, next: Next) 
     let operates = OF_OPERATORS.contains(&path);
     let caller = checked.and_then(|()| match app.identities.caller(headers, address) {
         Ok(caller) if operates && !caller.admin => Err(ApiError::not_an_operator(path)),
+        Ok(_) if operates && !may_change(app.identities.keys.is_some(), request.method(), address) => {
+            Err(ApiError::not_local(path))
+        }
         Ok(caller) => Ok(Some(caller)),
         Err(_unknown) if OF_ALL.contains(&path) => Ok(None),
         Err(unknown) => Err(refused(unknown, app.identities.tenant_header.as_ref())),
@@ -54,6 +57,12 @@ pub(super) async fn guard(State(app): Shared, mut request: Request, next: Next) 
             error.into_response()
         }
     }
+}
+
+/// Whether an operator's call that changes something is believed from an address: without keys every client is an operator, and only
+/// those on this machine may change something.
+fn may_change(has_keys: bool, method: &Method, address: IpAddr) -> bool {
+    has_keys || method != Method::POST || address.is_loopback()
 }
 
 /// Whether a request may see all that `/health` can say.
@@ -112,5 +121,19 @@ fn refused(unknown: Unknown, tenant_header: Option<&header::HeaderName>) -> ApiE
                 "the gateway names no tenant: {name} must be 1 to 128 visible ASCII characters"
             ))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_keys_other_machines_read_and_change_nothing() {
+        let (here, there) = ([127, 0, 0, 2].into(), [192, 0, 2, 7].into());
+        assert!(may_change(false, &Method::POST, here));
+        assert!(!may_change(false, &Method::POST, there));
+        assert!(may_change(false, &Method::GET, there), "metrics are read from elsewhere");
+        assert!(may_change(true, &Method::POST, there), "its key was looked at");
     }
 }

@@ -37,8 +37,8 @@ impl proto::registry_server::Registry for Registry {
         request: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatReply>, Status> {
         let beat = request.into_inner();
-        let known = Registry::heartbeat(self, Instance(beat.instance), beat.load.unwrap_or_default());
-        Ok(Response::new(proto::HeartbeatReply { known }))
+        let reply = Registry::heartbeat(self, Instance(beat.instance), beat.load.unwrap_or_default());
+        Ok(Response::new(reply))
     }
 
     async fn leave(

@@ -243,6 +243,8 @@ pub(super) struct Heard {
     pub known: bool,
     /// It gets requests from now on, or none any more.
     pub is_change: bool,
+    /// It has not served a dummy request yet.
+    pub is_warming: bool,
 }
 
 /// See the module.
@@ -283,7 +285,10 @@ impl WorkerTable {
                 && entry.info.name == info.name
                 // Two processes cannot listen at one address, so the earlier is gone.
                 && entry.info.address != info.address
-                && entry.state(self.terms.worker_timeout, now) == WorkerState::Live
+                && matches!(
+                    entry.state(self.terms.worker_timeout, now),
+                    WorkerState::Live | WorkerState::Warming(_)
+                )
         });
         if let Some((holder, entry)) = holder {
             return Err(Denied::NameTaken {
@@ -342,7 +347,7 @@ impl WorkerTable {
 
     pub fn heartbeat(&mut self, instance: Instance, load: Load, now: Instant) -> Heard {
         let Some(entry) = self.workers.get_mut(&instance) else {
-            return Heard { known: false, is_change: false };
+            return Heard { known: false, is_change: false, is_warming: false };
         };
         let before = entry.state(self.terms.worker_timeout, now);
         entry.heard = now;
@@ -351,8 +356,9 @@ impl WorkerTable {
         let reported = load.queued.saturating_add(load.running);
         entry.elsewhere = [reported.saturating_sub(entry.in_flight), entry.elsewhere[0]];
         entry.queued = [load.queued, entry.queued[0]];
-        let is_change = entry.state(self.terms.worker_timeout, now) != before;
-        Heard { known: true, is_change }
+        let state = entry.state(self.terms.worker_timeout, now);
+        let is_warming = matches!(state, WorkerState::Warming(_));
+        Heard { known: true, is_change: state != before, is_warming }
     }
 
     /// Forgets a worker that ends. False when it is not known.

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
+use host_core::request::FailureCode;
 use host_core::{Instance, Room};
 use host_wire::clock;
 use host_wire::proto::generate_event::Event as WireEvent;
@@ -25,6 +26,8 @@ struct Leg {
     gone: Gone,
 }
 
+/// What a worker says that takes no more requests.
+const SHUTTING_DOWN: &str = FailureCode::ShuttingDown.as_str();
 /// Largest event that a worker may send.
 const MAX_EVENT: usize = 1 << 20;
 /// After the answer is complete, prefill may take this long to end its leg by itself.
@@ -44,7 +47,8 @@ impl Leg {
     }
 
     async fn next(&mut self) -> Step {
-        let failed = |failure, suspect| Step::Failed { leg: self.instance, failure, suspect };
+        let failed =
+            |failure, suspect, reported| Step::Failed { leg: self.instance, failure, suspect, reported };
         tokio::select! {
             biased;
             event = self.events.next() => match event {
@@ -52,22 +56,27 @@ impl Leg {
                     WireEvent::Began(began) => Step::Began(began),
                     WireEvent::Token(token) => Step::Token(token),
                     WireEvent::Finished(finished) => Step::Finished(finished),
-                    WireEvent::Failed(event) => failed(Failure::of_worker(&self.name, &event), false),
+                    // It says no more until it is heard of again, which is then that it drains.
+                    WireEvent::Failed(event) if event.code == SHUTTING_DOWN => {
+                        failed(Failure::of_worker(&self.name, &event), true, false)
+                    }
+                    WireEvent::Failed(event) => failed(Failure::of_worker(&self.name, &event), false, true),
                 },
                 Some(Ok(GenerateEvent { event: None })) => {
-                    failed(Failure::Internal(format!("worker {:?} sent an event of an unknown kind", self.name)), false)
+                    let text = format!("worker {:?} sent an event of an unknown kind", self.name);
+                    failed(Failure::Internal(text), false, true)
                 }
                 Some(Err(status)) => {
                     let (failure, suspect) = Failure::of_call(&self.name, &status);
-                    failed(failure, suspect)
+                    failed(failure, suspect, !suspect)
                 }
                 None => {
                     let text = format!("worker {:?} ended its stream without a result", self.name);
-                    failed(Failure::Unavailable(text), true)
+                    failed(Failure::Unavailable(text), true, false)
                 }
             },
             // It is known to be silent or replaced; there is nothing to suspect it of.
-            why = &mut self.gone => failed(Failure::Unavailable(why), false),
+            why = &mut self.gone => failed(Failure::Unavailable(why), false, false),
         }
     }
 }
@@ -80,8 +89,10 @@ pub(super) enum Step {
     Failed {
         leg: Instance,
         failure: Failure,
-        /// The connection to the worker broke.
+        /// The worker gets no request until it is heard of.
         suspect: bool,
+        /// The worker itself reports it, and its partner may be the cause.
+        reported: bool,
     },
 }
 
@@ -141,7 +152,7 @@ impl Attempt {
                             Step::Token(_) | Step::Began(_) => {}
                             Step::Finished(_) => self.prefill = None,
                             // Decode has the whole prompt once it answers; prefill is not needed any more.
-                            Step::Failed { leg, failure, suspect } if self.first_token => {
+                            Step::Failed { leg, failure, suspect, .. } if self.first_token => {
                                 tracing::info!(%leg, %failure, "prefill failed after it had done its part");
                                 if suspect {
                                     self.registry.suspect(leg, &failure.to_string());

@@ -38,14 +38,16 @@ impl Progress {
         self.most.unwrap_or(0).saturating_sub(self.answered())
     }
 
-    /// Tokens that the answer may have in all, if that is known.
-    pub fn most(&self) -> Option<u32> {
-        self.most
+    /// Says how many tokens the answer may have. Once it has one, that is fixed.
+    pub fn limit(&mut self, most: u32) {
+        if self.answered() == 0 {
+            self.most = Some(most);
+        }
     }
 
-    /// Fixes how many tokens the answer may have. Later calls change nothing.
-    pub fn limit(&mut self, most: u32) {
-        self.most.get_or_insert(most);
+    /// Tokens that the try under way has brought.
+    pub fn brought(&self) -> usize {
+        self.tokens.len()
     }
 
     /// Tokens of the answer.

@@ -16,6 +16,8 @@ use super::{Registry, Route};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Wait after one that failed.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Failed tries that are remembered, with their partners.
+const MOST_FAILED: usize = 1000;
 /// Tokens of its answer: the second one is decoded from KV that was received.
 const ANSWER: u32 = 2;
 
@@ -32,11 +34,12 @@ pub async fn warm_up(registry: Registry) {
 
 /// Ends when the worker has served, or is gone.
 async fn warm(registry: Registry, instance: Instance) {
+    let mut failed = Vec::new();
     loop {
         let change = registry.change();
         let why = match random_u64() {
             Err(error) => format!("no randomness: {error}"),
-            Ok(random) => match registry.pick_with(instance, Room(random >> 1)) {
+            Ok(random) => match registry.pick_with(instance, &failed, Room(random >> 1)) {
                 Ok(None) => return,
                 // Its partner has not come yet, as always where all start together.
                 Err(why) => {
@@ -52,11 +55,15 @@ async fn warm(registry: Registry, instance: Instance) {
                             registry.warmed(&instances);
                             return;
                         }
-                        Err(why) => format!("its first request failed: {why}"),
+                        Err(why) => {
+                            failed.extend(instances.into_iter().filter(|partner| *partner != instance));
+                            format!("its first request failed: {why}")
+                        }
                     }
                 }
             },
         };
+        failed.truncate(MOST_FAILED);
         if registry.not_warm(instance, &why) {
             tracing::warn!(%instance, why, "a worker is not ready yet");
         }

@@ -9,7 +9,7 @@ use host_wire::proto::{GenerateRequest, Load};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use super::fake_worker::{Script, Step, echoes, prefills, says, steps};
+use super::fake_worker::{FakeWorker, Script, Step, echoes, prefills, says, steps};
 use super::fixture::{Front, config};
 
 const PATH: &str = "/v1/completions";
@@ -240,6 +240,49 @@ async fn a_request_that_breaks_every_worker_is_tried_four_times_in_all() {
     assert!(message(error).contains("(after 4 tries)"), "{error}");
     assert_eq!(error["error"]["code"], "answer_broken");
     assert_eq!(decode.watch.calls().len(), 4);
+}
+
+#[tokio::test]
+async fn an_answer_that_makes_progress_outlives_more_workers_than_one_that_makes_none() {
+    let mut front = Front::start(config()).await;
+    let script: Script = Arc::new(|request| {
+        let mut steps = vec![Step::Token(97); 40.min(request.max_new_tokens as usize)];
+        let last = request.max_new_tokens <= 40;
+        steps.push(if last {
+            Step::Finish("length")
+        } else {
+            Step::Fail { code: "transfer", retryable: true }
+        });
+        steps
+    });
+    let worker = front.worker("all", "aggregated", script).await;
+    let answer = front.post(PATH, &json!({"prompt": "abc", "max_tokens": 300})).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.json().await["usage"]["completion_tokens"], 300);
+    assert_eq!(worker.watch.calls().len(), 8);
+}
+
+#[tokio::test]
+async fn a_request_that_fitted_a_worker_that_died_waits_for_it_although_a_smaller_one_lives() {
+    let mut front = Front::start(config()).await;
+    let mut large = front.worker("large", "aggregated", counts_on_and_stops(2)).await;
+    let mut small = FakeWorker::start("small", "aggregated", 5, echoes());
+    small.info.max_tokens = 8;
+    assert!(front.register(small.info.clone()).await.accepted);
+    let client = tokio::spawn({
+        let (http, mut body) = (front.http, request());
+        body["stream"] = json!(true);
+        async move { super::client::send(http, "POST", PATH, &[], body.to_string().as_bytes()).await }
+    });
+    front.until_metrics_say("host_output_tokens_total 2\n").await;
+    large.kill();
+    front.until_metrics_say("host_retries_total 1\n").await;
+    let again = FakeWorker::start("large-again", "aggregated", 6, counts_on());
+    assert!(front.register(again.info.clone()).await.accepted);
+    let events = client.await.unwrap().events().await;
+    let text: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(text, "defghi", "{events:?}");
+    assert!(small.watch.calls().is_empty());
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ impl Registry for Counting {
 
     async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        Ok(Response::new(HeartbeatReply { known: true }))
+        Ok(Response::new(HeartbeatReply { known: true, warming: false }))
     }
 
     async fn leave(&self, _: Request<LeaveRequest>) -> Result<Response<LeaveReply>, Status> {

@@ -67,7 +67,10 @@ async fn a_silent_worker_is_not_chosen_until_it_is_heard_of() {
     let late = start + Duration::from_millis(3001);
     assert!(names(&mut table, &[], start + Duration::from_secs(3)).is_ok());
     assert!(no_worker(names(&mut table, &[], late)).contains("\"a\" not heard of for 3.0 s"));
-    assert_eq!(table.heartbeat(Instance(1), Load::default(), late), Heard { known: true, is_change: true });
+    assert_eq!(
+        table.heartbeat(Instance(1), Load::default(), late),
+        Heard { known: true, is_change: true, is_warming: false }
+    );
     assert!(names(&mut table, &[], late).is_ok());
 }
 
@@ -85,8 +88,14 @@ const DRAINS: Load = Load {
 async fn a_worker_that_drains_gets_nothing_keeps_what_it_has_and_is_forgotten_when_it_leaves() {
     let (mut table, start) = (WorkerTable::new(terms()), Instant::now());
     table.register(worker(1, "a", "aggregated"), start).unwrap();
-    assert_eq!(table.heartbeat(Instance(1), DRAINS, start), Heard { known: true, is_change: true });
-    assert_eq!(table.heartbeat(Instance(1), DRAINS, start), Heard { known: true, is_change: false });
+    assert_eq!(
+        table.heartbeat(Instance(1), DRAINS, start),
+        Heard { known: true, is_change: true, is_warming: false }
+    );
+    assert_eq!(
+        table.heartbeat(Instance(1), DRAINS, start),
+        Heard { known: true, is_change: false, is_warming: false }
+    );
     assert!(no_worker(names(&mut table, &[], start)).contains("draining: \"a\""));
     assert!(table.lost(Instance(1), start).is_ok(), "its requests go on");
     // Its successor has its name.
@@ -105,7 +114,7 @@ async fn a_new_worker_serves_a_dummy_request_with_a_partner_before_it_gets_other
     table.register(worker(1, "p", "prefill"), now).unwrap();
     assert_eq!(table.take_cold(), [Instance(1)]);
     assert_eq!(table.take_cold(), []);
-    let alone = table.pick_with(Instance(1), now).unwrap_err();
+    let alone = table.pick_with(Instance(1), &[], now).unwrap_err();
     assert_eq!(alone, NotNow::Later("no decode worker is there for a first request".into()));
     assert!(table.not_warm(Instance(1), "alone"));
     assert!(!table.not_warm(Instance(1), "alone"), "told once");
@@ -114,16 +123,24 @@ async fn a_new_worker_serves_a_dummy_request_with_a_partner_before_it_gets_other
     }
     assert_eq!(table.take_cold(), [Instance(2), Instance(3)]);
     assert!(no_worker(names(&mut table, &[], now)).contains("warming up: \"p\" alone, \"d\""));
+    // A partner with which it failed comes last.
+    let other = table.pick_with(Instance(1), &[Instance(2)], now).unwrap();
+    assert_eq!(other.decode.name, "d2");
+    table.done(Room(1), &[Instance(1), Instance(3)], now);
+    // One that is new keeps its name.
+    assert!(table.register(worker(9, "d", "decode"), now).is_err());
+    assert!(table.heartbeat(Instance(2), Load::default(), now).is_warming);
     // Both are new, and one request warms both.
-    let picked = table.pick_with(Instance(2), now).unwrap();
+    let picked = table.pick_with(Instance(2), &[], now).unwrap();
     assert_eq!((picked.prefill.unwrap().name, picked.decode.name), ("p".to_owned(), "d".to_owned()));
     table.warmed(&[Instance(1), Instance(2)]);
-    assert_eq!(table.pick_with(Instance(1), now).unwrap_err(), NotNow::Never);
+    assert!(!table.heartbeat(Instance(2), Load::default(), now).is_warming);
+    assert_eq!(table.pick_with(Instance(1), &[], now).unwrap_err(), NotNow::Never);
     assert_eq!(names(&mut table, &[], now).unwrap(), ("p".to_owned(), "d".to_owned()));
     // Known again after its router's call broke, it is warm still.
     table.register(worker(1, "p", "prefill"), now).unwrap();
     assert_eq!(table.take_cold(), []);
-    assert!(matches!(table.pick_with(Instance(9), now), Err(NotNow::Never)));
+    assert!(matches!(table.pick_with(Instance(9), &[], now), Err(NotNow::Never)));
 }
 
 #[tokio::test]

@@ -38,8 +38,13 @@ impl WorkerTable {
     }
 
     /// A route through this worker, counted as load on it: with a live partner if there is one, else with another that has not
-    /// served yet.
-    pub fn pick_with(&mut self, instance: Instance, now: Instant) -> Result<Picked, NotNow> {
+    /// served yet. Partners with which it `failed` come last.
+    pub fn pick_with(
+        &mut self,
+        instance: Instance,
+        failed: &[Instance],
+        now: Instant,
+    ) -> Result<Picked, NotNow> {
         let entry = self.workers.get(&instance).ok_or(NotNow::Never)?;
         if entry.warmth == Warmth::Warm {
             return Err(NotNow::Never);
@@ -62,7 +67,10 @@ impl WorkerTable {
                 WorkerState::Warming(_) => Some((true, other.in_flight, other)),
                 WorkerState::Suspected(_) | WorkerState::Draining => None,
             })
-            .min_by_key(|&(is_new, in_flight, _)| (is_new, in_flight))
+            .min_by_key(|&(is_new, in_flight, other)| {
+                let failures = failed.iter().filter(|failed| **failed == other.chosen.instance).count();
+                (failures, is_new, in_flight)
+            })
             .map(|(_, _, other)| other.chosen.instance);
         let (prefill, decode) = match (entry.role, partner) {
             (Role::Aggregated, _) => (None, instance),
