@@ -65,7 +65,7 @@ impl Events {
     }
 }
 
-/// Events up to `[DONE]`, or up to an error. What the server sends as an error is an event.
+/// Events up to `[DONE]`, or up to an error. What the server sends as an error is an event, and the last one.
 impl Iterator for Events {
     type Item = Result<Value, Ended>;
 
@@ -74,7 +74,7 @@ impl Iterator for Events {
             return None;
         }
         let event = self.read();
-        self.ended = !matches!(event, Ok(Some(_)));
+        self.ended = !matches!(&event, Ok(Some(event)) if !event["error"].is_object());
         event.transpose()
     }
 }
