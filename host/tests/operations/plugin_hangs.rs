@@ -50,7 +50,7 @@ fn a_worker_whose_transfer_plugin_hangs_is_replaced_and_its_peers_pages_are_free
     });
     assert_eq!(named(&cluster).unwrap(), ["corrupting", "submit", "transfer-0"], "{}", cluster.log());
     assert!(
-        cluster.log().contains("plugin \"corrupting\" has not returned from submit for 1."),
+        cluster.log().contains("plugin \"corrupting\" has not returned from submit for "),
         "the error that ended the process: {}",
         cluster.log()
     );
