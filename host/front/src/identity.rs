@@ -5,6 +5,7 @@
 
 mod keys;
 
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -108,8 +109,11 @@ fn secret(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes()))
 }
 
+/// The tenant that the gateway names. None where the header comes twice: a gateway that adds its own would let clients choose.
 fn tenant(headers: &HeaderMap, header: &HeaderName) -> Option<Arc<str>> {
-    let name = headers.get(header)?.to_str().ok()?;
+    let mut given = headers.get_all(header).iter();
+    let (Some(name), None) = (given.next(), given.next()) else { return None };
+    let name = name.to_str().ok()?;
     is_tenant(name).then(|| Arc::from(name))
 }
 
@@ -120,6 +124,15 @@ pub fn is_tenant(name: &str) -> bool {
 }
 
 impl Caller {
+    /// The caller's session of a name, given the name's hash. Those of other tenants are others.
+    #[must_use]
+    pub fn session(&self, named: u64) -> u64 {
+        // The hash that comes in has a key of its own.
+        self.tenant
+            .as_ref()
+            .map_or(named, |tenant| BuildHasherDefault::<DefaultHasher>::default().hash_one((tenant, named)))
+    }
+
     /// The salt of the caller's pages, given the one that the request names.
     #[must_use]
     pub fn salt(&self, requested: String) -> String {
@@ -209,7 +222,10 @@ mod tests {
         let named = headers(&[("x-tenant", "team-1")]);
         assert_eq!(open.caller(&named, HERE).unwrap().tenant.as_deref(), Some("team-1"));
         assert_eq!(open.caller(&headers(&[]), HERE).unwrap_err(), Unknown::NoTenant);
-        assert_eq!(open.caller(&headers(&[("x-tenant", "a b")]), HERE).unwrap_err(), Unknown::NoTenant);
+        let twice = [("x-tenant", "team-2"), ("x-tenant", "team-1")];
+        for wrong in [&[("x-tenant", "a b")][..], &twice, &[twice[0]; 2]] {
+            assert_eq!(open.caller(&headers(wrong), HERE).unwrap_err(), Unknown::NoTenant, "{wrong:?}");
+        }
         let text = format!("{}gateway = true\n", entry("gate", "key-g", false));
         let identities = with_keys(&text, header);
         let pairs = [("authorization", "Bearer key-g"), ("x-tenant", "team-1")];

@@ -337,10 +337,10 @@ impl Generation {
         let answered = self.progress.answered();
         tracing::info!(request = self.job.request_id, tries = self.losses, answered, %failure, "trying again");
         self.router.metrics.retries.inc();
-        let restarts = !resume && self.progress.is_moving();
+        let restarts = !resume && self.progress.brought() > 0;
         if restarts {
             self.progress.forget();
-        } else if self.progress.is_moving() {
+        } else if self.progress.brought() > 0 {
             self.router.metrics.resumed.inc();
             self.progress.keep();
             // It has more pages now.

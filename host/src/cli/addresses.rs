@@ -49,6 +49,20 @@ impl Control {
     }
 }
 
+/// The first flag that was given.
+pub fn first_given(flags: &[(&'static str, bool)]) -> Option<&'static str> {
+    flags.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
+}
+
+/// A flag about connections of the control plane, if one was given: of no use where it has none that leave a process's user.
+pub fn of_a_cluster(settings: &Settings) -> Option<&'static str> {
+    first_given(&[
+        ("--control", settings.control.is_some()),
+        ("--cluster-secret", settings.cluster_secret.is_some()),
+        ("--cluster-certs", settings.cluster_certs.is_some()),
+    ])
+}
+
 fn credentials(settings: &Settings, at: &ListenAt) -> Result<Credentials, Refused> {
     let source = match (&settings.cluster_secret, &settings.cluster_certs) {
         (Some(_), Some(_)) => {

@@ -28,7 +28,7 @@ use super::settings::{LogFormat, RoleName, Settings};
 use super::{Refused, addresses, launch, plugins, summary, supervise, watchdog};
 
 /// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
-pub(super) const WORKER_STOP: Duration = Duration::from_secs(5);
+const WORKER_STOP: Duration = Duration::from_secs(5);
 /// Largest control message: a prompt of a few million tokens.
 const LARGEST_MESSAGE: usize = 32 << 20;
 
@@ -76,6 +76,11 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                     summary::log(&settings, &notes);
                 }
                 if role == RoleName::Aggregated && settings.router.is_none() {
+                    if let Some(flag) = addresses::of_a_cluster(&settings) {
+                        let message =
+                            format!("{flag} needs --router: without one this process is the whole server");
+                        return Err(Refused(message).into());
+                    }
                     return watchdog::beside(&settings, aggregated(&settings, &handle)).await;
                 }
                 let (control, routers) = addresses::check_worker(&settings)?;
@@ -153,12 +158,10 @@ fn stop_signal(supervised: bool) -> anyhow::Result<watch::Receiver<bool>> {
 }
 
 /// Ends this process without another call of a plugin, also of its libraries' destructors, which may wait for something.
-fn end_at_once() {
-    if let Err(error) =
-        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
-    {
-        tracing::error!(%error, "this process cannot end itself");
-    }
+pub(super) fn end_at_once() -> ! {
+    // Where the system refuses the signal, or before it comes, the process aborts.
+    let _refused = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    std::process::abort();
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {

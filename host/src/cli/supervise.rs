@@ -33,6 +33,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
 use super::Refused;
+use super::addresses::{self, first_given};
 use super::companion::{self, Companion};
 use super::serve::StopSignals;
 use super::settings::{RoleName, Settings};
@@ -140,19 +141,14 @@ impl Program {
 /// # Errors
 /// When an address is taken, or a child keeps ending.
 pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()> {
-    let set = [
+    let own = [
         ("--router", settings.router.is_some()),
-        ("--control", settings.control.is_some()),
-        ("--cluster-secret", settings.cluster_secret.is_some()),
-        ("--cluster-certs", settings.cluster_certs.is_some()),
         ("--metrics", settings.metrics.is_some()),
         ("--name", settings.name.is_some()),
     ];
-    for (flag, given) in set {
-        if given {
-            let message = format!("{flag} needs --role: without a role all parts run on this machine");
-            return Err(Refused(message).into());
-        }
+    if let Some(flag) = first_given(&own).or_else(|| addresses::of_a_cluster(settings)) {
+        let message = format!("{flag} needs --role: without a role all parts run on this machine");
+        return Err(Refused(message).into());
     }
     let http = listen(settings.http_address())?;
     let http_address = http.local_addr()?;

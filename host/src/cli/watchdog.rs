@@ -8,6 +8,7 @@ use host_worker::clock::Clock;
 use host_worker::watchdog::{Hung, Watchdog};
 use tokio::sync::oneshot;
 
+use super::serve::end_at_once;
 use super::settings::Settings;
 
 /// Once a call was found to hang, the process has this long to end by itself. What libraries do at the end of a process may
@@ -45,6 +46,11 @@ fn watch(bound: Duration, runs: &Receiver<()>, tell: oneshot::Sender<Hung>) {
             return;
         }
     };
+    // Before a line is written: what reads the lines may have stopped, too.
+    let last = std::thread::Builder::new().name("watchdog-last".into());
+    if let Err(error) = last.spawn(end_in_a_while) {
+        tracing::error!(%error, "no thread that ends this process");
+    }
     let (plugin, call, thread) = (&hung.call.plugin, hung.call.call, &hung.call.thread);
     tracing::error!(
         plugin,
@@ -54,12 +60,12 @@ fn watch(bound: Duration, runs: &Receiver<()>, tell: oneshot::Sender<Hung>) {
         "a plugin does not return from a call"
     );
     let _worker_has_ended = tell.send(hung).is_err();
-    // Held, so that it only ends with the process.
+}
+
+/// Ends the process if it does not by itself.
+fn end_in_a_while() -> ! {
+    // Held, so that the wait only ends with its time, or the process.
     let (_kept, never): (Sender<()>, _) = channel();
     let _elapsed = never.recv_timeout(LAST);
-    tracing::error!("the process does not end by itself; it is killed");
-    let killed = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    if killed.is_err() {
-        std::process::abort();
-    }
+    end_at_once()
 }

@@ -2,11 +2,12 @@
 //! takes its place. What others kept for it is free again afterwards.
 
 use std::path::Path;
-use std::process::Command;
 
 use host_tests::caches::TRIES;
 use host_tests::cluster::{Cluster, Start};
 use host_tests::plugin_files;
+
+use crate::worker_death::last_words_of_a_worker;
 
 fn prompt(number: u32) -> Vec<u32> {
     (0..160).map(|token| token * (number + 3) % 200).collect()
@@ -82,21 +83,7 @@ fn a_worker_whose_storage_hangs_is_replaced() {
 
 #[test]
 fn a_worker_started_by_hand_ends_with_the_plugin_and_the_call() {
-    let plugins = plugin_files::directory(&["panicking"]);
-    let config = plugins.path().join("host.toml");
-    std::fs::write(&config, "plugin-call-timeout = 1\n[plugin.panicking]\nin = \"nowhere\"\n").unwrap();
-    // A worker that lives on is ended, and its exit code (124) fails the test.
-    let output = Command::new("timeout")
-        .args(["60", env!("CARGO_BIN_EXE_host"), "--role", "prefill", "--executor", "synthetic"])
-        .args(["--router", "http://127.0.0.1:9", "--plugins", "panicking", "--pool-pages", "64"])
-        .arg("--plugins-dir")
-        .arg(plugins.path())
-        .arg("--config")
-        .arg(&config)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = last_words_of_a_worker("plugin-call-timeout = 1\n[plugin.panicking]\nin = \"nowhere\"\n");
     let last = said.lines().last().unwrap_or_default();
-    assert!(last.contains("host: plugin \"panicking\" has not returned from poll for 1."), "{said}");
+    assert!(last.contains("host: plugin \"panicking\" has not returned from poll for "), "{said}");
 }

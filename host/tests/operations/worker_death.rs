@@ -6,21 +6,28 @@ use host_tests::plugin_files;
 
 #[test]
 fn a_worker_whose_transfer_plugin_panics_ends_with_an_error() {
+    let said = last_words_of_a_worker("[plugin.panicking]\nin = \"poll\"\n");
+    assert!(said.contains("transfer plugin has failed") && said.contains("PANICKED"), "{said}");
+    assert!(said.contains("transfer thread has ended"), "{said}");
+}
+
+/// What a prefill worker with the transfer plugin `panicking` writes to its standard error until it ends, with exit code 1.
+pub fn last_words_of_a_worker(config: &str) -> String {
     let plugins = plugin_files::directory(&["panicking"]);
-    let config = plugins.path().join("host.toml");
-    std::fs::write(&config, "[plugin.panicking]\nin = \"poll\"\n").unwrap();
+    let file = plugins.path().join("host.toml");
+    std::fs::write(&file, config).unwrap();
     // A worker that lives on is ended, and its exit code (124) fails the test.
     let output = Command::new("timeout")
         .args(["60", env!("CARGO_BIN_EXE_host"), "--role", "prefill", "--executor", "synthetic"])
-        .args(["--plugins", "panicking", "--plugins-dir"])
+        .args(["--router", "http://127.0.0.1:9", "--plugins", "panicking", "--pool-pages", "64"])
+        .arg("--plugins-dir")
         .arg(plugins.path())
         .arg("--config")
-        .arg(&config)
+        .arg(&file)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     println!("{said}");
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("transfer plugin has failed") && said.contains("PANICKED"), "{said}");
-    assert!(said.contains("transfer thread has ended"), "{said}");
+    said
 }

@@ -38,9 +38,11 @@ pub use tls::{Tls, TlsError, TlsSource};
 /// The name in every certificate. Processes are checked against it, so that a certificate serves at any address.
 pub const NAME: &str = "host-cluster";
 
+/// Longest time until a name is resolved.
+const RESOLVE: Duration = Duration::from_secs(5);
 /// Longest time until a connection is made, its TLS handshake included.
 const CONNECT: Duration = Duration::from_secs(2);
-/// Longest time that an accepted connection may take to show its certificate.
+/// Longest time that an accepted connection may take to show its certificate, or to send a first byte where none is asked for.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// A silent connection is asked for a sign of life this often, from both sides.
 const PING_EVERY: Duration = Duration::from_secs(5);

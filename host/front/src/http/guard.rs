@@ -118,7 +118,7 @@ fn refused(unknown: Unknown, tenant_header: Option<&header::HeaderName>) -> ApiE
         Unknown::NoTenant => {
             let name = tenant_header.map_or("", header::HeaderName::as_str);
             ApiError::no_key(&format!(
-                "the gateway names no tenant: {name} must be 1 to 128 visible ASCII characters"
+                "the gateway names no tenant: {name} must come once, with 1 to 128 visible ASCII characters"
             ))
         }
     }

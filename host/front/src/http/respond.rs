@@ -74,7 +74,8 @@ pub(super) async fn serve<S: Shape>(
         }
     };
     ask.namespace.salt = caller.salt(ask.namespace.salt);
-    let job = Job { session: ask.session.or(session), ..ask.job(id.0, prompt) };
+    let session = ask.session.or(session).map(|session| caller.session(session));
+    let job = Job { session, ..ask.job(id.0, prompt) };
     let prompt_tokens = job.prompt.len();
     let generation = app.router.generate(place, job);
     let streamed = ask.stream;

@@ -55,11 +55,6 @@ impl Progress {
         u32::try_from(self.prompt.len() - self.given + self.tokens.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether the try under way has brought something.
-    pub fn is_moving(&self) -> bool {
-        !self.tokens.is_empty()
-    }
-
     /// Notes one more token. False when there were enough.
     pub fn push(&mut self, token: u32) -> bool {
         let wanted = self.left() > 0;

@@ -8,6 +8,7 @@ use host_wire::clock;
 use host_wire::convert::write_namespace;
 use host_wire::proto;
 use host_wire::random::random_u64;
+use tokio::task::JoinSet;
 
 use super::attempt::{Attempt, Step};
 use super::{Registry, Route};
@@ -21,13 +22,15 @@ const MOST_FAILED: usize = 1000;
 /// Tokens of its answer: the second one is decoded from KV that was received.
 const ANSWER: u32 = 2;
 
-/// Sends dummy requests to the workers that come, for ever.
+/// Sends dummy requests to the workers that come, for ever. When it is dropped, those under way end.
 pub async fn warm_up(registry: Registry) {
+    let mut under_way = JoinSet::new();
     loop {
         let change = registry.change();
         for instance in registry.take_cold() {
-            tokio::spawn(warm(registry.clone(), instance));
+            under_way.spawn(warm(registry.clone(), instance));
         }
+        while under_way.try_join_next().is_some() {}
         change.await;
     }
 }

@@ -79,6 +79,24 @@ async fn a_flush_asks_every_worker_and_names_the_one_that_cannot_be_reached() {
 }
 
 #[tokio::test]
+async fn a_tenant_does_not_move_the_sessions_of_another() {
+    let mut config = super::fixture::config();
+    config.tenant_header = Some(axum::http::HeaderName::from_static("x-tenant"));
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", super::fake_worker::echoes()).await;
+    let (path, mut known) = (PATHS[0], 0);
+    for (tenant, new) in [("one", 1), ("two", 1), ("one", 0), ("two", 0)] {
+        let headers = [("x-tenant", tenant), ("x-session-id", "same")];
+        let body = body(path, json!({})).to_string();
+        let reply = super::client::send(front.http, "POST", path, &headers, body.as_bytes()).await;
+        assert_eq!(reply.status, 200);
+        known += new;
+        let health = super::client::send(front.http, "GET", "/health", &headers, b"").await;
+        assert_eq!(health.json().await["routing"]["sessions"], known, "{tenant}");
+    }
+}
+
+#[tokio::test]
 async fn a_session_is_named_by_field_header_or_cache_key() {
     let (front, _prefill, _decode) = Front::echoing().await;
     let mut known = 0;

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::Request;
@@ -11,6 +12,8 @@ use host_tests::wait::{PATIENCE, answered_until};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::time::timeout;
 
 use super::client::{connect_from, send_from};
 use super::fake_worker::{Step, echoes, steps};
@@ -228,4 +231,65 @@ async fn a_body_that_never_ends_holds_no_place_and_the_bytes_that_came() {
     }
     let reply = front.post(PATH, &body(false)).await;
     assert_eq!(reply.status, 200);
+}
+
+#[tokio::test]
+async fn streams_that_are_reset_as_soon_as_they_begin_leave_nothing() {
+    let mut config = config();
+    config.max_requests = 8;
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let mut begun = 0;
+    for _ in 0..4 {
+        let mut requests = without_window(&front).await;
+        // Until the server hangs up on it, or it has done enough.
+        for _ in 0..5000 {
+            if requests.ready().await.is_err() {
+                break;
+            }
+            let request = Request::post(format!("http://{}{PATH}", front.http))
+                .header("content-type", "application/json")
+                .body(Body::from(body(true).to_string()))
+                .unwrap();
+            // It is written, and reset by the drop.
+            drop(timeout(Duration::ZERO, requests.send_request(request)).await);
+            tokio::task::yield_now().await;
+            begun += 1;
+        }
+    }
+    assert!(begun > 100, "{begun}");
+    front.until_metrics_say("host_requests_running 0").await;
+    assert_eq!(front.post(PATH, &body(false)).await.status, 200);
+}
+
+#[tokio::test]
+async fn headers_that_never_end_and_frames_that_ask_for_answers_take_no_memory() {
+    /// A server that takes so many bytes keeps them, or works for them.
+    const MOST: usize = 64 << 20;
+    /// The beginning of an HTTP/2 connection: the preface and empty settings.
+    const BEGINNING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let mut front = Front::start(config()).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    // Headers of stream 1 that are not the last ones (":method: GET"), and more of the same without end.
+    let headers = [0, 0, 1, 0x1, 0, 0, 0, 0, 1, 0x82];
+    let continuation = [&[0, 0x27, 0x10, 0x9, 0, 0, 0, 0, 1][..], &[0x82; 10_000]].concat();
+    // Each is to be acknowledged, to a client that reads nothing.
+    let settings = [0, 0, 0, 0x4, 0, 0, 0, 0, 0].repeat(1000);
+    let ping = [&[0, 0, 8, 0x6, 0, 0, 0, 0, 0][..], &[1; 8]].concat().repeat(1000);
+    for (name, first, again) in
+        [("headers", &headers[..], continuation), ("settings", &[], settings), ("pings", &[], ping)]
+    {
+        let mut connection = connect_from(HERE, front.http).await;
+        connection.write_all(&[BEGINNING, first].concat()).await.unwrap();
+        let mut sent = 0;
+        // Until the server hangs up, or reads no more.
+        while sent < MOST
+            && matches!(timeout(Duration::from_secs(2), connection.write_all(&again)).await, Ok(Ok(())))
+        {
+            sent += again.len();
+        }
+        println!("{name}: {sent} bytes were taken");
+        assert!(sent < MOST, "{name}");
+        assert_eq!(front.post(PATH, &body(false)).await.status, 200);
+    }
 }

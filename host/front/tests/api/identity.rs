@@ -136,6 +136,9 @@ async fn a_gateway_names_the_tenant_in_its_header() {
     }
     assert!(held.iter().all(|reply| reply.status == 200));
     assert_eq!((ask("one").await.status, ask("two").await.status), (429, 200));
+    // A gateway that adds its header to the client's would let the client choose.
+    let twice = [("x-tenant", "two"), ("x-tenant", "one")];
+    assert_eq!(send(front.http, "POST", PATH, &twice, stream.as_bytes()).await.status, 401);
 }
 
 #[tokio::test]

@@ -56,7 +56,9 @@ fn a_control_plane_that_strangers_reach_needs_a_way_to_know_its_own() {
     for (role, flags, says) in cases {
         refused(&[role, flags].concat(), says);
     }
-    refused(&["--executor", "synthetic", "--cluster-secret", &secret], &["--cluster-secret needs --role"]);
+    let secret = ["--executor", "synthetic", "--cluster-secret", &secret];
+    refused(&secret, &["--cluster-secret needs --role"]);
+    refused(&[&secret[..], &["--role", "aggregated"]].concat(), &["--cluster-secret needs --router"]);
 }
 
 #[test]

@@ -2,9 +2,11 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
@@ -14,7 +16,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use super::address::Address;
 use super::connection::Stream;
 use super::credentials::{Credentials, Mismatch, check_user};
-use super::{CONNECT, PING_EVERY, PING_WAIT};
+use super::{CONNECT, PING_EVERY, PING_WAIT, RESOLVE};
 use crate::clock;
 
 /// Requests name no machine: the process at the other end is known by its credentials.
@@ -51,10 +53,10 @@ impl Service<Uri> for Dial {
         let to = Arc::clone(&self.0);
         Box::pin(async move {
             let (address, credentials) = &*to;
-            let connected = clock::timeout(CONNECT, connect(address, credentials)).await;
-            let connected = connected.unwrap_or_else(|_elapsed| {
-                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT:?}")))
-            });
+            let connected = match resolve(address).await {
+                Ok(found) => within(CONNECT, "no connection", connect(address, &found, credentials)).await,
+                Err(error) => Err(error),
+            };
             connected
                 .map(TokioIo::new)
                 .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
@@ -62,22 +64,34 @@ impl Service<Uri> for Dial {
     }
 }
 
-async fn connect(address: &Address, credentials: &Credentials) -> io::Result<Stream> {
+/// The addresses that a name stands for.
+async fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
+    let (Address::Tls(host) | Address::Plain(host)) = address else { return Ok(Vec::new()) };
+    let found = tokio::net::lookup_host((host.name.as_str(), host.port));
+    Ok(within(RESOLVE, "its name was not resolved", found).await?.collect())
+}
+
+async fn within<T>(limit: Duration, what: &str, done: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let elapsed = |_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("{what} within {limit:?}")));
+    clock::timeout(limit, done).await.unwrap_or_else(elapsed)
+}
+
+async fn connect(address: &Address, found: &[SocketAddr], credentials: &Credentials) -> io::Result<Stream> {
     match (address, credentials) {
         (Address::Unix(path), _) => {
             let connection = UnixStream::connect(path).await?;
             check_user(&connection)?;
             Ok(Stream::Unix(connection))
         }
-        (Address::Tls(host), Credentials::Tls(tls)) => {
-            let connection = TcpStream::connect((host.name.as_str(), host.port)).await?;
+        (Address::Tls(_), Credentials::Tls(tls)) => {
+            let connection = TcpStream::connect(found).await?;
             // A message per packet: waiting for more would add to every token's latency.
             connection.set_nodelay(true)?;
             tls.connect(connection).await.map(|stream| Stream::Tls(Box::new(stream.into())))
         }
         (Address::Tls(_), _) => Err(io::Error::other("no certificate to show")),
-        (Address::Plain(host), _) => {
-            let connection = TcpStream::connect((host.name.as_str(), host.port)).await?;
+        (Address::Plain(_), _) => {
+            let connection = TcpStream::connect(found).await?;
             connection.set_nodelay(true)?;
             Ok(Stream::Tcp(connection))
         }

@@ -242,20 +242,34 @@ async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>
                 Ok(()) => server.take(Stream::Unix(connection), &"a process of this user").await,
                 Err(error) => server.refusals.note(&Caller::Unix(connection).name(), &error),
             },
-            (Caller::Tcp(connection, address), Credentials::Tls(tls)) => {
-                let (tls, of_task) = (tls.clone(), server.clone());
+            (Caller::Tcp(connection, address), credentials) => {
+                let (credentials, of_task) = (credentials.clone(), server.clone());
                 let task = tokio::spawn(async move {
-                    match shake_hands(&tls, connection).await {
-                        Ok(stream) => of_task.take(stream, &address).await,
-                        Err(error) => of_task.refusals.note(&address, &error),
+                    let begun = async {
+                        match credentials {
+                            Credentials::Tls(tls) => shake_hands(&tls, connection).await,
+                            _ => first_byte(connection).await,
+                        }
+                    };
+                    match clock::timeout(HANDSHAKE, begun).await {
+                        Ok(Ok(stream)) => of_task.take(stream, &address).await,
+                        // As probes of ports do.
+                        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                            tracing::debug!(%address, "a control connection ended before it had begun");
+                        }
+                        Ok(Err(error)) => of_task.refusals.note(&address, &error),
+                        Err(_elapsed) => {
+                            of_task
+                                .refusals
+                                .note(&address, &format_args!("it said nothing within {HANDSHAKE:?}"));
+                        }
                     }
                 });
                 if strangers.meet(address.ip(), task.abort_handle()) {
-                    let why = "too many connections at once show no certificate; the oldest is closed";
+                    let why = "too many connections at once say nothing or show no certificate; the oldest is closed";
                     server.refusals.note(&address, &why);
                 }
             }
-            (Caller::Tcp(connection, address), _) => server.take(Stream::Tcp(connection), &address).await,
         }
     }
 }
@@ -284,9 +298,14 @@ impl Server {
 }
 
 async fn shake_hands(tls: &Tls, connection: TcpStream) -> io::Result<Stream> {
-    match clock::timeout(HANDSHAKE, tls.accept(connection)).await {
-        Ok(accepted) => accepted.map(|stream| Stream::Tls(Box::new(stream.into()))),
-        Err(_elapsed) => Err(io::Error::other(format!("no certificate was shown within {HANDSHAKE:?}"))),
+    tls.accept(connection).await.map(|stream| Stream::Tls(Box::new(stream.into())))
+}
+
+/// Waits until the other end has sent something.
+async fn first_byte(connection: TcpStream) -> io::Result<Stream> {
+    match connection.peek(&mut [0]).await? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(Stream::Tcp(connection)),
     }
 }
 

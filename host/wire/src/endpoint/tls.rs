@@ -48,6 +48,14 @@ pub enum TlsError {
         /// Its permissions.
         mode: u32,
     },
+    /// Other users may put a file of theirs in its place.
+    #[error("{} could be replaced by others: {ways}", path.display())]
+    Replaceable {
+        /// The file.
+        path: PathBuf,
+        /// Which file or folder lets them, and what to do.
+        ways: String,
+    },
     /// A file holds something else.
     #[error("{}: {why}", path.display())]
     Wrong {

@@ -1,5 +1,5 @@
-//! Connections that have not shown a certificate yet: few at once, and few from one network. A new one takes the place of the
-//! oldest, so that those that show nothing keep no one out.
+//! Connections that have not shown a certificate yet, or sent a first byte: few at once, and few from one network. A new one takes
+//! the place of the oldest, so that those that show nothing keep no one out.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

@@ -1,5 +1,6 @@
 //! The files that prove membership.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -13,6 +14,8 @@ use crate::endpoint::authority::{Authority, Issued, Validity};
 
 /// The shortest secret, in characters: 32 random bytes as text are longer.
 const SHORTEST_SECRET: usize = 32;
+/// Different characters of a secret, at least: 32 random hexadecimal digits have fewer once in a million times.
+const FEWEST_DIFFERENT: usize = 8;
 /// A larger file is none of these.
 const LARGEST: u64 = 1 << 20;
 
@@ -82,6 +85,12 @@ impl Material {
         if secrets.is_empty() || secrets.iter().any(|secret| secret.len() < SHORTEST_SECRET) {
             return Err(unusable());
         }
+        // Certificates are public, so a secret can be guessed at leisure.
+        if secrets.iter().any(|secret| different(secret) < FEWEST_DIFFERENT) {
+            return Err(wrong(format!(
+                "a secret of fewer than {FEWEST_DIFFERENT} different characters can be guessed; `host certs secret FILE` writes one that cannot"
+            )));
+        }
         let authorities: Result<Vec<Authority>, _> =
             secrets.iter().map(|secret| Authority::from_secret(secret.as_bytes())).collect();
         let authorities = authorities.map_err(|error| wrong(error.to_string()))?;
@@ -110,6 +119,10 @@ impl Material {
     }
 }
 
+fn different(secret: &str) -> usize {
+    secret.chars().collect::<BTreeSet<_>>().len()
+}
+
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |why: String| TlsError::Wrong { path: path.to_owned(), why };
     let text = read(path, false)?;
@@ -121,7 +134,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     Ok(found)
 }
 
-/// A file's bytes. Other users may not read one that is `private`.
+/// A file's bytes. No other user may put another file in its place, nor read one that is `private`.
 fn read(path: &Path, private: bool) -> Result<Vec<u8>, TlsError> {
     let unreadable = |error| TlsError::Unreadable { path: path.to_owned(), error };
     let file = File::open(path).map_err(unreadable)?;
@@ -130,6 +143,10 @@ fn read(path: &Path, private: bool) -> Result<Vec<u8>, TlsError> {
     // A group may read it, as where an orchestrator mounts secrets, and may not write it.
     if private && mode & 0o027 != 0 {
         return Err(TlsError::Exposed { path: path.to_owned(), mode });
+    }
+    let ways = host_ownership::check(path, &found).map_err(unreadable)?;
+    if !ways.refused.is_empty() {
+        return Err(TlsError::Replaceable { path: path.to_owned(), ways: ways.refused.join("; ") });
     }
     let mut bytes = Vec::new();
     file.take(LARGEST).read_to_end(&mut bytes).map_err(unreadable)?;

@@ -203,6 +203,7 @@ fn files_that_are_open_to_others_or_hold_something_else_are_refused() {
         ("", 0o600, "host certs secret"),
         ("short", 0o600, "at least 32"),
         (&format!("{ONE}\nshort\n"), 0o600, "at least 32"),
+        (&"0123012".repeat(8), 0o600, "can be guessed"),
     ] {
         replace(&path, text, mode);
         let refused = load().unwrap_err();
@@ -226,6 +227,7 @@ fn files_that_are_open_to_others_or_hold_something_else_are_refused() {
         ("key.pem", odd.key.serialize_pem(), 0o600, ""),
         ("ca.pem", own.key.serialize_pem(), 0o644, "no certificate"),
         ("cert.pem", String::new(), 0o644, "no certificate"),
+        ("ca.pem", authority.certificate().pem(), 0o646, "chmod o-w"),
     ] {
         replace(&at.join(file), &text, mode);
         let refused = load().unwrap_err();
@@ -242,33 +244,46 @@ fn what_is_shown_for_debugging_has_no_secret() {
     assert!(shown.contains("Secret") && !shown.contains(ONE), "{shown}");
 }
 
+/// A connection to an address over TCP that has sent nothing.
+async fn silent(address: &Address) -> TcpStream {
+    let (Address::Tls(host) | Address::Plain(host)) = address else { panic!("{address}") };
+    TcpStream::connect((host.name.as_str(), host.port)).await.unwrap()
+}
+
+/// With certificates, and without any.
+fn both(folder: &Path) -> [Credentials; 2] {
+    [Credentials::Tls(with_secrets(folder, "a", &[ONE])), Credentials::None]
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_shows_nothing_is_closed_in_time() {
     let folder = tempfile::tempdir().unwrap();
-    let tls = with_secrets(folder.path(), "a", &[ONE]);
-    let address = Counting::default().on(listener(&tls).await);
-    let Address::Tls(host) = address else { panic!("{address}") };
-    let mut silent = TcpStream::connect((host.name.as_str(), host.port)).await.unwrap();
-    let before = crate::clock::now();
-    let mut answer = Vec::new();
-    crate::clock::timeout(10 * HANDSHAKE, silent.read_to_end(&mut answer)).await.unwrap().unwrap();
-    assert!(answer.is_empty() && before.elapsed() >= HANDSHAKE, "{answer:?}");
+    for credentials in both(folder.path()) {
+        let listener = Listener::bind(&ListenAt::loopback(), credentials).await.unwrap();
+        let address = Counting::default().on(listener);
+        let mut silent = silent(&address).await;
+        let before = crate::clock::now();
+        let mut answer = Vec::new();
+        crate::clock::timeout(10 * HANDSHAKE, silent.read_to_end(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.is_empty() && before.elapsed() >= HANDSHAKE, "{answer:?}");
+    }
 }
 
 #[tokio::test]
 async fn connections_that_show_nothing_keep_no_process_out() {
     let folder = tempfile::tempdir().unwrap();
-    let tls = with_secrets(folder.path(), "a", &[ONE]);
-    let address = Counting::default().on(listener(&tls).await.at_most(1));
-    let Address::Tls(host) = &address else { panic!("{address}") };
-    let mut silent = Vec::new();
-    for _ in 0..40 {
-        silent.push(TcpStream::connect((host.name.as_str(), host.port)).await.unwrap());
-        // The place of the client before comes back in its own time.
-        answered_until("an answer", async || ask_as(&address, &tls).await).await;
+    for credentials in both(folder.path()) {
+        let listener = Listener::bind(&ListenAt::loopback(), credentials.clone()).await.unwrap();
+        let address = Counting::default().on(listener.at_most(1));
+        let mut waiting = Vec::new();
+        for _ in 0..40 {
+            waiting.push(silent(&address).await);
+            // The place of the client before comes back in its own time.
+            answered_until("an answer", async || ask(&address, &credentials).await).await;
+        }
+        let mut answer = Vec::new();
+        // Before its own time is over.
+        crate::clock::timeout(HANDSHAKE / 2, waiting[0].read_to_end(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.is_empty());
     }
-    let mut answer = Vec::new();
-    // Before its own time is over.
-    crate::clock::timeout(HANDSHAKE / 2, silent[0].read_to_end(&mut answer)).await.unwrap().unwrap();
-    assert!(answer.is_empty());
 }
