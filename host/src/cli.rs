@@ -13,7 +13,11 @@ mod keys;
 pub mod launch;
 pub mod memory;
 mod offload;
-pub mod output;
+/// Standard output of the commands.
+pub mod output {
+    pub use host_conformance::output::{OutputClosed, harmless, json, line};
+    pub use host_conformance::say;
+}
 pub mod plugins;
 pub mod serve;
 mod server;
@@ -93,7 +97,8 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // Where standard error is closed too, the exit code says it.
             let _unread = writeln!(std::io::stderr(), "host: {}", output::harmless(&format!("{error:#}")));
-            ExitCode::from(if error.downcast_ref::<Refused>().is_some() { 2 } else { 1 })
+            let refused = error.is::<Refused>() || error.is::<host_conformance::command::Refused>();
+            ExitCode::from(if refused { 2 } else { 1 })
         }
     }
 }

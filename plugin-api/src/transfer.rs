@@ -153,9 +153,9 @@ const _: () = assert!(size_of::<Notification>() == 128);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, StableAbi)]
 pub struct TransferLimits {
-    /// Most writes in one submission.
+    /// Most writes in one submission. So many are accepted.
     pub max_writes: u32,
-    /// Most submissions accepted and not yet polled as completed.
+    /// Most submissions accepted and not yet polled as completed. An instance with none of them accepts so many.
     pub max_submissions: u32,
     /// Zero, but for what [`with_short_writes`](TransferLimits::with_short_writes) puts there.
     pub reserved: [u64; 6],

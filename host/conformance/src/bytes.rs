@@ -14,3 +14,27 @@ pub fn write_at(memory: &SharedMemory, offset: usize, bytes: &[u8]) {
     // SAFETY: as in `read_at`, of submissions that read it, too; and nothing has a reference to its bytes.
     unsafe { memory.write(offset, bytes) };
 }
+
+/// Copies bytes out of memory that a submission may be writing: through the file behind it, as another process would.
+pub fn peek(memory: &SharedMemory, offset: usize, bytes: &mut [u8]) {
+    let mut at = 0;
+    while at < bytes.len() {
+        match rustix::io::pread(memory.fd(), &mut bytes[at..], (offset + at) as u64) {
+            Ok(read @ 1..) => at += read,
+            // Memory of the kit has all of its bytes.
+            _ => return,
+        }
+    }
+}
+
+/// Fills memory that a submission may be writing, in the same way.
+pub fn fill(memory: &SharedMemory, byte: u8) {
+    let bytes = vec![byte; memory.bytes()];
+    let mut at = 0;
+    while at < bytes.len() {
+        match rustix::io::pwrite(memory.fd(), &bytes[at..], at as u64) {
+            Ok(written @ 1..) => at += written,
+            _ => return,
+        }
+    }
+}

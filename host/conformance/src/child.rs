@@ -14,6 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use serde::{Deserialize, Serialize};
 
+use super::observe::be_patient;
+use super::persistence::second;
 use super::{Case, Report, Status, Stop, cases, subject};
 
 /// Most bytes kept of what a case's process writes.
@@ -21,6 +23,8 @@ const OUTPUT: usize = 1 << 20;
 
 /// Starts the line that carries a verdict.
 const MARK: &str = "@verdict ";
+/// Starts the line that names the calls which have not returned when a case's time is nearly over.
+const HELD: &str = "@held ";
 
 /// What a case may take.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +33,23 @@ pub struct Limits {
     pub time: Duration,
     /// Bytes of address space.
     pub memory: u64,
+    /// Time to wait for something that has to happen, without any progress.
+    pub patience: Duration,
+}
+
+/// A case that this process runs.
+#[derive(Clone, Copy, Debug)]
+pub struct OneCase<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Whether it is the second process of a case that needs two.
+    pub second: bool,
+    /// The run that it belongs to: the same in all processes of a case.
+    pub run: u64,
+    /// Time to wait for something that has to happen, without any progress.
+    pub patience: Duration,
+    /// Time after which the calls that are in progress are told.
+    pub time: Duration,
 }
 
 /// Descriptors that a case may have open.
@@ -83,16 +104,32 @@ pub fn test_file(
     };
     let mut reports = Vec::new();
     for case in cases().filter(fits).filter(|case| chosen(case.name)) {
-        let report = one(program, file, config, limits, case)?;
+        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let run = clock.as_nanos() as u64 ^ (u64::from(std::process::id()) << 48);
+        let mut report = one(program, file, config, limits, case, run, false)?;
+        if report.status == Status::Pass && second(case.name).is_some() {
+            report = one(program, file, config, limits, case, run, true)?;
+        }
         each(&report)?;
         reports.push(report);
     }
     Ok(reports)
 }
 
-fn one(program: &Path, file: &Path, config: &str, limits: Limits, case: &Case) -> std::io::Result<Report> {
+fn one(
+    program: &Path,
+    file: &Path,
+    config: &str,
+    limits: Limits,
+    case: &Case,
+    run: u64,
+    second: bool,
+) -> std::io::Result<Report> {
     let mut child = Command::new(program)
         .args(["plugins", "run-case", "--case", case.name, "--config-text", config])
+        .args(["--run", &run.to_string(), "--patience-ms", &limits.patience.as_millis().to_string()])
+        .args(["--time-ms", &limits.time.as_millis().to_string()])
+        .args(second.then_some("--second"))
         .args(["--memory-limit", &limits.memory.to_string()])
         .args(["--processor-limit", &(limits.time.as_secs() * 2).to_string(), "--"])
         .arg(file)
@@ -116,10 +153,12 @@ fn one(program: &Path, file: &Path, config: &str, limits: Limits, case: &Case) -
     // The last words of a process that died usually say why.
     let said = last_words(&errors);
     match verdict {
-        _ if !ended => report(
-            Status::Timeout,
-            format!("it did not end within {} s; {}", limits.time.as_secs(), case.about),
-        ),
+        _ if !ended => {
+            let held = output.lines().rev().find_map(|line| line.split_once(HELD));
+            let held = held.map(|(_, calls)| format!(", {calls}")).unwrap_or_default();
+            let seconds = limits.time.as_secs();
+            report(Status::Timeout, format!("it did not end within {seconds} s{held}; {}", case.about))
+        }
         Some(Verdict { status, text }) if exit.success() => match status.as_str() {
             "pass" => report(Status::Pass, case.about.to_owned()),
             "skip" => report(Status::Skip, text),
@@ -199,10 +238,14 @@ fn ends_within(child: &Child, time: Duration) -> std::io::Result<bool> {
 ///
 /// # Errors
 /// When there is no such case, or its report cannot be written.
-pub fn run_case(file: &Path, config: &str, name: &str) -> std::io::Result<()> {
+pub fn run_case(file: &Path, config: &str, one: OneCase<'_>) -> std::io::Result<()> {
+    let name = one.name;
     let unknown = || std::io::Error::other(format!("no case is named {name:?}"));
     let case = cases().find(|case| case.name == name).ok_or_else(unknown)?;
-    let outcome = subject(file, config).and_then(|subject| (case.run)(&subject));
+    let run = if one.second { second(name).ok_or_else(unknown)? } else { case.run };
+    be_patient(one.patience);
+    tell_what_is_held(one.time)?;
+    let outcome = subject(file, config, one.run).and_then(|subject| run(&subject));
     let (status, text) = match outcome {
         Ok(()) => ("pass", String::new()),
         Err(Stop::Fail(text)) => ("fail", text),
@@ -212,4 +255,19 @@ pub fn run_case(file: &Path, config: &str, name: &str) -> std::io::Result<()> {
     let mut output = std::io::stdout().lock();
     writeln!(output, "\n{MARK}{verdict}")?;
     output.flush()
+}
+
+/// Names the calls of plugins that have not returned when nine tenths of the time are over.
+fn tell_what_is_held(time: Duration) -> std::io::Result<()> {
+    let tell = move || {
+        std::thread::sleep(time.mul_f64(0.9));
+        let calls =
+            host_plugins::in_progress().into_iter().map(|held| format!("{} of {}", held.call, held.plugin));
+        let calls: Vec<String> = calls.collect();
+        if !calls.is_empty() {
+            // The kit ends the process soon, whether this is read or not.
+            let _unread = writeln!(std::io::stdout(), "\n{HELD}in {}", calls.join(" and "));
+        }
+    };
+    std::thread::Builder::new().name("held".into()).spawn(tell).map(drop)
 }

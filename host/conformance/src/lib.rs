@@ -11,18 +11,24 @@ mod allocator_shared;
 mod any_plugin;
 mod bytes;
 mod child;
+pub mod command;
 mod event_fd;
 mod hot;
 mod instance;
 pub mod measure;
 mod observe;
 mod opening;
+pub mod output;
+mod persistence;
 mod promises;
 mod random;
 mod tier;
+mod tier_contract;
 mod tier_hot;
 mod tier_world;
 mod transfer;
+mod transfer_contract;
+mod transfer_fence;
 mod transfer_hot;
 mod transfer_notifications;
 mod transfer_pair;
@@ -31,7 +37,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-pub use child::{Limits, limit_this_process, run_case, test_file};
+pub use child::{Limits, OneCase, limit_this_process, run_case, test_file};
 
 use host_plugins::{Entry, Manifest};
 
@@ -69,6 +75,8 @@ struct Subject {
     config: String,
     /// Whether the operator gave one.
     configured: bool,
+    /// Tells this run's keys from those of others, which a persistent tier may hold. The same in both processes of a case.
+    run: [u8; 8],
 }
 
 impl Subject {
@@ -131,11 +139,15 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         any_plugin::CASES,
         opening::CASES,
         transfer::CASES,
+        transfer_contract::CASES,
+        transfer_fence::CASES,
         transfer_notifications::CASES,
         transfer_hot::CASES,
         tier::CASES,
+        tier_contract::CASES,
         tier_hot::CASES,
         event_fd::CASES,
+        persistence::CASES,
         promises::CASES,
         allocator::CASES,
         allocator_shared::CASES,
@@ -143,7 +155,8 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
     all.into_iter().flatten()
 }
 
-fn subject(file: &Path, config: &str) -> Result<Subject, Stop> {
+fn subject(file: &Path, config: &str, run: u64) -> Result<Subject, Stop> {
     let entry = Entry::of_file(file).map_err(|error| Stop::Fail(format!("the file {error}")))?;
-    Ok(Subject { entry, config: config.to_owned(), configured: !config.trim().is_empty() })
+    let configured = !config.trim().is_empty();
+    Ok(Subject { entry, config: config.to_owned(), configured, run: run.to_le_bytes() })
 }

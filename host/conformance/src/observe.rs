@@ -2,10 +2,21 @@
 
 #![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// How long a case waits for something that has to happen, in milliseconds.
+static PATIENCE: AtomicU64 = AtomicU64::new(3000);
+
+/// Sets how long this process waits for something that has to happen.
+pub fn be_patient(patience: Duration) {
+    PATIENCE.store(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
 /// How long a case waits for something that has to happen.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub fn patience() -> Duration {
+    Duration::from_millis(PATIENCE.load(Ordering::Relaxed))
+}
 
 /// Threads of this process.
 pub fn threads() -> usize {
@@ -26,12 +37,20 @@ pub fn waits() -> u64 {
 
 /// Asks until there is an answer or patience ends.
 pub fn wait_for<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
-    let start = Instant::now();
+    wait_while_moving(|| (ask(), ()))
+}
+
+/// Asks until there is an answer, or patience ends without a change of what is seen beside it: what is slow may take its time.
+pub fn wait_while_moving<T, S: PartialEq>(mut ask: impl FnMut() -> (Option<T>, S)) -> Option<T> {
+    let (mut start, mut last) = (Instant::now(), None);
     loop {
-        if let Some(answer) = ask() {
-            return Some(answer);
+        let (answer, seen) = ask();
+        if answer.is_some() {
+            return answer;
         }
-        if start.elapsed() > PATIENCE {
+        if last.as_ref() != Some(&seen) {
+            (start, last) = (Instant::now(), Some(seen));
+        } else if start.elapsed() > patience() {
             return None;
         }
         std::thread::yield_now();

@@ -56,7 +56,7 @@ fn matches(subject: &Subject) -> Outcome {
 
 /// Opens and ends an instance of each role with this configuration; why others need one of their own.
 fn with(subject: &Subject, config: String) -> Result<Vec<String>, Stop> {
-    let subject = Subject { entry: subject.entry.clone(), config, configured: subject.configured };
+    let subject = Subject { entry: subject.entry.clone(), config, ..*subject };
     let (instances, unconfigured) = subject.opened("config")?;
     instances.into_iter().try_for_each(Instance::end)?;
     Ok(unconfigured)

@@ -44,9 +44,6 @@ pub(super) const CASES: &[Case] = &[
         "peers on other machines are reached",
         |_| unchecked("the kit has one machine"),
     ),
-    promise("tier-persistent", "tier", can::PERSISTENT, "values outlive the process", |_| {
-        unchecked("a case is one process, and this needs two, one after the other")
-    }),
     promise("tier-shared", "tier", can::SHARED, "workers on other machines see what was put", |_| {
         unchecked("the kit has one machine")
     }),
@@ -163,7 +160,10 @@ mod tests {
     #[test]
     fn every_capability_is_checked_or_skipped_with_a_reason() {
         for capability in can::ALL {
-            let own = CASES.iter().any(|case| case.capability == Some(capability));
+            let own = CASES
+                .iter()
+                .chain(super::super::persistence::CASES)
+                .any(|case| case.capability == Some(capability));
             let elsewhere = CHECKED.iter().any(|(name, case)| {
                 name == capability && super::super::cases().any(|known| known.name == *case)
             });

@@ -7,9 +7,9 @@ use host_plugin_api::{
     ErrorCode, Key, Memory, MemoryKind, RegionId, Tag, TierCompletion, TierPage, capability,
 };
 
-use super::bytes::read_at;
+use super::bytes::{read_at, write_at};
 use super::instance::DEADLINE_MS;
-use super::observe::wait_for;
+use super::observe::{wait_for, wait_while_moving};
 use super::tier_world::{BACK, BYTES, World};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -68,9 +68,9 @@ fn completions(subject: &Subject) -> Outcome {
         for completion in &done[..usize::try_from(count).unwrap_or(0)] {
             *seen.entry((completion.tag, completion.page)).or_insert(0) += 1;
         }
-        (count < 0 || seen.len() >= expected).then_some(())
+        ((count < 0 || seen.len() >= expected).then_some(()), seen.len())
     };
-    wait_for(&mut take);
+    wait_while_moving(&mut take);
     for _ in 0..1000 {
         take();
     }
@@ -85,6 +85,8 @@ fn completions(subject: &Subject) -> Outcome {
 
 fn missing(subject: &Subject) -> Outcome {
     let world = World::open(subject)?;
+    // Not zeros, which a tier that fills what it lacks would leave as they are.
+    write_at(&world.memory, BACK as usize, &[0x5C; BACK as usize]);
     let (count, before) = (world.batch, world.back());
     let (keys, pages) = (world.keys(count), world.pages(count, BACK));
     world.all("exists of unknown keys", 1, count, MISSING, || world.tier.exists(Tag(1), &keys))?;
@@ -209,11 +211,11 @@ fn threads(subject: &Subject) -> Outcome {
         // Polled meanwhile, so that a small tier does not stay full.
         let mut done = [TierCompletion::default(); 16];
         let mut found = 0;
-        let all = wait_for(|| {
+        let all = wait_while_moving(|| {
             let count = world.tier.poll(&mut done);
             let done = &done[..usize::try_from(count).unwrap_or(0)];
             found += done.iter().filter(|d| d.status == FOUND).count();
-            (count < 0 || found >= 16 * keys.len()).then_some(())
+            ((count < 0 || found >= 16 * keys.len()).then_some(()), found)
         });
         let ends: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         if all.is_none() {

@@ -1,7 +1,5 @@
 //! A storage tier in this process, with registered memory, and batches that are watched to their end.
 
-#![allow(clippy::disallowed_methods, reason = "the kit measures other people's code, in real time")]
-
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -21,6 +19,19 @@ use super::{Outcome, Stop, Subject, ensure};
 pub const BYTES: usize = 1 << 20;
 /// Where gets put what they find, behind what puts take.
 pub const BACK: u64 = BYTES as u64 / 2;
+
+fn register(tier: &dyn StorageTier, memory: &SharedMemory) -> Result<RegionId, Stop> {
+    let offered = Memory {
+        address: memory.address().as_ptr() as u64,
+        length: BYTES as u64,
+        kind: MemoryKind::DRAM,
+        device: 0,
+        fd: memory.fd().as_raw_fd(),
+        generation: 1,
+        fd_offset: 0,
+    };
+    Ok(tier.register(&offered).map_err(|e| format!("register of shared host memory answered {e}"))?)
+}
 
 pub struct World {
     pub tier: Arc<dyn StorageTier>,
@@ -48,21 +59,14 @@ impl World {
         let page = u32::try_from(page).unwrap_or(16_384);
         let batch = limits.max_pages.min(16);
         ensure!(page > 0 && u64::from(page * batch) <= BACK, "no page fits the limits: {limits:?}");
-        let offered = Memory {
-            address: memory.address().as_ptr() as u64,
-            length: BYTES as u64,
-            kind: MemoryKind::DRAM,
-            device: 0,
-            fd: memory.fd().as_raw_fd(),
-            generation: 1,
-            fd_offset: 0,
-        };
-        let region =
-            tier.register(&offered).map_err(|e| format!("register of shared host memory answered {e}"))?;
-        // Keys of this run, since a persistent tier remembers the last one.
-        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let run = (clock.as_nanos() as u64 ^ (u64::from(std::process::id()) << 48)).to_le_bytes();
-        Ok(Self { tier, memory, region, page, batch, run })
+        let region = register(&*tier, &memory)?;
+        Ok(Self { tier, memory, region, page, batch, run: subject.run })
+    }
+
+    /// Registers the memory again.
+    pub fn register(&mut self) -> Outcome {
+        self.region = register(&*self.tier, &self.memory)?;
+        Ok(())
     }
 
     pub fn key(&self, number: u32) -> Key {
@@ -116,6 +120,19 @@ impl World {
             ensure!(before.is_none(), "page {page} of a {what} completed twice");
         }
         Ok(ended.into_values().collect())
+    }
+
+    /// How the only page of a batch ended.
+    pub fn one(&self, what: &str, tag: u64) -> Result<TierCompletion, Stop> {
+        let mut one = [TierCompletion::default()];
+        let answer = wait_for(|| Some(self.tier.poll(&mut one)).filter(|n| *n != 0));
+        ensure!(answer.is_some(), "the page of a {what} never ended");
+        ensure!(
+            answer == Some(1) && one[0].tag == tag,
+            "the {what} {tag} alone is in flight, and poll answered {answer:?} with {:?}",
+            one[0]
+        );
+        Ok(one[0])
     }
 
     pub fn all(&self, what: &str, tag: u64, count: u32, status: i32, call: impl FnMut() -> i32) -> Outcome {

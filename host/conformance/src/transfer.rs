@@ -8,7 +8,7 @@ use host_plugin_api::{
 
 use super::bytes::write_at;
 use super::instance::DEADLINE_MS;
-use super::observe::wait_for;
+use super::observe::{wait_for, wait_while_moving};
 use super::random::{SEED, seeded};
 use super::transfer_pair::{BYTES, NO_COMPLETION, Pair, no_notification, read};
 use super::{Case, Outcome, Stop, Subject, ensure};
@@ -113,9 +113,9 @@ fn completed(pair: &Pair) -> Result<BTreeMap<u64, u32>, Stop> {
         pair.submit(&pair.submission(tag), &writes)?;
         take(pair, &mut seen)?;
     }
-    let all = wait_for(|| {
+    let all = wait_while_moving(|| {
         let taken = take(pair, &mut seen);
-        (taken.is_err() || seen.len() as u64 >= SUBMISSIONS).then_some(taken)
+        ((taken.is_err() || seen.len() as u64 >= SUBMISSIONS).then_some(taken), seen.len())
     });
     if let Some(taken) = all {
         taken?;
@@ -229,6 +229,17 @@ fn bounds(subject: &Subject) -> Outcome {
         }
         ensure!(read(&pair.target) == before, "a write {what} changed the target");
     }
+    // What was refused does not land later either: this comes after it, on the same way.
+    let mut after = before.clone();
+    after[..64].fill(0xAA);
+    pair.transfer(50, &[good])?;
+    ensure!(
+        read(&pair.target) == after,
+        "a write outside of its region changed the target after it had ended"
+    );
+    write_at(&pair.source, 0, &[0; 64]);
+    pair.transfer(51, &[good])?;
+    write_at(&pair.source, 0, &[0xAA; 64]);
     pair.receiver.deregister(pair.to).map_err(|e| format!("deregister answered {e}"))?;
     if pair.sender.submit(&pair.submission(100), &[good]) == 0 {
         let done = pair.completion()?;

@@ -11,7 +11,7 @@ use host_plugin_api::{
 
 use super::bytes::read_at;
 use super::observe::wait_for;
-use super::{Stop, Subject};
+use super::{Outcome, Stop, Subject};
 
 /// Bytes of each side's region.
 pub const BYTES: usize = 1 << 20;
@@ -60,6 +60,14 @@ impl Pair {
         let peer = sender.connect("receiver", &endpoint);
         let peer = peer.map_err(|e| format!("connect to another instance's endpoint answered {e}"))?;
         Ok(Self { sender, receiver, source, target, from, to, peer })
+    }
+
+    /// Connects the sender to the receiver again.
+    pub fn connect(&mut self) -> Outcome {
+        let endpoint = self.receiver.endpoint().map_err(|e| format!("endpoint answered {e}"))?;
+        let peer = self.sender.connect("receiver", &endpoint);
+        self.peer = peer.map_err(|e| format!("connect after a disconnect answered {e}"))?;
+        Ok(())
     }
 
     /// A write from the one region to the other.

@@ -13,7 +13,6 @@ mod open;
 mod requested;
 mod resolve;
 mod rules;
-mod test;
 
 pub use check::{ask, check, check_all};
 pub use command::{Command, Directories};

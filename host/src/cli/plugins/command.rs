@@ -8,7 +8,7 @@ use host_plugins::Policy;
 use super::super::launch;
 use super::super::settings::{RoleName, Settings};
 use super::bench;
-use super::{ask, check_all, inspect, install, list, new, resolve, rules, test};
+use super::{ask, check_all, inspect, install, list, new, resolve, rules};
 use crate::cli::output::say;
 
 /// What to do with plugins.
@@ -63,7 +63,7 @@ pub enum Command {
     /// Writes a crate for a new plugin, which builds and passes `host plugins test` as it is
     New(new::New),
     /// Says whether a plugin keeps its contract: named cases, each in a process of its own
-    Test(test::Test),
+    Test(host_conformance::command::Test),
     /// Measures what reading, loading and calling a plugin costs
     Bench(bench::Bench),
     /// Loads a plugin in this process and says how long that took
@@ -71,7 +71,7 @@ pub enum Command {
     TimeLoad(bench::TimeLoad),
     /// Runs one case in this process
     #[command(hide = true)]
-    RunCase(test::RunCase),
+    RunCase(host_conformance::command::RunCase),
 }
 
 /// Where plugins are.

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use host_plugin_api::tier::{FOUND, MISSING};
 use host_plugin_api::{
@@ -14,6 +14,9 @@ use host_plugin_api::{
 };
 use host_plugin_memory::MemoryTier;
 use rustix::event::{EventfdFlags, eventfd};
+
+/// How late a get is that a later poll carries out.
+const LATE: Duration = Duration::from_millis(20);
 
 /// See the crate.
 pub struct BrokenTier {
@@ -30,6 +33,10 @@ pub struct BrokenTier {
     put: Mutex<Option<Key>>,
     /// Its pages are not reported any more.
     cancelled: AtomicU64,
+    /// Gets that a later poll carries out, and when.
+    late: Mutex<Vec<(Instant, Tag, Vec<TierPage>)>>,
+    /// Lengths of values by key.
+    lengths: Mutex<HashMap<Key, u32>>,
 }
 
 /// Opens an instance.
@@ -49,6 +56,8 @@ pub fn open(opening: &Opening) -> Result<BrokenTier> {
         full: AtomicBool::new(false),
         put: Mutex::default(),
         cancelled: AtomicU64::new(u64::MAX),
+        late: Mutex::default(),
+        lengths: Mutex::default(),
     })
 }
 
@@ -76,6 +85,54 @@ impl BrokenTier {
         code
     }
 
+    /// Whether gets are carried out late, by polls.
+    fn defers(&self) -> bool {
+        ["settled-always", "deregister-nothing"].contains(&self.defect.as_str())
+    }
+
+    /// Carries out what is due.
+    fn catch_up(&self) {
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        late.retain(|(due, tag, pages)| *due > now || self.started(self.inner.get(*tag, pages)) != 0);
+    }
+
+    /// The place of a page in the host's memory, and the bytes from there to the end of its region.
+    fn place(&self, page: &TierPage) -> Option<(*mut u8, u64)> {
+        let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.get(&page.region)?;
+        let room = region.length.checked_sub(page.offset)?;
+        Some(((region.address + page.offset) as *mut u8, room))
+    }
+
+    /// Writes beside or into pages of a get, as the defect says.
+    fn spoil(&self, pages: &[TierPage]) {
+        let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
+        for page in pages {
+            let Some((start, room)) = self.place(page) else { continue };
+            let is_there = lengths.contains_key(&page.key);
+            let length = u64::from(page.length);
+            if self.is("writes-past-page") && is_there && room >= length + 64 {
+                // SAFETY: inside a registered region, as far as the test that uses this keeps to it.
+                unsafe { start.add(page.length as usize).write_bytes(0, 64) };
+            }
+            if self.is("fills-missing") && !is_there && room >= length {
+                // SAFETY: as above.
+                unsafe { start.write_bytes(0, page.length as usize) };
+            }
+        }
+    }
+
+    /// The pages that the inner tier is asked for.
+    fn shortened(&self, pages: &[TierPage]) -> Vec<TierPage> {
+        let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
+        let short = |page: &TierPage| {
+            let stored = lengths.get(&page.key).copied().unwrap_or(page.length);
+            TierPage { length: page.length.min(stored), ..*page }
+        };
+        pages.iter().map(short).collect()
+    }
+
     fn stays_full(&self) -> bool {
         self.is("never-recovers") && self.full.load(Ordering::Relaxed)
     }
@@ -99,7 +156,7 @@ impl StorageTier for BrokenTier {
         Ok(region)
     }
     fn deregister(&self, region: RegionId) -> Result<()> {
-        self.inner.deregister(region)
+        if self.is("deregister-nothing") { Ok(()) } else { self.inner.deregister(region) }
     }
     fn exists(&self, tag: Tag, keys: &[Key]) -> i32 {
         if self.stays_full() {
@@ -117,7 +174,17 @@ impl StorageTier for BrokenTier {
         if self.is("allocates-on-get") {
             drop(std::hint::black_box(pages.to_vec()));
         }
-        let code = self.inner.get(tag, pages);
+        if self.defers() && !pages.is_empty() {
+            let due = Instant::now() + LATE;
+            self.late.lock().unwrap_or_else(PoisonError::into_inner).push((due, tag, pages.to_vec()));
+            return 0;
+        }
+        let code = if self.is("found-short") {
+            self.inner.get(tag, &self.shortened(pages))
+        } else {
+            self.inner.get(tag, pages)
+        };
+        self.spoil(pages);
         let put = *self.put.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(page) = pages.last().filter(|page| self.is("corrupts-value") && put == Some(page.key))
             && code == 0
@@ -133,12 +200,17 @@ impl StorageTier for BrokenTier {
             "index out of bounds: there is always a first page"
         );
         *self.put.lock().unwrap_or_else(PoisonError::into_inner) = pages.last().map(|page| page.key);
+        if ["found-short", "writes-past-page", "fills-missing"].contains(&self.defect.as_str()) {
+            let mut lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
+            lengths.extend(pages.iter().map(|page| (page.key, page.length)));
+        }
         self.started(self.inner.put(tag, pages))
     }
     fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
         self.started(self.inner.delete(tag, keys))
     }
     fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
+        self.catch_up();
         let waiting = self.unpolled.swap(0, Ordering::Relaxed);
         let count = match usize::try_from(self.inner.poll(completions)) {
             Ok(count) => count,
@@ -154,6 +226,9 @@ impl StorageTier for BrokenTier {
         for done in &mut completions[..count] {
             if self.is("finds-what-is-not-there") && done.status == MISSING {
                 done.status = FOUND;
+            }
+            if self.is("counts-wrong") && done.bytes > 0 {
+                done.bytes -= 1;
             }
             if self.is("accepts-out-of-bounds") && done.status == ErrorCode::INVALID_ARGUMENT.0 {
                 done.status = FOUND;
@@ -185,6 +260,9 @@ impl StorageTier for BrokenTier {
         self.inner.cancel(tag)
     }
     fn settled(&self, tag: Tag) -> i32 {
+        if self.is("settled-never") {
+            return 0;
+        }
         self.inner.settled(tag)
     }
     fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
@@ -198,7 +276,8 @@ impl StorageTier for BrokenTier {
         Ok(scanned)
     }
     fn usage(&self) -> Result<TierUsage> {
-        self.inner.usage()
+        let usage = self.inner.usage()?;
+        Ok(if self.is("usage-nothing") { TierUsage { bytes: 0, ..usage } } else { usage })
     }
     fn event_fd(&self) -> i32 {
         self.event.as_raw_fd()

@@ -1,4 +1,4 @@
-//! Standard output of the commands, which may be closed before they end: `host plugins rules | head`.
+//! Standard output of commands, which may be closed before they end: `host plugins rules | head`.
 
 use std::borrow::Cow;
 use std::fmt::Arguments;
@@ -47,9 +47,9 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
 }
 
 /// `println!` for commands: a closed output ends the command instead of panicking.
+#[macro_export]
 macro_rules! say {
     ($($text:tt)*) => {
-        $crate::cli::output::line(format_args!($($text)*))?
+        $crate::output::line(format_args!($($text)*))?
     };
 }
-pub(crate) use say;

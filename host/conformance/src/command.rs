@@ -1,17 +1,20 @@
-//! `host plugins test`.
+//! `host plugins test`, and the program `host-plugin-test`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use host_conformance::{
-    Limits, Report, Status, UNCONFIGURED, cases, limit_this_process, run_case, test_file,
+
+use super::output::{OutputClosed, json, line};
+use super::{
+    Limits, OneCase, Report, Status, UNCONFIGURED, cases, limit_this_process, run_case, say, test_file,
 };
 
-use super::plugin_config;
-use crate::cli::Refused;
-use crate::cli::output::{OutputClosed, json, line, say};
+/// A plugin that does not keep its contract, or a mistake on the command line. Exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
 
 /// What to test, and how.
 #[derive(Args, Debug)]
@@ -28,9 +31,12 @@ pub struct Test {
     /// TOML file with the plugin's own configuration table
     #[arg(long, value_name = "FILE")]
     plugin_config: Option<PathBuf>,
-    /// Seconds that a case may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    time_limit: u64,
+    /// Seconds that a case may take [default: 30, or ten times --patience]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    time_limit: Option<u64>,
+    /// Seconds that a case waits while nothing happens: more for a store that is slow and correct
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=360))]
+    patience: u64,
     /// Address space that a case may take, in GiB
     #[arg(long, value_name = "GIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     memory_limit: u64,
@@ -49,6 +55,18 @@ pub struct RunCase {
     /// Bytes of address space [default: as much as there is]
     #[arg(long, requires = "processor_limit")]
     memory_limit: Option<u64>,
+    /// The run that it belongs to
+    #[arg(long, default_value_t = 0)]
+    run: u64,
+    /// Is the second process of the case
+    #[arg(long)]
+    second: bool,
+    /// Milliseconds to wait while nothing happens
+    #[arg(long, default_value_t = 3000)]
+    patience_ms: u64,
+    /// Milliseconds after which calls that have not returned are told
+    #[arg(long, default_value_t = 30_000)]
+    time_ms: u64,
     /// Seconds of the processors [default: as many as it takes]
     #[arg(long, requires = "memory_limit")]
     processor_limit: Option<u64>,
@@ -73,9 +91,15 @@ impl Test {
         }
         let chosen =
             |name: &str| self.cases.is_empty() || self.cases.iter().any(|c| name.starts_with(c.as_str()));
-        let config = plugin_config(self.plugin_config.as_deref())?;
+        let config = self.plugin_config.as_deref().map(std::fs::read_to_string).transpose();
+        let config = config.context("the plugin's configuration cannot be read")?.unwrap_or_default();
         let program = std::env::current_exe().context("this program cannot be found")?;
-        let limits = Limits { time: Duration::from_secs(self.time_limit), memory: self.memory_limit << 30 };
+        let seconds = self.time_limit.unwrap_or(30.max(self.patience * 10));
+        let limits = Limits {
+            time: Duration::from_secs(seconds),
+            memory: self.memory_limit << 30,
+            patience: Duration::from_secs(self.patience),
+        };
         let file = self.file.as_deref().unwrap_or(Path::new(""));
         let each = |report: &Report| -> anyhow::Result<()> {
             if !self.json {
@@ -102,6 +126,14 @@ impl Test {
         if broken > 0 {
             return Err(Refused(format!("{} does not keep its contract", file.display())).into());
         }
+        if unconfigured > passed {
+            let message = format!(
+                "of {} cases {unconfigured} were not tested, because {} needs a configuration: --plugin-config FILE",
+                reports.len(),
+                file.display()
+            );
+            return Err(Refused(message).into());
+        }
         Ok(())
     }
 }
@@ -117,6 +149,13 @@ impl RunCase {
         if let (Some(memory), Some(seconds)) = (self.memory_limit, self.processor_limit) {
             limit_this_process(memory, seconds).context("the case's process cannot be limited")?;
         }
-        Ok(run_case(&self.file, &self.config_text, &self.case)?)
+        let case = OneCase {
+            name: &self.case,
+            second: self.second,
+            run: self.run,
+            patience: Duration::from_millis(self.patience_ms),
+            time: Duration::from_millis(self.time_ms),
+        };
+        Ok(run_case(&self.file, &self.config_text, case)?)
     }
 }

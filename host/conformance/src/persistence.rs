@@ -1,0 +1,47 @@
+//! What outlives a process: a case of two, one after the other.
+
+use host_plugin_api::tier::FOUND;
+use host_plugin_api::{Tag, capability};
+
+use super::instance::DEADLINE_MS;
+use super::tier_world::{BACK, World};
+use super::{Case, Outcome, Subject, ensure};
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "tier-persistent",
+    role: Some("tier"),
+    capability: Some(capability::PERSISTENT),
+    about: "what one process has put, the next one finds",
+    run: put,
+}];
+
+/// What the second process of a case does, if the case has one.
+pub(super) fn second(name: &str) -> Option<fn(&Subject) -> Outcome> {
+    (name == "tier-persistent").then_some(get)
+}
+
+fn put(subject: &Subject) -> Outcome {
+    let world = World::open(subject)?;
+    world.filled();
+    world.put_all(1)?;
+    world.tier.shutdown(DEADLINE_MS).map_err(|error| format!("shutdown answered {error}"))?;
+    Ok(())
+}
+
+fn get(subject: &Subject) -> Outcome {
+    let world = World::open(subject)?;
+    let (bytes, count) = (world.filled(), world.batch);
+    let keys = world.keys(count);
+    let again = |what: &str| format!("{what} in a second process");
+    world.all(&again("exists"), 1, count, FOUND, || world.tier.exists(Tag(1), &keys))?;
+    let pages = world.pages(count, BACK);
+    world.all(&again("get"), 2, count, FOUND, || world.tier.get(Tag(2), &pages))?;
+    let length = (count * world.page) as usize;
+    let wrong = world.back()[..length].iter().zip(&bytes).position(|(found, put)| found != put);
+    ensure!(
+        wrong.is_none(),
+        "byte {} of what another process had put came back changed",
+        wrong.unwrap_or_default()
+    );
+    world.delete_all(3)
+}

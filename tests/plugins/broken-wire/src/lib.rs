@@ -1,0 +1,218 @@
+//! A fake for tests: the backend over TCP with one defect that shows only while bytes are on their way, or with several regions.
+//!
+//! Which defect is written in the file itself, see [`host_plugin_mark`].
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use host_plugin_api::{
+    Completion, ErrorCode, Memory, Notification, NotificationKind, Opening, PeerId, PreparedId, RegionId,
+    Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+};
+use host_plugin_wire::Backend;
+
+/// How late a fence is that does not wait.
+const LATE: Duration = Duration::from_millis(50);
+/// Set in the tags of notifications that this fake sends by itself.
+const OWN: u64 = 1 << 63;
+
+/// See the crate.
+pub struct BrokenWire {
+    inner: Arc<Backend>,
+    defect: String,
+    /// Regions, in the order of their registration.
+    regions: Mutex<Vec<(RegionId, Memory)>>,
+    /// The peer that was connected last.
+    peer: AtomicU32,
+    /// The submission that was cancelled last.
+    cancelled: Mutex<Option<Tag>>,
+}
+
+/// Opens an instance.
+///
+/// # Errors
+/// As the backend over TCP does.
+pub fn open(opening: &Opening) -> Result<BrokenWire> {
+    Ok(BrokenWire {
+        inner: Arc::new(host_plugin_wire::open(opening)?),
+        defect: host_plugin_mark::defect(),
+        regions: Mutex::default(),
+        peer: AtomicU32::new(0),
+        cancelled: Mutex::default(),
+    })
+}
+
+host_plugin_api::export_plugin! {
+    manifest: include_str!("../plugin.toml"),
+    transfer: open,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl BrokenWire {
+    fn is(&self, defect: &str) -> bool {
+        self.defect == defect
+    }
+
+    fn later(&self, act: impl FnOnce(&Backend) + Send + 'static) {
+        let inner = Arc::clone(&self.inner);
+        std::thread::spawn(move || {
+            std::thread::sleep(LATE);
+            act(&inner);
+        });
+    }
+
+    /// The peer that the host means.
+    fn peer(&self, named: PeerId) -> PeerId {
+        if self.is("same-peer") { PeerId(self.peer.load(Ordering::Relaxed)) } else { named }
+    }
+
+    /// Changes the writes of a submission.
+    fn changed(&self, write: Write) -> Write {
+        let regions = lock(&self.regions);
+        match self.defect.as_str() {
+            "same-source" => Write { source_region: regions.first().map_or(0, |first| first.0.0), ..write },
+            // Regions of both sides are of one size in the kit.
+            "lands-partly" => {
+                let size = regions.first().map_or(0, |(_, memory)| memory.length);
+                let room = size.saturating_sub(write.source_offset.max(write.target_offset));
+                Write { length: write.length.min(u32::try_from(room).unwrap_or(u32::MAX)), ..write }
+            }
+            _ => write,
+        }
+    }
+}
+
+impl TransferBackend for BrokenWire {
+    fn limits(&self) -> TransferLimits {
+        let limits = self.inner.limits();
+        match self.defect.as_str() {
+            "limits-writes" => TransferLimits { max_writes: limits.max_writes * 2, ..limits },
+            "limits-submissions" => TransferLimits { max_submissions: limits.max_submissions * 2, ..limits },
+            _ => limits,
+        }
+    }
+    fn register(&self, memory: &Memory) -> Result<RegionId> {
+        let region = self.inner.register(memory)?;
+        let mut regions = lock(&self.regions);
+        regions.push((region, *memory));
+        Ok(if self.is("same-region") { regions[0].0 } else { region })
+    }
+    fn deregister(&self, region: RegionId) -> Result<()> {
+        match self.defect.as_str() {
+            "deregister-nothing" => Ok(()),
+            "deregister-late" => {
+                self.later(move |inner| drop(inner.deregister(region)));
+                Ok(())
+            }
+            _ => self.inner.deregister(region),
+        }
+    }
+    fn endpoint(&self) -> Result<Vec<u8>> {
+        self.inner.endpoint()
+    }
+    fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        let peer = self.inner.connect(name, endpoint)?;
+        self.peer.store(peer.0, Ordering::Relaxed);
+        Ok(if self.is("same-peer") { PeerId(1) } else { peer })
+    }
+    fn disconnect(&self, peer: PeerId) -> Result<()> {
+        let peer = self.peer(peer);
+        match self.defect.as_str() {
+            "disconnect-nothing" => Ok(()),
+            "disconnect-late" => {
+                self.later(move |inner| drop(inner.disconnect(peer)));
+                Ok(())
+            }
+            "disconnect-unproven" => {
+                drop(self.inner.disconnect(peer));
+                Err(host_plugin_api::Error::new(ErrorCode::TIMEOUT, "this fake never proves it"))
+            }
+            _ => self.inner.disconnect(peer),
+        }
+    }
+    fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
+        self.inner.prepare(peer, writes)
+    }
+    fn release(&self, prepared: PreparedId) -> Result<()> {
+        self.inner.release(prepared)
+    }
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        let submission = Submission { peer: self.peer(submission.peer), ..*submission };
+        match self.defect.as_str() {
+            "hangs-in-submit" => loop {
+                std::thread::park();
+            },
+            "same-source" => {
+                let writes: Vec<Write> = writes.iter().map(|write| self.changed(*write)).collect();
+                self.inner.submit(&submission, &writes)
+            }
+            "lands-partly" if writes.iter().any(|write| self.changed(*write).length < write.length) => {
+                let writes: Vec<Write> = writes.iter().map(|write| self.changed(*write)).collect();
+                let own = Submission { tag: Tag(submission.tag.0 | OWN), ..submission };
+                let _landed = self.inner.submit(&own, &writes);
+                ErrorCode::INVALID_ARGUMENT.0
+            }
+            "notifies-early" if submission.notification_length > 0 && !writes.is_empty() => {
+                let early = Submission { tag: Tag(submission.tag.0 | OWN), ..submission };
+                let _told = self.inner.submit(&early, &[]);
+                self.inner.submit(&Submission { notification_length: 0, ..submission }, writes)
+            }
+            _ => self.inner.submit(&submission, writes),
+        }
+    }
+    fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        self.inner.post(submission, prepared, indices)
+    }
+    fn poll(&self, completions: &mut [Completion]) -> i32 {
+        let Ok(count) = usize::try_from(self.inner.poll(completions)) else {
+            return self.inner.poll(completions);
+        };
+        let cancelled = *lock(&self.cancelled);
+        let mut kept = 0;
+        for at in 0..count {
+            let mut done = completions[at];
+            let swallowed = self.is("forgets-cancelled") && cancelled == Some(done.tag);
+            if done.tag.0 & OWN != 0 || swallowed {
+                continue;
+            }
+            if self.is("counts-wrong") && done.bytes > 0 {
+                done.bytes -= 1;
+            }
+            completions[kept] = done;
+            kept += 1;
+        }
+        kept as i32
+    }
+    fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        let count = self.inner.notifications(notifications);
+        for seen in &mut notifications[..usize::try_from(count).unwrap_or(0)] {
+            match self.defect.as_str() {
+                "kind" => seen.kind = NotificationKind(3),
+                "names-nobody" => seen.peer_name_length = 0,
+                _ => {}
+            }
+        }
+        count
+    }
+    fn cancel(&self, tag: Tag) -> i32 {
+        *lock(&self.cancelled) = Some(tag);
+        self.inner.cancel(tag)
+    }
+    fn settled(&self, tag: Tag) -> i32 {
+        match self.defect.as_str() {
+            "settled-always" => 1,
+            "settled-never" => 0,
+            _ => self.inner.settled(tag),
+        }
+    }
+    fn event_fd(&self) -> i32 {
+        self.inner.event_fd()
+    }
+    fn shutdown(&self, deadline_ms: u64) -> Result<()> {
+        self.inner.shutdown(deadline_ms)
+    }
+}
