@@ -98,7 +98,8 @@ impl Material {
 
     fn from_files(folder: &Path) -> Result<Self, TlsError> {
         let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| folder.join(name));
-        Ok(Self { roots: certificates(&ca)?, chain: certificates(&cert)?, key: private_key(&key)? })
+        let key = private_key(&key)?;
+        Ok(Self { roots: certificates(&ca)?, chain: certificates(&cert)?, key })
     }
 }
 
