@@ -15,6 +15,7 @@ mod guard;
 mod health;
 mod logprobs;
 mod outflow;
+mod prompt;
 mod respond;
 mod text_work;
 mod upload;
