@@ -11,6 +11,7 @@ mod drain;
 mod flags;
 mod keys;
 pub mod launch;
+mod listeners;
 pub mod memory;
 mod offload;
 /// Standard output of the commands.

@@ -14,7 +14,7 @@ use crate::wait::{try_until, until};
 /// One `host` that this test started. Ends with it.
 pub struct Cluster {
     child: Child,
-    /// `http://127.0.0.1:…`
+    /// `http://127.0.0.1:…`, or `https://` with a certificate, which this client does not speak.
     pub url: String,
     /// Its first line: where it serves, and where workers register.
     pub greeting: String,
@@ -107,12 +107,12 @@ impl Cluster {
             .spawn()
             .expect("the program starts");
         let stdout = Lines::of(child.stdout.take().expect("a piped stdout"));
-        let address = |line: &str| line.contains("http://").then(|| line.to_owned());
+        let address = |line: &str| line.starts_with("host: serving").then(|| line.to_owned());
         let line = stdout.find("the address that it serves", address);
         let log_text = || std::fs::read_to_string(&log).unwrap_or_default();
         let line = line.unwrap_or_else(|| panic!("it ended before it served:\n{}", log_text()));
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split([' ', ',']).next());
-        let url = format!("http://{}", address.expect("an address in the first line"));
+        let url = line.split([' ', ',']).find(|word| word.starts_with("http"));
+        let url = url.expect("an address in the first line").to_owned();
         let cluster = Self { child, url, greeting: line, log, _directory: directory };
         cluster.wait("all workers to be there", || {
             start.workers == 0

@@ -6,6 +6,8 @@
 //! long as it takes.
 
 mod activity;
+mod handshake;
+mod listener;
 
 use std::convert::Infallible;
 use std::io;
@@ -22,11 +24,15 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustix::process::{Resource, getrlimit};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 
 use super::shares::{Client, Shares};
+use handshake::shake_hands;
 use host_wire::clock;
+use host_wire::endpoint::{ApiTls, Refusals};
+use listener::Caller;
+pub use listener::HttpListener;
 
 /// The limits of a listener's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,11 +72,18 @@ const LATE: usize = 64;
 /// Serves connections until `stop` becomes true, then lets the requests under way end. Meanwhile new connections are served, too: their
 /// client is better told that the server ends than left waiting in the listener's queue.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<HttpListener>,
     routes: axum::Router,
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
+    let listener = listener.into();
+    let terms = Terms {
+        routes,
+        tls: listener.tls.clone(),
+        head: limits.head,
+        refusals: Arc::new(Refusals::of("an HTTP")),
+    };
     let most = limits.connections.clamp(1, MOST_CONNECTIONS);
     let places = Arc::new(Semaphore::new(most));
     let shares = Shares::new(most);
@@ -103,16 +116,16 @@ pub async fn serve(
                 }
             }
         };
-        let client = Client::at(address.ip());
+        let client = Client::at(address);
         let Ok(share) = shares.take(&client, 1) else {
             if greedy.is_due(clock::now()) {
                 tracing::warn!(%client, most, "a client has as many HTTP connections as its share allows; its new ones are closed");
             }
             continue;
         };
-        let (routes, stop) = (routes.clone(), stop.clone());
+        let (terms, stop) = (terms.clone(), stop.clone());
         tokio::spawn(async move {
-            hold(connection, address.ip(), routes, limits.head, stop).await;
+            terms.hold(connection, address, stop).await;
             drop((share, place));
         });
     }
@@ -120,12 +133,12 @@ pub async fn serve(
     let all = places.acquire_many(u32::try_from(most).unwrap_or(u32::MAX));
     tokio::select! {
         _all = all => {}
-        () = serve_late(&listener, &routes, limits.head) => {}
+        () = serve_late(&listener, &terms) => {}
     }
 }
 
 /// Serves connections that come while the server ends, for ever.
-async fn serve_late(listener: &TcpListener, routes: &axum::Router, head: Duration) {
+async fn serve_late(listener: &HttpListener, terms: &Terms) {
     let places = Arc::new(Semaphore::new(LATE));
     // One request each: the answer closes the connection.
     let (_never, stop) = watch::channel(false);
@@ -133,9 +146,9 @@ async fn serve_late(listener: &TcpListener, routes: &axum::Router, head: Duratio
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((connection, address)) => {
-                let (routes, stop) = (routes.clone(), stop.clone());
+                let (terms, stop) = (terms.clone(), stop.clone());
                 tokio::spawn(async move {
-                    hold(connection, address.ip(), routes, head, stop).await;
+                    terms.hold(connection, address, stop).await;
                     drop(place);
                 });
             }
@@ -163,18 +176,54 @@ pub struct Peer(pub IpAddr);
 /// Most bytes of answers that a connection, or a stream of one, has taken and not sent.
 const UNSENT: usize = 64 << 10;
 
-/// Serves one connection until it ends.
-async fn hold(
-    connection: TcpStream,
+/// What all connections of a listener have in common.
+#[derive(Clone)]
+struct Terms {
+    routes: axum::Router,
+    tls: Option<ApiTls>,
+    head: Duration,
+    refusals: Arc<Refusals>,
+}
+
+impl Terms {
+    /// Serves one connection until it ends.
+    async fn hold(self, caller: Caller, address: IpAddr, stop: watch::Receiver<bool>) {
+        if let Err(error) = caller.check() {
+            self.refusals.note(&address, &error);
+            return;
+        }
+        let Self { routes, tls, head, refusals } = self;
+        match (caller, tls) {
+            (Caller::Unix(connection), _) => converse(connection, address, routes, head, stop).await,
+            (Caller::Tcp(connection), tls) => {
+                // A token per packet: waiting for more would add to every token's latency.
+                if let Err(error) = connection.set_nodelay(true) {
+                    tracing::debug!(%error, "cannot send small packets at once");
+                }
+                let Some(tls) = tls else {
+                    return converse(connection, address, routes, head, stop).await;
+                };
+                match shake_hands(&tls, connection, head, stop.clone()).await {
+                    Ok(connection) => converse(connection, address, routes, head, stop).await,
+                    // Load balancers look whether a port is open in this way.
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                        tracing::debug!(%address, %error, "an HTTP connection ended before it spoke TLS");
+                    }
+                    Err(error) => refusals.note(&address, &error),
+                }
+            }
+        }
+    }
+}
+
+/// Serves the requests of one connection until it ends.
+async fn converse(
+    connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     address: IpAddr,
     routes: axum::Router,
     head: Duration,
     mut stop: watch::Receiver<bool>,
 ) {
-    // A token per packet: waiting for more would add to every token's latency.
-    if let Err(error) = connection.set_nodelay(true) {
-        tracing::debug!(%error, "cannot send small packets at once");
-    }
     let activity = Activity::new();
     let routes = TowerToHyperService::new(routes);
     let service = {

@@ -6,15 +6,16 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::http::HeaderName;
 use host_wire::clock;
-use host_wire::endpoint::{self, Listener};
+use host_wire::endpoint::{self, ApiTls, Listener};
 use host_wire::proto::registry_server::RegistryServer;
 use host_wire::random::random_u64;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use super::connections::{self, Limits};
-use super::http::{App, TextWork, Uploads};
+use super::connections::{self, HttpListener, Limits};
+use super::http::{App, Audience, TextWork, Uploads};
 use super::identity::{Hosts, Identities, Keys};
 use super::metrics::Metrics;
 use super::registry::{Policy, Registry, Terms};
@@ -54,6 +55,9 @@ pub struct FrontConfig {
     pub keys: Option<Arc<Keys>>,
     /// A header in which a trusted gateway names the tenant.
     pub tenant_header: Option<HeaderName>,
+    /// The certificate that the HTTP API shows; without one it speaks plain text. On the operators' listener it is shown where other
+    /// machines reach that.
+    pub tls: Option<ApiTls>,
     /// Names under which clients address the server; absent: local ones for a listener on the loopback interface, any for others.
     pub hosts: Option<Hosts>,
     /// At shutdown, requests under way have this long to end by themselves.
@@ -80,6 +84,7 @@ impl FrontConfig {
             connections: Limits::new(Duration::from_secs(30)),
             keys: None,
             tenant_header: None,
+            tls: None,
             hosts: None,
             drain: Duration::from_secs(30),
         }
@@ -115,10 +120,29 @@ async fn follow_keys(keys: Option<Arc<Keys>>, mut stop: watch::Receiver<bool>) {
     }
 }
 
+/// Where HTTP is served.
+#[derive(Debug)]
+pub struct HttpListeners {
+    /// For clients.
+    pub clients: TcpListener,
+    /// For operators; without it they are served where clients are.
+    pub operators: Option<HttpListener>,
+}
+
+/// One for all.
+impl From<TcpListener> for HttpListeners {
+    fn from(clients: TcpListener) -> Self {
+        Self { clients, operators: None }
+    }
+}
+
+/// Most connections of operators: scrapers, load balancers and a few commands.
+const OPERATORS_CONNECTIONS: usize = 64;
+
 /// How long connections have to take note after the last request was ended.
 const HANG_UP: Duration = Duration::from_secs(1);
 
-/// Serves HTTP on one listener and the workers' `Registry` on the other until `shutdown` resolves. Then no connection is
+/// Serves HTTP on one listener, or on one for clients and one for operators, and the workers' `Registry` on the other until `shutdown` resolves. Then no connection is
 /// accepted any more, requests under way have [`FrontConfig::drain`] to end, and what is left ends with an error.
 ///
 /// Workers are called with the credentials of the listener that they call.
@@ -127,7 +151,7 @@ const HANG_UP: Duration = Duration::from_secs(1);
 /// When a listener fails.
 pub async fn serve(
     config: FrontConfig,
-    http: TcpListener,
+    http: impl Into<HttpListeners>,
     control: impl Into<Listener>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> anyhow::Result<()> {
@@ -145,12 +169,20 @@ pub async fn serve(
         credentials: control.credentials().clone(),
     });
     let metrics = Arc::new(Metrics::new());
-    let is_local = http.local_addr().context("the HTTP listener has no address")?.ip().is_loopback();
-    let hosts = config.hosts.unwrap_or(if is_local { Hosts::Local } else { Hosts::Any });
-    let identities = Identities { keys: config.keys.clone(), tenant_header: config.tenant_header, hosts };
+    let HttpListeners { clients, operators } = http.into();
+    let clients = HttpListener::from(clients).with_tls(config.tls.clone());
+    let identities = |listener: &HttpListener| {
+        let is_local = listener.is_local().context("an HTTP listener has no address")?;
+        let standard = if is_local { Hosts::Local } else { Hosts::Any };
+        let hosts = config.hosts.clone().unwrap_or(standard);
+        anyhow::Ok(Identities { keys: config.keys.clone(), tenant_header: None, hosts })
+    };
+    let of_clients = Identities { tenant_header: config.tenant_header, ..identities(&clients)? };
+    // No gateway stands before them.
+    let of_operators = operators.as_ref().map(identities).transpose()?;
     let router =
         Router::new(registry.clone(), config.retry, config.max_requests, Arc::clone(&metrics), closing);
-    let app = App {
+    let app = Arc::new(App {
         model: config.model,
         text: config.text,
         router: router.clone(),
@@ -159,11 +191,10 @@ pub async fn serve(
         body_timeout: config.body_timeout,
         default_max_tokens: config.default_max_tokens,
         stall: config.connections.head,
-        identities,
         uploads: Uploads::new(config.max_body),
         text_work: TextWork::default(),
         stopping: stopping.clone(),
-    };
+    });
 
     let stopped = |mut signal: watch::Receiver<bool>| async move {
         // An error means that the server is gone, which is a stop too.
@@ -172,7 +203,17 @@ pub async fn serve(
     let follow_keys = follow_keys(config.keys, stopping.clone());
     tokio::spawn(follow_keys);
     let warm_up = tokio::spawn(warm_up(router.registry().clone()));
-    let serve_http = connections::serve(http, app.routes(), config.connections, stopping);
+    let audience = if operators.is_some() { Audience::Clients } else { Audience::All };
+    // It lasts as long as the other, whatever its connections do.
+    let mut serve_operators = JoinSet::new();
+    if let Some((listener, identities)) = operators.zip(of_operators) {
+        let routes = app.routes(Audience::Operators, identities);
+        let most = config.connections.connections.min(OPERATORS_CONNECTIONS);
+        let limits = Limits { connections: most, ..config.connections };
+        serve_operators.spawn(connections::serve(listener, routes, limits, stopping.clone()));
+    }
+    let serve_http =
+        connections::serve(clients, app.routes(audience, of_clients), config.connections, stopping);
     let mut serve_http = std::pin::pin!(serve_http);
     // Workers keep reporting while requests drain, so this one ends with `close`.
     let calls = Routes::new(RegistryServer::new(registry));
@@ -199,5 +240,6 @@ pub async fn serve(
     }
     drop(clock::timeout(HANG_UP, &mut serve_control).await);
     warm_up.abort();
+    serve_operators.abort_all();
     Ok(())
 }

@@ -15,6 +15,7 @@ mod guard;
 mod health;
 mod logprobs;
 mod outflow;
+mod prompt;
 mod respond;
 mod text_work;
 mod upload;
@@ -62,12 +63,44 @@ pub struct App {
     pub stall: Duration,
     /// What is on its way from clients.
     pub uploads: Uploads,
-    /// How callers are known.
-    pub identities: Identities,
     /// Permits for work on bodies.
     pub text_work: TextWork,
     /// True once the server ends: it takes no new requests.
     pub stopping: watch::Receiver<bool>,
+}
+
+/// For which callers a listener is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// All, where there is one listener.
+    All,
+    /// Those that send requests, where operators have a listener of their own.
+    Clients,
+    /// Those that watch and change the server.
+    Operators,
+}
+
+impl Audience {
+    fn nothing_at(self, path: &str) -> ApiError {
+        let where_else = match self {
+            Audience::Clients if guard::is_of_operators(path) => {
+                " here: it is served at the address that --admin names"
+            }
+            Audience::Operators => {
+                " at the address that --admin names: it is for /drain, /flush_cache, /metrics and /health"
+            }
+            _ => "",
+        };
+        ApiError::not_found(format!("there is nothing at {path}{where_else}"))
+    }
+}
+
+/// What stands before the handlers of a listener.
+struct Entrance {
+    app: Arc<App>,
+    audience: Audience,
+    /// How callers are known.
+    identities: Identities,
 }
 
 impl App {
@@ -75,30 +108,35 @@ impl App {
         *self.stopping.borrow()
     }
 
-    /// The routes of the HTTP API.
-    pub fn routes(self) -> axum::Router {
-        let app = Arc::new(self);
-        axum::Router::new()
-            .route("/v1/completions", post(completions::handle))
-            .route("/v1/chat/completions", post(chat::handle))
-            .route("/generate", post(generate::handle))
-            .route("/v1/models", get(health::models))
-            .route("/v1/models/{*model}", get(health::model))
-            .route("/flush_cache", post(flush::handle))
-            .route("/drain", post(drain::handle))
+    /// The routes of the HTTP API on a listener.
+    pub fn routes(self: &Arc<Self>, audience: Audience, identities: Identities) -> axum::Router {
+        let mut routes = axum::Router::new()
             .route("/health", get(health::health))
             .route("/health/live", get(health::live))
-            .route("/health/ready", get(health::ready))
-            .route("/metrics", get(health::metrics))
-            .fallback(|request: Request| async move {
-                ApiError::not_found(format!("there is nothing at {}", request.uri().path()))
-            })
+            .route("/health/ready", get(health::ready));
+        if audience != Audience::Operators {
+            routes = routes
+                .route("/v1/completions", post(completions::handle))
+                .route("/v1/chat/completions", post(chat::handle))
+                .route("/generate", post(generate::handle))
+                .route("/v1/models", get(health::models))
+                .route("/v1/models/{*model}", get(health::model));
+        }
+        if audience != Audience::Clients {
+            routes = routes
+                .route("/flush_cache", post(flush::handle))
+                .route("/drain", post(drain::handle))
+                .route("/metrics", get(health::metrics));
+        }
+        let entrance = Arc::new(Entrance { app: Arc::clone(self), audience, identities });
+        routes
+            .fallback(async move |request: Request| audience.nothing_at(request.uri().path()))
             .method_not_allowed_fallback(|request: Request| async move {
                 ApiError::method(request.method(), request.uri().path())
             })
-            .layer(middleware::from_fn_with_state(Arc::clone(&app), guard::guard))
+            .layer(middleware::from_fn_with_state(entrance, guard::guard))
             .layer(middleware::from_fn(identify))
-            .with_state(app)
+            .with_state(Arc::clone(self))
     }
 
     /// The whole body, and the client's share of the bytes, which it holds until the body is read.

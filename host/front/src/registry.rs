@@ -267,6 +267,12 @@ impl Registry {
         self.lock().workers()
     }
 
+    /// Longest prompt + answer over all routes that can be used now, if there are some.
+    #[must_use]
+    pub fn max_tokens(&self) -> Option<u32> {
+        self.lock().largest(clock::now())
+    }
+
     /// The table's state, for `/health` and metrics.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {

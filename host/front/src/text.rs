@@ -55,6 +55,11 @@ pub trait Tokenizer: Send + Sync {
     /// Token ids are less than this.
     fn vocabulary(&self) -> u32;
 
+    /// The most bytes of a text that one token can stand for, where there is a limit and knowing it saves work.
+    fn longest_token(&self) -> Option<usize> {
+        None
+    }
+
     /// Decodes an answer as it comes, one token at a time, never splitting a character.
     fn stream(self: Arc<Self>) -> Box<dyn TextStream>;
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use host_wire::endpoint::authority::{Authority, Issued, Validity};
+use host_wire::endpoint::authority::{Authority, AuthorityError, Issued, Validity};
 use host_wire::random::random_u64;
 
 use super::Refused;
@@ -17,14 +17,16 @@ use super::output::say;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Makes a certificate for --cluster-certs, and the authority that signs it if the folder has none
-    New(New),
+    New(Place),
+    /// Makes a certificate for --tls-cert and --tls-key, and the authority that signs it if the folder has none
+    Server(Server),
     /// Makes a secret for --cluster-secret
     Secret(Secret),
 }
 
-/// A new certificate.
+/// Where a new certificate comes, and what signs it.
 #[derive(Debug, Args)]
-pub struct New {
+pub struct Place {
     /// Folder for ca.pem, cert.pem and key.pem, and for the authority's key, ca-key.pem, which stays there
     dir: PathBuf,
 
@@ -35,6 +37,17 @@ pub struct New {
     /// Days that the certificate is good for, and a new authority
     #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: u32,
+}
+
+/// A certificate of the HTTP API.
+#[derive(Debug, Args)]
+pub struct Server {
+    #[command(flatten)]
+    place: Place,
+
+    /// Name or IP address by which clients call the server; may be given several times
+    #[arg(long = "name", value_name = "NAME", required = true)]
+    names: Vec<String>,
 }
 
 /// A new secret.
@@ -51,7 +64,24 @@ impl Command {
     /// [`Refused`] for what cannot work, anything else for what failed.
     pub fn run(self) -> anyhow::Result<()> {
         match self {
-            Command::New(new) => new.run(),
+            Command::New(place) => {
+                let is_new = place.make(|authority, validity| authority.issue(validity))?;
+                let (shown, days) = (place.dir.display(), place.days);
+                say!(
+                    "{shown} has a certificate for {days} days: give ca.pem, cert.pem and key.pem to processes, as --cluster-certs"
+                );
+                place.say_authority(is_new)
+            }
+            Command::Server(Server { place, names }) => {
+                let is_new = place.make(|authority, validity| authority.issue_server(&names, validity))?;
+                let (shown, days) = (place.dir.display(), place.days);
+                say!(
+                    "{shown} has a certificate for {}, for {days} days: start the server with --tls-cert {shown}/cert.pem --tls-key \
+                     {shown}/key.pem, and give ca.pem to clients",
+                    names.join(", ")
+                );
+                place.say_authority(is_new)
+            }
             Command::Secret(Secret { file }) => {
                 let mut text = String::new();
                 for _ in 0..4 {
@@ -69,28 +99,31 @@ impl Command {
     }
 }
 
-impl New {
-    fn run(self) -> anyhow::Result<()> {
+impl Place {
+    /// Makes a certificate. True when its authority is new.
+    fn make(
+        &self,
+        issue: impl FnOnce(&Authority, Validity) -> Result<Issued, AuthorityError>,
+    ) -> anyhow::Result<bool> {
         let Self { dir, ca, days } = self;
-        let validity = Validity::Days(days);
+        let validity = Validity::Days(*days);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(&dir)
+            .create(dir)
             .with_context(|| format!("{} cannot be made", dir.display()))?;
-        let from = ca.as_deref().unwrap_or(&dir);
-        let (key, trusted) = (from.join("ca-key.pem"), from.join("ca.pem"));
-        let found = std::fs::read(&key);
+        let from = ca.as_deref().unwrap_or(dir);
+        let (signs, trusted) = (from.join("ca-key.pem"), from.join("ca.pem"));
+        let found = std::fs::read(&signs);
         let is_new = ca.is_none()
             && matches!(&found, Err(error) if error.kind() == ErrorKind::NotFound)
             && !trusted.exists();
         let (authority, trusted) = if is_new {
             let authority = Authority::new(validity)?;
-            create(&key, &authority.key_pem(), 0o600)?;
             let trusted = authority.certificate().pem();
             (authority, trusted)
         } else {
-            let shown = key.display();
+            let shown = signs.display();
             let found = found.map_err(|error| Refused(format!("{shown} cannot be read: {error}")))?;
             let authority = Authority::from_key_pem(&found, validity);
             let authority = authority.map_err(|error| Refused(format!("{shown}: {error}")))?;
@@ -98,17 +131,24 @@ impl New {
                 .map_err(|error| Refused(format!("{} cannot be read: {error}", trusted.display())))?;
             (authority, trusted)
         };
-        let Issued { certificate, key } = authority.issue(validity)?;
+        let issued = issue(&authority, validity);
+        let Issued { certificate, key } = issued.map_err(|error| Refused(error.to_string()))?;
+        if is_new {
+            create(&signs, &authority.key_pem(), 0o600)?;
+        }
         // The key last: a process that reads meanwhile goes on with what it had, until they fit.
         replace(&dir.join("ca.pem"), &trusted, 0o644)?;
         replace(&dir.join("cert.pem"), &certificate.pem(), 0o644)?;
         replace(&dir.join("key.pem"), &key.serialize_pem(), 0o600)?;
-        say!(
-            "{} has a certificate for {days} days: give ca.pem, cert.pem and key.pem to processes, as --cluster-certs",
-            dir.display()
-        );
+        Ok(is_new)
+    }
+
+    fn say_authority(&self, is_new: bool) -> anyhow::Result<()> {
         if is_new {
-            say!("ca-key.pem signs more of them (--ca {}): keep it where no process runs", dir.display());
+            say!(
+                "ca-key.pem signs more of them (--ca {}): keep it where no process runs",
+                self.dir.display()
+            );
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ mod turn;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use anyhow::Context as _;
@@ -29,7 +30,7 @@ use turn::{End, Turn};
 const LONGEST: usize = 16 << 20;
 
 /// Options of the conversation; each takes a value. All others are the server's.
-const OWN: [&str; 3] = ["--system", "--max-tokens", "--temperature"];
+const OWN: [&str; 4] = ["--system", "--max-tokens", "--temperature", "--ca"];
 
 /// A conversation with a server.
 #[derive(Args, Debug)]
@@ -49,6 +50,10 @@ pub struct Chat {
     /// How freely tokens are chosen; 0 always takes the likeliest [default: 0, which suits small models]
     #[arg(long)]
     temperature: Option<f64>,
+
+    /// PEM file with the authorities of an https:// server's certificate [default: those that this machine trusts]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 
     #[command(flatten)]
     settings: Settings,
@@ -87,8 +92,10 @@ impl Chat {
                 (started.address.clone(), Some(started))
             }
         };
-        let client = Client::new(address);
-        let ended = self.converse(&client, &mut stop, started.as_mut()).await;
+        let ended = match Client::new(address, self.ca.as_deref()) {
+            Ok(client) => self.converse(&client, &mut stop, started.as_mut()).await,
+            Err(refused) => Err(refused.into()),
+        };
         if let Some(started) = started {
             started.end().await?;
         }
@@ -113,7 +120,7 @@ impl Chat {
         let mut started = Started::spawn(&flags)?;
         tell(&format!("starting host {}", shown(&flags)));
         let ready = tokio::select! {
-            ready = started.until_ready() => Some(ready),
+            ready = started.until_ready(self.ca.as_deref()) => Some(ready),
             () = stop.requested() => None,
         };
         match ready {

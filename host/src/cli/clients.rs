@@ -1,9 +1,10 @@
-//! How clients of the HTTP API are known, from the settings.
+//! How clients of the HTTP API are known, and how they know it, from the settings.
 
 use std::sync::Arc;
 
 use axum::http::HeaderName;
 use host_front::identity::{Hosts, Keys};
+use host_wire::endpoint::{ApiTls, ListenAt};
 
 use super::Refused;
 use super::settings::Settings;
@@ -14,6 +15,10 @@ pub struct Clients {
     pub keys: Option<Arc<Keys>>,
     pub tenant_header: Option<HeaderName>,
     pub hosts: Option<Hosts>,
+    /// The certificate that the API shows.
+    pub tls: Option<ApiTls>,
+    /// Where operators are served, if not where clients are.
+    pub operators: Option<ListenAt>,
 }
 
 /// Headers that say something else.
@@ -52,5 +57,54 @@ pub fn clients(settings: &Settings) -> Result<Clients, Refused> {
             }
         }
     });
-    Ok(Clients { keys: keys.transpose()?, tenant_header: header.transpose()?, hosts: hosts.transpose()? })
+    Ok(Clients {
+        keys: keys.transpose()?,
+        tenant_header: header.transpose()?,
+        hosts: hosts.transpose()?,
+        tls: tls(settings)?,
+        operators: operators(settings)?,
+    })
+}
+
+fn tls(settings: &Settings) -> Result<Option<ApiTls>, Refused> {
+    match (&settings.tls_cert, &settings.tls_key) {
+        (None, None) => Ok(None),
+        (Some(certificate), Some(key)) => {
+            let loaded = ApiTls::load(certificate, key);
+            loaded.map(Some).map_err(|error| Refused(format!("--tls-cert and --tls-key: {error}")))
+        }
+        _ => Err(Refused("--tls-cert and --tls-key go together: a certificate needs its key".to_owned())),
+    }
+}
+
+fn operators(settings: &Settings) -> Result<Option<ListenAt>, Refused> {
+    let Some(at) = &settings.admin else { return Ok(None) };
+    if at.is_reachable_from_elsewhere() && settings.api_keys.is_none() {
+        return Err(Refused(format!(
+            "--admin {at} can be reached from other machines, and every process there could watch this server: give --api-keys FILE \
+             (`host keys new NAME --admin --file FILE` writes one), or listen at 127.0.0.1:PORT or unix:PATH"
+        )));
+    }
+    Ok(Some(at.clone()))
+}
+
+/// Checks that a worker alone, which serves no clients, is not told how to.
+///
+/// # Errors
+/// The flag that is a router's.
+pub fn check_none(settings: &Settings) -> Result<(), Refused> {
+    for (flag, given) in [
+        ("--tls-cert", settings.tls_cert.is_some()),
+        ("--tls-key", settings.tls_key.is_some()),
+        ("--admin", settings.admin.is_some()),
+    ] {
+        if given {
+            let message = format!(
+                "{flag} is for processes with an HTTP API, and a worker has none: give it to the router (--metrics is where a worker \
+                 is watched)"
+            );
+            return Err(Refused(message));
+        }
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! `host drain NAME`: takes a worker out of service without losing a request.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -22,9 +23,13 @@ pub struct Drain {
     /// The worker's name or instance, as /health shows them
     worker: String,
 
-    /// The server, for example http://127.0.0.1:8000
+    /// The server, for example http://127.0.0.1:8000; where it has --admin, that address, or unix:PATH
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     url: String,
+
+    /// PEM file with the authorities of an https:// server's certificate [default: those that this machine trusts]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 
     /// Return as soon as the worker drains, without waiting for its end
     #[arg(long)]
@@ -42,7 +47,7 @@ impl Drain {
     }
 
     async fn drain(self) -> anyhow::Result<()> {
-        let client = Client::new(Address::parse(&self.url).map_err(Refused)?);
+        let client = Client::new(Address::parse(&self.url).map_err(Refused)?, self.ca.as_deref())?;
         let path = format!("/drain?worker={}", query_value(&self.worker));
         let mut answer = client.post(&path, &Value::Null).await.map_err(anyhow::Error::msg)?;
         if answer.status != StatusCode::ACCEPTED {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use host_core::Event;
-use host_front::front::{self, FrontConfig};
+use host_front::front::{self, FrontConfig, HttpListeners};
 use host_front::router::Retry;
 use host_front::text::TextModel;
 use host_wire::endpoint::{self, Address, Credentials, ListenAt, Listener, SocketDirectory};
@@ -15,8 +15,6 @@ use host_worker::peers::Peers;
 use host_worker::registration::Registrations;
 use host_worker::service::WorkerService;
 use host_worker::{Handle, Unwritten, Worker};
-use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -25,7 +23,7 @@ use tracing_subscriber::EnvFilter;
 use super::addresses::Control;
 use super::clients::{self, Clients};
 use super::settings::{LogFormat, RoleName, Settings};
-use super::{Refused, addresses, launch, plugins, summary, supervise, watchdog};
+use super::{Refused, addresses, launch, listeners, plugins, summary, supervise, watchdog};
 
 /// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
 const WORKER_STOP: Duration = Duration::from_secs(5);
@@ -58,10 +56,10 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
         match settings.role {
             None => {
                 plugins::check_all(&settings)?;
-                clients::clients(&settings)?;
+                let clients = clients::clients(&settings)?;
                 launch::text_model(&settings)?;
                 summary::log(&settings, &notes);
-                supervise::run(&settings, &supplied).await
+                supervise::run(&settings, &clients, &supplied).await
             }
             Some(RoleName::Router) => {
                 if !settings.supervised {
@@ -82,6 +80,9 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                         return Err(Refused(message).into());
                     }
                     return watchdog::beside(&settings, aggregated(&settings, &handle)).await;
+                }
+                if !settings.supervised {
+                    clients::check_none(&settings)?;
                 }
                 let (control, routers) = addresses::check_worker(&settings)?;
                 let stopped = stop_signal(settings.supervised)?;
@@ -169,54 +170,18 @@ async fn until(mut stopped: watch::Receiver<bool>) {
     drop(stopped.wait_for(|stop| *stop).await);
 }
 
-async fn listen(address: std::net::SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    let bound = TcpListener::bind(address).await;
-    bound.map_err(|error| Refused(format!("cannot listen on {address}: {error}; change {flag}")).into())
-}
-
 async fn listen_control(control: Control) -> anyhow::Result<Listener> {
     let Control { at, credentials } = control;
     let bound = Listener::bind(&at, credentials).await;
     bound.map_err(|error| Refused(format!("cannot listen on {at}: {error}; change --control")).into())
 }
 
-/// The sockets that the supervisor opened and handed down: HTTP and control.
-fn inherited(numbers: &[i32]) -> anyhow::Result<(TcpListener, Listener)> {
-    let &[http, control] = numbers else {
-        return Err(Refused("--listen-fds: two sockets are handed down, HTTP and control".to_owned()).into());
-    };
-    if http == control {
-        return Err(Refused(format!("--listen-fds: {http} cannot be both sockets")).into());
-    }
-    let http = TcpListener::from_std(std::net::TcpListener::from(inherited_socket(http)?))?;
-    Ok((http, Listener::inherited(inherited_socket(control)?, Credentials::SameUser)?))
-}
-
-/// One of them. No other may have this number.
-fn inherited_socket(number: i32) -> anyhow::Result<OwnedFd> {
-    let refused = || Refused(format!("--listen-fds: {number} is not a handed-down socket"));
-    if number < 3 {
-        return Err(refused().into());
-    }
-    // SAFETY: nothing else in this process listens yet, so what listens was open when it started, and stays open: only the
-    // caller takes it. For any other number the calls return an error, or the answer no.
-    let found = unsafe { BorrowedFd::borrow_raw(number) };
-    if !rustix::net::sockopt::socket_acceptconn(found).unwrap_or(false) {
-        return Err(refused().into());
-    }
-    // It ends here: this process starts none that should listen, too.
-    rustix::io::fcntl_setfd(found, rustix::io::FdFlags::CLOEXEC)?;
-    // SAFETY: the supervisor opened this descriptor for this process alone to own, it was open a moment ago, and nothing else
-    // here knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
-}
-
-fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Refused> {
+fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> FrontConfig {
     let standard = FrontConfig::new(settings.model_name(), text);
     let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
     let policy = settings.router_policy.map_or(standard.policy, Into::into);
     let max_requests = settings.max_requests.map_or(standard.max_requests, |most| most as usize);
-    let Clients { keys, tenant_header, hosts } = clients::clients(settings)?;
+    let Clients { keys, tenant_header, hosts, tls, operators: _ } = clients;
     let drain = settings.drain_timeout();
     let retry = Retry {
         resume: !settings.no_resume,
@@ -226,7 +191,7 @@ fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Ref
             .map_or(standard.retry.total, |seconds| Duration::from_secs(seconds.into())),
         ..standard.retry
     };
-    Ok(FrontConfig {
+    FrontConfig {
         drain,
         retry,
         warm_up: !settings.no_warm_up,
@@ -236,41 +201,54 @@ fn front_config(settings: &Settings, text: TextModel) -> Result<FrontConfig, Ref
         keys,
         tenant_header,
         hosts,
+        tls,
         ..standard
-    })
+    }
 }
 
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {
     launch::check_router(settings)?;
-    let config = front_config(settings, launch::text_model(settings)?)?;
+    let clients = clients::clients(settings)?;
     let (http, control) = match settings.listen_fds.as_deref() {
-        Some(numbers) => inherited(numbers)?,
+        Some(numbers) => listeners::inherited(numbers, &clients)?,
         None => {
             let control = listen_control(Control::of_router(settings)?).await?;
-            let http = listen(settings.http_address(), "--host or --port").await?;
+            let http = listeners::listen(settings, &clients).await?;
+            let url = served_at(&http, &clients)?;
             println!(
-                "host: serving {} on http://{}, workers register at {}",
+                "host: serving {} on {url}, workers register at {}",
                 settings.model_name(),
-                http.local_addr()?,
                 control.address()?
             );
             (http, control)
         }
     };
+    let config = front_config(settings, clients, launch::text_model(settings)?);
     front::serve(config, http, control, until(stopped)).await
+}
+
+/// Where clients are served; says where operators are.
+fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> {
+    if let Some(operators) = &http.operators {
+        listeners::say_operators(&operators.to_string());
+    }
+    Ok(listeners::url(http.clients.local_addr()?, clients.tls.is_some()))
 }
 
 /// A worker and its own router in one process.
 async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
-    let config = front_config(settings, launch::text_model(settings)?)?;
-    let http = listen(settings.http_address(), "--host or --port").await?;
+    let clients = clients::clients(settings)?;
+    let text = launch::text_model(settings)?;
+    let http = listeners::listen(settings, &clients).await?;
     // Both ends are this process. Other users of the machine reach neither.
     let sockets = SocketDirectory::new()?;
     let of =
         |name: &str| Control { at: ListenAt::Unix(sockets.socket(name)), credentials: Credentials::SameUser };
     let control = listen_control(of("router")).await?;
     let routers = vec![control.address()?];
-    println!("host: serving {} on http://{} (Ctrl-C ends it)", settings.model_name(), http.local_addr()?);
+    let url = served_at(&http, &clients)?;
+    println!("host: serving {} on {url} (Ctrl-C ends it)", settings.model_name());
+    let config = front_config(settings, clients, text);
     let stopped = stop_signal(settings.supervised)?;
     let (drained, worker_stopped) = watch::channel(false);
     let (worker_ended, front_stopped) = watch::channel(false);

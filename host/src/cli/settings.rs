@@ -161,6 +161,21 @@ pub struct Settings {
     #[arg(long, value_name = "HEADER")]
     pub tenant_header: Option<String>,
 
+    /// PEM file with the certificate that the HTTP API shows, and those between it and its authority: the API then speaks TLS 1.2
+    /// and 1.3 alone; read again when it changes [default: none, plain text]
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with the key of --tls-cert, which other users may not read; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Address for operators, or a Unix socket, unix:PATH, for processes of the same user: /drain, /flush_cache and /metrics are
+    /// served there, and not with the HTTP API any more [default: none, they are served with the HTTP API]
+    #[arg(long, value_name = "IP:PORT")]
+    #[serde(deserialize_with = "address", default)]
+    pub admin: Option<ListenAt>,
+
     /// Names under which clients address the HTTP API, beside localhost and addresses; "*" allows any [default: none where it
     /// listens on the loopback interface, else any]
     #[arg(long, value_name = "NAME,...")]

@@ -34,7 +34,9 @@ use tokio::time::{Instant, timeout};
 
 use super::Refused;
 use super::addresses::{self, first_given};
+use super::clients::Clients;
 use super::companion::{self, Companion};
+use super::listeners;
 use super::serve::StopSignals;
 use super::settings::{RoleName, Settings};
 
@@ -140,7 +142,7 @@ impl Program {
 ///
 /// # Errors
 /// When an address is taken, or a child keeps ending.
-pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()> {
+pub async fn run(settings: &Settings, clients: &Clients, supplied: &[String]) -> anyhow::Result<()> {
     let own = [
         ("--router", settings.router.is_some()),
         ("--metrics", settings.metrics.is_some()),
@@ -156,7 +158,14 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     let socket = |name: &str| ListenAt::Unix(folder.socket(name)).to_string();
     let control = bind_socket(&folder.socket("router")).context("the router's socket cannot be made")?;
     let (http, control) = (Arc::new(OwnedFd::from(http)), Arc::new(control));
-    let fds = format!("{},{}", http.as_raw_fd(), control.as_raw_fd());
+    let mut sockets = vec![Arc::clone(&http), Arc::clone(&control)];
+    let mut url_of_operators = None;
+    if let Some(at) = &clients.operators {
+        let socket = listeners::open(at)?;
+        url_of_operators = Some(listeners::url_of_operators(&socket, at, clients)?);
+        sockets.push(Arc::new(socket));
+    }
+    let fds: Vec<String> = sockets.iter().map(|socket| socket.as_raw_fd().to_string()).collect();
     let threads = settings.threads.unwrap_or_else(|| (cores() / 2).max(1)).to_string();
 
     let mut signals = StopSignals::listen().context("signals cannot be heard")?;
@@ -180,10 +189,13 @@ pub async fn run(settings: &Settings, supplied: &[String]) -> anyhow::Result<()>
     let prefill = worker(RoleName::Prefill);
     let decode = worker(RoleName::Decode);
     let mut arguments = role_arguments(RoleName::Router, "router");
-    arguments.extend(["--listen-fds".to_owned(), fds]);
-    let sockets = vec![Arc::clone(&http), Arc::clone(&control)];
+    arguments.extend(["--listen-fds".to_owned(), fds.join(",")]);
     let router = start(Part::Own { role: RoleName::Router, arguments, sockets });
-    println!("host: serving {} on http://{http_address} (Ctrl-C ends it)", settings.model_name());
+    if let Some(url) = url_of_operators {
+        listeners::say_operators(&url);
+    }
+    let url = listeners::url(http_address, clients.tls.is_some());
+    println!("host: serving {} on {url} (Ctrl-C ends it)", settings.model_name());
 
     let mut children = [prefill, decode, router];
     let first_to_give_up = async {

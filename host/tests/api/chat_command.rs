@@ -282,7 +282,11 @@ fn ctrl_c_stops_the_answer_and_then_the_conversation() {
 fn servers_that_cannot_be_talked_to_are_named() {
     let unused = format!("http://{}", host_tests::ports::unused());
     for (arguments, code, says) in [
-        (&["https://127.0.0.1:8000"][..], 2, "https is not spoken here"),
+        (
+            &["https://127.0.0.1:8000", "--ca", "/nowhere/ca.pem"][..],
+            2,
+            "--ca: /nowhere/ca.pem cannot be read",
+        ),
         (&["ftp://127.0.0.1"], 2, "is no URL of a server"),
         (&["http://127.0.0.1:99999"], 2, "is no URL of a server"),
         (

@@ -9,6 +9,8 @@
 //! | [`Credentials::None`] | `http://HOST:PORT` | every process that reaches the address |
 //!
 //! A peer is checked before a byte of the protocol is read or written, on both sides. One that does not pass is told nothing.
+//!
+//! [`ApiTls`] and [`Authorities`] are for connections of the HTTP API, which others accept and open.
 
 mod address;
 pub mod authority;
@@ -28,12 +30,15 @@ use std::time::Duration;
 
 pub use address::{Address, BadAddress, Host, ListenAt};
 pub use channel::channel;
-pub use credentials::{Credentials, Mismatch};
+pub use credentials::{Credentials, Mismatch, check_user};
 pub use directory::SocketDirectory;
 pub use listener::{Listener, bind_socket};
 pub use reason::reason;
+pub use refusals::Refusals;
 pub use serve::serve;
-pub use tls::{Tls, TlsError, TlsSource};
+pub use tls::{
+    AcceptedTls, ApiTls, Authorities, ConnectedTls, NoAuthorities, Tls, TlsError, TlsSource, is_untrusted,
+};
 
 /// The name in every certificate. Processes are checked against it, so that a certificate serves at any address.
 pub const NAME: &str = "host-cluster";

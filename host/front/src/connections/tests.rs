@@ -1,3 +1,5 @@
+mod tls;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -5,6 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::routing::get;
 use futures_util::stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 
 use super::*;

@@ -10,7 +10,7 @@ use super::ask::{Ask, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::respond::{Prepared, Shape, serve};
-use super::{App, RequestId, Shared, logprobs};
+use super::{App, RequestId, Shared, logprobs, prompt};
 use crate::text::Tokenizer;
 
 pub(super) async fn handle(
@@ -56,7 +56,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Chat>, Api
     // The template writes the special tokens.
     fields.refuse_unless("add_special_tokens", |value| value == &Value::Bool(false))?;
     fields.refuse_rest(|_| None)?;
-    let prompt = not_empty("messages", prompt(app, &messages, &extra)?)?;
+    let prompt = not_empty("messages", rendered(app, &messages, &extra)?)?;
     let shape = Chat {
         id: format!("chatcmpl-{}", id.0),
         created: clock::unix_seconds(),
@@ -118,7 +118,8 @@ fn text_of(parts: &[Value], name: &str, fields: &Fields) -> Result<String, ApiEr
     Ok(texts?.join("\n"))
 }
 
-fn prompt(app: &App, messages: &Value, extra: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+/// The tokens of what the template makes of messages.
+fn rendered(app: &App, messages: &Value, extra: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
     let Some(template) = &app.text.template else {
         let message = format!(
             "model {:?} has no chat template: use /v1/completions, or add chat_template.jinja to the model's folder",
@@ -128,7 +129,7 @@ fn prompt(app: &App, messages: &Value, extra: &Map<String, Value>) -> Result<Vec
     };
     let text = template.render(messages, extra, clock::unix_seconds())?;
     // The template has written the special tokens itself.
-    Ok(app.text.tokenizer.encode(&text, false)?)
+    prompt::encode(app, &text, false)
 }
 
 struct Chat {

@@ -10,7 +10,7 @@ use super::ask::{Ask, check_model, not_empty};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::respond::{Prepared, Shape, serve};
-use super::{App, RequestId, Shared, logprobs};
+use super::{App, RequestId, Shared, logprobs, prompt};
 use crate::text::Tokenizer;
 
 /// OpenAI's default.
@@ -55,24 +55,23 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Completion
 }
 
 /// A string, a list of token ids, or a list of one of either.
-fn read_prompt(app: &App, prompt: Option<Value>) -> Result<Vec<u32>, ApiError> {
-    let tokenizer = &app.text.tokenizer;
+fn read_prompt(app: &App, given: Option<Value>) -> Result<Vec<u32>, ApiError> {
     let fields = Fields::default();
-    let Some(mut prompt) = prompt else {
+    let Some(mut given) = given else {
         return Err(ApiError::field("prompt", "prompt is missing"));
     };
-    if let Value::Array(items) = &mut prompt
+    if let Value::Array(items) = &mut given
         && matches!(items.first(), Some(Value::String(_) | Value::Array(_)))
     {
         if items.len() > 1 {
             let message = format!("prompt has {} entries; send one request for each", items.len());
             return Err(ApiError::unsupported("prompt", message));
         }
-        prompt = items.swap_remove(0);
+        given = items.swap_remove(0);
     }
-    match prompt {
-        Value::String(text) => Ok(tokenizer.encode(&text, true)?),
-        Value::Array(items) => fields.token_ids("prompt", &items, tokenizer.vocabulary()),
+    match given {
+        Value::String(text) => prompt::encode(app, &text, true),
+        Value::Array(items) => fields.token_ids("prompt", &items, app.text.tokenizer.vocabulary()),
         other => Err(fields.wrong("prompt", "a string or a list of token ids", &other)),
     }
 }

@@ -173,7 +173,7 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         let message = failure.to_string();
         match failure {
-            Failure::TooLong { .. } => {
+            Failure::TooLong { .. } | Failure::TooLongText { .. } => {
                 Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
             }
             Failure::Refused(_) => Self::invalid(message),

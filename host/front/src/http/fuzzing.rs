@@ -10,7 +10,6 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::{App, RequestId, TextWork, Uploads, chat, completions, generate};
-use crate::identity::Identities;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
 use crate::router::{Retry, Router};
@@ -51,7 +50,6 @@ fn app() -> &'static App {
             default_max_tokens: 16,
             stall: Duration::from_secs(1),
             uploads: Uploads::new(MAX_BODY),
-            identities: Identities::default(),
             text_work: TextWork::default(),
             stopping,
         }

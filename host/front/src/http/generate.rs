@@ -9,7 +9,7 @@ use super::ask::{Ask, not_empty};
 use super::error::ApiError;
 use super::fields::{Fields, empty};
 use super::respond::{Prepared, Shape, serve};
-use super::{App, RequestId, Shared};
+use super::{App, RequestId, Shared, prompt};
 use crate::text::Tokenizer;
 
 /// Fields that belong into `sampling_params`, and are often put beside it.
@@ -80,7 +80,7 @@ fn prepare(app: &App, id: &RequestId, body: &[u8]) -> Result<Prepared<Generate>,
             let ids = fields.token_ids("input_ids", &ids, app.text.tokenizer.vocabulary())?;
             not_empty("input_ids", ids)?
         }
-        (None, Some(Value::String(text))) => not_empty("text", app.text.tokenizer.encode(&text, true)?)?,
+        (None, Some(Value::String(text))) => not_empty("text", prompt::encode(app, &text, true)?)?,
         (Some(other), None) => return Err(fields.wrong("input_ids", "a list of token ids", &other)),
         (None, Some(other)) => return Err(fields.wrong("text", "a string", &other)),
         (None, None) => return Err(ApiError::field("text", "the prompt is missing: give text or input_ids")),

@@ -5,9 +5,10 @@ use axum::http::{HeaderMap, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
-use super::Shared;
 use super::error::ApiError;
+use super::{Audience, Entrance};
 use crate::connections::Peer;
 use crate::identity::{Caller, Hosts, Unknown};
 
@@ -18,25 +19,31 @@ const OF_ALL: [&str; 3] = ["/health", "/health/live", "/health/ready"];
 
 /// Refuses what a web page of another origin sends, what is addressed to a name that is not this server's, what is no JSON, and what
 /// has no caller. Handlers find the [`Caller`] among the request's extensions.
-pub(super) async fn guard(State(app): Shared, mut request: Request, next: Next) -> Response {
+pub(super) async fn guard(
+    State(entrance): State<Arc<Entrance>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let Entrance { app, audience, identities } = &*entrance;
     // The listener says so for each of its connections.
     let known = request.extensions().get::<Peer>().map(|peer| peer.0);
     let address = known.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let headers = request.headers();
-    let (hosts, host) = (&app.identities.hosts, addressed(request.uri(), headers));
+    let (hosts, host) = (&identities.hosts, addressed(request.uri(), headers));
     let checked = is_addressed(hosts, host)
         .and_then(|()| is_own_page(hosts, headers, host))
         .and_then(|()| is_json(request.method(), headers));
     let path = request.uri().path();
-    let operates = OF_OPERATORS.contains(&path);
-    let caller = checked.and_then(|()| match app.identities.caller(headers, address) {
+    // Where operators have a listener of their own, there is nothing to permit on the other.
+    let operates = is_of_operators(path) && *audience != Audience::Clients;
+    let caller = checked.and_then(|()| match identities.caller(headers, address) {
         Ok(caller) if operates && !caller.admin => Err(ApiError::not_an_operator(path)),
-        Ok(_) if operates && !may_change(app.identities.keys.is_some(), request.method(), address) => {
+        Ok(_) if operates && !may_change(identities.keys.is_some(), request.method(), address) => {
             Err(ApiError::not_local(path))
         }
-        Ok(caller) => Ok(Some(caller)),
+        Ok(caller) => Ok(Some(Caller { admin: caller.admin && *audience != Audience::Clients, ..caller })),
         Err(_unknown) if OF_ALL.contains(&path) => Ok(None),
-        Err(unknown) => Err(refused(unknown, app.identities.tenant_header.as_ref())),
+        Err(unknown) => Err(refused(unknown, identities.tenant_header.as_ref())),
     });
     match caller {
         Ok(_) if app.is_stopping() && !OF_ALL.contains(&path) && path != "/metrics" => {
@@ -57,6 +64,11 @@ pub(super) async fn guard(State(app): Shared, mut request: Request, next: Next) 
             error.into_response()
         }
     }
+}
+
+/// Whether only operators may use what is at a path.
+pub(super) fn is_of_operators(path: &str) -> bool {
+    OF_OPERATORS.contains(&path)
 }
 
 /// Whether an operator's call that changes something is believed from an address: without keys every client is an operator, and only

@@ -17,6 +17,16 @@ pub enum Failure {
         /// Where the client gives that number.
         field: &'static str,
     },
+    /// No worker has room for a prompt of so many bytes.
+    #[error(
+        "the model's context, as far as --max-model-len and the KV pools allow, holds {limit} tokens, but the prompt alone has at least {least}, which leaves no room for an answer; shorten the prompt"
+    )]
+    TooLongText {
+        /// Tokens that the largest route holds.
+        limit: u32,
+        /// Tokens that the prompt has at least.
+        least: u64,
+    },
     /// A worker found the request wrong.
     #[error("{0}")]
     Refused(String),

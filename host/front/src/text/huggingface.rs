@@ -1,5 +1,7 @@
 //! Tokenizers from a Hugging Face `tokenizer.json`.
 
+mod longest;
+
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ pub struct HuggingFaceTokenizer {
     vocabulary: u32,
     /// True when tokens are pieces of the text's bytes, in the alphabet that GPT-2 began.
     byte_level: bool,
+    longest: Option<usize>,
 }
 
 impl HuggingFaceTokenizer {
@@ -48,7 +51,8 @@ impl HuggingFaceTokenizer {
         let last_added = added.keys().max().map_or(0, |&id| id.saturating_add(1));
         let size = u32::try_from(inner.get_vocab_size(true)).unwrap_or(u32::MAX);
         let byte_level = inner.get_decoder().is_some_and(is_byte_level);
-        Ok(Self { inner, special, vocabulary: size.max(last_added), byte_level })
+        let longest = longest::longest_token(&inner);
+        Ok(Self { inner, special, vocabulary: size.max(last_added), byte_level, longest })
     }
 }
 
@@ -107,6 +111,10 @@ impl Tokenizer for HuggingFaceTokenizer {
 
     fn vocabulary(&self) -> u32 {
         self.vocabulary
+    }
+
+    fn longest_token(&self) -> Option<usize> {
+        self.longest
     }
 
     fn stream(self: Arc<Self>) -> Box<dyn TextStream> {

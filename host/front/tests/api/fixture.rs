@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use host_front::front::{FrontConfig, serve};
+use host_front::front::{FrontConfig, HttpListeners, serve};
 use host_front::text::{ChatTemplate, TextModel};
 use host_tests::wait::answered_until;
 use host_wire::proto::registry_client::RegistryClient;
@@ -44,8 +44,18 @@ pub fn config() -> FrontConfig {
 impl Front {
     pub async fn start(config: FrontConfig) -> Self {
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = http.local_addr().unwrap();
+        Self::start_on(config, http, address).await
+    }
+
+    /// On listeners of which the one for clients has this address.
+    pub async fn start_on(
+        config: FrontConfig,
+        http: impl Into<HttpListeners> + Send + 'static,
+        address: SocketAddr,
+    ) -> Self {
         let control = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, control_address) = (http.local_addr().unwrap(), control.local_addr().unwrap());
+        let control_address = control.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(serve(config, http, control, async move {
             drop(stopped.await);

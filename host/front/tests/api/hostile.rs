@@ -213,6 +213,72 @@ async fn requests_that_are_abandoned_while_their_text_waits_are_never_tokenized(
     assert!(most <= threads.min(8) + 1 && begun <= threads.min(8) + 2, "{most} at once, {begun} in all");
 }
 
+/// Tokens of up to four bytes, and how many texts were given to it.
+struct Counting {
+    bytes: Arc<ByteTokenizer>,
+    texts: AtomicUsize,
+}
+
+impl Tokenizer for Counting {
+    fn encode(&self, text: &str, _add_special: bool) -> Result<Vec<u32>, TextError> {
+        self.texts.fetch_add(1, Ordering::SeqCst);
+        Ok(text.as_bytes().chunks(4).map(|chunk| chunk[0].into()).collect())
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        self.bytes.token_bytes(token)
+    }
+
+    fn is_special(&self, token: u32) -> bool {
+        self.bytes.is_special(token)
+    }
+
+    fn vocabulary(&self) -> u32 {
+        self.bytes.vocabulary()
+    }
+
+    fn longest_token(&self) -> Option<usize> {
+        Some(4)
+    }
+
+    fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
+        Arc::clone(&self.bytes).stream()
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_whose_bytes_cannot_fit_is_refused_before_it_is_tokenized() {
+    let tokenizer =
+        Arc::new(Counting { bytes: Arc::new(ByteTokenizer::new(300)), texts: AtomicUsize::new(0) });
+    let mut config = config();
+    config.text.tokenizer = tokenizer.clone();
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let bodies = |text: &str| {
+        [
+            (PATH, json!({"model": "fake", "prompt": text, "max_tokens": 1})),
+            ("/generate", json!({"text": text, "sampling_params": {"max_new_tokens": 1}})),
+            (
+                "/v1/chat/completions",
+                json!({"model": "fake", "messages": [{"role": "user", "content": text}]}),
+            ),
+        ]
+    };
+    // The worker holds 512 tokens, of which an answer needs one.
+    for (path, body) in bodies(&"x".repeat(511 * 4 + 1)) {
+        let reply = front.post(path, &body).await;
+        assert_eq!(reply.status, 400, "{path}");
+        let error = reply.json().await["error"].clone();
+        assert_eq!(error["code"], "context_length_exceeded", "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("holds 512 tokens") && message.contains("has at least 51"), "{message}");
+    }
+    assert_eq!(tokenizer.texts.load(Ordering::SeqCst), 0);
+    let (path, body) = &bodies(&"x".repeat(511 * 4))[0];
+    assert_eq!(front.post(path, body).await.status, 200);
+    assert_eq!(tokenizer.texts.load(Ordering::SeqCst), 1);
+}
+
 #[tokio::test]
 async fn a_body_that_never_ends_holds_no_place_and_the_bytes_that_came() {
     let mut config = config();

@@ -11,4 +11,5 @@ mod fake_worker;
 mod fixture;
 mod hostile;
 mod identity;
+mod operators;
 mod workers;

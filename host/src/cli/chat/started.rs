@@ -1,6 +1,7 @@
 //! A server that lives as long as the conversation.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 use crate::cli::Refused;
-use crate::cli::server::{Address, Client};
+use crate::cli::server::{Address, Client, NoAnswer};
 
 /// How long it may take to end: what its parts are given, one after the other.
 const GRACE: Duration = Duration::from_secs(40);
@@ -49,20 +50,24 @@ impl Started {
     /// Waits until it serves, however long its model takes to load.
     ///
     /// # Errors
-    /// [`Refused`] when it refuses its flags; else when it ends before, or says something else than where it serves.
-    pub async fn until_ready(&mut self) -> anyhow::Result<()> {
+    /// [`Refused`] when it refuses its flags; else when it ends before, says something else than where it serves, or shows a
+    /// certificate that none of the authorities in the file `ca` has signed.
+    pub async fn until_ready(&mut self, ca: Option<&Path>) -> anyhow::Result<()> {
         self.address = loop {
             let line = self.output.next_line().await.context("the server's output cannot be read")?;
             let Some(line) = line else { return self.gone().await };
-            let url = line.split_whitespace().find(|word| word.starts_with("http://"));
+            let is_url = |word: &&str| word.starts_with("http://") || word.starts_with("https://");
+            let url = line.split_whitespace().find(is_url);
             if let Some(url) = url.filter(|_url| line.starts_with("host: serving")) {
                 break Address::parse(url.trim_end_matches(',')).map_err(anyhow::Error::msg)?;
             }
         };
-        let client = Client::new(self.address.clone());
+        let client = Client::new(self.address.clone(), ca)?;
         loop {
-            if client.get("/health").await.is_ok_and(|answer| answer.status == StatusCode::OK) {
-                return Ok(());
+            match client.get("/health").await {
+                Ok(answer) if answer.status == StatusCode::OK => return Ok(()),
+                Err(untrusted @ NoAnswer::Untrusted(_)) => return Err(untrusted.into()),
+                _ => {}
             }
             tokio::select! {
                 _ended = self.child.wait() => return self.gone().await,

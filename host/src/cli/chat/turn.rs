@@ -8,7 +8,7 @@ use tokio::time::{Duration, Instant};
 
 use super::events::Events;
 use crate::cli::output::{OutputClosed, harmless};
-use crate::cli::server::{Client, message_in};
+use crate::cli::server::{Client, NoAnswer, message_in};
 
 /// Most bytes of one answer.
 const LONGEST: usize = 16 << 20;
@@ -98,6 +98,12 @@ pub async fn take(client: &Client, request: &Value, stop: impl Future<Output = (
 enum Stop {
     Failed(String),
     Output(anyhow::Error),
+}
+
+impl From<NoAnswer> for Stop {
+    fn from(why: NoAnswer) -> Self {
+        Self::Failed(why.to_string())
+    }
 }
 
 impl From<String> for Stop {

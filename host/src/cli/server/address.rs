@@ -2,21 +2,35 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use hyper::Uri;
 
-/// A server's URL: `http://HOST:PORT`, and a path before the API's where a proxy has one.
+/// A server's URL: `http://HOST:PORT` or `https://HOST:PORT`, and a path before the API's where a proxy has one; or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
+    /// How it is reached.
+    pub way: Way,
     /// Host and port, as connected to and as the header `host` says it.
     pub authority: String,
     prefix: String,
 }
 
+/// How a server is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Plain text over TCP.
+    Plain,
+    /// TLS over TCP. The certificate has to name this: a name, or an address without brackets.
+    Tls(String),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
 impl Address {
     /// A server on this machine.
     pub fn of(address: SocketAddr) -> Self {
-        Self { authority: address.to_string(), prefix: String::new() }
+        Self { way: Way::Plain, authority: address.to_string(), prefix: String::new() }
     }
 
     /// Reads a URL. The scheme may be left out; `/v1` at the end, as OpenAI's clients are given it, is the API's own.
@@ -25,16 +39,24 @@ impl Address {
     /// A sentence that says what is expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         let invalid = |why: &str| format!("{text:?} is no URL of a server{why}: write http://IP:PORT");
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
+            if !path.is_absolute() {
+                return Err(format!("{text:?} is not the absolute path of a socket: write unix:/PATH"));
+            }
+            return Ok(Self {
+                way: Way::Unix(path),
+                authority: "localhost".to_owned(),
+                prefix: String::new(),
+            });
+        }
         let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
         let uri: Uri = url.parse().map_err(|error| invalid(&format!(" ({error})")))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                let message = "https is not spoken here: put a proxy that speaks it between, or use http";
-                return Err(format!("{text}: {message}"));
-            }
+        let is_tls = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
             _ => return Err(invalid("")),
-        }
+        };
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| invalid(""))?;
         if uri.query().is_some() || uri.authority().is_some_and(|authority| authority.as_str().contains('@'))
         {
@@ -42,15 +64,17 @@ impl Address {
         }
         let port = match uri.port() {
             Some(port) => port.as_u16(),
-            // A port that is wrong, such as 99999, must not become 80.
+            // A port that is wrong, such as 99999, must not become the usual one.
             None if uri.authority().is_some_and(|authority| authority.as_str() != host) => {
                 return Err(invalid(" (its port is no number up to 65535)"));
             }
+            None if is_tls => 443,
             None => 80,
         };
         let path = uri.path().trim_end_matches('/');
         let prefix = path.strip_suffix("/v1").unwrap_or(path).to_owned();
-        Ok(Self { authority: format!("{host}:{port}"), prefix })
+        let way = if is_tls { Way::Tls(host.trim_matches(['[', ']']).to_owned()) } else { Way::Plain };
+        Ok(Self { way, authority: format!("{host}:{port}"), prefix })
     }
 
     /// The path of a part of the API.
@@ -61,7 +85,11 @@ impl Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority, self.prefix)
+        match &self.way {
+            Way::Plain => write!(f, "http://{}{}", self.authority, self.prefix),
+            Way::Tls(_) => write!(f, "https://{}{}", self.authority, self.prefix),
+            Way::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
     }
 }
 
@@ -79,6 +107,10 @@ mod tests {
             ("http://server", "http://server:80"),
             ("http://server:80/v1", "http://server:80"),
             ("http://proxy:80/llm/v1/", "http://proxy:80/llm"),
+            ("https://server", "https://server:443"),
+            ("https://[::1]:8443/v1", "https://[::1]:8443"),
+            ("unix:/run/host.sock", "unix:/run/host.sock"),
+            ("unix:///run/host.sock", "unix:/run/host.sock"),
         ] {
             assert_eq!(
                 Address::parse(text).map(|address| address.to_string()),
@@ -107,6 +139,7 @@ mod tests {
                 "{text}"
             );
         }
-        assert!(Address::parse("https://x").is_err_and(|error| error.contains("https is not spoken")));
+        assert!(Address::parse("unix:a.sock").is_err_and(|error| error.contains("absolute path")));
+        assert_eq!(Address::parse("https://[::1]:1").unwrap().way, Way::Tls("::1".to_owned()));
     }
 }

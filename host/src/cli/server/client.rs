@@ -1,18 +1,24 @@
 //! HTTP to one server: a connection for each request, which dropping the answer closes.
 
 use std::future::poll_fn;
+use std::io;
+use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 
+use host_wire::endpoint::{Authorities, is_untrusted};
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
 use super::Address;
+use super::address::Way;
+use crate::cli::Refused;
 
 /// The environment's API key: a flag would show it in the list of processes.
 const KEY: &str = "HOST_API_KEY";
@@ -27,7 +33,25 @@ const LONGEST_ERROR: usize = 300;
 pub struct Client {
     address: Address,
     key: Option<String>,
+    /// For a server that speaks TLS.
+    authorities: Option<Authorities>,
 }
+
+/// Why there is no answer, in a sentence.
+#[derive(Debug, thiserror::Error)]
+pub enum NoAnswer {
+    /// The server is not known to be the one that is meant. Another try is no use.
+    #[error("{0}")]
+    Untrusted(String),
+    /// It does not answer now.
+    #[error("{0}")]
+    Silent(String),
+}
+
+/// The bytes of a connection.
+trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
 /// An answer under way.
 pub struct Answer {
@@ -94,9 +118,23 @@ pub fn message_in(text: &str) -> String {
 }
 
 impl Client {
-    /// A client of this server, with an API key if the environment has one (`HOST_API_KEY`). Nothing is sent yet.
-    pub fn new(address: Address) -> Self {
-        Self { address, key: std::env::var(KEY).ok().filter(|key| !key.is_empty()) }
+    /// A client of this server, with an API key if the environment has one (`HOST_API_KEY`). One that speaks TLS must have a
+    /// certificate of an authority in the file `ca`, or of those that this machine trusts. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// When the authorities cannot be read.
+    pub fn new(address: Address, ca: Option<&Path>) -> Result<Self, Refused> {
+        let authorities = match (&address.way, ca) {
+            (Way::Tls(_), Some(file)) => Some(Authorities::of_file(file)),
+            (Way::Tls(_), None) => Some(Authorities::of_system()),
+            _ => None,
+        };
+        let authorities = authorities.transpose().map_err(|error| match ca {
+            Some(_) => Refused(format!("--ca: {error}")),
+            None => Refused(format!("{error}; give the server's as --ca FILE")),
+        })?;
+        let key = std::env::var(KEY).ok().filter(|key| !key.is_empty());
+        Ok(Self { address, key, authorities })
     }
 
     /// The server's address.
@@ -110,7 +148,7 @@ impl Client {
     /// A sentence, when the server does not answer, or names none.
     pub async fn model(&self) -> Result<String, String> {
         let address = &self.address;
-        let mut answer = self.get("/v1/models").await?;
+        let mut answer = self.get("/v1/models").await.map_err(|error| error.to_string())?;
         if answer.status != StatusCode::OK {
             return Err(format!("{address} does not name its models: {}", answer.error().await));
         }
@@ -123,29 +161,49 @@ impl Client {
     /// GET of something short.
     ///
     /// # Errors
-    /// A sentence, when there is no answer in time.
-    pub async fn get(&self, path: &str) -> Result<Answer, String> {
+    /// When there is no answer in time.
+    pub async fn get(&self, path: &str) -> Result<Answer, NoAnswer> {
         let answer = tokio::time::timeout(PATIENCE, self.send(Method::GET, path, String::new())).await;
         answer.unwrap_or_else(|_elapsed| {
-            Err(format!("{} does not answer within {} s", self.address, PATIENCE.as_secs()))
+            let waited = PATIENCE.as_secs();
+            Err(NoAnswer::Silent(format!("{} does not answer within {waited} s", self.address)))
         })
     }
 
     /// POST of JSON. Waits as long as the server does.
     ///
     /// # Errors
-    /// A sentence, when there is no answer.
-    pub async fn post(&self, path: &str, body: &Value) -> Result<Answer, String> {
+    /// When there is no answer.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Answer, NoAnswer> {
         self.send(Method::POST, path, body.to_string()).await
     }
 
-    async fn send(&self, method: Method, path: &str, body: String) -> Result<Answer, String> {
+    async fn connect(&self) -> io::Result<Box<dyn Connection>> {
+        let to = &self.address;
+        Ok(match (&to.way, &self.authorities) {
+            (Way::Unix(path), _) => Box::new(UnixStream::connect(path).await?),
+            (Way::Tls(name), Some(authorities)) => {
+                let connection = TcpStream::connect(&to.authority).await?;
+                Box::new(authorities.connect(name, connection).await?)
+            }
+            _ => Box::new(TcpStream::connect(&to.authority).await?),
+        })
+    }
+
+    async fn send(&self, method: Method, path: &str, body: String) -> Result<Answer, NoAnswer> {
         let address = &self.address;
-        let failed = |error: &dyn std::fmt::Display| format!("{address} does not answer: {error}");
-        let connected = tokio::time::timeout(PATIENCE, TcpStream::connect(&address.authority)).await;
-        let stream = connected
-            .map_err(|_elapsed| failed(&format!("no connection within {} s", PATIENCE.as_secs())))?
-            .map_err(|error| failed(&error))?;
+        let failed =
+            |error: &dyn std::fmt::Display| NoAnswer::Silent(format!("{address} does not answer: {error}"));
+        let connected = tokio::time::timeout(PATIENCE, self.connect()).await;
+        let connected = connected
+            .map_err(|_elapsed| failed(&format!("no connection within {} s", PATIENCE.as_secs())))?;
+        let stream = connected.map_err(|error| match is_untrusted(&error) {
+            true => NoAnswer::Untrusted(format!(
+                "{address} is not trusted: {error}; give the certificate of its authority as --ca FILE, and a name that its \
+                 certificate has"
+            )),
+            false => failed(&error),
+        })?;
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = handshake.map_err(|error| failed(&error))?;
         let connection = tokio::spawn(async move {

@@ -62,6 +62,57 @@ fn a_control_plane_that_strangers_reach_needs_a_way_to_know_its_own() {
 }
 
 #[test]
+fn an_address_for_operators_that_strangers_reach_needs_keys() {
+    let router = ["--executor", "synthetic", "--role", "router", "--control", "127.0.0.1:0"];
+    for at in ["0.0.0.0:0", "192.0.2.7:9000", "[::]:0"] {
+        let says = [at, "--api-keys FILE", "unix:PATH"];
+        refused(&[&router[..], &["--admin", at]].concat(), &says);
+        refused(&["--executor", "synthetic", "--admin", at], &says);
+    }
+    let worker = ["--executor", "synthetic", "--role", "decode", "--admin", "127.0.0.1:0"];
+    refused(&worker, &["--admin is for processes with an HTTP API", "--metrics"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    refused(&[&router[..], &["--admin", &taken]].concat(), &[&taken, "change --admin"]);
+}
+
+#[test]
+fn a_certificate_of_the_api_that_cannot_be_shown_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = |name: &str| {
+        let folder = folder.path().join(name).display().to_string();
+        let command = ["certs", "server", &folder, "--name", "localhost"];
+        assert!(Command::new(env!("CARGO_BIN_EXE_host")).args(command).status().unwrap().success());
+        (format!("{folder}/cert.pem"), format!("{folder}/key.pem"))
+    };
+    let ((cert, key), (_, other_key)) = (made("a"), made("b"));
+    let copied = |from: &str, name: &str, mode: u32| {
+        let to = folder.path().join(name);
+        std::fs::copy(from, &to).unwrap();
+        std::fs::set_permissions(&to, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        to.display().to_string()
+    };
+    let (open, no_key) = (copied(&key, "open.pem", 0o644), copied(&cert, "no-key.pem", 0o600));
+    let missing = folder.path().join("none").display().to_string();
+    let router = ["--executor", "synthetic", "--role", "router", "--control", "127.0.0.1:0"];
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["--tls-cert", &cert], &["--tls-cert and --tls-key go together"]),
+        (&["--tls-cert", &missing, "--tls-key", &key], &[&missing, "cannot be read"]),
+        (&["--tls-cert", &key, "--tls-key", &key], &[&key, "it holds no certificate"]),
+        (&["--tls-cert", &cert, "--tls-key", &no_key], &[&no_key, "no private key"]),
+        (
+            &["--tls-cert", &cert, "--tls-key", &other_key],
+            &[&other_key, "not the key of the certificate", &cert],
+        ),
+        (&["--tls-cert", &cert, "--tls-key", &open], &[&open, "chmod 600"]),
+    ];
+    for (flags, says) in cases {
+        refused(&[&router[..], flags].concat(), says);
+        refused(&[&["--executor", "synthetic"], flags].concat(), says);
+    }
+}
+
+#[test]
 fn a_taken_port_is_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
@@ -81,11 +132,14 @@ fn sockets_that_were_not_handed_down_are_not_taken() {
         ("3,3", "--listen-fds: 3 cannot be both sockets"),
         ("3", "two sockets are handed down"),
         ("3,4,5", "two sockets are handed down"),
+        ("3,4,5 --admin 127.0.0.1:0", "3 is not a handed-down socket"),
+        ("3,4 --admin 127.0.0.1:0", "three sockets are handed down"),
         ("0,1", "0 is not a handed-down socket"),
         // What the program itself opens, and what is not open.
         ("3,4", "3 is not a handed-down socket"),
         ("100000,4", "100000 is not a handed-down socket"),
     ] {
-        refused(&[&router[..], &[numbers]].concat(), &[says]);
+        let flags: Vec<&str> = router.into_iter().chain(numbers.split(' ')).collect();
+        refused(&flags, &[says]);
     }
 }

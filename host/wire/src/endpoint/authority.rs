@@ -1,6 +1,7 @@
 //! Certificates: an authority, and what it signs for the processes of a cluster.
 //!
-//! All keys are Ed25519. Certificates are good for both ends of a connection and name [`NAME`](super::NAME), not addresses.
+//! All keys are Ed25519. Certificates of processes are good for both ends of a connection and name [`NAME`](super::NAME), not
+//! addresses. Those of servers of the HTTP API name what clients call them, and nothing of the cluster takes them.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -23,6 +24,9 @@ pub enum AuthorityError {
     /// Making failed.
     #[error("a certificate could not be made: {0}")]
     Making(#[from] rcgen::Error),
+    /// A server of the API would pass as a process of the cluster.
+    #[error("{NAME} is the name of all processes of a cluster: give the names that clients use")]
+    Name,
     /// Deriving a key failed.
     #[error("a key could not be derived")]
     Deriving,
@@ -128,11 +132,34 @@ impl Authority {
     /// When there is no randomness.
     pub fn issue(&self, validity: Validity) -> Result<Issued, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ED25519)?;
-        let mut parameters = parameters(NAME, validity)?;
-        parameters.subject_alt_names = vec![rcgen::SanType::DnsName(NAME.try_into()?)];
+        let usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(key, &[NAME.to_owned()], usages, validity)
+    }
+
+    /// Signs a certificate for a new key of a server with these names and IP addresses.
+    ///
+    /// # Errors
+    /// When one cannot be in a certificate or is the cluster's, and when there is no randomness.
+    pub fn issue_server(&self, names: &[String], validity: Validity) -> Result<Issued, AuthorityError> {
+        if names.iter().any(|name| name.eq_ignore_ascii_case(NAME)) {
+            return Err(AuthorityError::Name);
+        }
+        let key = KeyPair::generate_for(&PKCS_ED25519)?;
+        self.sign(key, names, vec![ExtendedKeyUsagePurpose::ServerAuth], validity)
+    }
+
+    fn sign(
+        &self,
+        key: KeyPair,
+        names: &[String],
+        usages: Vec<ExtendedKeyUsagePurpose>,
+        validity: Validity,
+    ) -> Result<Issued, AuthorityError> {
+        let mut parameters = parameters(names.first().map_or(NAME, String::as_str), validity)?;
+        // An IP address is told from a name.
+        parameters.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        parameters.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        parameters.extended_key_usages = usages;
         Ok(Issued { certificate: parameters.signed_by(&key, &self.issuer)?, key })
     }
 }

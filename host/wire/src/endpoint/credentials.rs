@@ -59,8 +59,8 @@ pub(super) struct OtherUser {
 /// Checks that the process at the other end belongs to this user, or to root.
 ///
 /// # Errors
-/// [`OtherUser`], or when the system does not say.
-pub(super) fn check_user(connection: &UnixStream) -> std::io::Result<()> {
+/// When it belongs to another, or the system does not say.
+pub fn check_user(connection: &UnixStream) -> std::io::Result<()> {
     let theirs = connection.peer_cred()?.uid();
     same_user(theirs, rustix::process::geteuid().as_raw())
         .map_err(|other| std::io::Error::new(std::io::ErrorKind::PermissionDenied, other))

@@ -221,7 +221,8 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 async fn accept(listener: Listener, checked: mpsc::Sender<io::Result<Connection>>) {
     let Listener { socket, credentials, most } = listener;
-    let server = Server { checked, places: Arc::new(Semaphore::new(most)), most, refusals: Arc::default() };
+    let refusals = Arc::new(Refusals::of("a control"));
+    let server = Server { checked, places: Arc::new(Semaphore::new(most)), most, refusals };
     let mut strangers = Strangers::default();
     loop {
         let accepted = tokio::select! {

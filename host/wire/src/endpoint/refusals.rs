@@ -11,8 +11,11 @@ use crate::clock::{self, Instant};
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// Counts what a listener refused, and warns of it.
-#[derive(Debug, Default)]
-pub(super) struct Refusals(Mutex<Counted>);
+#[derive(Debug)]
+pub struct Refusals {
+    what: &'static str,
+    counted: Mutex<Counted>,
+}
 
 #[derive(Debug, Default)]
 struct Counted {
@@ -33,11 +36,17 @@ impl Counted {
 }
 
 impl Refusals {
+    /// Of connections that logs call by this name.
+    #[must_use]
+    pub fn of(what: &'static str) -> Self {
+        Self { what, counted: Mutex::default() }
+    }
+
     /// A connection was refused.
     pub fn note(&self, from: &dyn Display, why: &dyn Display) {
-        let due = self.0.lock().due(clock::now());
+        let due = self.counted.lock().due(clock::now());
         if let Some(more) = due {
-            tracing::warn!(%from, %why, more, "a control connection was refused");
+            tracing::warn!(%from, %why, more, "{} connection was refused", self.what);
         }
     }
 }

@@ -1,16 +1,18 @@
-//! Mutual TLS 1.3 between the processes of a cluster.
+//! TLS: mutual between the processes of a cluster, and that of the HTTP API.
 //!
-//! What proves membership lies in files, which are looked at for every new connection. When they have changed, new connections use
+//! Certificates, keys and secrets lie in files, which are looked at for every new connection. When they have changed, new connections use
 //! what is in them; those that are open go on. Files that cannot be used change nothing and are warned of.
 
+mod api;
 mod files;
+mod reloaded;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -18,7 +20,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use super::NAME;
-use files::{Material, Stamps};
+use files::Material;
+use reloaded::Reloaded;
+
+pub use api::{AcceptedTls, ApiTls, Authorities, ConnectedTls, NoAuthorities, is_untrusted};
 
 /// What proves that a process belongs to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,18 +73,9 @@ pub enum TlsError {
 
 /// This process's proof of membership, and what it takes as others'.
 #[derive(Clone)]
-pub struct Tls(Arc<Shared>);
-
-struct Shared {
+pub struct Tls {
     source: TlsSource,
-    now: Mutex<Now>,
-}
-
-struct Now {
-    stamps: Stamps,
-    sides: Sides,
-    /// Why the files of now are not used, if they are not.
-    trouble: String,
+    sides: Arc<Reloaded<Sides>>,
 }
 
 /// What both ends of new connections use.
@@ -92,7 +88,7 @@ struct Sides {
 /// Names the files alone.
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Tls").field(&self.0.source).finish()
+        f.debug_tuple("Tls").field(&self.source).finish()
     }
 }
 
@@ -102,40 +98,17 @@ impl Tls {
     /// # Errors
     /// [`TlsError`].
     pub fn load(source: TlsSource) -> Result<Self, TlsError> {
-        let stamps = Stamps::of(&source);
-        let sides = read(&source)?;
-        let now = Mutex::new(Now { stamps, sides, trouble: String::new() });
-        Ok(Self(Arc::new(Shared { source, now })))
+        let again = source.clone();
+        let read = Box::new(move || read(&again));
+        let sides = Arc::new(Reloaded::load("the cluster's identity", source.files(), read)?);
+        Ok(Self { source, sides })
     }
 
-    /// What a connection that begins now uses. Reads the files if they have changed.
-    fn sides(&self) -> Sides {
-        let Shared { source, now } = &*self.0;
-        let stamps = Stamps::of(source);
-        let mut now = now.lock();
-        if stamps != now.stamps {
-            match read(source) {
-                Ok(sides) => {
-                    tracing::info!(?source, "the files of the cluster's identity have changed and are used");
-                    *now = Now { stamps, sides, trouble: String::new() };
-                }
-                Err(error) => {
-                    let trouble = error.to_string();
-                    // Once, not for every connection.
-                    if trouble != now.trouble {
-                        tracing::warn!(%error, "the cluster's identity stays as it was");
-                        now.trouble = trouble;
-                    }
-                }
-            }
-        }
-        now.sides.clone()
-    }
-
-    /// As [`sides`](Self::sides), apart from the control plane's threads: the files may lie on a slow file system.
+    /// What a connection that begins now uses. The files may lie on a slow file system, so they are looked at apart from the control
+    /// plane's threads.
     async fn look(&self) -> io::Result<Sides> {
-        let tls = self.clone();
-        tokio::task::spawn_blocking(move || tls.sides()).await.map_err(io::Error::other)
+        let sides = Arc::clone(&self.sides);
+        tokio::task::spawn_blocking(move || sides.now()).await.map_err(io::Error::other)
     }
 
     /// Makes a connection that was accepted one that its other end has shown a certificate on.
@@ -183,6 +156,11 @@ fn check_name(shown: Option<&[CertificateDer<'_>]>) -> io::Result<()> {
         .map_err(|_other| io::Error::other(format!("the certificate that was shown does not name {NAME}")))
 }
 
+/// What computes.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
 fn read(source: &TlsSource) -> Result<Sides, TlsError> {
     let (TlsSource::Secret(path) | TlsSource::Certificates(path)) = source;
     let wrong =
@@ -193,7 +171,7 @@ fn read(source: &TlsSource) -> Result<Sides, TlsError> {
         roots.add(certificate).map_err(|error| wrong(&error))?;
     }
     let roots = Arc::new(roots);
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = provider();
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider)).build();
     let verifier = verifier.map_err(|error| wrong(&error))?;

@@ -186,7 +186,7 @@ impl WorkerTable {
     }
 
     /// Longest prompt + answer over all routes that can be used now.
-    pub(super) fn largest(&self, now: Instant) -> Option<u32> {
+    pub fn largest(&self, now: Instant) -> Option<u32> {
         let decodes = Self::kinds(Role::Decode, self.live(now));
         let pairs = Self::kinds(Role::Prefill, self.live(now)).into_iter().flat_map(|prefill| {
             decodes

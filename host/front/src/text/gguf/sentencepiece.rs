@@ -30,6 +30,8 @@ pub(super) struct SentencePiece {
     /// Finds tokens that are one wherever their text stands; `whole` are their ids.
     finder: AhoCorasick,
     whole: Vec<u32>,
+    /// Bytes of the longest piece or whole token; none where a run of unknown text may be one token.
+    longest_token: Option<usize>,
     /// A text begins with a space that is not there.
     adds_space: bool,
 }
@@ -75,7 +77,9 @@ impl SentencePiece {
                 format!("the special tokens of tokenizer.ggml.tokens cannot be used: {error}")
             })?;
         let longest = pieces.keys().map(|piece| piece.len()).max().unwrap_or(0);
-        Ok(Self { vocabulary, scores, pieces, longest, bytes, finder, whole, adds_space })
+        let longest_whole = texts.iter().map(String::len).max().unwrap_or(0);
+        let longest_token = bytes.iter().all(Option::is_some).then_some(longest.max(longest_whole).max(1));
+        Ok(Self { vocabulary, scores, pieces, longest, bytes, finder, whole, longest_token, adds_space })
     }
 
     /// Appends the tokens of a text that has no special tokens in it.
@@ -286,6 +290,10 @@ impl Tokenizer for SentencePiece {
         self.vocabulary.len()
     }
 
+    fn longest_token(&self) -> Option<usize> {
+        self.longest_token
+    }
+
     fn stream(self: Arc<Self>) -> Box<dyn TextStream> {
         let adds_space = self.adds_space;
         let bytes = Utf8Stream::new(self);
@@ -401,6 +409,23 @@ mod tests {
         let mut stream = Arc::new(with_bytes).stream();
         let shown = [4, 5, 6, 1].map(|token| stream.push(token));
         assert_eq!(shown, ["", "é", "", "\u{fffd}a"], "a character comes out whole");
+    }
+
+    #[test]
+    fn a_token_has_a_longest_text_where_nothing_is_unknown() {
+        assert_eq!(model(&with(&[]), false).unwrap().longest_token(), None);
+        let names: Vec<String> = (0..=u8::MAX).map(|byte| format!("<0x{byte:02X}>")).collect();
+        let mut tokens = with(&[("▁a", 1, -1.0), ("<tool>", 4, 0.0)]);
+        tokens.remove(1);
+        let mut all: Vec<(&str, i64, f64)> = tokens.clone();
+        all.extend(names.iter().map(|name| (name.as_str(), 6, 0.0)));
+        let model = model(&all, true).unwrap();
+        assert_eq!(model.longest_token(), Some("<tool>".len()));
+        for text in ["a a a", "<tool><tool>", "漢🦀é", "\0"] {
+            assert!(model.encode(text, false).unwrap().len() * 6 >= text.len(), "{text}");
+        }
+        all.pop();
+        assert_eq!(self::model(&all, true).unwrap().longest_token(), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The files that prove membership.
+//! The files that certificates, keys and secrets lie in.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -43,7 +43,8 @@ struct Stamp {
 }
 
 impl TlsSource {
-    fn files(&self) -> Vec<PathBuf> {
+    /// The files that are read.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
         match self {
             TlsSource::Secret(path) => vec![path.clone()],
             TlsSource::Certificates(path) => {
@@ -54,13 +55,13 @@ impl TlsSource {
 }
 
 impl Stamps {
-    pub fn of(source: &TlsSource) -> Self {
-        let stamp = |path: PathBuf| {
+    pub fn of(files: &[PathBuf]) -> Self {
+        let stamp = |path: &PathBuf| {
             let found = path.metadata().ok()?;
             let changed = (found.ctime(), found.ctime_nsec());
             Some(Stamp { device: found.dev(), inode: found.ino(), bytes: found.size(), changed })
         };
-        Self(source.files().into_iter().map(stamp).collect())
+        Self(files.iter().map(stamp).collect())
     }
 }
 
@@ -106,16 +107,8 @@ impl Material {
 
     fn from_files(folder: &Path) -> Result<Self, TlsError> {
         let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| folder.join(name));
-        let private = read(&key, true)?;
-        let private = PrivateKeyDer::from_pem_slice(&private).map_err(|error| TlsError::Wrong {
-            path: key,
-            // The error may quote the file.
-            why: match error {
-                rustls::pki_types::pem::Error::NoItemsFound => "it holds no private key".to_owned(),
-                _ => "it is no PEM file with a private key".to_owned(),
-            },
-        })?;
-        Ok(Self { roots: certificates(&ca)?, chain: certificates(&cert)?, key: private })
+        let key = private_key(&key)?;
+        Ok(Self { roots: certificates(&ca)?, chain: certificates(&cert)?, key })
     }
 }
 
@@ -123,7 +116,21 @@ fn different(secret: &str) -> usize {
     secret.chars().collect::<BTreeSet<_>>().len()
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// The private key of a PEM file, which other users may not read.
+pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let private = read(path, true)?;
+    PrivateKeyDer::from_pem_slice(&private).map_err(|error| TlsError::Wrong {
+        path: path.to_owned(),
+        // The error may quote the file.
+        why: match error {
+            rustls::pki_types::pem::Error::NoItemsFound => "it holds no private key".to_owned(),
+            _ => "it is no PEM file with a private key".to_owned(),
+        },
+    })
+}
+
+/// The certificates of a PEM file, at least one.
+pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |why: String| TlsError::Wrong { path: path.to_owned(), why };
     let text = read(path, false)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();

@@ -1,0 +1,20 @@
+//! From a prompt's text to its tokens.
+
+use super::App;
+use super::error::ApiError;
+use crate::router::Failure;
+
+/// The tokens of a text. One of more bytes than any prompt can have is refused before the tokenizer sees it: its work would
+/// grow with the text.
+pub(super) fn encode(app: &App, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
+    if let (Some(longest), Some(limit)) =
+        (app.text.tokenizer.longest_token(), app.router.registry().max_tokens())
+    {
+        let least = text.len().div_ceil(longest.max(1)) as u64;
+        // An answer has a token.
+        if least >= u64::from(limit) {
+            return Err(Failure::TooLongText { limit, least }.into());
+        }
+    }
+    Ok(app.text.tokenizer.encode(text, add_special)?)
+}
