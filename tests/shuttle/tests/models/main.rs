@@ -1,0 +1,7 @@
+//! Locks and queues between threads, under schedules that are drawn.
+
+#![allow(clippy::unwrap_used, reason = "a model that goes wrong is a test that fails")]
+
+mod schedules;
+mod tier;
+mod transfer;
