@@ -47,6 +47,10 @@ pub mod system {
 #[path = "../../../plugins/shm/src/ready.rs"]
 pub mod ready;
 
+/// The bounds on what one client of the API holds.
+#[path = "../../../host/front/src/shares.rs"]
+pub mod shares;
+
 /// `hicache-file`: batches, and segments that are written.
 #[path = "../../../plugins/hicache-file/src/queue.rs"]
 pub mod queue;

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a model that goes wrong is a test that fails")]
 
 mod schedules;
+mod shares;
 mod tier;
 mod transfer;
