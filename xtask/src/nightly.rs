@@ -1,6 +1,8 @@
 //! `cargo xtask nightly`: checks that take too long, or need too much, to be made of every change.
 
 mod fuzz;
+mod memory;
+mod models;
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode, Stdio};
@@ -42,6 +44,31 @@ const CHECKS: &[Check] = &[
         run: oldest_compiler,
     },
     Check {
+        name: "loom",
+        about: "protocols of atomics in every order that the memory model allows (tests/loom)",
+        run: models::loom,
+    },
+    Check {
+        name: "shuttle",
+        about: "locks, queues and channels under schedules that are drawn (tests/shuttle)",
+        run: models::shuttle,
+    },
+    Check {
+        name: "asan",
+        about: "crates with unsafe code, their plugins and the kept inputs of fuzzing, with AddressSanitizer",
+        run: memory::asan,
+    },
+    Check {
+        name: "valgrind",
+        about: "plugins as they are released, loaded from their files, under memcheck (valgrind)",
+        run: memory::valgrind,
+    },
+    Check {
+        name: "miri",
+        about: "the net around plugins and the page copies under Miri (a nightly compiler with miri)",
+        run: memory::miri,
+    },
+    Check {
         name: "chaos",
         about: "`cargo xtask chaos`: a thousand faults on real processes under load, every answer compared",
         run: chaos,
@@ -80,7 +107,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let mut parts = Vec::new();
     for check in chosen {
         println!("\n{}: {}", check.name, check.about);
-        parts.push((check.name, (check.run)(&workspace)));
+        let began = Instant::now();
+        parts.push((check.name, (check.run)(&workspace).after(began.elapsed())));
     }
     Ok(summary(&parts, start))
 }
@@ -89,6 +117,12 @@ pub fn run(arguments: &[String]) -> anyhow::Result<ExitCode> {
 fn is_there(command: &mut Command) -> bool {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
+}
+
+/// What a command prints, without the last line's end.
+fn print(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
 }
 
 /// Passed if the command succeeds.

@@ -1,7 +1,7 @@
 //! How the parts of a command ended, and the summary of them.
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How one part ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -9,6 +9,18 @@ pub enum Outcome {
     Passed(String),
     Failed(String),
     Skipped(String),
+}
+
+impl Outcome {
+    /// The same with the time that it took, if anything ran.
+    pub fn after(self, time: Duration) -> Self {
+        let told = |what: String| format!("{what} ({:.0} s)", time.as_secs_f64());
+        match self {
+            Self::Passed(what) => Self::Passed(told(what)),
+            Self::Failed(what) => Self::Failed(told(what)),
+            skipped @ Self::Skipped(_) => skipped,
+        }
+    }
 }
 
 /// Prints a line for each part; fails if one failed.
@@ -25,4 +37,17 @@ pub fn summary(parts: &[(&str, Outcome)], start: Instant) -> ExitCode {
         println!("  {word:<8} {name:<14} {what}");
     }
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ran_says_how_long_and_what_was_skipped_stays_so() {
+        let after = |outcome: Outcome| outcome.after(Duration::from_millis(2600));
+        assert_eq!(after(Outcome::Passed("all".into())), Outcome::Passed("all (3 s)".into()));
+        assert_eq!(after(Outcome::Failed("one".into())), Outcome::Failed("one (3 s)".into()));
+        assert_eq!(after(Outcome::Skipped("no tool".into())), Outcome::Skipped("no tool".into()));
+    }
 }

@@ -7,13 +7,15 @@
 //!
 //! Values travel through one slot per rank, of which there are two sets used in turns. A rank that writes a set again
 //! has been through the call in between, and so have all ranks that read it. Threads spin for a few microseconds, if
-//! there is a core for each, and then sleep.
+//! there is a core for each, and then sleep. `tests/loom` compiles this file with loom's atomics and locks.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::hint;
 
 /// Looks at the round before a thread sleeps: about 3 microseconds.
 const SPINS: usize = 64;
@@ -184,7 +186,7 @@ impl Turn<'_> {
             if shared.round.load(Ordering::Acquire) != round {
                 return Ok(());
             }
-            std::hint::spin_loop();
+            hint::spin_loop();
         }
         let mut state = shared.state.lock();
         while state.round == round {
@@ -339,4 +341,5 @@ impl Drop for Turn<'_> {
 }
 
 #[cfg(test)]
+#[path = "group/tests.rs"]
 mod tests;

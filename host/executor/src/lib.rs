@@ -5,6 +5,7 @@ pub mod digest;
 pub mod group;
 pub mod memory;
 pub mod sampling;
+mod sync;
 pub mod synthetic;
 pub mod window;
 

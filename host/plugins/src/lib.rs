@@ -28,6 +28,7 @@ pub mod requirements;
 mod services;
 mod sidecar;
 mod stop;
+mod sync;
 
 pub use calls::{CallInProgress, in_progress};
 pub use catalog::{Catalog, Entry, Unusable};

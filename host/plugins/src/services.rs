@@ -3,6 +3,7 @@
 //! One set per plugin id and process, made when the plugin is first loaded and kept as long as the process, like the
 //! library itself. A plugin that is loaded again, or opened several times, meets its own metrics again.
 
+mod event;
 mod log;
 mod metrics;
 mod waker;

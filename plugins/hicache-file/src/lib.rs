@@ -107,6 +107,7 @@ mod run;
 mod sealer;
 mod segment;
 mod store;
+mod sync;
 mod tier;
 mod uring;
 mod waker;

@@ -1,10 +1,13 @@
 //! Batches between the host's threads and ours: slots, and room for every completion, allocated once.
+//!
+//! `tests/shuttle` compiles this file, and what it needs, with shuttle's locks. That is why its modules are named by their paths.
 
+#[path = "queue/batch.rs"]
 mod batch;
+#[path = "queue/state.rs"]
 mod state;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use host_plugin_api::{Error, ErrorCode, Key, Memory, RegionId, Result, Tag, TierCompletion, TierPage};
@@ -14,6 +17,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use state::State;
 
 use crate::metrics::Metrics;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::waker::{Waker, clear, new_event, signal};
 
 /// Bytes that one claim takes at most, unless one page is longer; what goes to disk as one write. Of 1 MiB, waking up costs a

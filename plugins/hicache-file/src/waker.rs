@@ -1,10 +1,11 @@
 //! Descriptors that wake: our threads, and the host's.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use host_plugin_api::{Error, ErrorCode, Result};
 use rustix::event::{EventfdFlags, eventfd};
+
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// What wakes one thread that waits in the kernel.
 pub struct Waker {

@@ -1,9 +1,10 @@
 //! The segments that this instance writes: room for values, records behind them, and what happens when one is full.
+//!
+//! `tests/shuttle` compiles this file with shuttle's locks.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use host_plugin_api::ErrorCode;
@@ -13,6 +14,7 @@ use crate::backing::write_at;
 use crate::config::Fsync;
 use crate::format::{BLOCK, Name, Value, position, record, seal};
 use crate::segment::Segment;
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 struct Published {
     /// The record that comes next.

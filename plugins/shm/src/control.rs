@@ -1,16 +1,19 @@
 //! The control page of one connection, written by both sides.
+//!
+//! `tests/loom` compiles this file with loom's atomics, and tries every order in which its threads may run.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use host_plugin_api::NOTIFICATION_BYTES;
 
 use crate::mapping::Shared;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::hint;
 
 /// Most copy threads of one instance.
 pub const MAX_COPY_THREADS: usize = 16;
 /// Notifications that wait for the receiver, per connection.
-pub const RING: u64 = 1024;
+pub const RING: usize = 1024;
 const WORDS: usize = NOTIFICATION_BYTES / 8;
 
 /// On a cache line of its own.
@@ -26,30 +29,34 @@ impl Line {
     /// Until the returned value is dropped, the thread is busy. Only one thread enters a line.
     pub fn enter(&self) -> Busy<'_> {
         let even = self.0.load(Ordering::Relaxed) & !1;
-        // Sequentially consistent, with the loads of the gate after it and the fence's store and load: either the
-        // thread sees the gate closed, or the fence sees the thread busy.
-        self.0.store(even | 1, Ordering::SeqCst);
+        // Release: a fence that finds this number has to see the pieces before it.
+        self.0.store(even | 1, Ordering::Release);
+        // With the one in `wait`: either the thread sees the gate closed, or the fence sees the thread busy.
+        fence(Ordering::SeqCst);
         Busy { line: self, even }
     }
 
-    /// Waits until all threads that were busy have moved on; false when `deadline` passed first.
+    /// Waits until the thread has moved on, if it was busy; false when `deadline` passed first. To be called after the gate was
+    /// closed.
     ///
     /// True at once when `dead` says so.
     pub fn wait(&self, deadline: Instant, dead: impl Fn() -> bool) -> bool {
-        let seen = self.0.load(Ordering::SeqCst);
+        // Between the store that closed the gate and the look at the line; see `enter`.
+        fence(Ordering::SeqCst);
+        let seen = self.0.load(Ordering::Acquire);
         if seen.is_multiple_of(2) {
             return true;
         }
         // A piece takes some tens of microseconds; a descheduled process takes longer.
         for turn in 0u64.. {
-            if self.0.load(Ordering::SeqCst) != seen || dead() {
+            if self.0.load(Ordering::Acquire) != seen || dead() {
                 return true;
             }
             if Instant::now() >= deadline {
                 return false;
             }
             match turn {
-                0..200 => std::hint::spin_loop(),
+                0..200 => hint::spin_loop(),
                 _ => std::thread::sleep(std::time::Duration::from_micros(50)),
             }
         }
@@ -65,7 +72,7 @@ pub struct Busy<'a> {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.line.0.store(self.even.wrapping_add(2), Ordering::SeqCst);
+        self.line.0.store(self.even.wrapping_add(2), Ordering::Release);
     }
 }
 
@@ -75,9 +82,9 @@ struct Entry {
     words: [AtomicU64; WORDS],
 }
 
-/// See the module.
+/// See the module. Its size is that of the protocol, except in models of it.
 #[repr(C)]
-pub struct ControlPage {
+pub struct ControlPage<const THREADS: usize = MAX_COPY_THREADS, const PLACES: usize = RING> {
     /// Written by the receiver: not 0 once nothing more may be written.
     closed: Line,
     /// Written by the sender: notifications pushed, ever.
@@ -85,27 +92,42 @@ pub struct ControlPage {
     /// Written by the receiver: notifications taken, ever.
     taken: Line,
     /// Written by the sender, one line per copy thread.
-    busy: [Line; MAX_COPY_THREADS],
-    ring: [Entry; RING as usize],
+    busy: [Line; THREADS],
+    ring: [Entry; PLACES],
 }
 
 // SAFETY: atomics only, aligned to a cache line.
-unsafe impl Shared for ControlPage {}
+unsafe impl<const THREADS: usize, const PLACES: usize> Shared for ControlPage<THREADS, PLACES> {}
 
-impl ControlPage {
-    /// Receiver: nothing more may be written.
+/// As a fresh mapping is: zeros.
+impl<const THREADS: usize, const PLACES: usize> Default for ControlPage<THREADS, PLACES> {
+    fn default() -> Self {
+        let word = |_| AtomicU64::new(0);
+        let entry = |_| Entry { length: AtomicU32::new(0), words: std::array::from_fn(word) };
+        Self {
+            closed: Line::default(),
+            pushed: Line::default(),
+            taken: Line::default(),
+            busy: std::array::from_fn(|_| Line::default()),
+            ring: std::array::from_fn(entry),
+        }
+    }
+}
+
+impl<const THREADS: usize, const PLACES: usize> ControlPage<THREADS, PLACES> {
+    /// Receiver: nothing more may be written, once a [`wait`](Self::wait) after it has ended.
     pub fn close(&self) {
-        self.closed.0.store(1, Ordering::SeqCst);
+        self.closed.0.store(1, Ordering::Relaxed);
     }
 
     /// Sender, while busy: whether the receiver still takes writes.
     pub fn is_open(&self) -> bool {
-        self.closed.0.load(Ordering::SeqCst) == 0
+        self.closed.0.load(Ordering::Relaxed) == 0
     }
 
     /// Sender: marks a copy thread busy.
     pub fn enter(&self, thread: usize) -> Busy<'_> {
-        self.busy[thread % MAX_COPY_THREADS].enter()
+        self.busy[thread % THREADS].enter()
     }
 
     /// Receiver: waits for all copy threads, see [`Line::wait`].
@@ -116,10 +138,10 @@ impl ControlPage {
     /// Sender, one thread at a time: false when the ring is full.
     pub fn push(&self, bytes: &[u8; NOTIFICATION_BYTES], length: u32) -> bool {
         let pushed = self.pushed.0.load(Ordering::Relaxed);
-        if pushed.wrapping_sub(self.taken.0.load(Ordering::Acquire)) >= RING {
+        if pushed.wrapping_sub(self.taken.0.load(Ordering::Acquire)) >= PLACES as u64 {
             return false;
         }
-        let entry = &self.ring[(pushed % RING) as usize];
+        let entry = &self.ring[(pushed % PLACES as u64) as usize];
         entry.length.store(length, Ordering::Relaxed);
         for (word, bytes) in entry.words.iter().zip(bytes.as_chunks::<8>().0) {
             word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
@@ -134,10 +156,10 @@ impl ControlPage {
         let taken = self.taken.0.load(Ordering::Relaxed);
         let waiting = self.pushed.0.load(Ordering::Acquire).wrapping_sub(taken);
         // More than the ring holds is a sender gone wrong; it gets no ear.
-        if waiting == 0 || waiting > RING {
+        if waiting == 0 || waiting > PLACES as u64 {
             return None;
         }
-        let entry = &self.ring[(taken % RING) as usize];
+        let entry = &self.ring[(taken % PLACES as u64) as usize];
         let length = entry.length.load(Ordering::Relaxed).min(NOTIFICATION_BYTES as u32);
         let mut bytes = [0; NOTIFICATION_BYTES];
         for (word, bytes) in entry.words.iter().zip(bytes.as_chunks_mut::<8>().0) {
@@ -151,7 +173,7 @@ impl ControlPage {
     pub fn has_waiting(&self) -> bool {
         let waiting =
             self.pushed.0.load(Ordering::Acquire).wrapping_sub(self.taken.0.load(Ordering::Relaxed));
-        waiting != 0 && waiting <= RING
+        waiting != 0 && waiting <= PLACES as u64
     }
 }
 

@@ -1,7 +1,6 @@
 //! A connection on which we are the receiver.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use host_plugin_api::{Notification, NotificationKind};
@@ -9,6 +8,7 @@ use host_transfer_kit::{Random, notification};
 
 use crate::control::ControlPage;
 use crate::mapping::SharedPage;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// See the module.
 pub struct Inbound {

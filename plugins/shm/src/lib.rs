@@ -20,6 +20,7 @@ mod copier;
 #[doc(hidden)]
 pub mod fuzzing;
 mod inbound;
+mod live;
 mod mapping;
 mod notifications;
 mod outbound;
@@ -27,6 +28,7 @@ mod ready;
 mod regions;
 mod service;
 mod socket;
+mod sync;
 mod wire;
 
 pub use backend::ShmBackend;

@@ -8,8 +8,9 @@ use host_plugin_api::{Error, ErrorCode, PeerId, Result, Submission, Write};
 use host_transfer_kit::{Event, Peer, Random, locked};
 
 use crate::control::{Busy, ControlPage};
+use crate::live::LiveTable;
 use crate::mapping::{Mapping, SharedPage, cannot_shrink};
-use crate::regions::{LiveTable, RegionDescriptor};
+use crate::regions::RegionDescriptor;
 
 /// See the module.
 pub struct Outbound {

@@ -1,10 +1,14 @@
 //! Submissions that wait for a copy thread.
+//!
+//! `tests/shuttle` compiles this file with shuttle's locks.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use host_transfer_kit::locked;
+
+use crate::sync::{Condvar, Mutex};
 
 /// How long a submission whose peer's ring is full waits before it is tried again.
 const RETRY: Duration = Duration::from_micros(500);

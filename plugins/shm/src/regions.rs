@@ -2,37 +2,13 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use host_plugin_api::{Error, ErrorCode, Memory, MemoryKind, RegionId, Result};
 use rustix::fs::{Mode, OFlags, fstat, open};
 
-use crate::mapping::{Shared, SharedPage, Writers};
-
-/// Most regions registered at once: with the connection's own, as many descriptors as fit one message.
-pub const MAX_REGIONS: usize = 128;
-
-/// The live regions, as peers see them: `id << 32 | generation`, or 0. Ids are never 0.
-#[repr(C)]
-pub struct LiveTable([AtomicU64; MAX_REGIONS]);
-
-// SAFETY: atomics only.
-unsafe impl Shared for LiveTable {}
-
-impl LiveTable {
-    fn slot(&self, id: u32) -> &AtomicU64 {
-        &self.0[id as usize % MAX_REGIONS]
-    }
-
-    /// Whether region `id` lives and has this generation. Meaningful while busy, see the crate's page.
-    pub fn lives(&self, id: u32, generation: u32) -> bool {
-        self.slot(id).load(Ordering::SeqCst) == word(id, generation)
-    }
-}
-
-fn word(id: u32, generation: u32) -> u64 {
-    u64::from(id) << 32 | u64::from(generation)
-}
+pub use crate::live::MAX_REGIONS;
+use crate::live::{LiveTable, Places};
+use crate::mapping::{SharedPage, Writers};
 
 /// What a peer is told of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +30,7 @@ pub struct Regions {
     /// The table's file, opened for reading. That alone would not keep peers from writing: they could open it again. The file's
     /// seals do.
     live_fd: OwnedFd,
-    addresses: [AtomicU64; MAX_REGIONS],
-    lengths: [AtomicU64; MAX_REGIONS],
+    places: Places,
     held: Mutex<Book>,
 }
 
@@ -74,8 +49,7 @@ impl Regions {
         Ok(Self {
             live,
             live_fd,
-            addresses: [const { AtomicU64::new(0) }; MAX_REGIONS],
-            lengths: [const { AtomicU64::new(0) }; MAX_REGIONS],
+            places: Places::default(),
             held: Mutex::new(Book { slots: [const { None }; MAX_REGIONS], uses: [0; MAX_REGIONS] }),
         })
     }
@@ -111,9 +85,8 @@ impl Regions {
             fd_offset: memory.fd_offset,
         };
         book.slots[slot] = Some(Held { region: descriptor, fd });
-        self.addresses[slot].store(memory.address, Ordering::Relaxed);
-        self.lengths[slot].store(memory.length, Ordering::Relaxed);
-        self.live.slot(id).store(word(id, memory.generation), Ordering::SeqCst);
+        self.places.set(id, memory.address, memory.length);
+        self.live.set(id, memory.generation);
         Ok(RegionId(id))
     }
 
@@ -124,7 +97,7 @@ impl Regions {
         if held.is_none_or(|h| h.region.id != region.0) {
             return Err(Error::new(ErrorCode::INVALID_ARGUMENT, format!("no region {}", region.0)));
         }
-        self.live.slot(region.0).store(0, Ordering::SeqCst);
+        self.live.clear(region.0);
         Ok(())
     }
 
@@ -138,13 +111,7 @@ impl Regions {
     /// The address of a live region's bytes, when the range lies inside. Meaningful while busy.
     #[inline]
     pub fn source(&self, id: u32, offset: u64, length: u64) -> Option<*const u8> {
-        let slot = id as usize % MAX_REGIONS;
-        let live = (self.live.0[slot].load(Ordering::SeqCst) >> 32) as u32;
-        let end = offset.checked_add(length)?;
-        if live != id || id == 0 || end > self.lengths[slot].load(Ordering::Relaxed) {
-            return None;
-        }
-        Some((self.addresses[slot].load(Ordering::Relaxed) + offset) as *const u8)
+        self.places.find(&self.live, id, offset, length).map(|address| address as *const u8)
     }
 
     /// Calls `with` with what a peer needs to map all live regions.

@@ -237,6 +237,7 @@ mod notifications;
 mod peer;
 mod queue;
 mod regions;
+mod sync;
 mod system;
 pub mod wire;
 

@@ -1,12 +1,13 @@
 //! Lists of writes that were prepared: checked once, posted by index.
 
 use std::collections::HashMap;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use host_plugin_api::{Error, ErrorCode, PeerId, PreparedId, Result, Write};
 
 use crate::locked::{reading, writing};
 use crate::peer::Peer;
+use crate::sync::RwLock;
 
 /// Most lists of an instance at a time.
 pub const MAX_LISTS: usize = 4096;

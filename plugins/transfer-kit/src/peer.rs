@@ -1,13 +1,14 @@
 //! Peers, as the hot calls see them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use host_plugin_api::PeerId;
 
 use crate::locked::{reading, writing};
 use crate::regions::RegionDescriptor;
+use crate::sync::RwLock;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::system::Random;
 
 /// A connection on which this instance is the sender.

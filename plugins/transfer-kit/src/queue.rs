@@ -1,8 +1,9 @@
 //! Submissions on their way between the host's threads and the backend's: a fixed number of slots, allocated once.
+//!
+//! `tests/shuttle` compiles this file, and what it needs, with shuttle's locks.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use host_plugin_api::{Completion, NOTIFICATION_BYTES, PeerId, Submission, Tag, Write};
@@ -10,6 +11,8 @@ use host_plugin_api::{Completion, NOTIFICATION_BYTES, PeerId, Submission, Tag, W
 use crate::lists::List;
 use crate::locked::locked;
 use crate::peer::Peer;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What is to be written.
 #[derive(Clone, Copy, Debug)]
@@ -288,4 +291,5 @@ impl<P: Peer, X: Default> Queue<P, X> {
 }
 
 #[cfg(test)]
+#[path = "queue/tests.rs"]
 mod tests;

@@ -1,37 +1,39 @@
 //! Wake-ups for instances that have no descriptor of their own.
+//!
+//! `tests/loom` compiles this file with loom's atomics, and an event of its own.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsRawFd, OwnedFd};
+use super::event::Event;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// A descriptor of the host's that a plugin makes readable, and that is clear again before each poll.
 ///
 /// A thread that waits polls until nothing is left, as with a plugin's own descriptor.
 pub struct Waker {
-    event: OwnedFd,
+    event: Event,
     /// Woken since it was cleared, so that many wakes are one write.
     woken: AtomicBool,
 }
 
 impl Waker {
     pub(super) fn new() -> std::io::Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { event, woken: AtomicBool::new(false) })
+        Ok(Self::of(Event::new()?))
+    }
+
+    pub(super) fn of(event: Event) -> Self {
+        Self { event, woken: AtomicBool::new(false) }
     }
 
     /// What to wait on.
     #[must_use]
     pub fn fd(&self) -> i32 {
-        self.event.as_raw_fd()
+        self.event.fd()
     }
 
     /// Makes the descriptor readable. Everything done before is seen by a poll after the [`clear`](Self::clear) that
     /// follows.
     pub fn wake(&self) {
         if !self.woken.swap(true, Ordering::AcqRel) {
-            // A counter that is full is readable already.
-            let _full = rustix::io::write(&self.event, &1u64.to_ne_bytes()).is_err();
+            self.event.set();
         }
     }
 
@@ -45,9 +47,8 @@ impl Waker {
 
     #[cold]
     fn clear_woken(&self) {
-        let mut count = [0; 8];
-        // Empty while a wake is between its two steps: the mark stays, and the next clear takes both.
-        if rustix::io::read(&self.event, &mut count).is_ok() {
+        // Not set while a wake is between its two steps: the mark stays, and the next clear takes both.
+        if self.event.take() {
             self.woken.swap(false, Ordering::AcqRel);
         }
     }
@@ -60,7 +61,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     fn readable(waker: &Waker) -> bool {
-        let mut fds = [PollFd::new(&waker.event, PollFlags::IN)];
+        let mut fds = [PollFd::new(waker.event.descriptor(), PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
     }
 
@@ -90,7 +91,7 @@ mod tests {
             });
             let mut seen = 0;
             while seen < ITEMS {
-                let mut fds = [PollFd::new(&waker.event, PollFlags::IN)];
+                let mut fds = [PollFd::new(waker.event.descriptor(), PollFlags::IN)];
                 let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
                 assert_eq!(poll(&mut fds, Some(&minute)), Ok(1), "stuck at {seen} of {ITEMS}");
                 waker.clear();

@@ -1,8 +1,6 @@
 //! The net around a plugin's code, linked instead of loaded, so that Miri and the sanitizers can watch it:
 //!
-//!     ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address \
-//!         cargo +nightly test -p host-plugin-panicking --target x86_64-unknown-linux-gnu
-//!     MIRIFLAGS=-Zmiri-ignore-leaks cargo +nightly miri test -p host-plugin-panicking --test guard_contains_panics
+//!     cargo xtask nightly asan valgrind miri
 //!
 //! What leaks is meant to: the payload of a panic is forgotten, because its own drop may panic.
 

@@ -1,0 +1,33 @@
+//! A descriptor that can be made readable.
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
+
+/// Readable or not.
+pub(super) struct Event(OwnedFd);
+
+impl Event {
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    pub(super) fn fd(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    #[cfg(test)]
+    pub(super) fn descriptor(&self) -> &OwnedFd {
+        &self.0
+    }
+
+    /// Makes it readable.
+    pub(super) fn set(&self) {
+        // A counter that is full is readable already.
+        let _full = rustix::io::write(&self.0, &1u64.to_ne_bytes()).is_err();
+    }
+
+    /// Makes it quiet; false if it is already.
+    pub(super) fn take(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0; 8]).is_ok()
+    }
+}

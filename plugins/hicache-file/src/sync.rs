@@ -1,0 +1,3 @@
+//! What the protocols between threads are made of. `tests/shuttle` compiles their files with its own.
+
+pub use std::sync::atomic;

@@ -1,0 +1,8 @@
+//! Protocols between threads, in every order.
+
+#![allow(clippy::unwrap_used, reason = "a model that goes wrong is a test that fails")]
+
+mod model;
+mod ranks;
+mod shm;
+mod wakes;
