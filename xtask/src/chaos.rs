@@ -21,6 +21,8 @@ Options:
   --seed N         What is drawn: faults, victims, prompts [default: 1]
   --clients N      Clients at once [default: 8]
   --every-ms N     Mean time between two faults [default: 1000]
+  --for MINUTES    Run so long, however many faults that makes; with --faults 0 without any
+  --hostile N      Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
   --network        Each process has a network of its own (as root), links fail, and pages travel over TCP
   --transfer NAME  The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                    [default: corrupting; with --network remote-wire]

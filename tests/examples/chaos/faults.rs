@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::Options;
 use crate::cast::{Cast, Part, Role};
 use crate::load::Strikes;
 use crate::memory::Bound;
@@ -71,22 +72,30 @@ const FAULTS: &[(Fault, u32, &str)] = &[
 /// How long what cannot be seen to end is said to have lasted: until the process is back.
 const DEATH: Duration = Duration::from_secs(2);
 
-/// Injects so many faults. Returns how many of each kind.
+/// Injects as many faults as the options say. Returns how many of each kind.
 pub fn inject(
     cast: &mut Cast,
     random: &mut fastrand::Rng,
     strikes: &Strikes,
-    count: u32,
-    every: Duration,
+    options: &Options,
 ) -> BTreeMap<&'static str, u32> {
     let mut injected = BTreeMap::new();
-    let mut shown = Instant::now();
+    let &Options { faults: count, every, lasts, .. } = options;
+    if count == 0 {
+        cast.run_for(lasts.unwrap_or_default());
+        return injected;
+    }
+    let (start, mut shown) = (Instant::now(), Instant::now());
     let possible: Vec<_> = FAULTS.iter().filter(|(fault, ..)| is_possible(cast, *fault)).collect();
     for (.., name) in FAULTS.iter().filter(|(fault, ..)| !is_possible(cast, *fault)) {
         println!("left out: {name}");
     }
     let all: u32 = possible.iter().map(|(_, weight, _)| weight).sum();
-    while injected.values().sum::<u32>() < count {
+    let goes_on = |injected: &BTreeMap<_, u32>| match lasts {
+        Some(lasts) => start.elapsed() < lasts,
+        None => injected.values().sum::<u32>() < count,
+    };
+    while goes_on(&injected) {
         let mut lot = random.u32(0..all);
         let (fault, _, name) = possible
             .iter()
@@ -104,7 +113,7 @@ pub fn inject(
         cast.run_for(every.mul_f64(0.2 + 1.6 * random.f64()));
         if shown.elapsed() > Duration::from_secs(60) {
             shown = Instant::now();
-            println!("  {} of {count} faults", injected.values().sum::<u32>());
+            println!("  {} faults in {:.0} s", injected.values().sum::<u32>(), start.elapsed().as_secs_f64());
         }
     }
     injected

@@ -18,6 +18,7 @@ mod cast;
 mod disk;
 mod faults;
 mod footprint;
+mod hostile;
 mod jobs;
 mod load;
 mod memory;
@@ -33,6 +34,7 @@ use host_tests::built::profile;
 use host_tests::cluster::{Cluster, Start};
 
 use cast::Cast;
+use hostile::Hostile;
 use jobs::Job;
 use load::Load;
 
@@ -43,18 +45,24 @@ struct Options {
     seed: u64,
     clients: u32,
     every: Duration,
+    /// So long, however many faults there are.
+    lasts: Option<Duration>,
+    hostile: u32,
     /// Each process in a network namespace of its own, where that can be.
     network: bool,
     transfer: Option<String>,
 }
 
 const USAGE: &str = "\
-Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--network] [--transfer NAME] [--host PROGRAM]
+Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES] [--hostile N]
+             [--network] [--transfer NAME] [--host PROGRAM]
 
   --faults N      Faults to inject [default: 100]
   --seed N        What is drawn: faults, victims, prompts [default: 1]
   --clients N     Clients at once [default: 8]
   --every-ms N    Mean time between two faults [default: 1000]
+  --for MINUTES   Run so long, however many faults that makes; with --faults 0 without any, and nothing is ended
+  --hostile N     Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
   --network       Each process has a network of its own (as root), links fail, and pages travel over TCP
   --transfer NAME The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                   [default: corrupting; with --network remote-wire]
@@ -68,6 +76,8 @@ impl Options {
             seed: 1,
             clients: 8,
             every: Duration::from_secs(1),
+            lasts: None,
+            hostile: 0,
             network: false,
             transfer: None,
         };
@@ -84,6 +94,8 @@ impl Options {
                 "--seed" => options.seed = number()?.into(),
                 "--clients" => options.clients = number()?.max(1),
                 "--every-ms" => options.every = Duration::from_millis(number()?.into()),
+                "--for" => options.lasts = Some(Duration::from_secs(60) * number()?),
+                "--hostile" => options.hostile = number()?,
                 "--transfer" => options.transfer = Some(value),
                 "--host" => options.host = value.into(),
                 _ => return Err(format!("there is no {flag}\n\n{USAGE}")),
@@ -114,14 +126,19 @@ fn main() -> ExitCode {
     let load = Load::start(&jobs, cast.routers(), options.clients, options.seed);
     load.wait_for_answers(u64::from(options.clients) * 4);
     let before = cast.footprints();
+    let hostile = Hostile::start(cast.routers(), options.hostile, options.seed);
     let began = Instant::now();
-    let injected = faults::inject(&mut cast, &mut random, &load.strikes, options.faults, options.every);
+    let injected = faults::inject(&mut cast, &mut random, &load.strikes, &options);
     let lasted = began.elapsed();
+    let hostile = hostile.stop();
     cast.heal();
     cast.wait_until_ready();
     let tally = load.stop();
     let leaks = cast.leaks(&before);
 
+    for (act, count) in &hostile {
+        println!("{count} times a hostile client {act}");
+    }
     if report::print(&cast, &injected, &tally, &leaks, lasted) {
         return ExitCode::SUCCESS;
     }

@@ -29,6 +29,8 @@ pub struct Setting {
     folder: PathBuf,
     tier: PathBuf,
     secret: Option<PathBuf>,
+    /// No fault ends any.
+    all_stay: bool,
 }
 
 impl Setting {
@@ -66,6 +68,7 @@ impl Setting {
             folder: folder.to_owned(),
             tier: disk.tier(),
             secret,
+            all_stay: options.faults == 0,
         }
     }
 
@@ -128,6 +131,7 @@ impl Setting {
             }
         }
         let switches = Switches { tier: file("tier"), hang: file("hang"), mix: file("mix"), clock };
+        let stays = stays || self.all_stay;
         Plan { role, name, stays, arguments, environment, node, switches }
     }
 
