@@ -17,6 +17,7 @@ use crate::disk::Disk;
 use crate::footprint::{Footprint, Trend};
 use crate::load::Address;
 use crate::network::Network;
+use crate::sandbox::is_inside;
 
 pub use part::{Part, Role, State};
 
@@ -43,9 +44,11 @@ pub struct Cast {
 
 impl Cast {
     /// Two routers, two prefill and three decode workers.
+    ///
+    /// Links are made in namespaces of this run alone, never in the machine's own.
     pub fn start(options: &Options) -> Self {
         let folder = tempfile::tempdir().expect("a folder for logs and pages");
-        let mut network = match options.network {
+        let mut network = match options.network && is_inside() {
             true => Network::make().map_err(|why| println!("no network of its own: {why}")).ok(),
             false => None,
         };

@@ -21,6 +21,7 @@ pub fn status(pid: u32, key: &str) -> u64 {
 pub struct Footprint {
     /// Anonymous resident memory.
     pub bytes: u64,
+    /// Without those of stored segments, which the tier's size bounds.
     pub descriptors: usize,
     pub threads: u64,
     /// Memory that is locked or pinned.
@@ -31,7 +32,7 @@ impl Footprint {
     pub fn of(pid: u32) -> Self {
         Self {
             bytes: status(pid, "RssAnon:") << 10,
-            descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count),
+            descriptors: descriptors(pid),
             threads: status(pid, "Threads:"),
             locked: (status(pid, "VmLck:") + status(pid, "VmPin:")) << 10,
         }
@@ -40,7 +41,7 @@ impl Footprint {
     /// Whether this is much more than it was. Twice the memory, because before was soon after the start.
     pub fn outgrew(&self, before: &Self) -> bool {
         self.bytes > 2 * before.bytes + (48 << 20)
-            || self.descriptors > before.descriptors + 32
+            || self.descriptors > before.descriptors + 24
             || self.threads > before.threads + 16
             || self.locked > before.locked + (8 << 20)
     }
@@ -57,6 +58,12 @@ impl fmt::Display for Footprint {
             mib(locked)
         )
     }
+}
+
+fn descriptors(pid: u32) -> usize {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok().into_iter().flatten().flatten();
+    let files = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    files.filter(|file| !file.ancestors().any(|folder| folder.ends_with("disk/pages"))).count()
 }
 
 /// Memory over time of the processes that live as long as the run.
