@@ -6,6 +6,7 @@
 mod attempt;
 mod failure;
 mod progress;
+mod tries;
 mod warm_up;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use tokio::sync::watch;
 use self::attempt::{Attempt, Step};
 pub use self::failure::Failure;
 use self::progress::Progress;
+use self::tries::Tries;
 pub use self::warm_up::warm_up;
 use super::identity::Caller;
 use super::metrics::Metrics;
@@ -181,8 +183,7 @@ impl Router {
             job,
             ends: now + self.retry.longest,
             deadline,
-            tries: 0,
-            losses: 0,
+            tries: Tries::default(),
             failed: Vec::new(),
             attempt: None,
             served_by: None,
@@ -208,10 +209,7 @@ pub struct Generation {
     ends: Instant,
     /// No try begins later.
     deadline: Instant,
-    /// Tries since the last one that made progress.
-    tries: u32,
-    /// Tries that failed, in all.
-    losses: u32,
+    tries: Tries,
     /// Workers that failed a try, in the order of failing.
     failed: Vec<Instance>,
     attempt: Option<Attempt>,
@@ -254,6 +252,7 @@ impl Generation {
             };
             match attempt.next().await {
                 Step::Began(began) => {
+                    self.tries.came_together();
                     self.router.metrics.expected_tokens.inc_by(attempt.expected());
                     self.router.registry.computed(attempt.room());
                     self.attempt = Some(attempt);
@@ -275,7 +274,7 @@ impl Generation {
                     attempt.settle();
                     return Ok(Event::Finished(self.progress.finish(finished)));
                 }
-                Step::Failed { leg, failure, suspect, reported } => {
+                Step::Failed { leg, failure, suspect, reported, apart } => {
                     // A worker that reports a failure may report what its partner did; one that is gone is the culprit.
                     self.failed.extend(if reported { attempt.instances() } else { vec![leg] });
                     drop(attempt);
@@ -285,7 +284,7 @@ impl Generation {
                     if let Some(reason) = self.complete() {
                         return Ok(Event::Finished(self.progress.finished(reason)));
                     }
-                    let restarts = self.after_failure(failure).await?;
+                    let restarts = self.after_failure(failure, apart).await?;
                     if restarts {
                         return Ok(Event::Restarted);
                     }
@@ -315,7 +314,7 @@ impl Generation {
     }
 
     /// Returns when another try is due, and whether it begins the answer again.
-    async fn after_failure(&mut self, failure: Failure) -> Result<bool, Failure> {
+    async fn after_failure(&mut self, failure: Failure, apart: bool) -> Result<bool, Failure> {
         if !failure.retryable() {
             return Err(failure);
         }
@@ -323,19 +322,19 @@ impl Generation {
         if self.is_seen() && !resume {
             return Err(self.given_up(failure.to_string()));
         }
-        self.losses += 1;
-        if self.progress.brought() >= PROGRESS {
-            self.tries = 1;
-        }
+        let (now, retry) = (clock::now(), &self.router.retry);
         // Of a request that waited long for its turn, too.
-        self.deadline = clock::now() + self.router.retry.total;
-        let wait = self.router.retry.backoff.saturating_mul(1_u32 << self.tries.saturating_sub(1).min(10));
-        let Retry { tries, losses, total, .. } = self.router.retry;
-        if self.tries >= tries || self.losses >= losses || wait >= total {
-            return Err(self.given_up(format!("{failure} (after {} tries)", self.losses)));
-        }
+        self.deadline = now + retry.total;
+        let wait = match apart {
+            true => self.tries.after_apart(retry, now),
+            false => self.tries.after_loss(retry, self.progress.brought() >= PROGRESS),
+        };
+        let tries = self.tries.failed();
+        let Some(wait) = wait else {
+            return Err(self.given_up(format!("{failure} (after {tries} tries)")));
+        };
         let answered = self.progress.answered();
-        tracing::info!(request = self.job.request_id, tries = self.losses, answered, %failure, "trying again");
+        tracing::info!(request = self.job.request_id, tries, answered, %failure, "trying again");
         self.router.metrics.retries.inc();
         let restarts = !resume && self.progress.brought() > 0;
         if restarts {
@@ -356,7 +355,7 @@ impl Generation {
         let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;
         let room = Room(random >> 1);
         let route = self.route(room).await?;
-        self.tries += 1;
+        self.tries.begin();
         let prompt = Arc::clone(self.progress.prompt());
         let room_left = route.max_tokens().saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
         self.progress
@@ -376,7 +375,7 @@ impl Generation {
         tracing::debug!(
             request = self.job.request_id,
             %room,
-            tries = self.tries,
+            tries = self.tries.in_a_row(),
             prefill = route.prefill.as_ref().map(|worker| worker.name.as_str()),
             decode = route.decode.name,
             "dispatched"
@@ -409,7 +408,7 @@ impl Generation {
             match self.router.registry.pick(need, &self.failed) {
                 Ok(route) => return Ok(route),
                 // The worker that it fitted may come back.
-                Err(NoRoute::TooLong(limit)) if self.losses > 0 => {
+                Err(NoRoute::TooLong(limit)) if self.tries.failed() > 0 => {
                     let why = format!("no worker is left that holds more than {limit} tokens");
                     tokio::select! {
                         () = change => {}

@@ -1,150 +1,90 @@
 //! The processes, each started again when it has ended.
 
+mod part;
+mod plan;
+
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use host_tests::cluster::{agent, signal};
+use host_tests::cluster::agent;
 use host_tests::wait::until;
-use host_tests::{plugin_files, ports};
 use serde_json::Value;
 
+use crate::Options;
+use crate::disk::Disk;
+use crate::footprint::{Footprint, Trend};
 use crate::load::Address;
+use crate::network::Network;
+use crate::sandbox::is_inside;
 
-/// Steps take a while, so that faults strike answers in the middle.
-const SYNTHETIC: &str = "[synthetic]\nstep-us = 1000\nprefill-token-us = 20\n";
+pub use part::{Part, Role, State};
+
 /// Between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(20);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    Router,
-    Prefill,
-    Decode,
-}
-
-/// What was done to a process that will end, or stands still.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
-    Runs,
-    Frozen(Instant),
-    /// Its end was asked for.
-    Ends,
-}
-
-/// One process, over its lives.
-struct Part {
-    role: Role,
-    name: String,
-    arguments: Vec<String>,
-    child: Child,
-    state: State,
-    log: PathBuf,
-    killed: Arc<AtomicU64>,
-}
-
-/// Resident bytes and descriptors of a process.
-type Footprint = (u64, usize);
 
 pub struct Cast {
     host: PathBuf,
     parts: Vec<Part>,
     routers: Vec<Address>,
-    tier: PathBuf,
+    pub disk: Disk,
+    network: Option<Network>,
+    /// The transfer plugin can be told to hang and to mix up what it sends.
+    pub switched: bool,
+    /// libfaketime is here.
+    pub clocks: bool,
     unasked: Vec<String>,
+    /// Processes that ended because they were made to hang, or got no memory.
+    ended: BTreeMap<&'static str, u32>,
+    trend: Trend,
     folder: Option<tempfile::TempDir>,
     _plugins: tempfile::TempDir,
 }
 
-impl Part {
-    fn spawn(host: &Path, arguments: &[String], log: &Path) -> Child {
-        let log = OpenOptions::new().create(true).append(true).open(log).expect("the log can be written");
-        let output: File = log.try_clone().expect("another descriptor of the log");
-        Command::new(host)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(output)
-            .stderr(log)
-            .spawn()
-            .expect("the program starts")
-    }
-}
-
 impl Cast {
     /// Two routers, two prefill and three decode workers.
-    pub fn start(host: &Path) -> Self {
-        let plugins = plugin_files::directory(&["shm", "hicache-file"]);
+    ///
+    /// Links are made in namespaces of this run alone, never in the machine's own.
+    pub fn start(options: &Options) -> Self {
         let folder = tempfile::tempdir().expect("a folder for logs and pages");
-        let tier = folder.path().join("tier");
-        let config = folder.path().join("host.toml");
-        std::fs::write(&config, SYNTHETIC).expect("the configuration is written");
-        let mut cast = Self {
-            host: host.to_owned(),
-            parts: Vec::new(),
-            routers: Vec::new(),
-            tier: tier.clone(),
-            unasked: Vec::new(),
-            _plugins: plugins,
-            folder: None,
+        let mut network = match options.network && is_inside() {
+            true => Network::make().map_err(|why| println!("no network of its own: {why}")).ok(),
+            false => None,
         };
-        let common = |role: &str| -> Vec<String> {
-            ["--role", role, "--executor", "synthetic", "--log-format", "json", "--config"]
-                .map(str::to_owned)
-                .into_iter()
-                .chain([config.display().to_string()])
-                .collect()
-        };
-        let mut controls = Vec::new();
-        for at in 0..2 {
-            let (http, control) = (ports::unused(), ports::unused());
-            controls.push(format!("http://{control}"));
-            let mut arguments = common("router");
-            arguments.extend(["--port".into(), http.port().to_string()]);
-            arguments.extend(["--control".into(), control.to_string()]);
-            let killed = Arc::new(AtomicU64::new(0));
-            cast.routers.push(Address { url: format!("http://{http}"), killed: Arc::clone(&killed) });
-            cast.add(Role::Router, format!("router-{at}"), arguments, folder.path(), killed);
-        }
-        for (role, count) in [(Role::Prefill, 2), (Role::Decode, 3)] {
-            let word = if role == Role::Prefill { "prefill" } else { "decode" };
-            for at in 0..count {
-                let name = format!("{word}-{at}");
-                let mut arguments = common(word);
-                let small = "--pool-pages 256 --hicache-memory 1MiB --chunk-tokens 64 --max-batch 16 --layer-groups 4 \
-                             --drain-timeout 2 --control 127.0.0.1:0 --plugins shm,hicache-file";
-                arguments.extend(small.split_whitespace().map(str::to_owned));
-                arguments.extend(["--plugins-dir".into(), cast._plugins.path().display().to_string()]);
-                let set = |key: &str| format!("hicache-file.{key}");
-                arguments.extend(["--set".into(), set(&format!("dir={}", tier.display()))]);
-                arguments.extend(["--set".into(), set("size_limit_mib=512")]);
-                arguments.extend(["--router".into(), controls.join(","), "--name".into(), name.clone()]);
-                cast.add(role, name, arguments, folder.path(), Arc::default());
+        let disk = Disk::make(folder.path());
+        let setting = plan::Setting::of(options, folder.path(), &disk, network.is_some());
+        let (mut parts, mut routers) = (Vec::new(), Vec::new());
+        for (plan, url) in setting.plans(network.as_mut()) {
+            let killed = Arc::default();
+            if let Some(url) = url {
+                routers.push(Address { url, killed: Arc::clone(&killed) });
             }
+            parts.push(Part::start(&options.host, plan, folder.path(), killed));
         }
-        cast.folder = Some(folder);
-        cast
-    }
-
-    fn add(
-        &mut self,
-        role: Role,
-        name: String,
-        arguments: Vec<String>,
-        folder: &Path,
-        killed: Arc<AtomicU64>,
-    ) {
-        let log = folder.join(format!("{name}.log"));
-        let child = Part::spawn(&self.host, &arguments, &log);
-        self.parts.push(Part { role, name, arguments, child, state: State::Runs, log, killed });
+        Self {
+            host: options.host.clone(),
+            parts,
+            routers,
+            disk,
+            network,
+            switched: setting.transfer == "corrupting",
+            clocks: setting.clock.is_some(),
+            unasked: Vec::new(),
+            ended: BTreeMap::new(),
+            trend: Trend::new(),
+            folder: Some(folder),
+            _plugins: setting.plugins,
+        }
     }
 
     pub fn routers(&self) -> &[Address] {
         &self.routers
+    }
+
+    /// Whether links can be cut, and whether they can lose packets.
+    pub fn links(&self) -> (bool, bool) {
+        (self.network.is_some(), self.network.as_ref().is_some_and(Network::drops))
     }
 
     /// Processes that ended although nothing was done to them.
@@ -152,24 +92,36 @@ impl Cast {
         &self.unasked
     }
 
-    /// Thaws what has been frozen long enough, and starts what has ended.
+    /// Processes that ended because they were made to hang, or got no memory.
+    pub fn ended(&self) -> &BTreeMap<&'static str, u32> {
+        &self.ended
+    }
+
+    /// Ends what has lasted long enough, and starts what has ended.
     fn look(&mut self) {
+        self.disk.look();
         for part in &mut self.parts {
-            if let State::Frozen(until) = part.state
-                && Instant::now() >= until
-            {
-                signal(part.child.id(), "CONT");
-                part.state = State::Runs;
-            }
+            part.look();
             let Ok(Some(status)) = part.child.try_wait() else { continue };
-            if part.state != State::Ends {
+            let why = match part.state {
+                State::Hangs | State::MayHang => Some("did not return from a call"),
+                State::Starves => Some("got no more memory"),
+                _ => None,
+            };
+            if let Some(why) = why {
+                *self.ended.entry(why).or_default() += 1;
+            } else if !part.may_end() {
                 let log = std::fs::read_to_string(&part.log).unwrap_or_default();
                 let last = log.lines().last().unwrap_or_default().to_owned();
-                self.unasked.push(format!("{} with {status}: {last}", part.name));
+                self.unasked.push(format!("{} in {:?} with {status}: {last}", part.name, part.state));
                 assert!(self.unasked.len() < 20, "processes end by themselves: {:#?}", self.unasked);
             }
-            part.child = Part::spawn(&self.host, &part.arguments, &part.log);
-            part.state = State::Runs;
+            part.again(&self.host);
+        }
+        if self.trend.is_due() {
+            for part in self.parts.iter().filter(|part| part.stays) {
+                self.trend.sample(&part.name, part.pid());
+            }
         }
     }
 
@@ -182,67 +134,53 @@ impl Cast {
         }
     }
 
-    /// One of a role to which nothing is done at the moment, unless it is the last one that runs.
-    fn victim(&mut self, role: Role, random: &mut fastrand::Rng) -> Option<&mut Part> {
-        let runs = |part: &&mut Part| part.role == role && part.state == State::Runs;
-        let mut running: Vec<&mut Part> = self.parts.iter_mut().filter(runs).collect();
-        if running.len() < 2 {
+    /// One of a role to which nothing is done at the moment, unless it is the last one that runs. None that stays, if the fault
+    /// ends it.
+    pub fn victim(&mut self, role: Role, ends: bool, random: &mut fastrand::Rng) -> Option<&mut Part> {
+        let runs = |part: &Part| part.role == role && part.state == State::Runs;
+        if self.parts.iter().filter(|part| runs(part)).count() < 2 {
             return None;
         }
-        let at = random.usize(0..running.len());
-        Some(running.swap_remove(at))
-    }
-
-    pub fn kill(&mut self, role: Role, random: &mut fastrand::Rng) -> bool {
-        let Some(part) = self.victim(role, random) else { return false };
-        part.state = State::Ends;
-        // Before and after, so that a client whose connection breaks sees another number than it saw when it connected.
-        part.killed.fetch_add(1, Ordering::SeqCst);
-        let killed = part.child.kill();
-        part.killed.fetch_add(1, Ordering::SeqCst);
-        killed.is_ok()
-    }
-
-    pub fn drain(&mut self, role: Role, random: &mut fastrand::Rng) -> bool {
-        let Some(part) = self.victim(role, random) else { return false };
-        part.state = State::Ends;
-        signal(part.child.id(), "TERM");
-        true
-    }
-
-    pub fn freeze(&mut self, role: Role, time: Duration, random: &mut fastrand::Rng) -> bool {
-        let Some(part) = self.victim(role, random) else { return false };
-        part.state = State::Frozen(Instant::now() + time);
-        signal(part.child.id(), "STOP");
-        true
-    }
-
-    pub fn flush(&mut self, random: &mut fastrand::Rng) -> bool {
-        let Some(router) = random.choice(&self.routers) else { return false };
-        // A worker that is down just now cannot be told.
-        agent().post(format!("{}/flush_cache", router.url)).send_empty().is_ok()
-    }
-
-    /// Changes some bytes in the middle of a file of the storage tier.
-    pub fn change_stored_bytes(&mut self, random: &mut fastrand::Rng) -> bool {
-        let mut files = Vec::new();
-        files_below(&self.tier, &mut files);
-        let Some(file) = random.choice(&files) else { return false };
-        let Ok(open) = OpenOptions::new().write(true).open(file) else { return false };
-        let length = open.metadata().map_or(0, |metadata| metadata.len());
-        if length < 8192 {
-            return false;
+        let able = |part: &&mut Part| runs(part) && !(ends && part.stays);
+        let mut able: Vec<&mut Part> = self.parts.iter_mut().filter(able).collect();
+        if able.is_empty() {
+            return None;
         }
-        let bytes: Vec<u8> = (0..64).map(|_| random.u8(..)).collect();
-        open.write_all_at(&bytes, random.u64(4096..length - 64)).is_ok()
+        let at = random.usize(0..able.len());
+        Some(able.swap_remove(at))
     }
 
-    /// Nothing is frozen any more.
+    /// One of those whose clock can be stepped.
+    pub fn step_a_clock(&mut self, seconds: i64, random: &mut fastrand::Rng) -> bool {
+        let able: Vec<&Part> = self.parts.iter().filter(|part| part.switches.clock.is_some()).collect();
+        random.choice(able).is_some_and(|part| part.step_clock(seconds))
+    }
+
+    /// Empties all radix caches. A worker that is down just now cannot be told.
+    pub fn flush(&mut self, random: &mut fastrand::Rng) -> bool {
+        let routers: Vec<&Part> = self.parts.iter().filter(|part| part.role == Role::Router).collect();
+        let Some((part, router)) = random.choice(routers.into_iter().zip(&self.routers).collect::<Vec<_>>())
+        else {
+            return false;
+        };
+        let Some(node) = &part.node else {
+            return agent().post(format!("{}/flush_cache", router.url)).send_empty().is_ok();
+        };
+        // Only from its own machine.
+        let port = router.url.rsplit(':').next().unwrap_or_default();
+        let ask = "POST /flush_cache HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\nContent-Length: 0\\r\\n\\r\\n";
+        let talk =
+            format!("exec 3<>/dev/tcp/127.0.0.1/{port}; printf '{ask}' >&3; head -1 <&3 | grep -q 200");
+        let mut command = node.command(Path::new("timeout"));
+        command.args(["10", "bash", "-c", &talk]).stderr(std::process::Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    }
+
+    /// Nothing is wrong any more.
     pub fn heal(&mut self) {
+        self.disk.free();
         for part in &mut self.parts {
-            if let State::Frozen(until) = &mut part.state {
-                *until = Instant::now();
-            }
+            part.end_early();
         }
         self.look();
     }
@@ -256,9 +194,10 @@ impl Cast {
     /// Waits until every router sees every worker live.
     pub fn wait_until_ready(&mut self) {
         let workers = self.parts.iter().filter(|part| part.role != Role::Router).count();
+        let routers = self.routers.clone();
         until("all workers to be live", || {
             self.look();
-            for router in &self.routers {
+            for router in &routers {
                 let health = Self::health(&router.url);
                 let all = health["workers"].as_array().cloned().unwrap_or_default();
                 let live = all.iter().filter(|worker| worker["state"] == "live").count();
@@ -267,6 +206,14 @@ impl Cast {
                 }
             }
             Ok(())
+        });
+        // What may hang has had time to end.
+        until("nothing to be done to any process", || {
+            self.look();
+            match self.parts.iter().find(|part| part.state != State::Runs) {
+                None => Ok(()),
+                Some(part) => Err(format!("{} is {:?}", part.name, part.state)),
+            }
         });
     }
 
@@ -283,7 +230,7 @@ impl Cast {
     }
 
     pub fn footprints(&self) -> BTreeMap<String, Footprint> {
-        self.parts.iter().map(|part| (part.name.clone(), footprint(part.child.id()))).collect()
+        self.parts.iter().map(|part| (part.name.clone(), Footprint::of(part.pid()))).collect()
     }
 
     /// Pages that are not given back although nothing is under way, and processes that have grown.
@@ -299,17 +246,19 @@ impl Cast {
             if busy.is_empty() { Ok(()) } else { Err(busy) }
         });
         let mut leaks = idle.err().unwrap_or_default();
+        println!("\nprocesses that nothing ended, with all requests answered:");
+        let growth = self.trend.growth();
         for part in &self.parts {
-            let ((bytes, files), (bytes_before, files_before)) =
-                (footprint(part.child.id()), before[&part.name]);
-            // Twice, because some processes have just started, and before was under load.
-            if bytes > 2 * bytes_before + (32 << 20) || files > files_before + 32 {
-                let name = &part.name;
-                leaks.push(format!(
-                    "{name} went from {bytes_before} bytes and {files_before} descriptors to {bytes} and {files}"
-                ));
+            let (now, before) = (Footprint::of(part.pid()), before[&part.name]);
+            if let Some((bytes, seconds)) = growth.get(part.name.as_str()) {
+                println!("  {}: {before} before", part.name);
+                println!("  {}: {now} after; {:+.2} MiB in {seconds:.0} s", part.name, bytes / 1_048_576.0);
+            }
+            if now.outgrew(&before) {
+                leaks.push(format!("{} went from {before} to {now}", part.name));
             }
         }
+        leaks.extend(self.trend.leaks());
         leaks
     }
 
@@ -338,27 +287,6 @@ fn held(address: &str) -> Vec<String> {
         })
         .map(|line| format!("{address}: {line}"))
         .collect()
-}
-
-fn footprint(pid: u32) -> Footprint {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap_or_default();
-    let kib: u64 = line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0);
-    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-    (kib << 10, files)
-}
-
-fn files_below(folder: &Path, files: &mut Vec<PathBuf>) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            files_below(&path, files);
-        } else {
-            files.push(path);
-        }
-    }
-    files.sort();
 }
 
 impl Drop for Cast {

@@ -1,19 +1,23 @@
 //! Clients that ask without a pause, and what they found.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use host_tests::wait::until;
 
 use crate::jobs::{Job, Manner, Outcome, ask};
 
+/// From when to when faults lasted, and their kinds.
+pub type Strikes = Arc<Mutex<Vec<(Instant, Instant, &'static str)>>>;
+
 /// A router, as clients know it: its address, and which life it lives.
 #[derive(Clone, Debug)]
 pub struct Address {
     pub url: String,
-    /// Counted up before the router is killed, and when it is dead.
+    /// Counted up when the router is killed or cannot be reached, and when it is there again: odd until then.
     pub killed: Arc<AtomicU64>,
 }
 
@@ -25,6 +29,17 @@ pub struct Tally {
     pub left: u64,
     pub wrong: Vec<String>,
     pub lost: Vec<String>,
+    /// Of requests during which a fault of this kind lasted.
+    pub during: BTreeMap<&'static str, During>,
+}
+
+/// What became of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct During {
+    pub right: u64,
+    pub reconnected: u64,
+    pub wrong: u64,
+    pub lost: u64,
 }
 
 /// Clients under way.
@@ -32,6 +47,7 @@ pub struct Load {
     stop: Arc<AtomicBool>,
     tally: Arc<Mutex<Tally>>,
     clients: Vec<JoinHandle<()>>,
+    pub strikes: Strikes,
 }
 
 /// Wait before a client whose connection was refused asks another router.
@@ -41,6 +57,7 @@ impl Load {
     pub fn start(jobs: &[Job], routers: &[Address], clients: u32, seed: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let tally = Arc::new(Mutex::new(Tally::default()));
+        let strikes = Strikes::default();
         let clients = (0..clients)
             .map(|client| {
                 let client = Client {
@@ -48,12 +65,13 @@ impl Load {
                     jobs: jobs.to_vec(),
                     routers: routers.to_vec(),
                     tally: Arc::clone(&tally),
+                    strikes: Arc::clone(&strikes),
                 };
                 let stop = Arc::clone(&stop);
                 std::thread::spawn(move || client.run(&stop))
             })
             .collect();
-        Self { stop, tally, clients }
+        Self { stop, tally, clients, strikes }
     }
 
     pub fn wait_for_answers(&self, count: u64) {
@@ -77,6 +95,7 @@ struct Client {
     jobs: Vec<Job>,
     routers: Vec<Address>,
     tally: Arc<Mutex<Tally>>,
+    strikes: Strikes,
 }
 
 impl Client {
@@ -93,24 +112,34 @@ impl Client {
             3..8 => Manner::Stream,
             _ => Manner::Leave(self.random.usize(1..=job.count as usize)),
         };
+        let first = Instant::now();
         let mut reconnects = 0_u64;
         loop {
             let router = self.random.choice(&self.routers).cloned().unwrap();
             let life = router.killed.load(Ordering::SeqCst);
-            let began = std::time::Instant::now();
+            let began = Instant::now();
             let outcome = ask(&router.url, &job, manner);
             if matches!(outcome, Outcome::Broken(_)) {
                 // The killer counts a moment later than the connection breaks.
                 std::thread::sleep(AGAIN);
             }
+            let kinds = self.kinds_since(first);
             let mut tally = self.tally.lock().unwrap();
+            let mut during = |count: fn(&mut During) -> &mut u64| {
+                kinds.iter().for_each(|kind| *count(tally.during.entry(kind).or_default()) += 1);
+            };
             match outcome {
                 Outcome::Answer(tokens) if tokens == job.right => {
+                    during(|during| &mut during.right);
+                    if reconnects > 0 {
+                        during(|during| &mut during.reconnected);
+                    }
                     tally.right += 1;
                     tally.reconnected += u64::from(reconnects > 0);
                     return;
                 }
                 Outcome::Answer(tokens) => {
+                    during(|during| &mut during.wrong);
                     let at = tokens.iter().zip(&job.right).take_while(|(one, other)| one == other).count();
                     let (got, wanted) = (tokens.len(), job.right.len());
                     let prompt = job.prompt.len();
@@ -126,7 +155,10 @@ impl Client {
                 // A router that was killed has nothing to say; until it is there again, nothing listens.
                 Outcome::Broken(why) => {
                     let refused = why.contains("refused");
-                    if router.killed.load(Ordering::SeqCst) == life && !refused || reconnects > 600 {
+                    let unreachable = life % 2 == 1;
+                    let same = router.killed.load(Ordering::SeqCst) == life;
+                    if same && !refused && !unreachable || reconnects > 600 {
+                        during(|during| &mut during.lost);
                         let after = began.elapsed();
                         tally.lost.push(format!(
                             "{manner:?} at {} after {after:?}, life {life}: {why}",
@@ -137,10 +169,17 @@ impl Client {
                     reconnects += 1;
                 }
                 Outcome::Refused(why) => {
+                    during(|during| &mut during.lost);
                     tally.lost.push(format!("{manner:?} at {}: {why}", router.url));
                     return;
                 }
             }
         }
+    }
+
+    /// The kinds of faults that lasted at some time between then and now.
+    fn kinds_since(&self, then: Instant) -> BTreeSet<&'static str> {
+        let strikes = self.strikes.lock().unwrap();
+        strikes.iter().rev().filter(|(_, end, _)| *end > then).map(|(.., kind)| *kind).collect()
     }
 }

@@ -5,15 +5,26 @@
 //! ```
 //!
 //! Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Clients ask, stream, and hang up;
-//! meanwhile processes are killed, frozen, drained and flushed, and bytes of stored pages are changed. The report counts what was
-//! injected and what became of the requests; the exit code is 1 if a request was lost, a token was wrong, or something leaked.
+//! meanwhile processes are killed, frozen and drained, their links cut, their plugins made to hang and lie, their disk and memory
+//! taken. The report counts what was injected and what became of the requests; the exit code is 1 if a request was lost, a token was
+//! wrong, or something leaked.
+//!
+//! As root the runner runs itself again in namespaces ([`sandbox`]), with which all that it makes ends. Elsewhere the faults that
+//! need them are left out, and the report says which.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot go on ends with what was seen")]
 
 mod cast;
+mod disk;
 mod faults;
+mod footprint;
+mod hostile;
 mod jobs;
 mod load;
+mod memory;
+mod network;
+mod report;
+mod sandbox;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,6 +34,7 @@ use host_tests::built::profile;
 use host_tests::cluster::{Cluster, Start};
 
 use cast::Cast;
+use hostile::Hostile;
 use jobs::Job;
 use load::Load;
 
@@ -33,15 +45,27 @@ struct Options {
     seed: u64,
     clients: u32,
     every: Duration,
+    /// So long, however many faults there are.
+    lasts: Option<Duration>,
+    hostile: u32,
+    /// Each process in a network namespace of its own, where that can be.
+    network: bool,
+    transfer: Option<String>,
 }
 
 const USAGE: &str = "\
-Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--host PROGRAM]
+Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES] [--hostile N]
+             [--network] [--transfer NAME] [--host PROGRAM]
 
   --faults N      Faults to inject [default: 100]
   --seed N        What is drawn: faults, victims, prompts [default: 1]
   --clients N     Clients at once [default: 8]
   --every-ms N    Mean time between two faults [default: 1000]
+  --for MINUTES   Run so long, however many faults that makes; with --faults 0 without any, and nothing is ended
+  --hostile N     Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
+  --network       Each process has a network of its own (as root), links fail, and pages travel over TCP
+  --transfer NAME The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
+                  [default: corrupting; with --network remote-wire]
   --host PROGRAM  The program [default: the one built beside this]";
 
 impl Options {
@@ -52,9 +76,17 @@ impl Options {
             seed: 1,
             clients: 8,
             every: Duration::from_secs(1),
+            lasts: None,
+            hostile: 0,
+            network: false,
+            transfer: None,
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(flag) = arguments.next() {
+            if flag == "--network" {
+                options.network = true;
+                continue;
+            }
             let value = arguments.next().ok_or_else(|| format!("{flag} needs a value\n\n{USAGE}"))?;
             let number = || value.parse::<u32>().map_err(|error| format!("{flag} {value:?}: {error}"));
             match flag.as_str() {
@@ -62,6 +94,9 @@ impl Options {
                 "--seed" => options.seed = number()?.into(),
                 "--clients" => options.clients = number()?.max(1),
                 "--every-ms" => options.every = Duration::from_millis(number()?.into()),
+                "--for" => options.lasts = Some(Duration::from_secs(60) * number()?),
+                "--hostile" => options.hostile = number()?,
+                "--transfer" => options.transfer = Some(value),
                 "--host" => options.host = value.into(),
                 _ => return Err(format!("there is no {flag}\n\n{USAGE}")),
             }
@@ -78,49 +113,35 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some(ended) = sandbox::again_inside() {
+        return ended;
+    }
     println!("seed {}, {} faults, {} clients", options.seed, options.faults, options.clients);
     let mut random = fastrand::Rng::with_seed(options.seed);
     let jobs = undivided_answers(&options, Job::draw(&mut random));
     println!("{} different requests were answered by one undivided worker", jobs.len());
 
-    let mut cast = Cast::start(&options.host);
+    let mut cast = Cast::start(&options);
     cast.wait_until_ready();
     let load = Load::start(&jobs, cast.routers(), options.clients, options.seed);
     load.wait_for_answers(u64::from(options.clients) * 4);
     let before = cast.footprints();
+    let hostile = Hostile::start(cast.routers(), options.hostile, options.seed);
     let began = Instant::now();
-    let injected = faults::inject(&mut cast, &mut random, options.faults, options.every);
+    let injected = faults::inject(&mut cast, &mut random, &load.strikes, &options);
     let lasted = began.elapsed();
+    let hostile = hostile.stop();
     cast.heal();
     cast.wait_until_ready();
     let tally = load.stop();
     let leaks = cast.leaks(&before);
 
-    println!("\nfaults injected within {:.0} s:", lasted.as_secs_f64());
-    for (fault, count) in &injected {
-        println!("  {count:>6}  {fault}");
+    for (act, count) in &hostile {
+        println!("{count} times a hostile client {act}");
     }
-    println!("  {:>6}  in all", injected.values().sum::<u32>());
-    println!("requests:");
-    println!("  {:>6}  answered, each token as the undivided worker says", tally.right);
-    println!("  {:>6}  of them asked again, because their router had been killed", tally.reconnected);
-    println!("  {:>6}  left by their client", tally.left);
-    println!("  {:>6}  with a wrong token", tally.wrong.len());
-    println!("  {:>6}  lost", tally.lost.len());
-    println!("  {:>6}  answers that went on on another worker (routers that live)", cast.resumed());
-    println!("processes that ended unasked: {}", cast.unasked().len());
-    println!("leaks: {}", leaks.len());
-    let mut troubles = Vec::new();
-    for (what, found) in
-        [("wrong", &tally.wrong), ("lost", &tally.lost), ("ended unasked", cast.unasked()), ("leak", &leaks)]
-    {
-        troubles.extend(found.iter().take(10).map(|one| format!("{what}: {one}")));
-    }
-    if troubles.is_empty() {
-        println!("OK");
+    if report::print(&cast, &injected, &tally, &leaks, lasted) {
         return ExitCode::SUCCESS;
     }
-    println!("\n{}", troubles.join("\n"));
     println!("logs: {}", cast.keep_logs().display());
     ExitCode::FAILURE
 }

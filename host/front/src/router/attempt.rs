@@ -28,6 +28,8 @@ struct Leg {
 
 /// What a worker says that takes no more requests.
 const SHUTTING_DOWN: &str = FailureCode::ShuttingDown.as_str();
+/// What a decode worker says that could not shake hands with its prefill worker.
+const PEER_REFUSED: &str = FailureCode::PeerRefused.as_str();
 /// Largest event that a worker may send.
 const MAX_EVENT: usize = 1 << 20;
 /// After the answer is complete, prefill may take this long to end its leg by itself.
@@ -47,8 +49,10 @@ impl Leg {
     }
 
     async fn next(&mut self) -> Step {
-        let failed =
-            |failure, suspect, reported| Step::Failed { leg: self.instance, failure, suspect, reported };
+        let failed = |failure, suspect, reported| {
+            let leg = self.instance;
+            Step::Failed { leg, failure, suspect, reported, apart: false }
+        };
         tokio::select! {
             biased;
             event = self.events.next() => match event {
@@ -60,7 +64,11 @@ impl Leg {
                     WireEvent::Failed(event) if event.code == SHUTTING_DOWN => {
                         failed(Failure::of_worker(&self.name, &event), true, false)
                     }
-                    WireEvent::Failed(event) => failed(Failure::of_worker(&self.name, &event), false, true),
+                    WireEvent::Failed(event) => {
+                        let (leg, failure) = (self.instance, Failure::of_worker(&self.name, &event));
+                        let apart = event.code == PEER_REFUSED;
+                        Step::Failed { leg, failure, suspect: false, reported: true, apart }
+                    }
                 },
                 Some(Ok(GenerateEvent { event: None })) => {
                     let text = format!("worker {:?} sent an event of an unknown kind", self.name);
@@ -93,6 +101,8 @@ pub(super) enum Step {
         suspect: bool,
         /// The worker itself reports it, and its partner may be the cause.
         reported: bool,
+        /// The two workers did not come together, so that nothing was begun.
+        apart: bool,
     },
 }
 

@@ -107,6 +107,35 @@ async fn tries_are_bounded_and_the_last_failure_is_told() {
 }
 
 #[tokio::test]
+async fn workers_that_do_not_come_together_are_tried_until_they_do() {
+    let calls = AtomicUsize::new(0);
+    // As a decode worker whose prefill worker died while the router was cut off.
+    let script: Script = Arc::new(move |request| match calls.fetch_add(1, Ordering::SeqCst) {
+        0..8 => vec![Step::Fail { code: "peer_refused", retryable: true }],
+        _ => echoes()(request),
+    });
+    let (front, _prefill, decode) = Front::with_pair(script).await;
+    let reply = front.post(PATH, &request()).await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.json().await["choices"][0]["text"], "abcabc");
+    assert_eq!(decode.watch.calls().len(), 9);
+}
+
+#[tokio::test]
+async fn workers_that_never_come_together_are_tried_for_a_while_and_the_reason_is_told() {
+    let mut config = config();
+    config.retry.total = Duration::from_millis(200);
+    let mut front = Front::start(config).await;
+    let _prefill = front.worker("prefill", "prefill", prefills()).await;
+    let apart = steps(vec![Step::Fail { code: "peer_refused", retryable: true }]);
+    let _decode = front.worker("decode", "decode", apart).await;
+    let reply = front.post(PATH, &request()).await;
+    assert_eq!(reply.status, 503);
+    let answer = reply.json().await;
+    assert!(message(&answer).contains("\"decode\" failed: scripted (peer_refused)"), "{answer}");
+}
+
+#[tokio::test]
 async fn a_failure_that_would_repeat_is_not_retried() {
     for (step, status) in [
         (Step::Fail { code: "executor", retryable: false }, 500),

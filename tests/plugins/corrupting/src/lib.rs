@@ -27,11 +27,19 @@ struct Config {
     only: String,
     /// A submission that begins while this file is there never returns.
     hang_file: String,
+    /// While this file is there, some submissions mix up what they send.
+    mix_file: String,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { flip_write: 1, flips: 1, only: String::new(), hang_file: String::new() }
+        Self {
+            flip_write: 1,
+            flips: 1,
+            only: String::new(),
+            hang_file: String::new(),
+            mix_file: String::new(),
+        }
     }
 }
 
@@ -42,6 +50,8 @@ struct State {
     prepared: HashMap<u64, Vec<Write>>,
     /// Writes accepted so far.
     accepted: u64,
+    /// Submissions while the file that says to mix writes up was there.
+    mixable: u64,
     /// Kept, since a region's file has to stay open.
     scratch: Vec<OwnedFd>,
 }
@@ -87,6 +97,16 @@ impl CorruptingBackend {
                 std::thread::park();
             }
         }
+    }
+
+    /// Whether this submission of so many writes is to send wrong bytes.
+    fn mixes(&self, state: &mut State, writes: usize) -> bool {
+        let file = &self.config.mix_file;
+        if writes < 2 || file.is_empty() || !Path::new(file).exists() {
+            return false;
+        }
+        state.mixable += 1;
+        state.mixable.is_multiple_of(4)
     }
 
     /// Whether the write of this number, counted from 0, is one to corrupt.
@@ -159,6 +179,17 @@ impl CorruptingBackend {
     }
 }
 
+/// The same writes, except that the last one sends the bytes of the first, if those are as many.
+fn mixed(writes: &[Write]) -> Vec<Write> {
+    let mut writes = writes.to_vec();
+    if let [first, .., last] = &mut writes[..]
+        && first.length == last.length
+    {
+        (last.source_region, last.source_offset) = (first.source_region, first.source_offset);
+    }
+    writes
+}
+
 impl TransferBackend for CorruptingBackend {
     fn limits(&self) -> TransferLimits {
         self.inner.limits()
@@ -193,7 +224,9 @@ impl TransferBackend for CorruptingBackend {
     }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         self.hang_if_told();
-        self.submit_counted(&mut self.state(), submission, writes)
+        let mut state = self.state();
+        let mixed = self.mixes(&mut state, writes.len()).then(|| mixed(writes));
+        self.submit_counted(&mut state, submission, mixed.as_deref().unwrap_or(writes))
     }
     fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
         self.hang_if_told();
@@ -202,7 +235,9 @@ impl TransferBackend for CorruptingBackend {
         let list = state.prepared.get(&prepared.0);
         let chosen: Option<Vec<Write>> =
             list.and_then(|list| indices.iter().map(|i| list.get(*i as usize).copied()).collect());
+        let mixes = self.mixes(&mut state, indices.len());
         match chosen {
+            Some(writes) if mixes => self.submit_counted(&mut state, submission, &mixed(&writes)),
             Some(writes) if (first..first + count).any(|number| self.is_victim(number)) => {
                 self.submit_counted(&mut state, submission, &writes)
             }

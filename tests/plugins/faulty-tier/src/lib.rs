@@ -2,7 +2,7 @@
 //!
 //! A batch waits until its time has come and is carried out inside `poll`, so a late get writes late. What is done to a
 //! value is done to the host's memory only: the store itself stays good. A batch with a victim of one of the `hang`
-//! faults never ends, not even when it is cancelled.
+//! faults never ends, not even when it is cancelled; with a control file it goes on when that file is gone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -39,6 +39,7 @@ enum Fault {
     HangPut,
     /// The call itself does not return.
     BlockPut,
+    BlockGet,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -62,8 +63,30 @@ struct Text {
     hold_file: String,
     /// Calls block only while this file is there.
     block_file: String,
+    /// While this file is there, it says what is done.
+    control_file: String,
     spare: u64,
     stop: Stop,
+}
+
+/// What is done to pages now.
+struct Orders {
+    faults: Vec<Fault>,
+    every: u64,
+    delay: Duration,
+}
+
+impl Orders {
+    fn of(text: &Text) -> Result<Self> {
+        let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
+        let fault = |word: &str| {
+            let named: std::result::Result<Fault, serde::de::value::Error> =
+                Fault::deserialize(serde::de::value::StrDeserializer::new(word));
+            named.map_err(|e| wrong(e.to_string()))
+        };
+        let faults: Result<Vec<Fault>> = text.faults.split_whitespace().map(fault).collect();
+        Ok(Self { faults: faults?, every: text.every, delay: Duration::from_millis(text.delay_ms) })
+    }
 }
 
 impl Default for Text {
@@ -75,6 +98,7 @@ impl Default for Text {
             delay_ms: 0,
             hold_file: String::new(),
             block_file: String::new(),
+            control_file: String::new(),
             spare: 0,
             stop: Stop::Ends,
         }
@@ -107,7 +131,7 @@ struct State {
 /// See the crate.
 pub struct FaultyTier {
     inner: MemoryTier,
-    faults: Vec<Fault>,
+    orders: Orders,
     text: Text,
     state: Mutex<State>,
 }
@@ -119,14 +143,9 @@ pub struct FaultyTier {
 pub fn open(opening: &Opening) -> Result<FaultyTier> {
     let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
     let text: Text = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
-    let fault = |word: &str| {
-        let named: std::result::Result<Fault, serde::de::value::Error> =
-            Fault::deserialize(serde::de::value::StrDeserializer::new(word));
-        named.map_err(|e| wrong(e.to_string()))
-    };
-    let faults: Result<Vec<Fault>> = text.faults.split_whitespace().map(fault).collect();
+    let orders = Orders::of(&text)?;
     let inner = host_plugin_memory::open(&Opening { name: opening.name.clone(), config: String::new() })?;
-    Ok(FaultyTier { inner, faults: faults?, text, state: Mutex::default() })
+    Ok(FaultyTier { inner, orders, text, state: Mutex::default() })
 }
 
 host_plugin_api::export_plugin! {
@@ -154,7 +173,8 @@ fn applies(work: &Work, fault: Fault) -> bool {
     match work {
         Work::Exists(_) => matches!(fault, Fault::Forget | Fault::Lie | Fault::HangExists),
         Work::Get(_) => {
-            !matches!(fault, Fault::Refuse | Fault::HangExists | Fault::HangPut | Fault::BlockPut)
+            use Fault::{BlockGet, BlockPut, HangExists, HangPut, Refuse};
+            !matches!(fault, Refuse | HangExists | HangPut | BlockPut | BlockGet)
         }
         Work::Put(_) => matches!(fault, Fault::Refuse | Fault::HangPut),
         Work::Delete(_) => false,
@@ -166,7 +186,27 @@ impl FaultyTier {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What the control file says, while there is one that can be read.
+    fn told(&self) -> Option<Orders> {
+        if self.text.control_file.is_empty() {
+            return None;
+        }
+        let text: Text = toml::from_str(&std::fs::read_to_string(&self.text.control_file).ok()?).ok()?;
+        Orders::of(&text).ok()
+    }
+
+    /// Does not return while it is told to block in such calls.
+    fn block_if_told(&self, fault: Fault) {
+        let blocks = || self.text.block_file.is_empty() || Path::new(&self.text.block_file).exists();
+        let told = self.told();
+        if told.as_ref().unwrap_or(&self.orders).faults.contains(&fault) && blocks() {
+            never();
+        }
+    }
+
     fn queue(&self, tag: Tag, work: Work) -> i32 {
+        let told = self.told();
+        let orders = told.as_ref().unwrap_or(&self.orders);
         let count = match &work {
             Work::Exists(keys) | Work::Delete(keys) => keys.len(),
             Work::Get(pages) | Work::Put(pages) => pages.len(),
@@ -176,11 +216,11 @@ impl FaultyTier {
         if state.waiting.len() + state.hanging.len() >= limits.max_batches as usize {
             return ErrorCode::WOULD_BLOCK.0;
         }
-        let able: Vec<Fault> = self.faults.iter().copied().filter(|fault| applies(&work, *fault)).collect();
+        let able: Vec<Fault> = orders.faults.iter().copied().filter(|fault| applies(&work, *fault)).collect();
         let mut draw = || {
             state.drawn += 1;
             let number = mixed(self.text.seed, state.drawn);
-            let hit = state.drawn > self.text.spare && number.is_multiple_of(self.text.every.max(1));
+            let hit = state.drawn > self.text.spare && number.is_multiple_of(orders.every.max(1));
             let which = able.get((number >> 32) as usize % able.len().max(1));
             which.copied().filter(|_| hit)
         };
@@ -188,7 +228,7 @@ impl FaultyTier {
         let hangs = |fault: &Option<Fault>| {
             matches!(fault, Some(Fault::HangExists | Fault::HangGet | Fault::HangPut))
         };
-        let due = Instant::now() + Duration::from_millis(self.text.delay_ms);
+        let due = Instant::now() + orders.delay;
         let hung = faults.iter().any(hangs);
         let batch = Batch { due, tag, work, faults };
         if hung {
@@ -300,13 +340,11 @@ impl StorageTier for FaultyTier {
         self.queue(tag, Work::Exists(keys.to_vec()))
     }
     fn get(&self, tag: Tag, pages: &[TierPage]) -> i32 {
+        self.block_if_told(Fault::BlockGet);
         self.queue(tag, Work::Get(pages.to_vec()))
     }
     fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
-        let told = || self.text.block_file.is_empty() || Path::new(&self.text.block_file).exists();
-        if self.faults.contains(&Fault::BlockPut) && told() {
-            never();
-        }
+        self.block_if_told(Fault::BlockPut);
         self.queue(tag, Work::Put(pages.to_vec()))
     }
     fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
@@ -314,6 +352,10 @@ impl StorageTier for FaultyTier {
     }
     fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
         let mut state = self.state();
+        if !state.hanging.is_empty() && !self.text.control_file.is_empty() && self.told().is_none() {
+            let go_on = std::mem::take(&mut state.hanging);
+            state.waiting.extend(go_on);
+        }
         self.carry_out(&mut state);
         let count = completions.len().min(state.completions.len());
         completions.iter_mut().zip(state.completions.drain(..count)).for_each(|(slot, done)| *slot = done);

@@ -1,7 +1,7 @@
 //! Receiving: a thread that accepts, and one per connection.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use host_plugin_api::{ErrorCode, NOTIFICATION_BYTES, Notification, NotificationK
 use crate::Shared;
 
 /// Starts an endpoint; another version of the protocol gets another one.
-const MAGIC: &[u8; 8] = b"WIRE0001";
+const MAGIC: &[u8; 8] = b"WIRE0002";
 /// First byte of a submission.
 pub const DATA: u8 = 1;
 /// An end on purpose.
@@ -20,30 +20,38 @@ pub const WELCOME: u8 = 3;
 /// Bytes copied at once, and so how long the lock on the memory is held.
 pub const BUFFER: usize = 64 << 10;
 
-/// How to reach an instance. The token keeps other programs on this machine out of its memory.
+/// How to reach an instance. The token keeps other programs out of its memory.
 #[derive(Clone)]
 pub struct Endpoint {
-    pub port: u16,
+    pub address: SocketAddrV4,
     token: [u8; 16],
 }
 
 impl Endpoint {
-    const BYTES: usize = MAGIC.len() + 16 + 2;
+    const BYTES: usize = MAGIC.len() + 16 + 4 + 2;
 
     pub fn of(listener: &TcpListener) -> std::io::Result<Self> {
         let mut token = [0; 16];
         std::fs::File::open("/dev/urandom")?.read_exact(&mut token)?;
-        Ok(Self { port: listener.local_addr()?.port(), token })
+        match listener.local_addr()? {
+            SocketAddr::V4(address) => Ok(Self { address, token }),
+            SocketAddr::V6(_) => Err(std::io::Error::other("an IPv6 address")),
+        }
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
-        [&MAGIC[..], &self.token, &self.port.to_le_bytes()].concat()
+        let (address, port) = (self.address.ip().octets(), self.address.port().to_le_bytes());
+        [&MAGIC[..], &self.token, &address, &port].concat()
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let rest = bytes.strip_prefix(MAGIC)?;
-        let (token, port) = rest.split_at_checked(16)?;
-        Some(Self { token: token.try_into().ok()?, port: u16::from_le_bytes(port.try_into().ok()?) })
+        let (token, rest) = rest.split_at_checked(16)?;
+        let (address, port) = rest.split_at_checked(4)?;
+        let address: [u8; 4] = address.try_into().ok()?;
+        let port = u16::from_le_bytes(port.try_into().ok()?);
+        let address = SocketAddrV4::new(Ipv4Addr::from(address), port);
+        Some(Self { token: token.try_into().ok()?, address })
     }
 }
 

@@ -51,17 +51,19 @@ struct Shared {
     queues: Queues,
 }
 
-/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML; this backend has no keys. To add some,
-/// declare each in plugin.toml, which lets the host check them, and read the text with the crate `toml`.
+/// Opens an instance. `opening.config` is the user's `[plugin.NAME]` table as TOML. Without keys in plugin.toml it is empty, and the
+/// instance is reached on this machine alone: to reach others, declare `address` there, and the capability `multi_host`. To add more
+/// keys, declare each, which lets the host check them, and read the text with the crate `toml`.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` for a name that notifications cannot carry, `IO` when nothing can be listened on.
+/// `CONFIG` for an address that is none, `INVALID_ARGUMENT` for a name that notifications cannot carry, `IO` when nothing can
+/// be listened on.
 pub fn open(opening: &Opening) -> Result<Backend> {
     if opening.name.len() > 64 {
         return Err(invalid("the instance's name is longer than 64 bytes"));
     }
     let io = |error: std::io::Error| Error::new(ErrorCode::IO, format!("cannot listen: {error}"));
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(io)?;
+    let listener = TcpListener::bind((address(&opening.config)?, 0)).map_err(io)?;
     let endpoint = Endpoint::of(&listener).map_err(io)?;
     let shared =
         Arc::new(Shared { name: opening.name.clone(), regions: Regions::default(), queues: Queues::new() });
@@ -84,6 +86,15 @@ pub fn open(opening: &Opening) -> Result<Backend> {
 host_plugin_api::export_plugin! {
     manifest: include_str!("../plugin.toml"),
     transfer: open,
+}
+
+/// The key `address`. One key needs no parser; with more, take `toml`.
+fn address(config: &str) -> Result<Ipv4Addr> {
+    let Some(value) = config.lines().find_map(|line| line.trim().strip_prefix("address")) else {
+        return Ok(Ipv4Addr::LOCALHOST);
+    };
+    let value = value.trim_start().trim_start_matches('=').trim().trim_matches(['"', '\'']);
+    value.parse().map_err(|error| Error::new(ErrorCode::CONFIG, format!("address {value:?}: {error}")))
 }
 
 fn invalid(text: &str) -> Error {
@@ -225,11 +236,15 @@ impl TransferBackend for Backend {
         }
         let mut ended = true;
         for peer in std::mem::take(&mut *self.peers()) {
-            ended &= peer.end(deadline);
+            let proven = peer.end(deadline);
+            if !proven {
+                peer.abandon();
+            }
+            ended &= proven;
         }
         self.shared.regions.cut(|_| true);
         // `accept` looks after each connection whether the instance is closed: a connection from here wakes it up.
-        if let Ok(stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, self.endpoint.port)) {
+        if let Ok(stream) = TcpStream::connect(self.endpoint.address) {
             let _gone = stream.shutdown(Shutdown::Both);
         }
         if let Some(acceptor) = lock(&self.acceptor).take() {

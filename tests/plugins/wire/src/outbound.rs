@@ -1,7 +1,7 @@
 //! Sending: one connection and one thread per peer.
 
 use std::io::{Read, Write as _};
-use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -34,8 +34,7 @@ pub struct Peer {
 pub fn connect(shared: &Arc<Shared>, id: u32, name: &str, endpoint: &Endpoint) -> Result<Arc<Peer>> {
     let failed =
         |error: std::io::Error| Error::new(ErrorCode::PEER_LOST, format!("{name} does not answer: {error}"));
-    let address = (Ipv4Addr::LOCALHOST, endpoint.port).into();
-    let mut stream = TcpStream::connect_timeout(&address, CONNECT).map_err(failed)?;
+    let mut stream = TcpStream::connect_timeout(&endpoint.address.into(), CONNECT).map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
     stream.set_read_timeout(Some(CONNECT)).map_err(failed)?;
     let mut hello = endpoint.to_bytes();
@@ -71,7 +70,8 @@ impl Peer {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Ends the connection. True when it is proven in time that nothing lands at the peer any more.
+    /// Ends the connection. True when it is proven in time that nothing lands at the peer any more. Else the thread goes on
+    /// waiting for the proof: what the network holds back may still land.
     pub fn end(&self, deadline: Instant) -> bool {
         self.ending.store(true, Ordering::Release);
         self.shared.queues.wake();
@@ -81,8 +81,6 @@ impl Peer {
         if !self.done_by(half) {
             let _ended = self.stream.shutdown(Shutdown::Write);
             if !self.done_by(deadline) {
-                // Without the proof, but the thread ends with its connection.
-                let _gone = self.stream.shutdown(Shutdown::Both);
                 return false;
             }
         }
@@ -90,6 +88,11 @@ impl Peer {
             let _panicked = thread.join();
         }
         true
+    }
+
+    /// Ends the thread without the proof, for an instance that ends.
+    pub fn abandon(&self) {
+        let _gone = self.stream.shutdown(Shutdown::Both);
     }
 
     fn done_by(&self, deadline: Instant) -> bool {

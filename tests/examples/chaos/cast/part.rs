@@ -1,0 +1,229 @@
+//! One process, over its lives.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use host_tests::cluster::signal;
+
+use crate::memory::{self, Bound};
+use crate::network::Node;
+
+/// What a process that may have been in a call that never returns has to end in.
+const WATCHDOG: Duration = Duration::from_secs(12);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Router,
+    Prefill,
+    Decode,
+}
+
+/// What is done to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Runs,
+    Frozen,
+    /// Its end was asked for.
+    Ends,
+    /// Its link is down.
+    Cut,
+    /// Its link loses packets.
+    Loses,
+    /// Its plugin does not return from calls.
+    Hangs,
+    /// A call that began before may still be in progress.
+    MayHang,
+    /// A plugin says what is not so, or is late.
+    Lies,
+    /// It gets no more memory.
+    Starves,
+}
+
+/// Files by which the plugins of one process are told what to do.
+#[derive(Clone, Debug)]
+pub struct Switches {
+    pub tier: PathBuf,
+    pub hang: PathBuf,
+    pub mix: PathBuf,
+    /// The offset of its clock, under libfaketime.
+    pub clock: Option<PathBuf>,
+}
+
+pub struct Part {
+    pub role: Role,
+    pub name: String,
+    /// Nothing ends it, so that its memory can be watched.
+    pub stays: bool,
+    pub arguments: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub child: Child,
+    pub state: State,
+    until: Instant,
+    pub log: PathBuf,
+    /// Counted up when its router is killed or cannot be reached, and when it is there again.
+    pub killed: Arc<AtomicU64>,
+    pub node: Option<Node>,
+    pub switches: Switches,
+}
+
+/// How a part is started.
+pub struct Plan {
+    pub role: Role,
+    pub name: String,
+    pub stays: bool,
+    pub arguments: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub node: Option<Node>,
+    pub switches: Switches,
+}
+
+impl Part {
+    pub fn start(host: &Path, plan: Plan, folder: &Path, killed: Arc<AtomicU64>) -> Self {
+        let Plan { role, name, stays, arguments, environment, node, switches } = plan;
+        let log = folder.join(format!("{name}.log"));
+        let child = spawn(host, &arguments, &environment, node.as_ref(), &log);
+        let (state, until) = (State::Runs, Instant::now());
+        Self { role, name, stays, arguments, environment, child, state, until, log, killed, node, switches }
+    }
+
+    pub fn again(&mut self, host: &Path) {
+        self.restore();
+        if self.killed.load(Ordering::SeqCst) % 2 == 1 {
+            self.killed.fetch_add(1, Ordering::SeqCst);
+        }
+        self.child = spawn(host, &self.arguments, &self.environment, self.node.as_ref(), &self.log);
+        self.state = State::Runs;
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether its end is a fault's doing.
+    pub fn may_end(&self) -> bool {
+        matches!(self.state, State::Ends | State::Hangs | State::MayHang | State::Starves)
+    }
+
+    pub fn kill(&mut self) -> bool {
+        self.state = State::Ends;
+        // A client that connects before it is quite dead must know, too.
+        self.killed.fetch_add(1, Ordering::SeqCst);
+        self.child.kill().is_ok()
+    }
+
+    pub fn drain(&mut self) {
+        self.state = State::Ends;
+        signal(self.pid(), "TERM");
+    }
+
+    /// From now on, until then.
+    fn enter(&mut self, state: State, time: Duration) {
+        (self.state, self.until) = (state, Instant::now() + time);
+    }
+
+    pub fn freeze(&mut self, time: Duration) {
+        self.enter(State::Frozen, time);
+        signal(self.pid(), "STOP");
+    }
+
+    pub fn cut(&mut self, time: Duration) -> bool {
+        let Some(node) = &self.node else { return false };
+        self.killed.fetch_add(1, Ordering::SeqCst);
+        node.cut(true);
+        self.enter(State::Cut, time);
+        true
+    }
+
+    pub fn lose(&mut self, time: Duration) -> bool {
+        let Some(node) = &self.node else { return false };
+        node.lose(true);
+        self.enter(State::Loses, time);
+        true
+    }
+
+    pub fn hang_transfer(&mut self, time: Duration) {
+        std::fs::write(&self.switches.hang, "").unwrap();
+        self.enter(State::Hangs, time);
+    }
+
+    pub fn mix_transfer(&mut self, time: Duration) {
+        std::fs::write(&self.switches.mix, "").unwrap();
+        self.enter(State::Lies, time);
+    }
+
+    /// Tells its tier what to do, in the words of the fixture.
+    pub fn order_tier(&mut self, orders: &str, time: Duration) {
+        // Whole or not at all.
+        let new = self.switches.tier.with_extension("new");
+        std::fs::write(&new, orders).unwrap();
+        std::fs::rename(&new, &self.switches.tier).unwrap();
+        let hangs = orders.contains("block-");
+        self.enter(if hangs { State::Hangs } else { State::Lies }, time);
+    }
+
+    pub fn starve(&mut self, bound: Bound, time: Duration) -> bool {
+        let starves = memory::starve(&self.name, self.pid(), bound);
+        if starves {
+            self.enter(State::Starves, time);
+        }
+        starves
+    }
+
+    pub fn step_clock(&self, seconds: i64) -> bool {
+        let Some(clock) = &self.switches.clock else { return false };
+        std::fs::write(clock, format!("{seconds:+}\n")).is_ok()
+    }
+
+    pub fn end_early(&mut self) {
+        self.until = self.until.min(Instant::now());
+    }
+
+    /// Ends what has lasted long enough.
+    pub fn look(&mut self) {
+        if matches!(self.state, State::Runs | State::Ends) || Instant::now() < self.until {
+            return;
+        }
+        self.restore();
+        match self.state {
+            State::Hangs => self.enter(State::MayHang, WATCHDOG),
+            _ => self.state = State::Runs,
+        }
+    }
+
+    fn restore(&mut self) {
+        let pid = self.pid();
+        match self.state {
+            State::Frozen => signal(pid, "CONT"),
+            State::Cut => {
+                self.node.iter().for_each(|node| node.cut(false));
+                self.killed.fetch_add(1, Ordering::SeqCst);
+            }
+            State::Loses => self.node.iter().for_each(|node| node.lose(false)),
+            State::Hangs | State::Lies => {
+                for file in [&self.switches.tier, &self.switches.hang, &self.switches.mix] {
+                    let _not_there = std::fs::remove_file(file);
+                }
+            }
+            State::Starves => memory::feed(&self.name, pid),
+            State::Runs | State::Ends | State::MayHang => {}
+        }
+    }
+}
+
+fn spawn(
+    host: &Path,
+    arguments: &[String],
+    environment: &[(String, String)],
+    node: Option<&Node>,
+    log: &Path,
+) -> Child {
+    let log = OpenOptions::new().create(true).append(true).open(log).expect("the log can be written");
+    let output: File = log.try_clone().expect("another descriptor of the log");
+    let mut command = node.map_or_else(|| Command::new(host), |node| node.command(host));
+    command.args(arguments).envs(environment.iter().map(|(key, value)| (key, value)));
+    command.stdin(Stdio::null()).stdout(output).stderr(log).spawn().expect("the program starts")
+}

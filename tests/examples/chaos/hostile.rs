@@ -1,0 +1,138 @@
+//! Clients that mean no good: slow, rude, and with much to say.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::load::Address;
+
+/// Longest time that one of them takes.
+const LONGEST: Duration = Duration::from_secs(20);
+/// Between two bytes of a slow one.
+const SLOW: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    ReadSlowly,
+    SendSlowly,
+    AbortUpload,
+    Reset,
+    GiantJson,
+    DeepJson,
+    Garbage,
+}
+
+const ACTS: &[(Act, &str)] = &[
+    (Act::ReadSlowly, "read a long answer byte by byte"),
+    (Act::SendSlowly, "sent a head byte by byte"),
+    (Act::AbortUpload, "hung up in the middle of a body"),
+    (Act::Reset, "reset the connection of an answer"),
+    (Act::GiantJson, "sent 8 MiB of JSON"),
+    (Act::DeepJson, "sent JSON 200,000 arrays deep"),
+    (Act::Garbage, "sent what is no HTTP"),
+];
+
+/// Hostile clients under way.
+pub struct Hostile {
+    stop: Arc<AtomicBool>,
+    done: Arc<Mutex<BTreeMap<&'static str, u64>>>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Hostile {
+    pub fn start(routers: &[Address], clients: u32, seed: u64) -> Self {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let clients = (0..clients).map(|client| {
+            let mut random = fastrand::Rng::with_seed(seed.wrapping_mul(2000).wrapping_add(client.into()));
+            let (stop, routers) = (Arc::clone(&stop), routers.to_vec());
+            let done: Arc<Mutex<BTreeMap<_, u64>>> = Arc::clone(&done);
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let (Some((act, name)), Some(router)) = (random.choice(ACTS), random.choice(&routers))
+                    else {
+                        return;
+                    };
+                    // That the server hangs up is what it should do.
+                    let _refused = attack(*act, &router.url, &mut random);
+                    *done.lock().unwrap().entry(*name).or_default() += 1;
+                }
+            })
+        });
+        Self { clients: clients.collect(), stop, done }
+    }
+
+    /// How often each was done.
+    pub fn stop(self) -> BTreeMap<&'static str, u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            client.join().unwrap();
+        }
+        Arc::into_inner(self.done).unwrap().into_inner().unwrap()
+    }
+}
+
+fn attack(act: Act, url: &str, random: &mut fastrand::Rng) -> std::io::Result<()> {
+    let address = url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(LONGEST))?;
+    stream.set_write_timeout(Some(LONGEST))?;
+    let until = Instant::now() + Duration::from_millis(random.u64(100..LONGEST.as_millis() as u64));
+    let head = |length: usize| {
+        format!(
+            "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        )
+    };
+    let long = "{\"input_ids\": [1, 2, 3], \"stream\": true, \
+                \"sampling_params\": {\"max_new_tokens\": 1000, \"ignore_eos\": true}}";
+    match act {
+        Act::ReadSlowly => {
+            stream.write_all((head(long.len()) + long).as_bytes())?;
+            while Instant::now() < until && stream.read(&mut [0])? > 0 {
+                std::thread::sleep(SLOW);
+            }
+        }
+        Act::SendSlowly => {
+            for byte in head(long.len()).bytes().take_while(|_| Instant::now() < until) {
+                stream.write_all(&[byte])?;
+                std::thread::sleep(SLOW);
+            }
+        }
+        Act::AbortUpload => {
+            let (whole, sent) = (4 << 20, random.usize(0..4 << 20));
+            stream.write_all(head(whole).as_bytes())?;
+            stream.write_all(&vec![b' '; sent])?;
+        }
+        Act::Reset => {
+            stream.write_all((head(long.len()) + long).as_bytes())?;
+            // What has come and is not read makes the end of the connection a reset.
+            stream.peek(&mut [0])?;
+        }
+        Act::GiantJson => {
+            let tokens = "7,".repeat(4 << 20);
+            let body = format!("{{\"input_ids\": [{tokens}7]}}");
+            answered(&mut stream, &(head(body.len()) + &body))?;
+        }
+        Act::DeepJson => {
+            let body = "[".repeat(200_000);
+            answered(&mut stream, &(head(body.len()) + &body))?;
+        }
+        Act::Garbage => {
+            let bytes: Vec<u8> = (0..random.usize(1..4096)).map(|_| random.u8(..)).collect();
+            stream.write_all(&bytes)?;
+            let _said = stream.read(&mut [0; 4096]);
+        }
+    }
+    Ok(())
+}
+
+/// Sends all of it, and reads the beginning of an answer.
+fn answered(stream: &mut TcpStream, request: &str) -> std::io::Result<usize> {
+    let sent = stream.write_all(request.as_bytes());
+    // It may have been refused before it was read.
+    let read = stream.read(&mut [0; 4096]);
+    sent.and(read)
+}
