@@ -2,7 +2,7 @@
 
 /// Makes a plugin of a crate: writes its manifest into the file and exports its factory.
 ///
-/// ```ignore
+/// ```text
 /// host_plugin_api::export_plugin! {
 ///     manifest: include_str!("../plugin.toml"),
 ///     transfer: open,

@@ -22,6 +22,7 @@ pub mod output;
 mod persistence;
 mod promises;
 mod random;
+mod refusals;
 mod tier;
 mod tier_contract;
 mod tier_hot;
@@ -148,6 +149,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         tier_hot::CASES,
         event_fd::CASES,
         persistence::CASES,
+        refusals::CASES,
         promises::CASES,
         allocator::CASES,
         allocator_shared::CASES,

@@ -198,6 +198,12 @@ fn each_defect_of_a_transfer_backend_fails_the_case_that_is_about_it_and_no_othe
             ("panics", &["transfer-panics"], "submit of nothing made the plugin panic"),
             ("needs-writes", &["transfer-words"], "a notification alone: submit of 0 writes answered"),
             ("corrupts-byte", &["transfer-data", "transfer-order"], "inside a write, is "),
+            (
+                "keeps-lists",
+                &["transfer-refusals", "transfer-closed-all"],
+                "release of an unknown list answers 0",
+            ),
+            ("posts-all", &["transfer-data", "transfer-refusals"], "a posted list moved other bytes"),
         ],
     );
 }
@@ -249,6 +255,13 @@ fn a_defect_of_a_transfer_backend_that_shows_while_bytes_are_on_their_way_is_fou
             ("names-nobody", "transfer-order", "does not name its sender"),
             ("counts-wrong", "transfer-data", "of 46360 bytes completed with 46359 bytes"),
             ("forgets-cancelled", "transfer-cancel", "was cancelled and never completed"),
+            ("registers-anything", "transfer-refusals", "register of memory of an unknown kind answers 0"),
+            ("deregisters-anything", "transfer-refusals", "deregister of an unknown region answers 0"),
+            ("connects-anywhere", "transfer-refusals", "connect to an endpoint of no bytes answers 0"),
+            ("disconnects-anything", "transfer-refusals", "disconnect of an unknown peer answers 0"),
+            ("cancels-anything", "transfer-cancel", "cancel of a tag that is not in flight answers 0"),
+            ("settled-when-closed", "transfer-closed-all", "settled after shutdown answers 1"),
+            ("limits-change", "transfer-constant", "max_submissions: 63"),
         ],
     );
 }
@@ -263,6 +276,14 @@ fn a_defect_of_a_tier_that_shows_beside_its_pages_or_late_is_found() {
             ("fills-missing", "tier-missing", "a get that found nothing changed memory"),
             ("counts-wrong", "tier-lengths", "of 16384 bytes says 16383 bytes"),
             ("usage-nothing", "tier-lengths", "usage says 1 values of 0 bytes"),
+            ("registers-anything", "tier-refusals", "register of memory of an unknown kind answers 0"),
+            ("deregisters-anything", "tier-refusals", "deregister of an unknown region answers 0"),
+            ("cancels-anything", "tier-cancel", "cancel of a tag that is not in flight answers 0"),
+            ("settled-when-closed", "tier-closed-all", "settled after shutdown answers 1"),
+            ("limits-pages", "tier-limits", "exists answered INVALID_ARGUMENT"),
+            ("limits-value", "tier-limits", "a put of 131072 ended with -2"),
+            ("limits-change", "tier-constant", "max_batches: 64"),
+            ("reads-once", "tier-refusals", "one value, read to two places at once, differs"),
             ("settled-always", "tier-settled", "changed after that"),
             ("settled-never", "tier-settled", "not all were ever settled"),
             ("deregister-nothing", "tier-deregister", "was written after a deregister"),

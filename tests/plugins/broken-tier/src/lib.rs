@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use host_plugin_api::tier::{FOUND, MISSING};
 use host_plugin_api::{
-    Error, ErrorCode, Key, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag, TierCompletion,
-    TierLimits, TierPage, TierUsage,
+    Error, ErrorCode, Key, Memory, MemoryKind, Opening, RegionId, Result, Scanned, StorageTier, Tag,
+    TierCompletion, TierLimits, TierPage, TierUsage,
 };
 use host_plugin_memory::MemoryTier;
 use rustix::event::{EventfdFlags, eventfd};
@@ -35,6 +35,8 @@ pub struct BrokenTier {
     cancelled: AtomicU64,
     /// Gets that a later poll carries out, and when.
     late: Mutex<Vec<(Instant, Tag, Vec<TierPage>)>>,
+    /// Questions that were answered differently each time.
+    asked: AtomicU64,
     /// Lengths of values by key.
     lengths: Mutex<HashMap<Key, u32>>,
 }
@@ -57,6 +59,7 @@ pub fn open(opening: &Opening) -> Result<BrokenTier> {
         put: Mutex::default(),
         cancelled: AtomicU64::new(u64::MAX),
         late: Mutex::default(),
+        asked: AtomicU64::new(0),
         lengths: Mutex::default(),
     })
 }
@@ -148,15 +151,34 @@ impl BrokenTier {
 
 impl StorageTier for BrokenTier {
     fn limits(&self) -> TierLimits {
-        self.inner.limits()
+        let limits = self.inner.limits();
+        match self.defect.as_str() {
+            "limits-pages" => TierLimits { max_pages: limits.max_pages * 2, ..limits },
+            "limits-value" => TierLimits { max_value: limits.max_value * 2, ..limits },
+            "limits-change" => {
+                let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+                TierLimits { max_batches: limits.max_batches - u32::from(asked % 2 == 1), ..limits }
+            }
+            _ => limits,
+        }
     }
     fn register(&self, memory: &Memory) -> Result<RegionId> {
+        if self.is("registers-anything") && memory.kind != MemoryKind::DRAM {
+            return Ok(RegionId(u32::MAX));
+        }
         let region = self.inner.register(memory)?;
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(region.0, *memory);
         Ok(region)
     }
     fn deregister(&self, region: RegionId) -> Result<()> {
-        if self.is("deregister-nothing") { Ok(()) } else { self.inner.deregister(region) }
+        match self.defect.as_str() {
+            "deregister-nothing" => Ok(()),
+            "deregisters-anything" => {
+                drop(self.inner.deregister(region));
+                Ok(())
+            }
+            _ => self.inner.deregister(region),
+        }
     }
     fn exists(&self, tag: Tag, keys: &[Key]) -> i32 {
         if self.stays_full() {
@@ -178,6 +200,13 @@ impl StorageTier for BrokenTier {
             let due = Instant::now() + LATE;
             self.late.lock().unwrap_or_else(PoisonError::into_inner).push((due, tag, pages.to_vec()));
             return 0;
+        }
+        let first_of_key =
+            |(at, page): &(usize, &TierPage)| pages[..*at].iter().all(|other| other.key != page.key);
+        if self.is("reads-once") && pages.iter().enumerate().filter(first_of_key).count() < pages.len() {
+            let again = TierPage { key: pages[0].key, ..pages[0] };
+            // Each page of the batch goes to the place of the first.
+            return self.started(self.inner.get(tag, &vec![again; pages.len()]));
         }
         let code = if self.is("found-short") {
             self.inner.get(tag, &self.shortened(pages))
@@ -257,13 +286,15 @@ impl StorageTier for BrokenTier {
     }
     fn cancel(&self, tag: Tag) -> i32 {
         self.cancelled.store(tag.0, Ordering::Relaxed);
-        self.inner.cancel(tag)
+        let code = self.inner.cancel(tag);
+        if self.is("cancels-anything") && code == ErrorCode::INVALID_ARGUMENT.0 { 0 } else { code }
     }
     fn settled(&self, tag: Tag) -> i32 {
         if self.is("settled-never") {
             return 0;
         }
-        self.inner.settled(tag)
+        let answer = self.inner.settled(tag);
+        if self.is("settled-when-closed") { answer.max(1) } else { answer }
     }
     fn scan(&self, cursor: u64, keys: &mut [Key]) -> Result<Scanned> {
         let mut scanned = self.inner.scan(cursor, keys)?;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use host_plugin_api::{
-    Completion, ErrorCode, Memory, Notification, NotificationKind, Opening, PeerId, PreparedId, RegionId,
-    Result, Submission, Tag, TransferBackend, TransferLimits, Write,
+    Completion, ErrorCode, Memory, MemoryKind, Notification, NotificationKind, Opening, PeerId, PreparedId,
+    RegionId, Result, Submission, Tag, TransferBackend, TransferLimits, Write,
 };
 use host_plugin_wire::Backend;
 
@@ -25,6 +25,8 @@ pub struct BrokenWire {
     regions: Mutex<Vec<(RegionId, Memory)>>,
     /// The peer that was connected last.
     peer: AtomicU32,
+    /// Questions that were answered differently each time.
+    asked: AtomicU32,
     /// The submission that was cancelled last.
     cancelled: Mutex<Option<Tag>>,
 }
@@ -39,6 +41,7 @@ pub fn open(opening: &Opening) -> Result<BrokenWire> {
         defect: host_plugin_mark::defect(),
         regions: Mutex::default(),
         peer: AtomicU32::new(0),
+        asked: AtomicU32::new(0),
         cancelled: Mutex::default(),
     })
 }
@@ -91,11 +94,18 @@ impl TransferBackend for BrokenWire {
         let limits = self.inner.limits();
         match self.defect.as_str() {
             "limits-writes" => TransferLimits { max_writes: limits.max_writes * 2, ..limits },
+            "limits-change" => {
+                let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+                TransferLimits { max_submissions: limits.max_submissions - asked % 2, ..limits }
+            }
             "limits-submissions" => TransferLimits { max_submissions: limits.max_submissions * 2, ..limits },
             _ => limits,
         }
     }
     fn register(&self, memory: &Memory) -> Result<RegionId> {
+        if self.is("registers-anything") && memory.kind != MemoryKind::DRAM {
+            return Ok(RegionId(u32::MAX));
+        }
         let region = self.inner.register(memory)?;
         let mut regions = lock(&self.regions);
         regions.push((region, *memory));
@@ -108,6 +118,10 @@ impl TransferBackend for BrokenWire {
                 self.later(move |inner| drop(inner.deregister(region)));
                 Ok(())
             }
+            "deregisters-anything" => {
+                drop(self.inner.deregister(region));
+                Ok(())
+            }
             _ => self.inner.deregister(region),
         }
     }
@@ -115,6 +129,9 @@ impl TransferBackend for BrokenWire {
         self.inner.endpoint()
     }
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
+        if self.is("connects-anywhere") && self.inner.connect(name, endpoint).is_err() {
+            return Ok(PeerId(u32::MAX));
+        }
         let peer = self.inner.connect(name, endpoint)?;
         self.peer.store(peer.0, Ordering::Relaxed);
         Ok(if self.is("same-peer") { PeerId(1) } else { peer })
@@ -125,6 +142,10 @@ impl TransferBackend for BrokenWire {
             "disconnect-nothing" => Ok(()),
             "disconnect-late" => {
                 self.later(move |inner| drop(inner.disconnect(peer)));
+                Ok(())
+            }
+            "disconnects-anything" => {
+                drop(self.inner.disconnect(peer));
                 Ok(())
             }
             "disconnect-unproven" => {
@@ -200,12 +221,14 @@ impl TransferBackend for BrokenWire {
     }
     fn cancel(&self, tag: Tag) -> i32 {
         *lock(&self.cancelled) = Some(tag);
-        self.inner.cancel(tag)
+        let code = self.inner.cancel(tag);
+        if self.is("cancels-anything") && code == ErrorCode::INVALID_ARGUMENT.0 { 0 } else { code }
     }
     fn settled(&self, tag: Tag) -> i32 {
         match self.defect.as_str() {
             "settled-always" => 1,
             "settled-never" => 0,
+            "settled-when-closed" => self.inner.settled(tag).max(1),
             _ => self.inner.settled(tag),
         }
     }

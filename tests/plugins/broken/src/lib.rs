@@ -39,6 +39,10 @@ enum Defect {
     CorruptsByte,
     /// Has no use for a submission without writes.
     NeedsWrites,
+    /// Keeps prepared lists that were released.
+    KeepsLists,
+    /// Posts all of a prepared list.
+    PostsAll,
 }
 
 impl Defect {
@@ -56,6 +60,8 @@ impl Defect {
             "panics" => Self::Panics,
             "corrupts-byte" => Self::CorruptsByte,
             "needs-writes" => Self::NeedsWrites,
+            "keeps-lists" => Self::KeepsLists,
+            "posts-all" => Self::PostsAll,
             _ => return None,
         })
     }
@@ -69,6 +75,8 @@ pub struct BrokenBackend {
     regions: Mutex<HashMap<u32, u64>>,
     completed: AtomicU64,
     submitted: AtomicU64,
+    /// Writes of the list that was prepared last.
+    prepared: AtomicU64,
     stopped: Arc<AtomicBool>,
     thread: Option<Thread>,
 }
@@ -105,6 +113,7 @@ pub fn open(opening: &Opening) -> Result<BrokenBackend> {
         regions: Mutex::default(),
         completed: AtomicU64::new(0),
         submitted: AtomicU64::new(0),
+        prepared: AtomicU64::new(0),
         stopped,
         thread,
     })
@@ -152,10 +161,11 @@ impl TransferBackend for BrokenBackend {
         self.inner.disconnect(peer)
     }
     fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
+        self.prepared.store(writes.len() as u64, Ordering::Relaxed);
         self.inner.prepare(peer, writes)
     }
     fn release(&self, prepared: PreparedId) -> Result<()> {
-        self.inner.release(prepared)
+        if self.defect == Defect::KeepsLists { Ok(()) } else { self.inner.release(prepared) }
     }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         let submit = || self.inner.submit(submission, writes);
@@ -177,6 +187,11 @@ impl TransferBackend for BrokenBackend {
         }
     }
     fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
+        if self.defect == Defect::PostsAll {
+            let length = self.prepared.load(Ordering::Relaxed);
+            let all: Vec<u32> = (0..u32::try_from(length).unwrap_or(0)).collect();
+            return self.inner.post(submission, prepared, &all);
+        }
         self.inner.post(submission, prepared, indices)
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {

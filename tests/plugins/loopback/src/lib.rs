@@ -256,10 +256,13 @@ impl TransferBackend for LoopbackBackend {
         self.run(submission, &mut writes.iter().copied(), writes.len())
     }
     fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
-        let list = match self.side.state().prepared.get(&prepared.0) {
+        let state = self.side.state();
+        let list = match state.prepared.get(&prepared.0) {
+            _ if state.closed => return ErrorCode::CLOSED.0,
             Some((peer, list)) if *peer == submission.peer => Arc::clone(list),
             _ => return ErrorCode::INVALID_ARGUMENT.0,
         };
+        drop(state);
         if !indices.iter().all(|i| (*i as usize) < list.len()) {
             return ErrorCode::INVALID_ARGUMENT.0;
         }

@@ -1,0 +1,259 @@
+//! What every call answers when it has nothing to do: for names that nothing has, and after shutdown.
+
+use host_plugin_api::tier::{FOUND, MISSING, STORED};
+use host_plugin_api::{
+    ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, PreparedId, RegionId, Submission, Tag,
+    TierCompletion, TierPage, Write,
+};
+
+use super::instance::DEADLINE_MS;
+use super::observe::wait_for;
+use super::tier_world::{BACK, BYTES, World};
+use super::transfer_pair::{NO_COMPLETION, Pair, no_notification, read};
+use super::{Case, Outcome, Subject, ensure};
+
+const fn case(
+    name: &'static str,
+    role: &'static str,
+    about: &'static str,
+    run: fn(&Subject) -> Outcome,
+) -> Case {
+    Case { name, role: Some(role), capability: None, about, run }
+}
+
+pub(super) const CASES: &[Case] = &[
+    case("transfer-refusals", "transfer", "what names nothing is refused, and says so", transfer),
+    case(
+        "transfer-closed-all",
+        "transfer",
+        "after shutdown each of the other calls answers CLOSED, too",
+        transfer_closed,
+    ),
+    case("transfer-constant", "transfer", "limits stay as they are", transfer_constant),
+    case("tier-refusals", "tier", "what names nothing is refused, and says so", tier),
+    case(
+        "tier-closed-all",
+        "tier",
+        "after shutdown each of the other calls answers CLOSED, too",
+        tier_closed,
+    ),
+    case("tier-constant", "tier", "limits stay as they are", tier_constant),
+    case("tier-limits", "tier", "as many pages, batches and bytes as limits says are taken", tier_limits),
+];
+
+fn code<T>(result: host_plugin_api::Result<T>) -> i32 {
+    result.err().map_or(0, |error| error.code.0)
+}
+
+/// Memory of a kind that nothing has.
+fn strange_memory() -> Memory {
+    Memory {
+        address: 4096,
+        length: 4096,
+        kind: MemoryKind(77),
+        device: u32::MAX,
+        fd: -1,
+        generation: 0,
+        fd_offset: 0,
+    }
+}
+
+fn refused(answers: &[(&str, i32)]) -> Outcome {
+    for (what, answer) in answers {
+        ensure!(*answer < 0, "{what} answers {answer}, it should be an error");
+    }
+    Ok(())
+}
+
+fn closed(answers: &[(&str, i32)]) -> Outcome {
+    for (what, answer) in answers {
+        ensure!(*answer == ErrorCode::CLOSED.0, "{what} after shutdown answers {answer} instead of CLOSED");
+    }
+    Ok(())
+}
+
+/// An answer of a call that a backend need not have: the code of having it not counts as the other.
+fn or_unsupported(answer: i32, otherwise: ErrorCode) -> i32 {
+    if answer == ErrorCode::UNSUPPORTED.0 { otherwise.0 } else { answer }
+}
+
+fn transfer(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    let unknown = Submission { peer: PeerId(4_000_000_000), ..pair.submission(1) };
+    let write = [pair.write(0, 0, 64)];
+    let long = Submission { notification_length: NOTIFICATION_BYTES as u32 + 1, ..pair.submission(2) };
+    let endpoint = pair.receiver.endpoint().map_err(|error| format!("endpoint answered {error}"))?;
+    let cut = endpoint.get(..endpoint.len() / 2).unwrap_or_default();
+    refused(&[
+        ("register of memory of an unknown kind", code(pair.sender.register(&strange_memory()))),
+        ("deregister of an unknown region", code(pair.sender.deregister(RegionId(4_000_000_000)))),
+        ("connect to an endpoint of no bytes", code(pair.sender.connect("nobody", &[]))),
+        ("connect to an endpoint of other bytes", code(pair.sender.connect("nobody", &[0xA5; 200]))),
+        ("connect to half of an endpoint", code(pair.sender.connect("nobody", cut))),
+        ("disconnect of an unknown peer", code(pair.sender.disconnect(PeerId(4_000_000_000)))),
+        ("prepare for an unknown peer", code(pair.sender.prepare(PeerId(4_000_000_000), &write))),
+        ("release of an unknown list", code(pair.sender.release(PreparedId(u64::MAX)))),
+        ("submit to an unknown peer", pair.sender.submit(&unknown, &write)),
+        ("submit with a notification that is too long", pair.sender.submit(&long, &write)),
+        ("post of an unknown list", pair.sender.post(&pair.submission(3), PreparedId(u64::MAX), &[0])),
+        ("cancel of an unknown tag", pair.sender.cancel(Tag(12_345))),
+    ])?;
+    // Neither a write nor a word: it completes and does nothing.
+    let before = read(&pair.target);
+    pair.transfer(4, &[]).map_err(|error| format!("without writes and notification: {error}"))?;
+    ensure!(read(&pair.target) == before, "a submission of nothing changed the target");
+    ensure!(
+        pair.sender.cancel(Tag(4)) < 0,
+        "cancel of a submission that has completed answers {}, it should be an error",
+        pair.sender.cancel(Tag(4))
+    );
+    lists(&pair, &write)?;
+    let mut one = [NO_COMPLETION];
+    ensure!(pair.sender.poll(&mut one) == 0, "a submission that was refused completed: {:?}", one[0]);
+    pair.sender.disconnect(pair.peer).map_err(|error| format!("disconnect answered {error}"))?;
+    refused(&[("a second disconnect of a peer", code(pair.sender.disconnect(pair.peer)))])?;
+    pair.receiver.deregister(pair.to).map_err(|error| format!("deregister answered {error}"))?;
+    refused(&[("a second deregister of a region", code(pair.receiver.deregister(pair.to)))])
+}
+
+/// Prepared lists end with their release, and name nothing beyond themselves.
+fn lists(pair: &Pair, write: &[Write]) -> Outcome {
+    let list = match pair.sender.prepare(pair.peer, write) {
+        Err(error) if error.code == ErrorCode::UNSUPPORTED => return Ok(()),
+        list => list.map_err(|error| format!("prepare answered {error}"))?,
+    };
+    let outside = [Write { source_offset: u64::MAX - 8, ..write[0] }];
+    refused(&[
+        ("prepare of a write from outside of its region", code(pair.sender.prepare(pair.peer, &outside))),
+        ("post of an index beyond the list", pair.sender.post(&pair.submission(5), list, &[1])),
+    ])?;
+    pair.sender.release(list).map_err(|error| format!("release answered {error}"))?;
+    refused(&[
+        ("post of a released list", pair.sender.post(&pair.submission(6), list, &[0])),
+        ("a second release", code(pair.sender.release(list))),
+    ])
+}
+
+fn transfer_closed(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    let endpoint = pair.receiver.endpoint().map_err(|error| format!("endpoint answered {error}"))?;
+    let write = [pair.write(0, 0, 64)];
+    pair.sender.shutdown(DEADLINE_MS).map_err(|error| format!("shutdown answered {error}"))?;
+    let memory = Memory { kind: MemoryKind::DRAM, ..strange_memory() };
+    closed(&[
+        ("register", code(pair.sender.register(&memory))),
+        ("deregister", code(pair.sender.deregister(pair.from))),
+        ("connect", code(pair.sender.connect("receiver", &endpoint))),
+        ("disconnect", code(pair.sender.disconnect(pair.peer))),
+        ("prepare", or_unsupported(code(pair.sender.prepare(pair.peer, &write)), ErrorCode::CLOSED)),
+        ("release", or_unsupported(code(pair.sender.release(PreparedId(1))), ErrorCode::CLOSED)),
+        ("post", pair.sender.post(&pair.submission(1), PreparedId(1), &[0])),
+        ("notifications", pair.sender.notifications(&mut [no_notification()])),
+        ("cancel", pair.sender.cancel(Tag(1))),
+        ("settled", pair.sender.settled(Tag(1))),
+    ])
+}
+
+fn transfer_constant(subject: &Subject) -> Outcome {
+    let pair = Pair::open(subject)?;
+    let limits = pair.sender.limits();
+    for tag in 1..=8 {
+        pair.transfer(tag, &[pair.write(0, 0, 4096)])?;
+        ensure!(pair.sender.limits() == limits, "limits was {limits:?} and is {:?}", pair.sender.limits());
+    }
+    Ok(())
+}
+
+fn tier(subject: &Subject) -> Outcome {
+    let world = World::open(subject)?;
+    refused(&[
+        ("register of memory of an unknown kind", code(world.tier.register(&strange_memory()))),
+        ("deregister of an unknown region", code(world.tier.deregister(RegionId(4_000_000_000)))),
+        ("cancel of an unknown tag", world.tier.cancel(Tag(12_345))),
+    ])?;
+    world.filled();
+    world.put_all(1)?;
+    refused(&[("cancel of a batch that has completed", world.tier.cancel(Tag(1)))])?;
+    // One key at two places of a batch.
+    if world.batch > 1 {
+        let mut pages = world.pages(2, BACK);
+        pages[1].key = pages[0].key;
+        world.all("get", 2, 2, FOUND, || world.tier.get(Tag(2), &pages))?;
+        let (back, page) = (world.back(), world.page as usize);
+        ensure!(back[..page] == back[page..2 * page], "one value, read to two places at once, differs");
+    }
+    world.delete_all(3)?;
+    world.tier.deregister(world.region).map_err(|error| format!("deregister answered {error}"))?;
+    refused(&[("a second deregister of a region", code(world.tier.deregister(world.region)))])
+}
+
+fn tier_closed(subject: &Subject) -> Outcome {
+    let world = World::open(subject)?;
+    let (pages, keys) = (world.pages(1, 0), world.keys(1));
+    world.tier.shutdown(DEADLINE_MS).map_err(|error| format!("shutdown answered {error}"))?;
+    let memory = Memory { kind: MemoryKind::DRAM, ..strange_memory() };
+    closed(&[
+        ("register", code(world.tier.register(&memory))),
+        ("deregister", code(world.tier.deregister(world.region))),
+        ("get", world.tier.get(Tag(1), &pages)),
+        ("put", world.tier.put(Tag(1), &pages)),
+        ("delete", world.tier.delete(Tag(1), &keys)),
+        ("cancel", world.tier.cancel(Tag(1))),
+        ("settled", world.tier.settled(Tag(1))),
+        ("scan", or_unsupported(code(world.tier.scan(0, &mut [])), ErrorCode::CLOSED)),
+    ])
+}
+
+fn tier_constant(subject: &Subject) -> Outcome {
+    let world = World::open(subject)?;
+    world.filled();
+    let limits = world.tier.limits();
+    for tag in 1..=4 {
+        world.put_all(tag)?;
+        ensure!(world.tier.limits() == limits, "limits was {limits:?} and is {:?}", world.tier.limits());
+    }
+    world.delete_all(5)
+}
+
+/// Most that is tried of a limit.
+const MOST: u32 = 1024;
+
+fn tier_limits(subject: &Subject) -> Outcome {
+    let world = World::open(subject)?;
+    let limits = world.tier.limits();
+    let count = limits.max_pages.min(MOST);
+    let keys = world.keys(count);
+    let all = MISSING;
+    world.all("exists", 1, count, all, || world.tier.exists(Tag(1), &keys))?;
+    // Nothing is in flight, and nothing is polled.
+    let batches = limits.max_batches.min(MOST);
+    for tag in 1..=u64::from(batches) {
+        let code = world.tier.exists(Tag(tag), &keys[..1]);
+        ensure!(
+            code == 0,
+            "limits allows {} batches that are not yet polled, and after {} exists answered {:?}",
+            limits.max_batches,
+            tag - 1,
+            ErrorCode(code)
+        );
+    }
+    let mut left = batches;
+    let mut one = [TierCompletion::default()];
+    while left > 0 {
+        let answer = wait_for(|| Some(world.tier.poll(&mut one)).filter(|answer| *answer != 0));
+        ensure!(answer == Some(1), "of {batches} batches at once {left} never ended ({answer:?})");
+        left -= 1;
+    }
+    let longest = limits.max_value.min(BYTES as u64) / limits.alignment * limits.alignment;
+    let length = u32::try_from(longest).unwrap_or(u32::MAX);
+    let page = TierPage { length, ..world.pages(1, 0)[0] };
+    world.start("put of the longest value", || world.tier.put(Tag(2), &[page]))?;
+    let done = world.one("put of the longest value", 2)?;
+    ensure!(
+        done.status == STORED,
+        "limits allows values of {} bytes, and a put of {length} ended with {}",
+        limits.max_value,
+        done.status
+    );
+    world.delete_all(3)
+}
