@@ -16,8 +16,8 @@ pub mod memory;
 mod offload;
 /// Standard output of the commands.
 pub mod output {
-    pub use host_conformance::output::{OutputClosed, harmless, json, line};
-    pub use host_conformance::say;
+    pub use host_plugin_test::output::{OutputClosed, harmless, json, line};
+    pub use host_plugin_test::say;
 }
 pub mod plugins;
 pub mod serve;
@@ -98,7 +98,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // Where standard error is closed too, the exit code says it.
             let _unread = writeln!(std::io::stderr(), "host: {}", output::harmless(&format!("{error:#}")));
-            let refused = error.is::<Refused>() || error.is::<host_conformance::command::Refused>();
+            let refused = error.is::<Refused>() || error.is::<host_plugin_test::command::Refused>();
             ExitCode::from(if refused { 2 } else { 1 })
         }
     }

@@ -188,14 +188,15 @@ fn plugins_depend_on_the_plugin_api_the_kernels_and_the_transfer_kit_and_nothing
 }
 
 /// The crates of the host, each above those it may depend on.
-const CRATES: [(&str, &[&str]); 10] = [
+const CRATES: [(&str, &[&str]); 11] = [
     ("host/core", &[]),
     ("host/sim", &["host-core"]),
     ("host/memory", &[]),
     ("host/plugins", &["host-ownership", "host-plugin-api"]),
     ("host/conformance", &["host-memory", "host-plugin-api", "host-plugins"]),
     ("host/executor", &["host-core", "host-gguf", "host-kernels", "host-memory"]),
-    ("host/wire", &["host-core"]),
+    ("host/plugin-test", &["host-conformance"]),
+    ("host/wire", &["host-core", "host-ownership"]),
     (
         "host/worker",
         &[
@@ -221,6 +222,7 @@ const CRATES: [(&str, &[&str]); 10] = [
             "host-memory",
             "host-ownership",
             "host-plugin-api",
+            "host-plugin-test",
             "host-plugins",
             "host-wire",
             "host-worker",

@@ -1,6 +1,6 @@
 //! What every call answers when it has nothing to do: for names that nothing has, and after shutdown.
 
-use host_plugin_api::tier::{FOUND, MISSING, STORED};
+use host_plugin_api::tier::{MISSING, STORED};
 use host_plugin_api::{
     ErrorCode, Memory, MemoryKind, NOTIFICATION_BYTES, PeerId, PreparedId, RegionId, Submission, Tag,
     TierCompletion, TierPage, Write,
@@ -8,7 +8,7 @@ use host_plugin_api::{
 
 use super::instance::DEADLINE_MS;
 use super::observe::wait_for;
-use super::tier_world::{BACK, BYTES, World};
+use super::tier_world::{BYTES, World};
 use super::transfer_pair::{NO_COMPLETION, Pair, no_notification, read};
 use super::{Case, Outcome, Subject, ensure};
 
@@ -174,14 +174,6 @@ fn tier(subject: &Subject) -> Outcome {
     world.filled();
     world.put_all(1)?;
     refused(&[("cancel of a batch that has completed", world.tier.cancel(Tag(1)))])?;
-    // One key at two places of a batch.
-    if world.batch > 1 {
-        let mut pages = world.pages(2, BACK);
-        pages[1].key = pages[0].key;
-        world.all("get", 2, 2, FOUND, || world.tier.get(Tag(2), &pages))?;
-        let (back, page) = (world.back(), world.page as usize);
-        ensure!(back[..page] == back[page..2 * page], "one value, read to two places at once, differs");
-    }
     world.delete_all(3)?;
     world.tier.deregister(world.region).map_err(|error| format!("deregister answered {error}"))?;
     refused(&[("a second deregister of a region", code(world.tier.deregister(world.region)))])

@@ -63,7 +63,7 @@ pub enum Command {
     /// Writes a crate for a new plugin, which builds and passes `host plugins test` as it is
     New(new::New),
     /// Says whether a plugin keeps its contract: named cases, each in a process of its own
-    Test(host_conformance::command::Test),
+    Test(host_plugin_test::command::Test),
     /// Measures what reading, loading and calling a plugin costs
     Bench(bench::Bench),
     /// Loads a plugin in this process and says how long that took
@@ -71,7 +71,7 @@ pub enum Command {
     TimeLoad(bench::TimeLoad),
     /// Runs one case in this process
     #[command(hide = true)]
-    RunCase(host_conformance::command::RunCase),
+    RunCase(host_plugin_test::command::RunCase),
 }
 
 /// Where plugins are.

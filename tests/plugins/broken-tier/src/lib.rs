@@ -201,13 +201,6 @@ impl StorageTier for BrokenTier {
             self.late.lock().unwrap_or_else(PoisonError::into_inner).push((due, tag, pages.to_vec()));
             return 0;
         }
-        let first_of_key =
-            |(at, page): &(usize, &TierPage)| pages[..*at].iter().all(|other| other.key != page.key);
-        if self.is("reads-once") && pages.iter().enumerate().filter(first_of_key).count() < pages.len() {
-            let again = TierPage { key: pages[0].key, ..pages[0] };
-            // Each page of the batch goes to the place of the first.
-            return self.started(self.inner.get(tag, &vec![again; pages.len()]));
-        }
         let code = if self.is("found-short") {
             self.inner.get(tag, &self.shortened(pages))
         } else {

@@ -6,10 +6,12 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 
-use super::output::{OutputClosed, json, line};
-use super::{
-    Limits, OneCase, Report, Status, UNCONFIGURED, cases, limit_this_process, run_case, say, test_file,
+use host_conformance::{
+    Limits, OneCase, Report, Status, UNCONFIGURED, cases, limit_this_process, run_case, test_file,
 };
+
+use super::output::{OutputClosed, json, line};
+use super::say;
 
 /// A plugin that does not keep its contract, or a mistake on the command line. Exit code 2.
 #[derive(Debug, thiserror::Error)]

@@ -4,8 +4,8 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use host_conformance::command::{Refused, RunCase, Test};
-use host_conformance::output::{OutputClosed, harmless};
+use host_plugin_test::command::{Refused, RunCase, Test};
+use host_plugin_test::output::{OutputClosed, harmless};
 
 /// Says whether a plugin keeps its contract: named cases, each in a process of its own.
 #[derive(Debug, Parser)]
