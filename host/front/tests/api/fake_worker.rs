@@ -12,6 +12,7 @@ use host_wire::proto::{
     KvIdentity, Token, TopToken, TransferEndpoint, WorkerInfo,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -115,7 +116,9 @@ impl FakeWorker {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+            // As a worker's listener does: without it each token waits for an acknowledgement.
+            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener)
+                .map(|accepted| accepted.and_then(|accepted| accepted.set_nodelay(true).map(|()| accepted)));
             tonic::transport::Server::builder()
                 .add_service(WorkerServer::new(service))
                 .serve_with_incoming(incoming)
