@@ -20,6 +20,7 @@ pub use root::{
 };
 
 use abi_stable::StableAbi;
+use abi_stable::sabi_trait::prelude::TD_Opaque;
 use abi_stable::std_types::RBox;
 
 use crate::allocator::{Budget, Component, Grant, Growth, PoolPage};
@@ -96,6 +97,11 @@ pub trait TransferRole: Send + Sync + 'static {
 /// A transfer backend on the other side of the boundary.
 pub type TransferObject = TransferRole_TO<RBox<()>>;
 
+/// An object of the host's own making, for a backend that is reached in another way.
+pub fn transfer_object(role: impl TransferRole) -> TransferObject {
+    TransferRole_TO::from_value(role, TD_Opaque)
+}
+
 /// The role as it crosses; each method is the one of the same name in [`StorageTier`](crate::StorageTier).
 #[abi_stable::sabi_trait]
 pub trait TierRole: Send + Sync + 'static {
@@ -132,6 +138,11 @@ pub trait TierRole: Send + Sync + 'static {
 
 /// A storage tier on the other side of the boundary.
 pub type TierObject = TierRole_TO<RBox<()>>;
+
+/// See [`transfer_object`].
+pub fn tier_object(role: impl TierRole) -> TierObject {
+    TierRole_TO::from_value(role, TD_Opaque)
+}
 
 /// The role as it crosses; each method is the one of the same name in [`PoolAllocator`](crate::PoolAllocator).
 #[abi_stable::sabi_trait]
@@ -172,3 +183,8 @@ pub trait AllocatorRole: Send + Sync + 'static {
 
 /// A pool allocator on the other side of the boundary.
 pub type AllocatorObject = AllocatorRole_TO<RBox<()>>;
+
+/// See [`transfer_object`].
+pub fn allocator_object(role: impl AllocatorRole) -> AllocatorObject {
+    AllocatorRole_TO::from_value(role, TD_Opaque)
+}

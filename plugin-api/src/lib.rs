@@ -41,6 +41,7 @@
 
 pub mod abi;
 pub mod allocator;
+pub mod c;
 pub mod capability;
 pub mod error;
 mod export;
@@ -65,6 +66,7 @@ pub use transfer::{
 /// - 0.1.2: appended the host's services ([`services`]) and `check_config`.
 /// - 0.1.3: a transfer backend may say which writes are short ([`TransferLimits::short_writes`]).
 /// - 0.1.4: components of an allocator may share one pool of pages ([`ComponentPool::sharing`]).
+/// - 0.1.5: plugins in C and C++ ([`c`]).
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// For the export macro only.

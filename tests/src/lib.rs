@@ -4,6 +4,7 @@
 
 pub mod alone;
 pub mod built;
+pub mod c_plugins;
 pub mod caches;
 pub mod cluster;
 pub mod defect;

@@ -25,6 +25,10 @@ const MOONCAKE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 /// themselves. 30 MiB with what they need.
 const MOTO: [&str; 3] = ["moto[s3]==5.2.1", "flask==3.1.3", "flask-cors==6.0.2"];
 
+/// A clang with all that it needs, exactly this, so that a new release changes nothing here by itself: Debian's needs root to be
+/// installed. For plugins in C and C++, where the machine has no clang. 100 MB.
+const ZIG: &str = "ziglang==0.17.1";
+
 /// What Mooncake links to and machines without network adapters for RDMA lack: Debian's packages, and what of them is
 /// loaded, in this order.
 const VERBS: [(&str, &str); 3] = [
@@ -75,6 +79,16 @@ pub fn nixl(workspace: &Workspace) -> Result<PathBuf, String> {
     let output = output.map_err(|error| format!("python cannot be run: {error}"))?;
     let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     if path.is_file() { Ok(path) } else { Err(format!("{NIXL} was installed without libnixl_capi.so")) }
+}
+
+/// The program that has a clang inside.
+///
+/// # Errors
+/// With the reason why there is none.
+pub fn zig(workspace: &Workspace) -> Result<PathBuf, String> {
+    let python = installed(workspace, ZIG, &["--no-deps"])?;
+    let path = platform_packages(&python)?.join("ziglang/zig");
+    if path.is_file() { Ok(path) } else { Err(format!("{ZIG} was installed without {}", path.display())) }
 }
 
 /// An interpreter with Mooncake, and the libraries to load before it, as a list of paths.

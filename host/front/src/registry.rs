@@ -158,10 +158,16 @@ impl Registry {
 
     /// A call to this worker broke; it is not chosen until it is heard of again.
     pub fn suspect(&self, instance: Instance, why: &str) {
-        if self.lock().suspect(instance, why) {
+        if self.lock().suspect(instance, why, clock::now()) {
             tracing::warn!(%instance, why, "worker suspected");
         }
         self.changed();
+    }
+
+    /// Whether calls to a worker that is none of these broke at this time or later.
+    #[must_use]
+    pub fn another_broke(&self, since: Instant, than: &[Instance]) -> bool {
+        self.lock().another_broke(since, than)
     }
 
     /// Picks a route, counting it as load at once; `avoid` are instances to take only if there is no other.

@@ -35,6 +35,8 @@ use super::shares::{NoShare, Share, Shares};
 pub struct Retry {
     /// Most tries in a row that bring next to nothing.
     pub tries: u32,
+    /// As `tries`, when calls to workers that do not serve the request break meanwhile.
+    pub tries_amid_losses: u32,
     /// Most workers that one answer loses in all.
     pub losses: u32,
     /// No try begins later than this after the request came, or after the failure of the try before, and no request waits longer for
@@ -52,7 +54,8 @@ impl Default for Retry {
     fn default() -> Self {
         Self {
             tries: 4,
-            losses: 16,
+            tries_amid_losses: 10,
+            losses: 24,
             total: Duration::from_secs(30),
             longest: Duration::from_secs(600),
             backoff: Duration::from_millis(20),
@@ -185,6 +188,7 @@ impl Router {
             deadline,
             tries: Tries::default(),
             failed: Vec::new(),
+            served: Vec::new(),
             attempt: None,
             served_by: None,
             progress,
@@ -212,6 +216,8 @@ pub struct Generation {
     tries: Tries,
     /// Workers that failed a try, in the order of failing.
     failed: Vec<Instance>,
+    /// Workers that served a try which failed.
+    served: Vec<Instance>,
     attempt: Option<Attempt>,
     served_by: Option<ServedBy>,
     progress: Progress,
@@ -276,6 +282,7 @@ impl Generation {
                 }
                 Step::Failed { leg, failure, suspect, reported, apart } => {
                     // A worker that reports a failure may report what its partner did; one that is gone is the culprit.
+                    self.served.extend(attempt.instances());
                     self.failed.extend(if reported { attempt.instances() } else { vec![leg] });
                     drop(attempt);
                     if suspect {
@@ -327,7 +334,11 @@ impl Generation {
         self.deadline = now + retry.total;
         let wait = match apart {
             true => self.tries.after_apart(retry, now),
-            false => self.tries.after_loss(retry, self.progress.brought() >= PROGRESS),
+            false => {
+                let since = self.tries.row_since().unwrap_or(now);
+                let others_break = self.router.registry.another_broke(since, &self.served);
+                self.tries.after_loss(retry, now, self.progress.brought() >= PROGRESS, others_break)
+            }
         };
         let tries = self.tries.failed();
         let Some(wait) = wait else {
@@ -355,7 +366,7 @@ impl Generation {
         let random = random_u64().map_err(|error| Failure::Internal(format!("no randomness: {error}")))?;
         let room = Room(random >> 1);
         let route = self.route(room).await?;
-        self.tries.begin();
+        self.tries.begin(clock::now());
         let prompt = Arc::clone(self.progress.prompt());
         let room_left = route.max_tokens().saturating_sub(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
         self.progress

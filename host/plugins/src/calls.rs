@@ -5,12 +5,17 @@
 //! [`in_progress`] reads the words of all threads. No clock is read on the way: every note has a number, so two looks that
 //! find the same number have found the same call, and the time between them is part of what it took.
 //!
+//! How long calls take is counted for [`timings`]: of each call that may wait for others, and of one in [`SAMPLE`] of the hot
+//! ones, which are shorter than reading the clock.
+//!
 //! A plugin's `shutdown` is not noted. It has a deadline of its own ([`Running`](super::Running)).
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -18,6 +23,15 @@ use parking_lot::Mutex;
 const CALL_BITS: u32 = 8;
 const PLUGIN_BITS: u32 = 16;
 const NUMBERS: u64 = u64::MAX >> (CALL_BITS + PLUGIN_BITS);
+
+/// Of the calls that must not block, one in so many is timed.
+///
+/// A prime, so that a loop of a few calls does not always meet the same one.
+pub const SAMPLE: u64 = 61;
+
+/// Upper bounds of the buckets of durations, in nanoseconds; one more bucket takes the rest.
+const BOUNDS_NS: [u64; 8] =
+    [1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
 
 macro_rules! calls {
     ($($call:ident $name:literal $may_wait:literal)*) => {
@@ -64,8 +78,30 @@ calls! {
     FirstLive "first_live" false
 }
 
-/// Names of plugins, by their place in notes.
-static PLUGINS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// How long one kind of call of one plugin took.
+#[derive(Default)]
+struct Times {
+    buckets: [AtomicU64; BOUNDS_NS.len() + 1],
+    nanoseconds: AtomicU64,
+}
+
+impl Times {
+    fn add(&self, took: Duration) {
+        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS_NS.partition_point(|bound| *bound < nanoseconds);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+}
+
+/// A plugin's name, and its times by call.
+type Plugin = (String, &'static [Times]);
+
+/// The plugins, by their place in notes.
+static PLUGINS: Mutex<Vec<Plugin>> = Mutex::new(Vec::new());
+
+/// Names of peers, by the instance and the peer's id.
+static PEERS: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
 
 /// What all threads that have called plugins note.
 static THREADS: Mutex<Vec<Arc<Thread>>> = Mutex::new(Vec::new());
@@ -79,6 +115,8 @@ struct Thread {
     name: String,
     /// 0 while it is in no call.
     note: AtomicU64,
+    /// The peer that the call is about, see [`PEERS`]; 0 without one.
+    about: AtomicU64,
 }
 
 /// A thread, as it sees itself.
@@ -92,7 +130,7 @@ impl Own {
     fn new() -> Self {
         let number = LAST_THREAD.fetch_add(1, Ordering::Relaxed) + 1;
         let name = std::thread::current().name().unwrap_or("unnamed").to_owned();
-        let thread = Arc::new(Thread { number, name, note: AtomicU64::new(0) });
+        let thread = Arc::new(Thread { number, name, note: AtomicU64::new(0), about: AtomicU64::new(0) });
         THREADS.lock().push(thread.clone());
         Self { thread, calls: Cell::new(0) }
     }
@@ -109,44 +147,101 @@ thread_local! {
 }
 
 /// A plugin that is called.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Called(u16);
+#[derive(Clone, Copy)]
+pub(crate) struct Called {
+    place: u16,
+    times: &'static [Times],
+}
+
+/// The peers of one instance.
+#[derive(Debug)]
+pub(crate) struct Peers(u64);
+
+impl Peers {
+    /// Of another instance.
+    pub(crate) fn new() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self((LAST.fetch_add(1, Ordering::Relaxed) + 1) << u32::BITS)
+    }
+
+    /// From now on this id is this peer.
+    pub(crate) fn add(&self, peer: u32, name: &str) {
+        PEERS.lock().insert(self.of(peer), name.to_owned());
+    }
+
+    /// It is gone.
+    pub(crate) fn remove(&self, peer: u32) {
+        PEERS.lock().remove(&self.of(peer));
+    }
+
+    #[inline]
+    fn of(&self, peer: u32) -> u64 {
+        self.0 | u64::from(peer)
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        PEERS.lock().retain(|peer, _name| peer >> u32::BITS != self.0 >> u32::BITS);
+    }
+}
 
 impl Called {
     /// The plugin of this name.
     pub(crate) fn plugin(name: &str) -> Self {
         let mut plugins = PLUGINS.lock();
-        let place = plugins.iter().position(|known| known == name).unwrap_or_else(|| {
-            plugins.push(name.to_owned());
+        let place = plugins.iter().position(|(known, _times)| known == name).unwrap_or_else(|| {
+            let times: Vec<Times> = CALLS.iter().map(|_call| Times::default()).collect();
+            plugins.push((name.to_owned(), Vec::leak(times)));
             plugins.len() - 1
         });
+        let times = plugins.get(place).map_or(&[][..], |(_name, times)| times);
         // A process that loads more plugins than can be told apart names the later ones wrongly, and notices them all the same.
-        Self(u16::try_from(place).unwrap_or(u16::MAX))
+        Self { place: u16::try_from(place).unwrap_or(u16::MAX), times }
+    }
+
+    /// As [`enter`](Self::enter), into a call about this peer.
+    #[inline]
+    pub(crate) fn enter_about(self, call: Call, peers: &Peers, peer: u32) -> Note {
+        self.note(call, peers.of(peer))
     }
 
     /// Notes that this thread goes into a call. It comes out when the note is dropped.
     #[inline]
     pub(crate) fn enter(self, call: Call) -> Note {
+        self.note(call, 0)
+    }
+
+    #[inline]
+    #[expect(clippy::disallowed_methods, reason = "it is measured, and nothing is decided by it")]
+    fn note(self, call: Call, about: u64) -> Note {
         // A thread that is ending notes nothing.
-        let outer = OWN.try_with(|own| {
+        let noted = OWN.try_with(|own| {
             let number = own.calls.get().wrapping_add(1) & NUMBERS;
             own.calls.set(number);
-            let call = u64::from(call as u8) + 1;
-            let note = (number << (CALL_BITS + PLUGIN_BITS)) | (u64::from(self.0) << CALL_BITS) | call;
+            let code = u64::from(call as u8) + 1;
+            let note = (number << (CALL_BITS + PLUGIN_BITS)) | (u64::from(self.place) << CALL_BITS) | code;
             // The thread alone writes it.
-            let outer = own.thread.note.load(Ordering::Relaxed);
+            let outer = (own.thread.note.load(Ordering::Relaxed), own.thread.about.load(Ordering::Relaxed));
+            own.thread.about.store(about, Ordering::Relaxed);
             own.thread.note.store(note, Ordering::Relaxed);
-            outer
+            (outer, number)
         });
-        Note { outer: outer.unwrap_or(0), here: PhantomData }
+        let (outer, number) = noted.unwrap_or(((0, 0), 1));
+        let is_timed =
+            number % SAMPLE == 0 || CALLS.get(call as usize).is_some_and(|(_name, may_wait)| *may_wait);
+        let times = if is_timed { self.times.get(call as usize) } else { None };
+        Note { outer, timed: times.map(|times| (Instant::now(), times)), here: PhantomData }
     }
 }
 
 /// A thread is in a call as long as this lives.
 #[must_use]
 pub(crate) struct Note {
-    /// The call around it, of a plugin that is built on another.
-    outer: u64,
+    /// The call around it, of a plugin that is built on another, and the peer that it is about.
+    outer: (u64, u64),
+    /// Since when, if it is timed.
+    timed: Option<(Instant, &'static Times)>,
     /// It is the thread's own.
     here: PhantomData<*const ()>,
 }
@@ -154,7 +249,15 @@ pub(crate) struct Note {
 impl Drop for Note {
     #[inline]
     fn drop(&mut self) {
-        let _ending = OWN.try_with(|own| own.thread.note.store(self.outer, Ordering::Relaxed)).is_err();
+        let _ending = OWN
+            .try_with(|own| {
+                own.thread.note.store(self.outer.0, Ordering::Relaxed);
+                own.thread.about.store(self.outer.1, Ordering::Relaxed);
+            })
+            .is_err();
+        if let Some((since, times)) = &self.timed {
+            times.add(since.elapsed());
+        }
     }
 }
 
@@ -171,6 +274,37 @@ pub struct CallInProgress {
     pub call: &'static str,
     /// Whether it may wait for others, as a connection does for a peer and a registration for the device.
     pub may_wait: bool,
+    /// The name of the peer that it is about, if there is one.
+    pub peer: Option<String>,
+}
+
+/// How long one kind of call of one plugin took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timing {
+    /// The plugin's name.
+    pub plugin: String,
+    /// The call's name.
+    pub call: &'static str,
+    /// Upper bounds in seconds, the last one infinite, and how many timed calls fell into each bucket.
+    pub buckets: Vec<(f64, u64)>,
+    /// Of the timed calls together.
+    pub sum: Duration,
+}
+
+/// The times of all calls that were made and timed, see [`SAMPLE`].
+#[must_use]
+pub fn timings() -> Vec<Timing> {
+    let plugins = PLUGINS.lock();
+    let of = |(plugin, times): &Plugin, at: usize| {
+        let times = times.get(at)?;
+        let counts = times.buckets.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let bounds = BOUNDS_NS.iter().map(|bound| *bound as f64 / 1e9).chain([f64::INFINITY]);
+        let sum = Duration::from_nanos(times.nanoseconds.load(Ordering::Relaxed));
+        let (call, _may_wait) = CALLS.get(at)?;
+        let timing = Timing { plugin: plugin.clone(), call, buckets: bounds.zip(counts).collect(), sum };
+        (counts.iter().sum::<u64>() > 0).then_some(timing)
+    };
+    plugins.iter().flat_map(|plugin| (0..CALLS.len()).filter_map(move |at| of(plugin, at))).collect()
 }
 
 /// The calls that threads of this process are in now.
@@ -182,13 +316,15 @@ pub fn in_progress() -> Vec<CallInProgress> {
         let note = thread.note.load(Ordering::Relaxed);
         let call = usize::try_from(note & u64::from(u8::MAX)).ok()?.checked_sub(1)?;
         let (call, may_wait) = *CALLS.get(call)?;
+        let about = thread.about.load(Ordering::Relaxed);
         let plugin = usize::try_from(note >> CALL_BITS & u64::from(u16::MAX)).ok()?;
         Some(CallInProgress {
             id: (thread.number, note >> (CALL_BITS + PLUGIN_BITS)),
             thread: thread.name.clone(),
-            plugin: plugins.get(plugin).cloned().unwrap_or_default(),
+            plugin: plugins.get(plugin).map(|(name, _times)| name.clone()).unwrap_or_default(),
             call,
             may_wait,
+            peer: PEERS.lock().get(&about).cloned(),
         })
     };
     threads.iter().filter_map(of).collect()
@@ -242,6 +378,44 @@ mod tests {
         thread.unwrap().join().unwrap();
         assert_eq!(of("test-threads"), []);
         assert!(THREADS.lock().iter().all(|thread| thread.number != found[0].id.0));
+    }
+
+    #[test]
+    fn a_call_about_a_peer_names_it_as_long_as_the_instance_has_it() {
+        let (called, peers) = (Called::plugin("test-peers"), Peers::new());
+        peers.add(7, "decode-1");
+        let names = || of("test-peers").into_iter().map(|call| call.peer).collect::<Vec<_>>();
+        {
+            let _note = called.enter_about(Call::Submit, &peers, 7);
+            assert_eq!(names(), [Some("decode-1".to_owned())]);
+            drop(called.enter(Call::Poll));
+            drop(called.enter_about(Call::Submit, &Peers::new(), 7));
+            assert_eq!(names(), [Some("decode-1".to_owned())], "the call around them goes on");
+        }
+        let _poll = called.enter(Call::Poll);
+        assert_eq!(names(), [None]);
+        let about = called.enter_about(Call::Disconnect, &peers, 7);
+        peers.remove(7);
+        assert_eq!(names(), [None]);
+        peers.add(8, "decode-2");
+        drop((about, peers));
+        assert!(PEERS.lock().values().all(|name| name != "decode-2"));
+    }
+
+    #[test]
+    fn calls_that_may_wait_are_timed_and_hot_ones_now_and_then() {
+        let called = Called::plugin("test-times");
+        for _call in 0..2 * SAMPLE {
+            drop(called.enter(Call::Poll));
+        }
+        drop(called.enter(Call::Connect));
+        let timings: Vec<Timing> =
+            timings().into_iter().filter(|timing| timing.plugin == "test-times").collect();
+        let count = |call| {
+            let of = timings.iter().find(|timing| timing.call == call);
+            of.map_or(0, |timing| timing.buckets.iter().map(|(_bound, count)| count).sum())
+        };
+        assert_eq!((count("poll"), count("connect"), count("submit")), (2, 1, 0), "{timings:?}");
     }
 
     #[test]

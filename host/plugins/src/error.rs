@@ -247,6 +247,14 @@ pub enum PluginError {
         /// The first difference.
         source: HeaderError,
     },
+    /// What a plugin in C exports is not what the header declares.
+    #[error("{} cannot be used: {problem}", path.display())]
+    CTable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// Its code describes another plugin than its note.
     #[error("{} describes itself as {described}, but its note says {noted}: the file was tampered with or damaged", path.display())]
     Mismatch {
@@ -331,6 +339,7 @@ impl PluginError {
                 HeaderError::Forked(_) => "forked",
                 HeaderError::Constructor(_) => "constructor",
             },
+            Self::CTable { .. } => "c_table",
             Self::Mismatch { .. } => "mismatch",
             Self::Roles { .. } => "roles",
             Self::Services { .. } => "services",

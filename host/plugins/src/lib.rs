@@ -8,6 +8,7 @@
 //! A loaded library is never unloaded: threads and thread-local destructors of Rust code make that unsafe.
 
 mod bounded;
+mod c;
 mod calls;
 mod catalog;
 mod error;
@@ -25,12 +26,13 @@ mod manifest;
 mod policy;
 mod preflight;
 pub mod requirements;
+mod root;
 mod services;
 mod sidecar;
 mod stop;
 mod sync;
 
-pub use calls::{CallInProgress, in_progress};
+pub use calls::{CallInProgress, SAMPLE, Timing, in_progress, timings};
 pub use catalog::{Catalog, Entry, Unusable};
 pub use error::{NoneFound, PluginError, PreflightError};
 pub use file::{describe, preflight};

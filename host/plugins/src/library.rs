@@ -9,16 +9,18 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-use host_plugin_api::abi::Root;
+use host_plugin_api::{abi, c as c_abi};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use parking_lot::Mutex;
 use semver::Version;
 
+use super::c;
 use super::catalog::Entry;
 use super::error::{PluginError, PreflightError};
 use super::file::{PluginFile, Stamp};
 use super::libraries;
 use super::manifest::Manifest;
+use super::root::Root;
 use super::services::Services;
 
 /// What this process has loaded, which it never unloads.
@@ -70,8 +72,11 @@ pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
     let plugin = &entry.manifest.plugin;
     let services = Services::of(&plugin.id)
         .map_err(|problem| PluginError::Services { plugin: plugin.name.clone(), problem })?;
-    // A plugin that is older than the services works without them.
-    let _attached = root.attach(services.object());
+    match &root {
+        // A plugin that is older than the services works without them.
+        Root::Rust(root) => drop(root.attach(services.object())),
+        Root::C(root) => root.attach(&services),
+    }
     Ok(root)
 }
 
@@ -168,12 +173,23 @@ fn load(from: &Path, path: &Path, noted: &Manifest) -> Result<Root, PluginError>
     std::mem::forget(library);
     let header =
         header.ok_or_else(|| PluginError::NoHeader { path: path.to_owned(), symbol: symbol.clone() })?;
-    let host = Version::parse(host_plugin_api::VERSION).ok();
-    let older = host.is_some_and(|host| noted.api.version < host);
-    // SAFETY: the note of a plugin names the header that `export_plugin!` exports beside it, and the library stays.
-    let root = unsafe { Root::from_header(header, older) };
-    let root = root.map_err(|source| PluginError::Header { path: path.to_owned(), source })?;
-    let described = Manifest::parse(root.describe());
+    let (root, described) = match noted.build.abi.as_deref() {
+        Some(c_abi::ABI) => {
+            let wrong = |problem| PluginError::CTable { path: path.to_owned(), problem };
+            // SAFETY: the note says that it is a plugin in C, whose symbol the preflight checked, and the library stays.
+            let root = unsafe { c::Root::from_symbol(header, noted) }.map_err(wrong)?;
+            let described = root.describe().map_err(wrong)?;
+            (Root::C(Box::new(root)), Manifest::parse(&described))
+        }
+        _ => {
+            let host = Version::parse(host_plugin_api::VERSION).ok();
+            let older = host.is_some_and(|host| noted.api.version < host);
+            // SAFETY: the note of a plugin names the header that `export_plugin!` exports beside it, and the library stays.
+            let root = unsafe { abi::Root::from_header(header, older) };
+            let root = root.map_err(|source| PluginError::Header { path: path.to_owned(), source })?;
+            (Root::Rust(root), Manifest::parse(root.describe()))
+        }
+    };
     if described.as_ref() != Ok(noted) {
         let named = |m: &Manifest| format!("{} {}", m.plugin.id, m.plugin.version);
         let described = described.map_or_else(|e| format!("something unreadable ({e})"), |m| named(&m));

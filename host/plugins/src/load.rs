@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use host_plugin_api::abi::Root;
 use host_plugin_api::{Opening, PoolAllocator, PoolOpening, StorageTier, TransferBackend, WAKES};
 use rustix::fd::BorrowedFd;
 
@@ -13,6 +12,7 @@ use super::library::load_root;
 use super::loaded_allocator::LoadedAllocator;
 use super::loaded_tier::LoadedTier;
 use super::loaded_transfer::LoadedTransfer;
+use super::root::Root;
 use super::services::Services;
 
 /// Opens an instance of a plugin's transfer role.

@@ -8,7 +8,7 @@ use host_plugin_api::{
     Tag, TransferBackend, TransferLimits, WAKES, Write,
 };
 
-use super::calls::{Call, Called};
+use super::calls::{Call, Called, Peers};
 use super::services::{Services, Waker};
 
 /// A loaded transfer backend, called through the trait that plugins implement.
@@ -19,6 +19,7 @@ pub struct LoadedTransfer {
     object: TransferObject,
     /// What stands for a descriptor when the plugin wakes the host itself.
     waker: Option<Arc<Waker>>,
+    peers: Peers,
 }
 
 impl LoadedTransfer {
@@ -28,7 +29,7 @@ impl LoadedTransfer {
     /// When the system has no descriptor for the plugin's wake-ups.
     pub fn new(plugin: &str, object: TransferObject, services: &Services) -> std::io::Result<Self> {
         let waker = (object.event_fd() == WAKES).then(|| services.waker()).transpose()?;
-        Ok(Self { called: Called::plugin(plugin), object, waker })
+        Ok(Self { called: Called::plugin(plugin), object, waker, peers: Peers::new() })
     }
 }
 
@@ -58,11 +59,13 @@ impl TransferBackend for LoadedTransfer {
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
         let _note = self.called.enter(Call::Connect);
         let (name, endpoint) = (RStr::from_str(name), RSlice::from_slice(endpoint));
-        self.object.connect(name, endpoint).into_result().map_err(Error::from)
+        let connected = self.object.connect(name, endpoint).into_result().map_err(Error::from);
+        connected.inspect(|peer| self.peers.add(peer.0, name.as_str()))
     }
     fn disconnect(&self, peer: PeerId) -> Result<()> {
-        let _note = self.called.enter(Call::Disconnect);
-        self.object.disconnect(peer).into_result().map_err(Error::from)
+        let _note = self.called.enter_about(Call::Disconnect, &self.peers, peer.0);
+        let disconnected = self.object.disconnect(peer).into_result().map_err(Error::from);
+        disconnected.inspect(|()| self.peers.remove(peer.0))
     }
     fn prepare(&self, peer: PeerId, writes: &[Write]) -> Result<PreparedId> {
         let _note = self.called.enter(Call::Prepare);
@@ -74,7 +77,7 @@ impl TransferBackend for LoadedTransfer {
     }
     #[inline]
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
-        let _note = self.called.enter(Call::Submit);
+        let _note = self.called.enter_about(Call::Submit, &self.peers, submission.peer.0);
         self.object.submit(submission, RSlice::from_slice(writes))
     }
     #[inline]

@@ -131,8 +131,14 @@ pub struct Build {
     pub panic: String,
     /// Target triple.
     pub target: String,
-    /// Compiler version.
+    /// `c` for the tables of functions of `host_plugin.h`; absent for those of Rust.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub abi: Option<String>,
+    /// Version of the Rust compiler; empty for a plugin in C.
     pub rustc: String,
+    /// The compiler of a plugin in C.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compiler: Option<String>,
     /// Name of the exported header.
     pub symbol: String,
 }
@@ -182,8 +188,17 @@ impl Manifest {
             variables.chain(names).chain([("[[companion]] ready", &companion.ready)])
         });
         let bases = plugin.built_on.iter().map(|id| ("[plugin] built_on", id));
+        let builds = [("[build] abi", &build.abi), ("[build] compiler", &build.compiler)];
+        let builds = builds.into_iter().filter_map(|(key, text)| Some((key, text.as_ref()?)));
         let threads = plugin.threads.iter().map(|threads| ("[plugin] threads", threads));
-        let all = single.into_iter().chain(bases).chain(threads).chain(roles).chain(keys).chain(companions);
+        let all = single
+            .into_iter()
+            .chain(bases)
+            .chain(threads)
+            .chain(builds)
+            .chain(roles)
+            .chain(keys)
+            .chain(companions);
         all.map(|(key, text)| (key, text.as_str()))
     }
 

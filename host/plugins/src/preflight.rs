@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use host_plugin_api::note;
+use host_plugin_api::{c, note};
 use object::elf::{ET_DYN, FileHeader64, PT_LOAD};
 use object::read::ReadCacheOps;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
@@ -49,6 +49,19 @@ pub(super) fn read_and_check<R: ReadCacheOps>(
         "abort" => return Err(PreflightError::PanicAbort),
         other => {
             let text = format!("panic is {other:?}, it must be unwind or abort");
+            return Err(PreflightError::BadManifest(text));
+        }
+    }
+    match manifest.build.abi.as_deref() {
+        None => {}
+        Some(c::ABI) if manifest.build.symbol == c::SYMBOL => {}
+        Some(c::ABI) => {
+            let text =
+                format!("symbol is {:?}, it must be {} of a plugin in C", manifest.build.symbol, c::SYMBOL);
+            return Err(PreflightError::BadManifest(text));
+        }
+        Some(other) => {
+            let text = format!("abi is {other:?}, this host knows {:?} and that of Rust", c::ABI);
             return Err(PreflightError::BadManifest(text));
         }
     }

@@ -6,16 +6,17 @@
 mod event;
 mod log;
 mod metrics;
+mod table;
 mod waker;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
-use host_plugin_api::ErrorCode;
 use host_plugin_api::abi::services::{HostObject, HostRole, HostWord, object_of};
 use host_plugin_api::abi::{AbiResult, RResult, RStr};
+use host_plugin_api::{ErrorCode, c};
 
 use log::Log;
 use metrics::Metrics;
@@ -32,6 +33,8 @@ pub struct Services {
     metrics: Metrics,
     /// Of the instances that are polled; the dead ones are dropped when the next comes.
     wakers: Mutex<Vec<Weak<Waker>>>,
+    /// What a plugin in C was given.
+    table: OnceLock<&'static c::Services>,
 }
 
 static ALL: Mutex<BTreeMap<String, Arc<Services>>> = Mutex::new(BTreeMap::new());
@@ -50,8 +53,12 @@ impl Services {
         if all.len() >= MOST_PLUGINS {
             return Err(format!("{MOST_PLUGINS} plugins were loaded into this process, which is the most"));
         }
-        let services =
-            Arc::new(Self { log: Log::new(id), metrics: Metrics::default(), wakers: Mutex::default() });
+        let services = Arc::new(Self {
+            log: Log::new(id),
+            metrics: Metrics::default(),
+            wakers: Mutex::default(),
+            table: OnceLock::new(),
+        });
         all.insert(id.to_owned(), services.clone());
         Ok(services)
     }
@@ -85,6 +92,11 @@ impl Services {
         wakers.retain(|waker| waker.strong_count() > 0);
         wakers.push(Arc::downgrade(&waker));
         Ok(waker)
+    }
+
+    /// As it crosses to a plugin in C.
+    pub(super) fn table(self: &Arc<Self>) -> &'static c::Services {
+        self.table.get_or_init(|| table::of(self))
     }
 
     /// As it crosses to the plugin.

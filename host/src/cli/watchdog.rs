@@ -1,11 +1,11 @@
 //! Ends this process when a plugin does not return from a call.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use host_worker::clock::Clock;
-use host_worker::watchdog::{Hung, Watchdog};
+use host_worker::watchdog::{Hung, Slow, Watchdog};
 use tokio::sync::oneshot;
 
 use super::serve::end_at_once;
@@ -15,6 +15,9 @@ use super::settings::Settings;
 /// wait for the very thread that hangs.
 const LAST: Duration = Duration::from_secs(10);
 
+/// Most lines about slow calls that wait to be written.
+const LINES: usize = 64;
+
 /// Runs a worker, and ends with the error that names plugin and call when one does not return.
 ///
 /// # Errors
@@ -23,7 +26,8 @@ pub async fn beside(
     settings: &Settings,
     worker: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
-    let Some(bound) = settings.plugin_call_timeout() else { return worker.await };
+    // Without a bound slow calls are told all the same.
+    let bound = settings.plugin_call_timeout().unwrap_or(Duration::MAX);
     // Ends the thread when it is dropped.
     let (_running, runs) = channel();
     let (tell, hung) = oneshot::channel();
@@ -38,9 +42,18 @@ pub async fn beside(
 
 fn watch(bound: Duration, runs: &Receiver<()>, tell: oneshot::Sender<Hung>) {
     let (mut watchdog, clock) = (Watchdog::new(bound), Clock::start());
+    // Apart, because what reads the lines may have stopped.
+    let (slow, lines) = sync_channel::<Slow>(LINES);
+    let writer = std::thread::Builder::new().name("watchdog-log".into());
+    let _writer = writer.spawn(move || lines.iter().for_each(|slow| tracing::warn!("{slow}")));
     let hung = loop {
-        if let Some(hung) = watchdog.look(clock.now(), &host_plugins::in_progress()) {
+        let looked = watchdog.look(clock.now(), &host_plugins::in_progress());
+        if let Some(hung) = looked.hung {
             break hung;
+        }
+        for call in looked.slow {
+            // What is too much is counted, see `host_plugin_slow_calls_total`.
+            let _too_many = slow.try_send(call).is_err();
         }
         if runs.recv_timeout(watchdog.pause()) != Err(RecvTimeoutError::Timeout) {
             return;

@@ -50,6 +50,16 @@ fn a_worker_whose_transfer_plugin_hangs_is_replaced_and_its_peers_pages_are_free
         request.join().unwrap()
     });
     assert_eq!(named(&cluster).unwrap(), ["corrupting", "submit", "transfer-0"], "{}", cluster.log());
+    let slow = |line: &serde_json::Value| {
+        let text = line["fields"]["message"].as_str().unwrap_or_default();
+        text.starts_with("plugin \"corrupting\": submit has taken ") && text.contains(" s for the peer \"")
+    };
+    assert_eq!(
+        cluster.log_lines().iter().filter(|line| slow(line)).count(),
+        1,
+        "told once: {}",
+        cluster.log()
+    );
     assert!(
         cluster.log().contains("plugin \"corrupting\" has not returned from submit for "),
         "the error that ended the process: {}",

@@ -5,6 +5,7 @@
 
 mod aborts_on_load;
 mod commands;
+mod in_c;
 mod new;
 mod other_compiler;
 mod requirements;

@@ -1,4 +1,5 @@
-//! `host plugins new` makes crates that build, pass their own tests, and keep the contract, as they are written.
+//! `host plugins new` makes crates that build, pass their own tests, and keep the contract, as they are written; so do its projects
+//! in C and C++.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -59,6 +60,66 @@ fn every_role_builds_and_keeps_the_contract_as_generated() {
     }
 }
 
+/// Whether a program can be called.
+fn has(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+fn builds(at: &Path, program: &str, arguments: &[&str]) {
+    let mut command = Command::new(program);
+    // Not those of a make that runs these tests.
+    let output = command.current_dir(at).args(arguments).env_remove("MAKEFLAGS").output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?} in {}: {}", at.display(), said(&output));
+    assert!(!said(&output).contains("warning"), "{program} in {}: {}", at.display(), said(&output));
+}
+
+/// Every file below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn every_role_in_c_and_in_cpp_builds_and_keeps_the_contract_as_generated() {
+    let directory = tempfile::tempdir().unwrap();
+    for (role, language) in
+        ["transfer", "tier", "allocator"].iter().flat_map(|role| [(role, "c"), (role, "cpp")])
+    {
+        let name = format!("made-up-{role}-{language}");
+        let made = host(directory.path(), &["plugins", "new", &name, "--role", role, "--lang", language]);
+        assert!(made.status.success(), "{}", said(&made));
+        let made_at = directory.path().join(&name);
+        for file in files(&made_at) {
+            let text = std::fs::read_to_string(&file).unwrap();
+            let is_word =
+                |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            let left = text.split('@').find(|part| is_word(part));
+            assert_eq!(left, None, "a word was left in {}", file.display());
+            let path = repository().to_str().unwrap();
+            assert!(!text.contains(path), "{} names the checkout", file.display());
+        }
+        let file = made_at.join("build").join(format!("lib{}.so", name.replace('-', "_")));
+        let keeps_the_contract = || {
+            let tested = host(&made_at, &["plugins", "test", file.to_str().unwrap()]);
+            assert!(tested.status.success() && said(&tested).contains("\npass"), "{}", said(&tested));
+        };
+        builds(&made_at, "make", &["CC=gcc", "CXX=g++", "WARNINGS=-Werror"]);
+        keeps_the_contract();
+        let inspected = said(&host(&made_at, &["plugins", "inspect", file.to_str().unwrap()]));
+        assert!(inspected.contains(&format!("{name} 0.1.0 (com.example.{name})")), "{inspected}");
+        if has("clang") && has("clang++") {
+            builds(&made_at, "make", &["clean"]);
+            builds(&made_at, "make", &["CC=clang", "CXX=clang++", "WARNINGS=-Werror"]);
+        }
+        if has("cmake") {
+            builds(&made_at, "make", &["clean"]);
+            builds(&made_at, "cmake", &["-S", ".", "-B", "build"]);
+            builds(&made_at, "cmake", &["--build", "build"]);
+            keeps_the_contract();
+        }
+    }
+}
+
 #[test]
 fn outside_of_a_checkout_the_crate_brings_the_api_along_and_builds() {
     let directory = tempfile::tempdir().unwrap();
@@ -109,6 +170,8 @@ fn names_and_apis_that_cannot_be_are_refused() {
         (&["../acme", "--role", "tier"], "cannot be a plugin's name"),
         (&["fn", "--role", "tier"], "means something else in Rust"),
         (&["acme", "--role", "database"], "invalid value 'database'"),
+        (&["acme", "--role", "tier", "--lang", "zig"], "invalid value 'zig'"),
+        (&["acme", "--role", "tier", "--lang", "c", "--api", "0.1"], "those in C and C++ get the headers"),
         (
             &["acme", "--role", "tier", "--api", "nowhere"],
             "neither the folder of host-plugin-api nor a version",

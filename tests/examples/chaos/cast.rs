@@ -4,6 +4,7 @@ mod part;
 mod plan;
 
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use crate::Options;
 use crate::disk::Disk;
 use crate::footprint::{Footprint, Trend};
 use crate::load::Address;
+use crate::memory;
 use crate::network::Network;
 use crate::sandbox::is_inside;
 
@@ -23,6 +25,11 @@ pub use part::{Part, Role, State};
 
 /// Between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Longest time of a call that empties caches.
+const FLUSH: Duration = Duration::from_secs(5);
+
+const SIGABRT: i32 = 6;
 
 pub struct Cast {
     host: PathBuf,
@@ -103,9 +110,17 @@ impl Cast {
         for part in &mut self.parts {
             part.look();
             let Ok(Some(status)) = part.child.try_wait() else { continue };
+            // The kernel may kill a process just before the bound is lifted, so that it ends just after.
+            let kills = memory::kills(&part.name);
+            let is_starved = std::mem::replace(&mut part.memory_kills, kills) < kills;
             let why = match part.state {
                 State::Hangs | State::MayHang => Some("did not return from a call"),
                 State::Starves => Some("got no more memory"),
+                _ if is_starved => Some("got no more memory"),
+                // A library that a plugin loads may not bear it that a thread could not be started, and find out later.
+                _ if part.was_starved && status.signal() == Some(SIGABRT) => {
+                    Some("had got no more memory before")
+                }
                 _ => None,
             };
             if let Some(why) = why {
@@ -158,13 +173,13 @@ impl Cast {
 
     /// Empties all radix caches. A worker that is down just now cannot be told.
     pub fn flush(&mut self, random: &mut fastrand::Rng) -> bool {
-        let routers: Vec<&Part> = self.parts.iter().filter(|part| part.role == Role::Router).collect();
-        let Some((part, router)) = random.choice(routers.into_iter().zip(&self.routers).collect::<Vec<_>>())
-        else {
-            return false;
-        };
+        let routers = self.parts.iter().filter(|part| part.role == Role::Router).zip(&self.routers);
+        // A frozen one answers when it goes on, which is for this thread to see to.
+        let able: Vec<_> = routers.filter(|(part, _)| part.state == State::Runs).collect();
+        let Some((part, router)) = random.choice(able) else { return false };
         let Some(node) = &part.node else {
-            return agent().post(format!("{}/flush_cache", router.url)).send_empty().is_ok();
+            let request = agent().post(format!("{}/flush_cache", router.url));
+            return request.config().timeout_global(Some(FLUSH)).build().send_empty().is_ok();
         };
         // Only from its own machine.
         let port = router.url.rsplit(':').next().unwrap_or_default();
@@ -235,15 +250,13 @@ impl Cast {
 
     /// Pages that are not given back although nothing is under way, and processes that have grown.
     pub fn leaks(&mut self, before: &BTreeMap<String, Footprint>) -> Vec<String> {
-        let addresses: Vec<String> = Self::health(&self.routers[0].url)["workers"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|worker| worker["metrics"].as_str().map(str::to_owned))
-            .collect();
+        let router = self.routers[0].url.clone();
         let idle = host_tests::wait::try_until(|| {
-            let busy: Vec<String> = addresses.iter().flat_map(|address| held(address)).collect();
-            if busy.is_empty() { Ok(()) } else { Err(busy) }
+            // A router may still name a worker that has died, for as long as it has not heard of the next.
+            let workers = Self::health(&router)["workers"].as_array().cloned().unwrap_or_default();
+            let addresses = workers.iter().filter_map(|worker| worker["metrics"].as_str());
+            let busy: Vec<String> = addresses.flat_map(held).collect();
+            if busy.is_empty() && !workers.is_empty() { Ok(()) } else { Err(busy) }
         });
         let mut leaks = idle.err().unwrap_or_default();
         println!("\nprocesses that nothing ended, with all requests answered:");

@@ -60,3 +60,10 @@ pub fn feed(name: &str, pid: u32) {
     let _not_bound = std::fs::write(group(name).join("memory.limit_in_bytes"), "-1");
     let _ended = run(&format!("prlimit --pid {pid} --as=unlimited"));
 }
+
+/// How often the kernel has killed a process of this name's group.
+pub fn kills(name: &str) -> u64 {
+    let told = std::fs::read_to_string(group(name).join("memory.oom_control")).unwrap_or_default();
+    let count = told.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}

@@ -25,13 +25,13 @@ const UNDER_ASAN: &[&str] = &[
     "host-transfer-kit",
 ];
 
-/// Test programs that run the plugins as they are released, loaded from their files: what ASan's own plugins are not.
+/// Test programs that run the plugins as they are released, loaded from their files: what ASan's own plugins are not. Not those
+/// that use io_uring, which valgrind 3.19 does not know.
 const UNDER_VALGRIND: &[(&str, &[&str])] = &[
     ("host-memory", &["--lib"]),
     ("host-plugin-api", &["--lib"]),
     ("host-plugin-panicking", &["--test", "guard_contains_panics"]),
     ("host-plugin-shm", &["--lib", "--test", "loaded"]),
-    ("host-plugin-hicache-file", &["--lib"]),
     ("host-transfer-kit", &["--lib"]),
 ];
 

@@ -1,6 +1,6 @@
 //! The table of workers and every decision about it. Time comes in; nothing here waits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use host_core::radix::PageHash;
@@ -163,6 +163,9 @@ pub struct WorkerSnapshot {
 
 /// Most refused pairs spelled out in one message.
 pub const MAX_REFUSALS: usize = 8;
+
+/// Workers that broke, remembered for requests that they did not serve.
+const MAX_BREAKS: usize = 64;
 /// A silent worker is forgotten after this many times `lost_after`.
 const FORGET: u32 = 30;
 
@@ -255,6 +258,8 @@ pub(super) struct WorkerTable {
     picks: u64,
     prefixes: Prefixes,
     decisions: Decisions,
+    /// Workers that broke, the latest first; at most [`MAX_BREAKS`].
+    breaks: VecDeque<(Instant, Instance)>,
 }
 
 impl WorkerTable {
@@ -265,6 +270,7 @@ impl WorkerTable {
             picks: 0,
             prefixes: Prefixes::new(),
             decisions: Decisions::default(),
+            breaks: VecDeque::new(),
         }
     }
 
@@ -371,9 +377,20 @@ impl WorkerTable {
     }
 
     /// True when this is news.
-    pub fn suspect(&mut self, instance: Instance, why: &str) -> bool {
+    pub fn suspect(&mut self, instance: Instance, why: &str, now: Instant) -> bool {
         let Some(entry) = self.workers.get_mut(&instance) else { return false };
-        entry.broken.replace(why.to_owned()).is_none()
+        let is_news = entry.broken.replace(why.to_owned()).is_none();
+        if is_news {
+            self.breaks.truncate(MAX_BREAKS - 1);
+            self.breaks.push_front((now, instance));
+        }
+        is_news
+    }
+
+    /// Whether a worker that is none of these broke at this time or later.
+    pub fn another_broke(&self, since: Instant, than: &[Instance]) -> bool {
+        let mut later = self.breaks.iter().take_while(|(when, _)| *when >= since);
+        later.any(|(_, instance)| !than.contains(instance))
     }
 
     /// A request has left its workers.

@@ -14,6 +14,8 @@ const LONGEST_APART: Duration = Duration::from_millis(500);
 pub(super) struct Tries {
     /// Since the last one that made progress.
     row: u32,
+    /// When the first of the row began, or the one before it failed with progress.
+    row_since: Option<Instant>,
     /// Those that failed after their workers had begun, or may have, in all.
     losses: u32,
     /// Those whose workers did not come together, in all.
@@ -24,8 +26,14 @@ pub(super) struct Tries {
 
 impl Tries {
     /// Another one.
-    pub fn begin(&mut self) {
+    pub fn begin(&mut self, now: Instant) {
         self.row += 1;
+        self.row_since.get_or_insert(now);
+    }
+
+    /// Since when the tries in a row have brought next to nothing.
+    pub fn row_since(&self) -> Option<Instant> {
+        self.row_since
     }
 
     /// The workers of the last one serve it.
@@ -44,13 +52,24 @@ impl Tries {
     }
 
     /// The wait before the next try after one that failed; `None` if that was the last.
-    pub fn after_loss(&mut self, retry: &Retry, made_progress: bool) -> Option<Duration> {
+    ///
+    /// A request may be what its workers break on, so a row of tries is short. When workers break that did not serve it
+    /// (`others_break`), the cause is another, and the row may be longer.
+    pub fn after_loss(
+        &mut self,
+        retry: &Retry,
+        now: Instant,
+        made_progress: bool,
+        others_break: bool,
+    ) -> Option<Duration> {
         self.losses += 1;
         if made_progress {
             self.row = 1;
+            self.row_since = Some(now);
         }
         let wait = retry.backoff.saturating_mul(1_u32 << self.row.saturating_sub(1).min(10));
-        (self.row < retry.tries && self.losses < retry.losses && wait < retry.total).then_some(wait)
+        let tries = if others_break { retry.tries_amid_losses } else { retry.tries };
+        (self.row < tries && self.losses < retry.losses && wait < retry.total).then_some(wait)
     }
 
     /// As [`after_loss`](Self::after_loss), of a try whose workers did not come together.
@@ -60,6 +79,9 @@ impl Tries {
     pub fn after_apart(&mut self, retry: &Retry, now: Instant) -> Option<Duration> {
         self.apart += 1;
         self.row = self.row.saturating_sub(1);
+        if self.row == 0 {
+            self.row_since = None;
+        }
         let (since, times) = self.apart_since.get_or_insert((now, 0));
         *times += 1;
         let wait = retry.backoff.saturating_mul(1_u32 << (*times - 1).min(10)).min(LONGEST_APART);

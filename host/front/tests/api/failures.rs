@@ -272,6 +272,40 @@ async fn a_request_that_breaks_every_worker_is_tried_four_times_in_all() {
 }
 
 #[tokio::test]
+async fn a_request_is_tried_more_often_while_workers_break_that_do_not_serve_it() {
+    let mut front = Front::start(config()).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let script: Script = Arc::new({
+        let gate = Arc::clone(&gate);
+        move |request| match request.max_new_tokens {
+            2 => echoes()(request),
+            _ => vec![Step::Gate(Arc::clone(&gate)), Step::Fail { code: "transfer", retryable: true }],
+        }
+    });
+    let large = front.worker("large", "aggregated", script).await;
+    let mut small = FakeWorker::start("small", "aggregated", 5, steps(vec![Step::Hang]));
+    small.info.max_tokens = 8;
+    assert!(front.register(small.info.clone()).await.accepted);
+    let ask = |most: u32| {
+        let (http, body) = (front.http, json!({"prompt": "abc", "max_tokens": most}).to_string());
+        tokio::spawn(async move {
+            super::client::send(http, "POST", PATH, &[], body.as_bytes()).await.json().await
+        })
+    };
+    // Too long for the small worker.
+    let failing = ask(9);
+    large.watch.begun(1).await;
+    let other = ask(2);
+    small.watch.begun(1).await;
+    small.kill();
+    other.await.unwrap();
+    gate.add_permits(100);
+    let answer = failing.await.unwrap();
+    assert!(message(&answer).contains("(after 10 tries)"), "{answer}");
+    assert_eq!(large.watch.calls().len(), 11);
+}
+
+#[tokio::test]
 async fn an_answer_that_makes_progress_outlives_more_workers_than_one_that_makes_none() {
     let mut front = Front::start(config()).await;
     let script: Script = Arc::new(|request| {

@@ -40,7 +40,10 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
     say!("file       {}, {bytes} bytes", file.display());
     say!("sha256     {hash}");
     say!("api        {}, this host speaks {}", manifest.api.version, host_plugin_api::VERSION);
-    say!("built      for {} by rustc {}, panic = {}", build.target, build.rustc, build.panic);
+    match &build.compiler {
+        Some(compiler) => say!("built      for {} by {compiler}", build.target),
+        None => say!("built      for {} by rustc {}, panic = {}", build.target, build.rustc, build.panic),
+    }
     say!("needs      {}", if needed.is_empty() { "no libraries".to_owned() } else { needed.join(", ") });
     if let Some(threads) = &plugin.threads {
         say!("threads    {threads}");

@@ -1,11 +1,12 @@
-//! `host plugins new`: a crate that builds, and passes `host plugins test`, as it is written.
+//! `host plugins new`: a crate, or a project in C or C++, that builds, and passes `host plugins test`, as it is written.
 //!
-//! Its sources are those of the plugins in `tests/plugins/{wire,memory,plain}`, which this workspace compiles, lints and
-//! tests, under another name.
+//! The sources in Rust are those of the plugins in `tests/plugins/{wire,memory,plain}`, which this workspace compiles, lints and
+//! tests, under another name. Those in C and C++ lie in `new/c`, and the tests of this command compile them.
 
 mod api;
 mod carried;
 mod name;
+mod native;
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -17,6 +18,7 @@ use clap::{Args, ValueEnum};
 use crate::cli::Refused;
 use crate::cli::output::say;
 use api::Api;
+use native::Dialect;
 
 /// What to make.
 #[derive(Args, Debug)]
@@ -26,11 +28,14 @@ pub struct New {
     /// What the plugin does
     #[arg(long)]
     role: Role,
+    /// What to write it in
+    #[arg(long, value_enum, default_value = "rust")]
+    lang: Language,
     /// The folder to make [default: NAME, here]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
-    /// The crate host-plugin-api: the folder that it lies in, or a version [default: that of this checkout, else a copy in
-    /// the new crate]
+    /// The crate host-plugin-api, for Rust: the folder that it lies in, or a version [default: that of this checkout, else a copy
+    /// in the new crate]
     #[arg(long, value_name = "PATH-OR-VERSION")]
     api: Option<String>,
 }
@@ -43,6 +48,16 @@ enum Role {
     Tier,
     /// Hands out pages of the KV pools
     Allocator,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Language {
+    /// Rust, built with cargo
+    Rust,
+    /// C11, built with make or cmake
+    C,
+    /// C++17, built with make or cmake
+    Cpp,
 }
 
 /// A file of the crate, and what it says.
@@ -121,48 +136,90 @@ const ALLOCATOR: Template = Template {
 };
 
 impl New {
-    /// Writes the crate and says what comes next. Refused when a file would be overwritten.
+    /// Writes the crate, or the project, and says what comes next. Refused when a file would be overwritten.
     pub fn run(self) -> anyhow::Result<()> {
-        let Self { name, role, path, api } = self;
+        let Self { name, role, lang, path, api } = self;
         name::check(&name).map_err(Refused)?;
-        let api = api.map_or_else(|| Ok(Api::here()), |text| Api::of(&text)).map_err(Refused)?;
         let directory = path.unwrap_or_else(|| PathBuf::from(&name));
-        let template = match role {
-            Role::Transfer => TRANSFER,
-            Role::Tier => TIER,
-            Role::Allocator => ALLOCATOR,
-        };
-        let rust = carried::rust_version().context("the API's own manifest")?;
-        free(&directory)?;
-        for (file, text) in template.files(&name, &api, &rust) {
-            write(&directory.join(file), &text)?;
+        match lang {
+            Language::Rust => rust(&name, role, &directory, api.as_deref()),
+            Language::C => native(&name, role, &directory, api.as_deref(), Dialect::C),
+            Language::Cpp => native(&name, role, &directory, api.as_deref(), Dialect::Cpp),
         }
-        if let Api::Carried = api {
-            let folder = directory.join(carried::FOLDER);
-            for (file, text) in carried::files().context("the API's own manifest")? {
-                write(&folder.join(file), &text)?;
-            }
-        }
-        let program = program();
-        let file = format!("target/debug/lib{}.so", name.replace('-', "_"));
-        say!("made {}, which plays the role {}, against {api}", directory.display(), template.role);
-        say!("");
-        say!("next:");
-        say!("    cd {}", directory.display());
-        say!("    cargo test                       # its own tests, more of which are yours to write");
-        say!("    cargo build");
-        say!("    {program} plugins test {file}");
-        say!("");
-        say!("The first lines of src/lib.rs say which part to make yours. plugin.toml wants your id.");
-        if let Api::Path(_) | Api::Carried = api {
-            let version = Api::published();
-            say!(
-                "Where the API comes from a registry, Cargo.toml reads: host-plugin-api = {}",
-                version.dependency()
-            );
-        }
-        Ok(())
     }
+}
+
+/// Writes a crate.
+fn rust(name: &str, role: Role, directory: &Path, api: Option<&str>) -> anyhow::Result<()> {
+    let api = api.map_or_else(|| Ok(Api::here()), Api::of).map_err(Refused)?;
+    let template = match role {
+        Role::Transfer => TRANSFER,
+        Role::Tier => TIER,
+        Role::Allocator => ALLOCATOR,
+    };
+    let rust = carried::rust_version().context("the API's own manifest")?;
+    free(directory)?;
+    for (file, text) in template.files(name, &api, &rust) {
+        write(&directory.join(file), &text)?;
+    }
+    if let Api::Carried = api {
+        let folder = directory.join(carried::FOLDER);
+        for (file, text) in carried::files().context("the API's own manifest")? {
+            write(&folder.join(file), &text)?;
+        }
+    }
+    let program = program();
+    let file = format!("target/debug/lib{}.so", name.replace('-', "_"));
+    say!("made {}, which plays the role {}, against {api}", directory.display(), template.role);
+    say!("");
+    say!("next:");
+    say!("    cd {}", directory.display());
+    say!("    cargo test                       # its own tests, more of which are yours to write");
+    say!("    cargo build");
+    say!("    {program} plugins test {file}");
+    say!("");
+    say!("The first lines of src/lib.rs say which part to make yours. plugin.toml wants your id.");
+    if let Api::Path(_) | Api::Carried = api {
+        let version = Api::published();
+        say!(
+            "Where the API comes from a registry, Cargo.toml reads: host-plugin-api = {}",
+            version.dependency()
+        );
+    }
+    Ok(())
+}
+
+/// Writes a project in C or C++.
+fn native(
+    name: &str,
+    role: Role,
+    directory: &Path,
+    api: Option<&str>,
+    dialect: Dialect,
+) -> anyhow::Result<()> {
+    if api.is_some() {
+        let text = "--api names the crate that plugins in Rust depend on: those in C and C++ get the headers";
+        return Err(Refused(text.to_owned()).into());
+    }
+    free(directory)?;
+    for (file, text) in native::files(name, role, dialect) {
+        write(&directory.join(file), &text)?;
+    }
+    let program = program();
+    let file = format!("build/lib{}.so", name.replace('-', "_"));
+    say!(
+        "made {}, with the headers of API {} in its folder include",
+        directory.display(),
+        host_plugin_api::VERSION
+    );
+    say!("");
+    say!("next:");
+    say!("    cd {}", directory.display());
+    say!("    make                             # or cmake -S . -B build && cmake --build build");
+    say!("    {program} plugins test {file}");
+    say!("");
+    say!("The first lines of the file in src say which part to make yours. plugin.toml wants your id.");
+    Ok(())
 }
 
 /// This program as it can be called from elsewhere.

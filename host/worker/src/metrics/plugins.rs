@@ -2,7 +2,7 @@
 
 use std::fmt::Error;
 
-use host_plugins::{Kind, Services};
+use host_plugins::{Kind, Services, timings};
 
 use super::series::Series;
 use crate::watchdog;
@@ -24,6 +24,20 @@ pub(super) fn encode(series: &mut Series<'_>) -> Result<(), Error> {
         "How long the plugin call that is in progress longest has taken so far",
         watchdog::longest(),
     )])?;
+    series.buckets_by(
+        "host_plugin_call_seconds",
+        "Time that calls of plugins take: all that may wait, and one in 61 of the hot ones",
+        timings().into_iter().map(|timing| {
+            ([("plugin", timing.plugin), ("method", timing.call.to_owned())], timing.buckets, timing.sum)
+        }),
+    )?;
+    series.counter_by(
+        "host_plugin_slow_calls",
+        "Calls of plugins that took more than a second, or ten if they may wait for others",
+        watchdog::slow_calls()
+            .into_iter()
+            .map(|((plugin, call), count)| ([("plugin", plugin), ("method", call.to_owned())], count)),
+    )?;
     series.counter_by(
         "host_plugin_log_lines_left_out",
         "Log lines of a plugin beyond 200 in a second",

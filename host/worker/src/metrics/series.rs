@@ -100,6 +100,22 @@ impl<'a> Series<'a> {
         Ok(())
     }
 
+    /// A histogram of seconds for each set of labels: the buckets' upper bounds and counts, and the sum.
+    pub(super) fn buckets_by<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        histograms: impl IntoIterator<Item = (L, Vec<(f64, u64)>, Duration)>,
+    ) -> Result<(), Error> {
+        let mut family = self.family(name, help, MetricType::Histogram)?;
+        for (labels, buckets, sum) in histograms {
+            let count = buckets.iter().map(|(_bound, count)| count).sum();
+            let mut to = family.encode_family(&labels)?;
+            to.encode_histogram::<NoLabelSet>(sum.as_secs_f64(), count, &buckets, None)?;
+        }
+        Ok(())
+    }
+
     fn family<'s>(
         &'s mut self,
         name: &'s str,

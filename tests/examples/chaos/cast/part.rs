@@ -68,6 +68,10 @@ pub struct Part {
     pub killed: Arc<AtomicU64>,
     pub node: Option<Node>,
     pub switches: Switches,
+    /// How often the kernel has killed it for its memory.
+    pub memory_kills: u64,
+    /// It got no more memory for a while, and has lived on.
+    pub was_starved: bool,
 }
 
 /// How a part is started.
@@ -87,7 +91,22 @@ impl Part {
         let log = folder.join(format!("{name}.log"));
         let child = spawn(host, &arguments, &environment, node.as_ref(), &log);
         let (state, until) = (State::Runs, Instant::now());
-        Self { role, name, stays, arguments, environment, child, state, until, log, killed, node, switches }
+        Self {
+            role,
+            name,
+            stays,
+            arguments,
+            environment,
+            child,
+            state,
+            until,
+            log,
+            killed,
+            node,
+            switches,
+            memory_kills: 0,
+            was_starved: false,
+        }
     }
 
     pub fn again(&mut self, host: &Path) {
@@ -96,7 +115,7 @@ impl Part {
             self.killed.fetch_add(1, Ordering::SeqCst);
         }
         self.child = spawn(host, &self.arguments, &self.environment, self.node.as_ref(), &self.log);
-        self.state = State::Runs;
+        (self.state, self.was_starved) = (State::Runs, false);
     }
 
     pub fn pid(&self) -> u32 {
@@ -168,6 +187,7 @@ impl Part {
     pub fn starve(&mut self, bound: Bound, time: Duration) -> bool {
         let starves = memory::starve(&self.name, self.pid(), bound);
         if starves {
+            self.was_starved = true;
             self.enter(State::Starves, time);
         }
         starves

@@ -155,11 +155,32 @@ async fn a_worker_of_a_far_release_is_refused_with_both_versions() {
 async fn a_broken_worker_is_not_chosen_until_it_is_heard_of() {
     let (mut table, start) = (WorkerTable::new(terms()), Instant::now());
     table.register(worker(1, "a", "aggregated"), start).unwrap();
-    assert!(table.suspect(Instance(1), "connection reset"));
-    assert!(!table.suspect(Instance(1), "connection reset"), "told once");
+    assert!(table.suspect(Instance(1), "connection reset", start));
+    assert!(!table.suspect(Instance(1), "connection reset", start), "told once");
     assert!(no_worker(names(&mut table, &[], start)).contains("connection reset"));
     assert!(table.heartbeat(Instance(1), Load::default(), start).is_change);
     assert!(names(&mut table, &[], start).is_ok());
+}
+
+#[tokio::test]
+async fn workers_that_broke_are_remembered_with_the_time() {
+    let (mut table, start) = (WorkerTable::new(terms()), Instant::now());
+    let later = |seconds| start + Duration::from_secs(seconds);
+    for instance in 1..=2 {
+        table.register(worker(instance, &format!("w{instance}"), "aggregated"), start).unwrap();
+    }
+    assert!(!table.another_broke(start, &[]));
+    table.suspect(Instance(1), "connection reset", later(1));
+    assert!(table.another_broke(start, &[]));
+    assert!(table.another_broke(later(1), &[Instance(2)]));
+    assert!(!table.another_broke(start, &[Instance(1)]), "the request was on it");
+    assert!(!table.another_broke(later(2), &[]), "before the request came");
+    for second in 2..200 {
+        table.heartbeat(Instance(2), Load::default(), later(second));
+        table.suspect(Instance(2), "connection reset", later(second));
+    }
+    assert!(table.another_broke(later(199), &[Instance(1)]));
+    assert!(!table.another_broke(start, &[Instance(2)]), "the latest are remembered");
 }
 
 #[tokio::test]
@@ -195,7 +216,7 @@ async fn a_new_instance_replaces_the_old_one_of_its_name_when_that_is_gone() {
     type Gone = fn(&mut WorkerTable, &mut WorkerInfo, Instant) -> Instant;
     let silent: Gone = |_, _, start| start + Duration::from_millis(3001);
     let broken: Gone = |table, _, start| {
-        table.suspect(Instance(1), "connection reset");
+        table.suspect(Instance(1), "connection reset", start);
         start
     };
     let same_address: Gone = |_, new, start| {
@@ -349,7 +370,7 @@ async fn registrations_that_make_no_sense_are_refused_by_name() {
         table.register(worker(instance, &format!("w{instance}"), "aggregated"), now).unwrap();
     }
     assert!(table.register(worker(5, "w5", "aggregated"), now).unwrap_err().to_string().contains("limit"));
-    table.suspect(Instance(4), "connection reset");
+    table.suspect(Instance(4), "connection reset", now);
     table.register(worker(6, "w4", "aggregated"), now).unwrap();
     let much_later = now + Duration::from_secs(301);
     table.register(worker(5, "w5", "aggregated"), much_later).unwrap();

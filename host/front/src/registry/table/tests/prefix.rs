@@ -102,7 +102,7 @@ async fn a_worker_that_is_lost_or_replaced_has_nothing() {
     };
     assert_eq!(known("p1"), (0, Following::Lost("connection refused".into())));
     assert_eq!(known("d1").0, 20);
-    table.suspect(Instance(3), "connection reset");
+    table.suspect(Instance(3), "connection reset", now);
     let info = WorkerInfo { cache_events: true, pages: 1000, ..worker(7, "d1", "decode") };
     table.register(info, now).unwrap();
     assert_eq!(table.snapshot(now).cache.pages, 0);
