@@ -19,7 +19,7 @@ const DONE_ALREADY: &[(&str, &str)] = &[
 const MAY_BE_MISSING: &[&str] = &["gdb", "curl"];
 
 /// Kinds of blocks that hold no commands.
-const NO_COMMANDS: &[&str] = &["toml", "rust", "text"];
+const NO_COMMANDS: &[&str] = &["toml", "rust", "text", "c", "cpp", "mermaid"];
 
 struct Block {
     server: bool,
