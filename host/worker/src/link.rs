@@ -4,10 +4,10 @@
 //! share KV heads: it is made, fenced and lost as one.
 
 mod peer;
+mod table;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use host_core::Instance;
@@ -25,12 +25,10 @@ use rustix::fd::AsRawFd;
 
 use super::lane_counters::LaneCounters;
 pub use peer::{Link, PeerRank};
+use table::{NotReplaced, Table};
 
 /// How long a plugin may take to stop.
 const SHUTDOWN: Duration = Duration::from_secs(3);
-
-/// Peers whose turn is remembered before those whose turn no thread has are forgotten.
-const TURNS: usize = 1024;
 
 /// The name under which a rank opens its instance of the transfer plugin.
 #[must_use]
@@ -87,10 +85,7 @@ pub struct Links {
     ranks: Vec<Rank>,
     kv_heads: usize,
     aux: Arc<SharedMemory>,
-    peers: Mutex<HashMap<Instance, Arc<Link>>>,
-    /// One lock per peer: connecting and fencing take their turns, so that neither undoes the other unseen.
-    turns: Mutex<HashMap<Instance, Arc<Mutex<()>>>>,
-    sessions: AtomicU64,
+    peers: Table<Instance, Link>,
     counters: LaneCounters,
 }
 
@@ -148,9 +143,7 @@ impl Links {
             plugin,
             kv_heads,
             aux,
-            peers: Mutex::new(HashMap::new()),
-            turns: Mutex::default(),
-            sessions: AtomicU64::new(0),
+            peers: Table::default(),
             counters: LaneCounters::default(),
         })
     }
@@ -212,15 +205,7 @@ impl Links {
     /// The link to a peer.
     #[must_use]
     pub fn get(&self, peer: Instance) -> Option<Arc<Link>> {
-        self.peers.lock().get(&peer).cloned()
-    }
-
-    fn turn(&self, peer: Instance) -> Arc<Mutex<()>> {
-        let mut turns = self.turns.lock();
-        if turns.len() >= TURNS {
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-        }
-        turns.entry(peer).or_default().clone()
+        self.peers.get(peer)
     }
 
     /// Fences what is left of an earlier link to a peer and makes a new one; returns the new session. Blocks: not for the
@@ -235,33 +220,34 @@ impl Links {
         };
         let (ranks, endpoints) = peer::read(peer, &self.plugin, own.kv.layout(), self.kv_heads)?;
         let (lanes, pairs) = peer::lanes(peer, self.kv_heads, self.ranks.len(), ranks.len())?;
-        let turn = self.turn(instance);
-        let _turn = turn.lock();
-        self.cut(instance, |_| true)
-            .map_err(|error| format!("an earlier connection could not be fenced: {error}"))?;
-        let session = self.sessions.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut link = Link { session, lanes, ranks, connections: HashMap::new() };
-        for (own, theirs) in pairs {
-            let name = rank_name(instance, theirs);
-            match self.ranks[own].backend.connect(&name, &endpoints[theirs]) {
-                Ok(handle) => {
-                    link.connections.insert((own, theirs), handle);
-                }
-                Err(error) => {
-                    // Nothing was promised over those that were made; what is left of them is fenced by the next try.
-                    self.peers.lock().insert(instance, Arc::new(link));
-                    if let Err(error) = self.cut(instance, |_| true) {
-                        tracing::warn!(peer = %instance, %error, "half of a link could not be cut off yet");
+        let make = |session| {
+            let mut link = Link { session, lanes, ranks, connections: HashMap::new() };
+            for (own, theirs) in pairs {
+                let name = rank_name(instance, theirs);
+                match self.ranks[own].backend.connect(&name, &endpoints[theirs]) {
+                    Ok(handle) => {
+                        link.connections.insert((own, theirs), handle);
                     }
-                    return Err(format!(
-                        "plugin {:?} could not connect rank {own} to rank {theirs} of {}: {error}",
-                        self.plugin, peer.name
-                    ));
+                    Err(error) => {
+                        let why = format!(
+                            "plugin {:?} could not connect rank {own} to rank {theirs} of {}: {error}",
+                            self.plugin, peer.name
+                        );
+                        return Err((Arc::new(link), why));
+                    }
                 }
             }
-        }
-        self.peers.lock().insert(instance, Arc::new(link));
-        Ok(session)
+            Ok(link)
+        };
+        self.peers.replace(instance, |link| self.cut(link), make).map_err(|failed| match failed {
+            NotReplaced::Earlier(error) => format!("an earlier connection could not be fenced: {error}"),
+            NotReplaced::Made { why, left } => {
+                if let Some(error) = left {
+                    tracing::warn!(peer = %instance, %error, "half of a link could not be cut off yet");
+                }
+                why
+            }
+        })
     }
 
     /// Cuts off one link to a peer in both directions, if it is still the one in use: an earlier one was cut off when the
@@ -270,9 +256,7 @@ impl Links {
     /// # Errors
     /// When the plugin could not prove of every pair of ranks that nothing of the peer lands any more.
     pub fn fence(&self, peer: Instance, session: u64) -> Result<(), host_plugin_api::Error> {
-        let turn = self.turn(peer);
-        let _turn = turn.lock();
-        self.cut(peer, |link| link.session == session)
+        self.peers.cut(peer, Some(session), |link| self.cut(link))
     }
 
     /// Cuts off whatever link to a peer there is. Blocks: not for the scheduler thread.
@@ -280,15 +264,12 @@ impl Links {
     /// # Errors
     /// As [`fence`](Self::fence).
     pub fn fence_all(&self, peer: Instance) -> Result<(), host_plugin_api::Error> {
-        let turn = self.turn(peer);
-        let _turn = turn.lock();
-        self.cut(peer, |_| true)
+        self.peers.cut(peer, None, |link| self.cut(link))
     }
 
-    /// The caller has the peer's turn. What could not be fenced is left for another try.
-    fn cut(&self, peer: Instance, applies: impl Fn(&Link) -> bool) -> Result<(), host_plugin_api::Error> {
-        let Some(link) = self.get(peer).filter(|link| applies(link)) else { return Ok(()) };
-        let mut left = Link::clone(&link);
+    /// Disconnects what a link has; else the part of it that is not proven to be off, for another try.
+    fn cut(&self, link: &Link) -> Result<(), (Arc<Link>, host_plugin_api::Error)> {
+        let mut left = Link::clone(link);
         let mut failed = None;
         for (pair, ended) in self.disconnect(&link.connections) {
             match ended {
@@ -298,16 +279,7 @@ impl Links {
                 Err(error) => failed = Some(error),
             }
         }
-        match failed {
-            None => {
-                self.peers.lock().remove(&peer);
-                Ok(())
-            }
-            Some(error) => {
-                self.peers.lock().insert(peer, Arc::new(left));
-                Err(error)
-            }
-        }
+        failed.map_or(Ok(()), |error| Err((Arc::new(left), error)))
     }
 
     /// Disconnects all pairs of ranks at the same time: each may take as long as a plugin waits for a peer that hangs.

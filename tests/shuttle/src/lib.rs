@@ -47,6 +47,10 @@ pub mod system {
 #[path = "../../../plugins/shm/src/ready.rs"]
 pub mod ready;
 
+/// A worker's links to its peers.
+#[path = "../../../host/worker/src/link/table.rs"]
+pub mod links;
+
 /// The bounds on what one client of the API holds.
 #[path = "../../../host/front/src/shares.rs"]
 pub mod shares;

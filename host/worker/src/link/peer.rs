@@ -12,6 +12,8 @@ use host_plugin_api::transfer::PeerId;
 
 use host_wire::proto::{TransferEndpoint, WorkerInfo};
 
+use super::table::Connected;
+
 /// A peer's memory, as writes name it.
 #[derive(Clone, Debug)]
 pub struct Link {
@@ -54,6 +56,12 @@ impl Link {
     #[must_use]
     pub fn connection(&self, own: usize, theirs: usize) -> Option<PeerId> {
         self.connections.get(&(own, theirs)).copied()
+    }
+}
+
+impl Connected for Link {
+    fn session(&self) -> u64 {
+        self.session
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a model that goes wrong is a test that fails")]
 
+mod links;
 mod schedules;
 mod shares;
 mod tier;
