@@ -39,6 +39,11 @@ const CHECKS: &[Check] = &[
         run: |workspace| dependencies(workspace, "cargo-deny".as_ref()),
     },
     Check {
+        name: "advisories",
+        about: "known defects of the crates in Cargo.lock, where RustSec's database can be fetched (cargo-deny, git)",
+        run: |workspace| advisories(workspace, "cargo-deny".as_ref()),
+    },
+    Check {
         name: "msrv",
         about: "`cargo xtask msrv`: what plugins are made of, with the oldest compiler that may build them",
         run: oldest_compiler,
@@ -134,16 +139,42 @@ fn outcome(command: &mut Command, passed: &str) -> Outcome {
     }
 }
 
-/// What deny.toml says of dependencies; `deny` is cargo-deny.
-fn dependencies(workspace: &Workspace, deny: &OsStr) -> Outcome {
+/// `cargo-deny` with these arguments, unless it is not there.
+fn cargo_deny(workspace: &Workspace, deny: &OsStr, arguments: &[&str]) -> Result<Command, Outcome> {
     if !is_there(Command::new(deny).arg("--version")) {
-        return Outcome::Skipped(
+        return Err(Outcome::Skipped(
             "there is no cargo-deny; install it with `cargo install cargo-deny --locked`".to_owned(),
-        );
+        ));
     }
     let mut command = Command::new(deny);
-    command.args(["--locked", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]);
-    outcome(command.current_dir(&workspace.root), "licences, bans and sources are as deny.toml says")
+    command.arg("--locked").args(arguments).current_dir(&workspace.root);
+    Ok(command)
+}
+
+/// What deny.toml says of licences, bans and sources; `deny` is cargo-deny.
+fn dependencies(workspace: &Workspace, deny: &OsStr) -> Outcome {
+    let arguments = ["check", "--hide-inclusion-graph", "licenses", "bans", "sources"];
+    match cargo_deny(workspace, deny, &arguments) {
+        Ok(mut command) => outcome(&mut command, "licences, bans and sources are as deny.toml says"),
+        Err(skipped) => skipped,
+    }
+}
+
+/// What RustSec's database says of dependencies; `deny` is cargo-deny. A machine without the network does not fail.
+fn advisories(workspace: &Workspace, deny: &OsStr) -> Outcome {
+    let fetched = cargo_deny(workspace, deny, &["fetch", "db"]).map(|mut fetch| is_there(&mut fetch));
+    match fetched {
+        Ok(true) => {}
+        Ok(false) => {
+            return Outcome::Skipped("https://github.com/RustSec/advisory-db cannot be fetched".to_owned());
+        }
+        Err(skipped) => return skipped,
+    }
+    let arguments = ["check", "--hide-inclusion-graph", "--disable-fetch", "advisories"];
+    match cargo_deny(workspace, deny, &arguments) {
+        Ok(mut command) => outcome(&mut command, "no crate has a known defect that deny.toml does not name"),
+        Err(skipped) => skipped,
+    }
 }
 
 fn oldest_compiler(workspace: &Workspace) -> Outcome {
@@ -184,11 +215,13 @@ mod tests {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
     }
 
-    /// A program that stands in for cargo-deny: it notes what it is called with, and ends as it is told.
-    fn stand_in(folder: &Path, code: i32) -> PathBuf {
-        let path = folder.join(format!("deny-{code}"));
+    /// A program that stands in for cargo-deny: it notes what it is called with, fetches the database or does not, and ends
+    /// as it is told.
+    fn stand_in(folder: &Path, fetched: i32, code: i32) -> PathBuf {
+        let path = folder.join(format!("deny-{fetched}-{code}"));
         let script = format!(
-            "#!/bin/sh\ntest \"$1\" = --version && exit 0\necho \"$PWD $*\" > {}/called\nexit {code}\n",
+            "#!/bin/sh\ntest \"$1\" = --version && exit 0\necho \"$PWD $*\" > {}/called\n\
+             test \"$2\" = fetch && exit {fetched}\nexit {code}\n",
             folder.display()
         );
         std::fs::write(&path, script).unwrap();
@@ -210,11 +243,28 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().canonicalize().unwrap();
         let workspace = Workspace { root: at.clone(), target: "target".into() };
-        assert!(matches!(dependencies(&workspace, stand_in(&at, 0).as_ref()), Outcome::Passed(_)));
+        assert!(matches!(dependencies(&workspace, stand_in(&at, 1, 0).as_ref()), Outcome::Passed(_)));
         let called = std::fs::read_to_string(at.join("called")).unwrap();
         let expected = "--locked check --hide-inclusion-graph licenses bans sources";
         assert_eq!(called.trim(), format!("{} {expected}", at.display()));
-        assert!(matches!(dependencies(&workspace, stand_in(&at, 4).as_ref()), Outcome::Failed(_)));
+        assert!(matches!(dependencies(&workspace, stand_in(&at, 0, 4).as_ref()), Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn advisories_fail_the_check_only_where_their_database_can_be_fetched() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().canonicalize().unwrap();
+        let workspace = Workspace { root: at.clone(), target: "target".into() };
+        let of = |fetched, code| advisories(&workspace, stand_in(&at, fetched, code).as_ref());
+        assert!(matches!(of(0, 0), Outcome::Passed(_)));
+        let called = std::fs::read_to_string(at.join("called")).unwrap();
+        assert!(
+            called.ends_with("--locked check --hide-inclusion-graph --disable-fetch advisories\n"),
+            "{called}"
+        );
+        assert!(matches!(of(0, 1), Outcome::Failed(_)));
+        let Outcome::Skipped(why) = of(1, 1) else { panic!("it was not skipped") };
+        assert!(why.contains("advisory-db"), "{why}");
     }
 
     #[test]
