@@ -34,10 +34,15 @@ impl Drop for Process {
 impl Server {
     /// Starts all three and waits until they know each other.
     pub fn start(prefill: &Worker, decode: &Worker) -> anyhow::Result<Self> {
+        Self::start_with(&[], prefill, decode)
+    }
+
+    /// As [`start`](Self::start), with flags that all three have.
+    pub fn start_with(shared: &[String], prefill: &Worker, decode: &Worker) -> anyhow::Result<Self> {
         let program = Path::new(env!("CARGO_BIN_EXE_host"));
         let plugins = program.parent().unwrap_or(program);
         let flags = ["--role", "router", "--executor", "synthetic", "--control", "127.0.0.1:0"];
-        let flags = flags.map(str::to_owned).to_vec();
+        let flags = [&flags.map(str::to_owned), shared].concat();
         let router = Cluster::start(&Start { program, flags, config: String::new(), workers: 0 });
         let control = router.greeting.rsplit(' ').next().unwrap_or_default().to_owned();
         let configs = tempfile::tempdir()?;
@@ -52,7 +57,7 @@ impl Server {
                     command.arg(cache.replace("--", "--no-"));
                 }
             }
-            command.args(&worker.flags).arg("--config").arg(config).stdin(Stdio::null());
+            command.args(shared).args(&worker.flags).arg("--config").arg(config).stdin(Stdio::null());
             Ok(Process(command.spawn()?))
         };
         let workers: anyhow::Result<Vec<Process>> =
