@@ -90,6 +90,9 @@ pub struct Config {
     pub bootstrap_timeout: Duration,
     /// How long a request may take in all.
     pub request_timeout: Duration,
+    /// How long a prefill worker waits for anything to happen to a transfer of which it has begun all parts: a write that
+    /// settles, or decode's word that all has arrived.
+    pub transfer_patience: Duration,
     /// How long a peer may leave a message unanswered before it counts as lost.
     pub peer_patience: Duration,
 }

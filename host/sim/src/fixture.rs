@@ -42,6 +42,7 @@ pub fn config(role: Role, pages: u32) -> Config {
         max_attempts: 3,
         bootstrap_timeout: Duration::from_secs(30),
         request_timeout: Duration::from_secs(1000),
+        transfer_patience: Duration::from_secs(120),
         peer_patience: Duration::from_secs(10),
     }
 }

@@ -66,6 +66,10 @@ pub struct Leg {
     pub finished: Vec<Room>,
     /// Requests that failed.
     pub failed: BTreeMap<Room, Failure>,
+    /// Transfers that were given up because nothing happened to them.
+    pub stalled: Vec<Room>,
+    /// Peers that were to be cut off.
+    pub fences: Vec<Instance>,
 }
 
 impl Leg {
@@ -116,6 +120,8 @@ impl Leg {
             emitted: BTreeMap::new(),
             finished: Vec::new(),
             failed: BTreeMap::new(),
+            stalled: Vec::new(),
+            fences: Vec::new(),
         }
     }
 
@@ -233,7 +239,9 @@ impl Leg {
                 Action::Fail { room, failure } => {
                     assert!(self.failed.insert(room, failure).is_none(), "{room:?} fails twice");
                 }
-                Action::Connect { .. } | Action::Fence { .. } | Action::CancelWrite(_) => {}
+                Action::Stalled { room, .. } => self.stalled.push(room),
+                Action::Fence { peer, .. } => self.fences.push(peer),
+                Action::Connect { .. } | Action::CancelWrite(_) => {}
             }
         }
         self.scheduler.audit();

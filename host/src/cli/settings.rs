@@ -194,6 +194,11 @@ pub struct Settings {
     #[arg(long, value_name = "SECONDS")]
     pub request_timeout: Option<u32>,
 
+    /// Seconds after which a prefill worker gives a transfer up to which nothing happens: no write of the plugin ends, or the decode
+    /// worker confirms no arrival [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    pub transfer_timeout: Option<u32>,
+
     /// Seconds in which a request waits for a worker, and in which failed ones are tried again; after an answer under way broke
     /// off they count anew [default: 30]
     #[arg(long, value_name = "SECONDS")]

@@ -119,6 +119,11 @@ fn scheduler(stats: &Stats, series: &mut Series<'_>) -> Result<(), Error> {
         ),
         ("host_integrity_failures", "Transfers that were not what was sent", stats.integrity_failures),
         (
+            "host_transfers_stalled",
+            "Transfers given up because no write ended, or the other worker confirmed no arrival",
+            stats.transfers_stalled,
+        ),
+        (
             "host_messages_repeated",
             "Control messages repeated for want of an answer",
             stats.messages_repeated,

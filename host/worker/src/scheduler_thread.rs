@@ -254,6 +254,19 @@ impl Turn {
                 tracing::debug!(%room, reason = reason.as_str(), "finished");
                 self.answer(room, Answer::Finished { reason, usage, transferred_bytes }, true);
             }
+            Action::Stalled { room, peer, writes, waited } => {
+                let (plugin, seconds) = (self.start.links.plugin_name(), waited.as_secs());
+                match writes {
+                    0 => tracing::warn!(
+                        %room, plugin, %peer, seconds,
+                        "the transfer plugin says that all KV was written, and the other worker has heard of no arrival: a notification may be lost"
+                    ),
+                    _ => tracing::warn!(
+                        %room, plugin, %peer, writes, seconds,
+                        "no write of the transfer plugin to this worker has ended: it is cut off"
+                    ),
+                }
+            }
             Action::Fail { room, failure } => {
                 tracing::info!(%room, code = failure.code.as_str(), message = %failure.message, "request failed");
                 self.answer(room, Answer::Failed(failure), true);

@@ -40,6 +40,7 @@ fn cache(pages: u32) -> Cache {
         max_attempts: 1,
         bootstrap_timeout: Duration::from_secs(1),
         request_timeout: Duration::from_secs(1),
+        transfer_patience: Duration::from_secs(1),
         peer_patience: Duration::from_secs(1),
     };
     Cache::new(&config, PoolLimits::shared(pages), None)

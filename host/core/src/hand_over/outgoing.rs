@@ -42,6 +42,8 @@ pub(crate) struct Outgoing {
     complete: bool,
     /// Parts that have not settled, of all attempts.
     pub tags: BTreeSet<Tag>,
+    /// Once the prompt is computed: when something happened last.
+    pub moved: Option<Time>,
 }
 
 /// Pages from the cursor on, of which the first layers were sent.
@@ -83,6 +85,7 @@ impl Outgoing {
             sequence: 0,
             complete: false,
             tags: BTreeSet::new(),
+            moved: None,
         }
     }
 

@@ -211,6 +211,7 @@ impl Scheduler {
             job.answer.first = Some(sampled.clone());
             job.stage.enter(Stage::Inflight);
             self.running.retain(|other| *other != room);
+            self.transfer_moved(now, room);
             return;
         }
         let request = &job.request;

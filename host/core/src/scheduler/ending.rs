@@ -22,6 +22,9 @@ pub(super) struct Leftovers {
 impl Scheduler {
     pub(super) fn job_deadline(&self, job: &Job) -> Time {
         let whole = job.submitted.after(self.config.request_timeout);
+        if let Some(moved) = job.outgoing.as_ref().and_then(|outgoing| outgoing.moved) {
+            return whole.min(moved.after(self.config.transfer_patience));
+        }
         let waits_for_leg = job.stage.is_queued()
             // Decode asks when it has pages and a place among those that decode, which may take as long as a request may. Until
             // then prefill's leg holds nothing here, and the router ends it when the other one is gone.
@@ -40,6 +43,11 @@ impl Scheduler {
             if deadline > now {
                 // Its other leg is there by now.
                 self.deadlines.set(room, deadline);
+                continue;
+            }
+            let moved = job.outgoing.as_ref().and_then(|outgoing| outgoing.moved);
+            if moved.is_some_and(|moved| now.since(moved) >= self.config.transfer_patience) {
+                self.transfer_stalled(now, room, actions);
                 continue;
             }
             let unasked = self.config.role.sends_kv() && job.outgoing.is_none();

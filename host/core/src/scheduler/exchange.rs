@@ -1,6 +1,7 @@
 //! The events that a scheduler takes, and the actions that it wants done.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::aux_row::AuxRow;
 use crate::batch::{Batch, Sampled, SequenceOutput};
@@ -153,6 +154,18 @@ pub enum Action {
     ForgetRoom {
         /// The room.
         room: Room,
+    },
+    /// A transfer away from here is given up, because nothing has happened to it for so long. For the operator: what follows
+    /// is said by other actions.
+    Stalled {
+        /// The room.
+        room: Room,
+        /// Where the pages were to go.
+        peer: Instance,
+        /// Writes that have not settled; 0 if all have and decode has not heard of one.
+        writes: usize,
+        /// How long nothing has happened.
+        waited: Duration,
     },
     /// Read the aux row and digest the pages; answer with [`Event::Verified`].
     Verify {

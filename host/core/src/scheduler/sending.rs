@@ -57,6 +57,38 @@ impl Scheduler {
         let answer = self.outbox.answer(question, room, attempt, answer);
         self.send(from, answer, actions);
         self.push_pages(room, actions);
+        self.transfer_moved(now, room);
+    }
+
+    /// Something happened to a transfer: from now on it is waited for anew, once there is nothing more to compute.
+    pub(super) fn transfer_moved(&mut self, now: Time, room: Room) {
+        let inflight = |job: &&mut Job| *job.stage == Stage::Inflight;
+        let Some(job) = self.jobs.get_mut(&room).filter(inflight) else { return };
+        let Some(outgoing) = &mut job.outgoing else { return };
+        outgoing.moved = Some(now);
+        if let Some(job) = self.jobs.get(&room) {
+            let deadline = self.job_deadline(job);
+            self.deadlines.set(room, deadline);
+        }
+    }
+
+    /// Nothing has happened to a transfer for too long. What a write that does not settle may still do is cut off with its peer.
+    pub(super) fn transfer_stalled(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
+        let Some(outgoing) = self.jobs.get(&room).and_then(|job| job.outgoing.as_ref()) else { return };
+        let (peer, session, writes) = (outgoing.peer, outgoing.session, outgoing.tags.len());
+        let seconds = self.config.transfer_patience.as_secs();
+        let message = match writes {
+            0 => format!(
+                "all KV was written to worker {peer}, which has not confirmed for {seconds} s that it arrived"
+            ),
+            _ => format!("no write of KV to worker {peer} has ended for {seconds} s"),
+        };
+        self.stats.transfers_stalled += 1;
+        actions.push(Action::Stalled { room, peer, writes, waited: self.config.transfer_patience });
+        self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
+        if writes > 0 {
+            self.peer_lost(now, (peer, session), false, actions);
+        }
     }
 
     fn take_reserve(
@@ -110,7 +142,10 @@ impl Scheduler {
                 let message = format!("KV pages could not be written to the decode worker: {error}");
                 self.fail(now, room, Failure::new(FailureCode::Transfer, message), actions);
             }
-            (Some(room), None) => self.push_pages(room, actions),
+            (Some(room), None) => {
+                self.push_pages(room, actions);
+                self.transfer_moved(now, room);
+            }
             (None, _) => {
                 let cleared = self.cache.write_settled(tag);
                 self.finish_clearing(cleared, actions);

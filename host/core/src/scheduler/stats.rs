@@ -80,6 +80,8 @@ pub struct Stats {
     pub layer_parts_sent: u64,
     /// Transfers that were not what prefill sent, and were asked for again.
     pub integrity_failures: u64,
+    /// Transfers given up because nothing happened to them any more.
+    pub transfers_stalled: u64,
     /// Messages repeated because no answer came.
     pub messages_repeated: u64,
     /// Messages dropped because their sender had given them up.

@@ -87,6 +87,55 @@ fn no_request_takes_longer_than_the_request_timeout_in_whatever_stage() {
     }
 }
 
+/// A prefill worker that has sent a prompt of four pages, and how long it waits.
+fn sent() -> (Leg, Duration) {
+    let mut leg = Leg::with(config(Role::Prefill, 64));
+    let prompt = tokens(0..16);
+    leg.submit(1, &prompt, 1);
+    leg.reserve(1, &prompt, 0);
+    leg.compute_all();
+    leg.answer_messages();
+    assert!(!leg.writes.is_empty());
+    (leg, config(Role::Prefill, 1).transfer_patience)
+}
+
+#[test]
+fn pages_that_were_written_and_not_heard_of_end_the_request_and_decode_is_told() {
+    let (mut leg, patience) = sent();
+    let tags: Vec<_> = leg.writes.iter().map(|write| write.tag).collect();
+    leg.wait(patience - MILLI);
+    for tag in tags {
+        leg.event(Event::Written { tag, error: None });
+    }
+    leg.wait(patience - MILLI);
+    assert!(leg.failed.is_empty() && leg.stalled.is_empty(), "a write that ends is news");
+    leg.wait(MILLI);
+    let failure = &leg.failed[&Room(1)];
+    assert_eq!((failure.code, failure.retryable), (FailureCode::Transfer, true));
+    assert!(failure.message.contains("has not confirmed"), "{failure:?}");
+    assert_eq!(leg.stalled, [Room(1)]);
+    assert!(leg.fences.is_empty(), "nothing can land any more");
+    assert!(leg.sent.iter().any(|message| matches!(message.body, Body::PrefillFailed { .. })));
+    leg.answer_messages();
+    leg.at_rest();
+}
+
+#[test]
+fn a_write_that_does_not_end_has_its_peer_cut_off() {
+    let (mut leg, patience) = sent();
+    let tags: Vec<_> = leg.writes.iter().map(|write| write.tag).collect();
+    leg.wait(patience);
+    assert!(leg.failed[&Room(1)].message.contains("no write of KV"), "{:?}", leg.failed);
+    assert_eq!((&leg.stalled[..], &leg.fences[..]), (&[Room(1)][..], &[PEER][..]));
+    assert_eq!(leg.stats().quarantined_rooms, 1, "the plugin may still read its pages");
+    leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
+    assert_eq!(leg.stats().quarantined_rooms, 1, "until the write settles");
+    for tag in tags {
+        leg.event(Event::Written { tag, error: Some("disconnected".into()) });
+    }
+    leg.at_rest();
+}
+
 #[test]
 fn a_peer_that_answers_nothing_counts_as_lost() {
     let mut leg = Leg::with(config(Role::Decode, 64));

@@ -25,7 +25,7 @@ impl<C: Clients> World<C> {
                     self.later(Work::Fence { at: self.place(at) }, Pending::Fence { at, peer, session });
                 }
                 Action::Write(write) => self.begin_write(write, at),
-                Action::CancelWrite(_) | Action::PromptReady { .. } => {}
+                Action::CancelWrite(_) | Action::PromptReady { .. } | Action::Stalled { .. } => {}
                 Action::OpenRoom(opening) => self.open(at, &opening),
                 Action::CloseRoom { room } => self.close(at, room),
                 Action::ForgetRoom { room } => self.forget(at, room),

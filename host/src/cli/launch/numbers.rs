@@ -38,6 +38,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
         ("--reserved-decode-tokens", settings.reserved_decode_tokens, u32::MAX),
         ("--max-requests", settings.max_requests, MOST_QUEUED),
         ("--request-timeout", settings.request_timeout, MOST_SECONDS),
+        ("--transfer-timeout", settings.transfer_timeout, MOST_SECONDS),
         ("--retry-timeout", settings.retry_timeout, MOST_SECONDS),
         ("--default-max-tokens", settings.default_max_tokens, u32::MAX),
     ] {

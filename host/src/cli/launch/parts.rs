@@ -110,6 +110,7 @@ fn config(
         max_attempts: 3,
         bootstrap_timeout: Duration::from_secs(30),
         request_timeout: settings.request_timeout(),
+        transfer_patience: settings.transfer_timeout(),
         peer_patience: Duration::from_secs(10),
     })
 }

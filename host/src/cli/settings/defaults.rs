@@ -12,12 +12,20 @@ use super::{ExecutorName, RoleName, Settings};
 /// Less than the 30 s that Kubernetes gives a container by default.
 const DRAIN_TIMEOUT: u32 = 20;
 const REQUEST_TIMEOUT: u32 = 600;
+/// As long as a part of 4 GiB takes at 35 MB/s, which is slower than any network that KV is sent over.
+const TRANSFER_TIMEOUT: u32 = 120;
 
 impl Settings {
     /// How long a request may take in all.
     #[must_use]
     pub fn request_timeout(&self) -> Duration {
         Duration::from_secs(self.request_timeout.unwrap_or(REQUEST_TIMEOUT).into())
+    }
+
+    /// How long a prefill worker waits for anything to happen to a transfer.
+    #[must_use]
+    pub fn transfer_timeout(&self) -> Duration {
+        Duration::from_secs(self.transfer_timeout.unwrap_or(TRANSFER_TIMEOUT).into())
     }
 
     /// How long requests under way have to end by themselves when a process stops.
