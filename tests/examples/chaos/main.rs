@@ -51,11 +51,13 @@ struct Options {
     /// Each process in a network namespace of its own, where that can be.
     network: bool,
     transfer: Option<String>,
+    /// Only faults whose names have one of these.
+    only: Vec<String>,
 }
 
 const USAGE: &str = "\
 Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES] [--hostile N]
-             [--network] [--transfer NAME] [--host PROGRAM]
+             [--network] [--transfer NAME] [--only WORDS[,WORDS...]] [--host PROGRAM]
 
   --faults N      Faults to inject [default: 100]
   --seed N        What is drawn: faults, victims, prompts [default: 1]
@@ -66,6 +68,7 @@ Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES
   --network       Each process has a network of its own (as root), links fail, and pages travel over TCP
   --transfer NAME The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                   [default: corrupting; with --network remote-wire]
+  --only WORDS    Only faults whose names contain one of these, as the report names them
   --host PROGRAM  The program [default: the one built beside this]";
 
 impl Options {
@@ -80,6 +83,7 @@ impl Options {
             hostile: 0,
             network: false,
             transfer: None,
+            only: Vec::new(),
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(flag) = arguments.next() {
@@ -97,6 +101,7 @@ impl Options {
                 "--for" => options.lasts = Some(Duration::from_secs(60) * number()?),
                 "--hostile" => options.hostile = number()?,
                 "--transfer" => options.transfer = Some(value),
+                "--only" => options.only.extend(value.split(',').map(str::to_owned)),
                 "--host" => options.host = value.into(),
                 _ => return Err(format!("there is no {flag}\n\n{USAGE}")),
             }

@@ -130,7 +130,8 @@ impl Setting {
                 environment.push((key.to_owned(), value));
             }
         }
-        let switches = Switches { tier: file("tier"), hang: file("hang"), mix: file("mix"), clock };
+        let [tier, hang, mix, panic] = ["tier", "hang", "mix", "panic"].map(file);
+        let switches = Switches { tier, hang, mix, panic, clock };
         let stays = stays || self.all_stay;
         Plan { role, name, stays, arguments, environment, node, switches }
     }
@@ -156,6 +157,7 @@ impl Setting {
         if self.transfer == "corrupting" {
             set("corrupting.hang_file", &plan.switches.hang.display().to_string());
             set("corrupting.mix_file", &plan.switches.mix.display().to_string());
+            set("corrupting.panic_file", &plan.switches.panic.display().to_string());
         }
         if let Some(node) = &plan.node {
             set("remote-wire.address", &node.address.to_string());
