@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use crate::sandbox::{is_inside, run};
 
-pub use passthrough::Orders;
 use passthrough::Passthrough;
+pub use passthrough::{Done, Orders};
 
 /// Bytes of the small file system; the tier itself is told to take less.
 const SIZE_MIB: u32 = 96;
@@ -62,6 +62,11 @@ impl Disk {
     /// Whether it can be slow and fail.
     pub fn obeys(&self) -> bool {
         self.passthrough.is_some()
+    }
+
+    /// What its orders did, if it can be told any.
+    pub fn done(&self) -> Option<Done> {
+        self.passthrough.as_ref().map(Passthrough::done)
     }
 
     /// The folder of the tier, as workers see it.

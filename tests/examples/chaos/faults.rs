@@ -212,8 +212,10 @@ fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<D
             Some(time + 3 * DEATH)
         }
         Fault::TransferPanics => {
-            let (role, time) = (worker(random), up_to(random, 3000));
-            let call = if random.bool() { "submit" } else { "poll" };
+            let time = up_to(random, 3000);
+            // It is prefill's that sends.
+            let (role, call) =
+                if random.bool() { (Role::Prefill, "submit") } else { (worker(random), "poll") };
             cast.victim(role, true, random)?.panic_transfer(call, time);
             Some(time + DEATH)
         }

@@ -22,7 +22,8 @@ use fuser::{
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 use folder::{Folder, Open};
-pub use orders::{Orders, Told};
+use orders::Told;
+pub use orders::{Done, Orders};
 
 /// Requests that are served at a time. Each that is late takes one.
 const THREADS: usize = 48;
@@ -54,6 +55,11 @@ impl Passthrough {
     /// From now on.
     pub fn tell(&self, orders: Orders) {
         self.told.tell(orders);
+    }
+
+    /// What was done to reads, writes and syncs so far.
+    pub fn done(&self) -> Done {
+        self.told.done()
     }
 }
 
