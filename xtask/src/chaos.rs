@@ -23,7 +23,7 @@ Options:
   --every-ms N     Mean time between two faults [default: 1000]
   --for MINUTES    Run so long, however many faults that makes; with --faults 0 without any
   --hostile N      Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
-  --network        Each process has a network of its own (as root), links fail, and pages travel over TCP
+  --network        Each process has a network of its own (as root), links fail, and pages travel over TCP (remote-wire, nixl, mooncake)
   --transfer NAME  The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                    [default: corrupting; with --network remote-wire]
   --only WORDS     Only faults whose names contain one of these, separated by commas, as the report names them

@@ -66,6 +66,7 @@ Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES
   --for MINUTES   Run so long, however many faults that makes; with --faults 0 without any, and nothing is ended
   --hostile N     Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
   --network       Each process has a network of its own (as root), links fail, and pages travel over TCP
+                  (remote-wire, nixl or mooncake)
   --transfer NAME The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                   [default: corrupting; with --network remote-wire]
   --only WORDS    Only faults whose names contain one of these, as the report names them
