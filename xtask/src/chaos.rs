@@ -10,8 +10,8 @@ const HELP: &str = "\
 Injects faults into real processes under a mixed load, and compares every answer with that of one undivided worker.
 
 Two routers, two prefill and three decode workers of the synthetic executor share a storage tier. Processes are killed, frozen and
-drained, plugins made to hang and lie, bytes of stored pages changed. As root, in namespaces of its own, it also cuts links, loses
-packets, fills the disk and steps clocks. Ends with a report, which names what was left out; the exit code is 1 if a request was lost,
+drained, plugins made to hang, to panic and to lie, bytes of stored pages changed. As root, in namespaces of its own, it also cuts
+links, loses packets, fills the disk, makes it slow and fail, and steps clocks. Ends with a report, which names what was left out; the exit code is 1 if a request was lost,
 a token was wrong, a process ended unasked, or something leaked.
 
 Usage: cargo xtask chaos [OPTIONS]
@@ -23,9 +23,10 @@ Options:
   --every-ms N     Mean time between two faults [default: 1000]
   --for MINUTES    Run so long, however many faults that makes; with --faults 0 without any
   --hostile N      Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
-  --network        Each process has a network of its own (as root), links fail, and pages travel over TCP
+  --network        Each process has a network of its own (as root), links fail, and pages travel over TCP (remote-wire, nixl, mooncake)
   --transfer NAME  The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                    [default: corrupting; with --network remote-wire]
+  --only WORDS     Only faults whose names contain one of these, separated by commas, as the report names them
   -h, --help       This text";
 
 /// Runs the command.

@@ -42,7 +42,7 @@ pub struct Cast {
     /// libfaketime is here.
     pub clocks: bool,
     unasked: Vec<String>,
-    /// Processes that ended because they were made to hang, or got no memory.
+    /// Processes that ended because they were made to hang or to panic, or got no memory.
     ended: BTreeMap<&'static str, u32>,
     trend: Trend,
     folder: Option<tempfile::TempDir>,
@@ -99,7 +99,7 @@ impl Cast {
         &self.unasked
     }
 
-    /// Processes that ended because they were made to hang, or got no memory.
+    /// Processes that ended because they were made to hang or to panic, or got no memory.
     pub fn ended(&self) -> &BTreeMap<&'static str, u32> {
         &self.ended
     }
@@ -115,6 +115,7 @@ impl Cast {
             let is_starved = std::mem::replace(&mut part.memory_kills, kills) < kills;
             let why = match part.state {
                 State::Hangs | State::MayHang => Some("did not return from a call"),
+                State::Panics | State::MayHavePanicked => Some("had a plugin that panicked"),
                 State::Starves => Some("got no more memory"),
                 _ if is_starved => Some("got no more memory"),
                 // A library that a plugin loads may not bear it that a thread could not be started, and find out later.
@@ -193,7 +194,7 @@ impl Cast {
 
     /// Nothing is wrong any more.
     pub fn heal(&mut self) {
-        self.disk.free();
+        self.disk.heal();
         for part in &mut self.parts {
             part.end_early();
         }

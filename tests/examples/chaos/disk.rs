@@ -1,4 +1,8 @@
 //! The file system of the storage tier.
+//!
+//! Pages lie in a small file system, which can be full. Over it lies one that this process serves, which can be slow and fail.
+
+mod passthrough;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -8,41 +12,81 @@ use std::time::Instant;
 
 use crate::sandbox::{is_inside, run};
 
+use passthrough::Passthrough;
+pub use passthrough::{Done, Orders};
+
 /// Bytes of the small file system; the tier itself is told to take less.
 const SIZE_MIB: u32 = 96;
 
 /// Where pages are stored.
 pub struct Disk {
+    /// Where workers see pages.
     mount: PathBuf,
+    /// Where they lie.
+    below: PathBuf,
+    passthrough: Option<Passthrough>,
     /// A file system of its own, which can be full.
     small: bool,
     full_until: Option<Instant>,
+    told_until: Option<Instant>,
 }
 
 impl Disk {
     pub fn make(folder: &Path) -> Self {
-        let mount = folder.join("disk");
+        let (mount, below) = (folder.join("disk"), folder.join("below"));
         std::fs::create_dir(&mount).unwrap();
+        std::fs::create_dir(&below).unwrap();
         let made = match is_inside() {
-            true => run(&format!("mount -t tmpfs -o size={SIZE_MIB}m tmpfs {}", mount.display())),
+            true => run(&format!("mount -t tmpfs -o size={SIZE_MIB}m tmpfs {}", below.display())),
             false => Err("it would outlive this run".to_owned()),
         };
         if let Err(why) = &made {
             println!("no small file system is mounted, so no disk becomes full: {why}");
         }
-        Self { mount, small: made.is_ok(), full_until: None }
+        let passthrough = match is_inside() {
+            true => Passthrough::mount(&below, &mount).map_err(|error| error.to_string()),
+            false => Err("it would outlive this run".to_owned()),
+        };
+        if let Err(why) = &passthrough {
+            println!("no file system is mounted that is slow and fails: {why}");
+        }
+        let passthrough = passthrough.ok();
+        let mount = if passthrough.is_some() { mount } else { below.clone() };
+        Self { mount, below, passthrough, small: made.is_ok(), full_until: None, told_until: None }
     }
 
     pub fn small(&self) -> bool {
         self.small
     }
 
+    /// Whether it can be slow and fail.
+    pub fn obeys(&self) -> bool {
+        self.passthrough.is_some()
+    }
+
+    /// What its orders did, if it can be told any.
+    pub fn done(&self) -> Option<Done> {
+        self.passthrough.as_ref().map(Passthrough::done)
+    }
+
+    /// The folder of the tier, as workers see it.
     pub fn tier(&self) -> PathBuf {
         self.mount.join("pages")
     }
 
     fn ballast(&self) -> PathBuf {
-        self.mount.join("ballast")
+        self.below.join("ballast")
+    }
+
+    /// Does so to reads, writes and syncs until then.
+    pub fn tell(&mut self, orders: Orders, until: Instant) -> bool {
+        let Some(passthrough) = &self.passthrough else { return false };
+        if self.told_until.is_some() {
+            return false;
+        }
+        passthrough.tell(orders);
+        self.told_until = Some(until);
+        true
     }
 
     /// Leaves no byte free until then.
@@ -57,22 +101,39 @@ impl Disk {
         true
     }
 
-    /// Frees what is due.
+    /// Ends what is due.
     pub fn look(&mut self) {
-        if self.full_until.is_some_and(|until| Instant::now() >= until) {
+        let now = Instant::now();
+        if self.full_until.is_some_and(|until| now >= until) {
             self.free();
+        }
+        if self.told_until.is_some_and(|until| now >= until) {
+            self.obey_no_more();
         }
     }
 
-    pub fn free(&mut self) {
+    fn free(&mut self) {
         self.full_until = None;
         let _not_there = std::fs::remove_file(self.ballast());
+    }
+
+    fn obey_no_more(&mut self) {
+        self.told_until = None;
+        if let Some(passthrough) = &self.passthrough {
+            passthrough.tell(Orders::default());
+        }
+    }
+
+    /// Nothing is wrong with it any more.
+    pub fn heal(&mut self) {
+        self.free();
+        self.obey_no_more();
     }
 
     /// Changes some bytes in the middle of a stored file.
     pub fn change_bytes(&self, random: &mut fastrand::Rng) -> bool {
         let mut files = Vec::new();
-        files_below(&self.tier(), &mut files);
+        files_below(&self.below.join("pages"), &mut files);
         let Some(file) = random.choice(&files) else { return false };
         let Ok(open) = OpenOptions::new().write(true).open(file) else { return false };
         let length = open.metadata().map_or(0, |metadata| metadata.len());

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::Options;
 use crate::cast::{Cast, Part, Role};
+use crate::disk::Orders;
 use crate::load::Strikes;
 use crate::memory::Bound;
 
@@ -29,12 +30,16 @@ enum Fault {
     LoseFromRouter,
     TransferHangs,
     TransferLies,
+    TransferPanics,
     TierHangs,
+    TierPanics,
     TierWrongBytes,
     TierFails,
     TierSlow,
     TierStalls,
     DiskFull,
+    DiskSlow,
+    DiskFails,
     NoMemory,
     ClockStep,
 }
@@ -59,12 +64,16 @@ const FAULTS: &[(Fault, u32, &str)] = &[
     (Fault::LoseFromRouter, 2, "15 % of a router's packets lost, each way, for up to 8 s"),
     (Fault::TransferHangs, 2, "a worker's transfer plugin does not return from a call"),
     (Fault::TransferLies, 3, "a worker's transfer plugin sends wrong bytes for up to 3 s"),
+    (Fault::TransferPanics, 3, "a worker's transfer plugin panics in a call"),
     (Fault::TierHangs, 2, "a worker's storage tier does not return from a call"),
+    (Fault::TierPanics, 3, "a worker's storage tier panics in a call"),
     (Fault::TierWrongBytes, 4, "a worker's storage tier reads wrong bytes for up to 5 s"),
     (Fault::TierFails, 3, "a worker's storage tier fails, forgets and lies for up to 5 s"),
     (Fault::TierSlow, 3, "a worker's storage tier is 0.1 to 2 s late for up to 5 s"),
     (Fault::TierStalls, 2, "a worker's storage tier answers nothing for up to 4 s"),
     (Fault::DiskFull, 3, "the disk of the storage tier full for up to 6 s"),
+    (Fault::DiskSlow, 3, "reads, writes and syncs of the tier's file system 50 ms to 2 s late for up to 5 s"),
+    (Fault::DiskFails, 3, "reads, writes and syncs of the tier's file system fail for up to 5 s"),
     (Fault::NoMemory, 3, "a worker gets no more memory for up to 8 s"),
     (Fault::ClockStep, 3, "a wall clock steps by up to 60 days"),
 ];
@@ -86,10 +95,16 @@ pub fn inject(
         return injected;
     }
     let (start, mut shown) = (Instant::now(), Instant::now());
-    let possible: Vec<_> = FAULTS.iter().filter(|(fault, ..)| is_possible(cast, *fault)).collect();
-    for (.., name) in FAULTS.iter().filter(|(fault, ..)| !is_possible(cast, *fault)) {
+    let chosen = |name: &str| {
+        options.only.is_empty() || options.only.iter().any(|words| name.contains(words.as_str()))
+    };
+    type Kinds = Vec<&'static (Fault, u32, &'static str)>;
+    let (possible, left_out): (Kinds, Kinds) =
+        FAULTS.iter().filter(|(.., name)| chosen(name)).partition(|(fault, ..)| is_possible(cast, *fault));
+    for (.., name) in left_out {
         println!("left out: {name}");
     }
+    assert!(!possible.is_empty(), "no fault is possible whose name has any of {:?}", options.only);
     let all: u32 = possible.iter().map(|(_, weight, _)| weight).sum();
     let goes_on = |injected: &BTreeMap<_, u32>| match lasts {
         Some(lasts) => start.elapsed() < lasts,
@@ -127,8 +142,9 @@ fn is_possible(cast: &Cast, fault: Fault) -> bool {
         | Fault::CutRouter
         | Fault::CutRouterLongerThanLost => cut,
         Fault::LoseFromWorker | Fault::LoseFromRouter => lose,
-        Fault::TransferHangs | Fault::TransferLies => cast.switched,
+        Fault::TransferHangs | Fault::TransferLies | Fault::TransferPanics => cast.switched,
         Fault::DiskFull => cast.disk.small(),
+        Fault::DiskSlow | Fault::DiskFails => cast.disk.obeys(),
         Fault::ClockStep => cast.clocks,
         _ => true,
     }
@@ -195,6 +211,20 @@ fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<D
             cast.victim(role, true, random)?.order_tier("faults = \"block-put block-get\"\n", time);
             Some(time + 3 * DEATH)
         }
+        Fault::TransferPanics => {
+            let time = up_to(random, 3000);
+            // It is prefill's that sends.
+            let (role, call) =
+                if random.bool() { (Role::Prefill, "submit") } else { (worker(random), "poll") };
+            cast.victim(role, true, random)?.panic_transfer(call, time);
+            Some(time + DEATH)
+        }
+        Fault::TierPanics => {
+            let (role, time) = (worker(random), up_to(random, 5000));
+            let call = random.choice(["exists", "get", "put", "poll"])?;
+            cast.victim(role, true, random)?.order_tier(&format!("faults = \"panic-{call}\"\n"), time);
+            Some(time + DEATH)
+        }
         Fault::TierWrongBytes | Fault::TierFails | Fault::TierSlow | Fault::TierStalls => {
             let (role, time) = (worker(random), up_to(random, 5000));
             let orders = orders(fault, random);
@@ -203,6 +233,14 @@ fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<D
         Fault::DiskFull => {
             let time = up_to(random, 6000);
             cast.disk.fill(Instant::now() + time).then_some(time)
+        }
+        Fault::DiskSlow | Fault::DiskFails => {
+            let time = up_to(random, 5000);
+            let orders = match fault {
+                Fault::DiskSlow => Orders { late: Some(50..2000), fails: None },
+                _ => Orders { late: None, fails: Some(random.u32(1..4)) },
+            };
+            cast.disk.tell(orders, Instant::now() + time).then_some(time)
         }
         Fault::NoMemory => {
             let (role, time, bound) = (worker(random), up_to(random, 8000), Bound::draw(random));

@@ -51,11 +51,13 @@ struct Options {
     /// Each process in a network namespace of its own, where that can be.
     network: bool,
     transfer: Option<String>,
+    /// Only faults whose names have one of these.
+    only: Vec<String>,
 }
 
 const USAGE: &str = "\
 Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES] [--hostile N]
-             [--network] [--transfer NAME] [--host PROGRAM]
+             [--network] [--transfer NAME] [--only WORDS[,WORDS...]] [--host PROGRAM]
 
   --faults N      Faults to inject [default: 100]
   --seed N        What is drawn: faults, victims, prompts [default: 1]
@@ -64,8 +66,10 @@ Usage: chaos [--faults N] [--seed N] [--clients N] [--every-ms N] [--for MINUTES
   --for MINUTES   Run so long, however many faults that makes; with --faults 0 without any, and nothing is ended
   --hostile N     Clients beside that read and send slowly, hang up, reset, and send giant JSON [default: 0]
   --network       Each process has a network of its own (as root), links fail, and pages travel over TCP
+                  (remote-wire, nixl or mooncake)
   --transfer NAME The transfer plugin: corrupting (shm, with faults), shm, remote-wire, nixl or mooncake
                   [default: corrupting; with --network remote-wire]
+  --only WORDS    Only faults whose names contain one of these, as the report names them
   --host PROGRAM  The program [default: the one built beside this]";
 
 impl Options {
@@ -80,6 +84,7 @@ impl Options {
             hostile: 0,
             network: false,
             transfer: None,
+            only: Vec::new(),
         };
         let mut arguments = std::env::args().skip(1);
         while let Some(flag) = arguments.next() {
@@ -97,6 +102,7 @@ impl Options {
                 "--for" => options.lasts = Some(Duration::from_secs(60) * number()?),
                 "--hostile" => options.hostile = number()?,
                 "--transfer" => options.transfer = Some(value),
+                "--only" => options.only.extend(value.split(',').map(str::to_owned)),
                 "--host" => options.host = value.into(),
                 _ => return Err(format!("there is no {flag}\n\n{USAGE}")),
             }

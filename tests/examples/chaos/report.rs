@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::cast::Cast;
+use crate::disk::Done;
 use crate::load::Tally;
 
 /// True when nothing was wrong, lost or leaked.
@@ -33,6 +34,11 @@ pub fn print(
     println!("answers that went on on another worker, by the routers that live: {}", cast.resumed());
     for (why, count) in cast.ended() {
         println!("processes that ended because they {why}: {count}");
+    }
+    if let Some(Done { late, failed }) = cast.disk.done() {
+        println!(
+            "reads, writes and syncs of the tier's file system that were late: {late}, that failed: {failed}"
+        );
     }
     println!("processes that ended unasked: {}", cast.unasked().len());
     println!("leaks: {}", leaks.len());

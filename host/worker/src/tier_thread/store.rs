@@ -171,6 +171,10 @@ impl Store {
             return Next::Sleep;
         }
         let full = !self.submit(memory, events);
+        if self.dead {
+            self.fail_queued(events);
+            return Next::Sleep;
+        }
         let silent = !self.batches.is_empty() && self.tier.event_fd() < 0;
         match (more, full || silent) {
             (true, _) => Next::Turn,
@@ -196,6 +200,16 @@ impl Store {
                     let left = offer.objects.len();
                     let objects = offer.objects.into_iter().map(Some).collect();
                     self.batches.insert(tag.0, Batch { of: offer.of, objects, left });
+                }
+                code if code == ErrorCode::PANICKED.0 => {
+                    self.died(code);
+                    // Reads and writes may have begun, and may still touch the memory: they never end either.
+                    if matches!(offer.kind, Kind::Ask | Kind::Remove) {
+                        for object in offer.objects {
+                            self.ended(offer.of, object.page, PageEnd::Failed, events);
+                        }
+                    }
+                    return false;
                 }
                 code if code == ErrorCode::WOULD_BLOCK.0 => {
                     self.take_back(offer);
@@ -263,18 +277,22 @@ impl Store {
         let mut completions = [TierCompletion::default(); COMPLETIONS];
         let answer = self.tier.poll(&mut completions);
         let Ok(count) = usize::try_from(answer) else {
-            tracing::error!(
-                plugin = self.name,
-                answer,
-                "a storage tier answers nothing any more; what it was doing stays set aside"
-            );
-            self.dead = true;
+            self.died(answer);
             return false;
         };
         for done in &completions[..count.min(COMPLETIONS)] {
             self.completed(done, memory, events);
         }
         count == COMPLETIONS
+    }
+
+    fn died(&mut self, answer: i32) {
+        tracing::error!(
+            plugin = self.name,
+            answer,
+            "a storage tier answers nothing any more; what it was doing stays set aside"
+        );
+        self.dead = true;
     }
 
     fn completed(&mut self, done: &TierCompletion, memory: &HostMemory, events: &mut Vec<TierEvent>) {

@@ -156,6 +156,8 @@ pub(super) struct Sending {
     pieces: Vec<(u64, Option<String>)>,
     /// Submissions that ended in an error and may still be in flight.
     unsettled: Vec<(api::Tag, &'static str)>,
+    /// A submission panicked. Nothing is known of what it had begun, so it never ends.
+    panicked: bool,
 }
 
 impl Sending {
@@ -172,6 +174,7 @@ impl Sending {
             by_submission: HashMap::new(),
             pieces: Vec::new(),
             unsettled: Vec::new(),
+            panicked: false,
         }
     }
 
@@ -264,7 +267,9 @@ impl Sending {
     /// Hands to the plugin what it has room for; whether that was anything.
     pub(super) fn submit(&mut self) -> (bool, Settled) {
         let (mut busy, mut settled) = (false, Vec::new());
-        while let Some((purpose, submission, writes)) = self.waiting.front() {
+        while !self.panicked
+            && let Some((purpose, submission, writes)) = self.waiting.front()
+        {
             let status = self.backend.submit(submission, writes);
             if status == ErrorCode::WOULD_BLOCK.0 {
                 break;
@@ -277,6 +282,9 @@ impl Sending {
                     Purpose::Part(_) | Purpose::Message => &counters.direct,
                 };
                 way.count(writes);
+                self.waiting.pop_front();
+            } else if status == ErrorCode::PANICKED.0 {
+                self.panicked = true;
                 self.waiting.pop_front();
             } else if let Some((_, submission, _)) = self.waiting.pop_front() {
                 let error = format!("the plugin refused the writes: {}", ErrorCode(status).name());
@@ -314,6 +322,9 @@ impl Sending {
     /// # Errors
     /// The plugin's code when it has failed.
     pub(super) fn poll(&mut self) -> Result<(bool, Settled), ErrorCode> {
+        if self.panicked {
+            return Err(ErrorCode::PANICKED);
+        }
         let blank = Completion { tag: api::Tag(0), bytes: 0, status: 0, reserved: 0 };
         let mut completions = [blank; BATCH];
         let count = counted(self.backend.poll(&mut completions))?;

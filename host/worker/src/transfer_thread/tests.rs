@@ -1,4 +1,5 @@
 mod lost;
+mod panicked;
 mod staged;
 mod wire;
 

@@ -12,7 +12,7 @@ use host_tests::cluster::signal;
 use crate::memory::{self, Bound};
 use crate::network::Node;
 
-/// What a process that may have been in a call that never returns has to end in.
+/// What a process has to end in whose plugin may have panicked, or be in a call that never returns.
 const WATCHDOG: Duration = Duration::from_secs(12);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,12 @@ pub enum State {
     Hangs,
     /// A call that began before may still be in progress.
     MayHang,
+    /// Its transfer plugin panics in a call.
+    Panics,
+    /// A call that began before may have panicked.
+    MayHavePanicked,
+    /// It goes on without its storage tier, which has panicked, until it is drained.
+    WithoutTier,
     /// A plugin says what is not so, or is late.
     Lies,
     /// It gets no more memory.
@@ -49,6 +55,7 @@ pub struct Switches {
     pub tier: PathBuf,
     pub hang: PathBuf,
     pub mix: PathBuf,
+    pub panic: PathBuf,
     /// The offset of its clock, under libfaketime.
     pub clock: Option<PathBuf>,
 }
@@ -124,7 +131,8 @@ impl Part {
 
     /// Whether its end is a fault's doing.
     pub fn may_end(&self) -> bool {
-        matches!(self.state, State::Ends | State::Hangs | State::MayHang | State::Starves)
+        use State::{Ends, Hangs, MayHang, MayHavePanicked, Panics, Starves};
+        matches!(self.state, Ends | Hangs | MayHang | Panics | MayHavePanicked | Starves)
     }
 
     pub fn kill(&mut self) -> bool {
@@ -174,14 +182,21 @@ impl Part {
         self.enter(State::Lies, time);
     }
 
+    /// Has calls of this name panic.
+    pub fn panic_transfer(&mut self, call: &str, time: Duration) {
+        write_whole(&self.switches.panic, call);
+        self.enter(State::Panics, time);
+    }
+
     /// Tells its tier what to do, in the words of the fixture.
     pub fn order_tier(&mut self, orders: &str, time: Duration) {
-        // Whole or not at all.
-        let new = self.switches.tier.with_extension("new");
-        std::fs::write(&new, orders).unwrap();
-        std::fs::rename(&new, &self.switches.tier).unwrap();
-        let hangs = orders.contains("block-");
-        self.enter(if hangs { State::Hangs } else { State::Lies }, time);
+        write_whole(&self.switches.tier, orders);
+        let state = match () {
+            () if orders.contains("block-") => State::Hangs,
+            () if orders.contains("panic-") => State::WithoutTier,
+            () => State::Lies,
+        };
+        self.enter(state, time);
     }
 
     pub fn starve(&mut self, bound: Bound, time: Duration) -> bool {
@@ -210,6 +225,9 @@ impl Part {
         self.restore();
         match self.state {
             State::Hangs => self.enter(State::MayHang, WATCHDOG),
+            State::Panics => self.enter(State::MayHavePanicked, WATCHDOG),
+            // The next one has its tier again.
+            State::WithoutTier => self.drain(),
             _ => self.state = State::Runs,
         }
     }
@@ -223,15 +241,23 @@ impl Part {
                 self.killed.fetch_add(1, Ordering::SeqCst);
             }
             State::Loses => self.node.iter().for_each(|node| node.lose(false)),
-            State::Hangs | State::Lies => {
-                for file in [&self.switches.tier, &self.switches.hang, &self.switches.mix] {
+            State::Hangs | State::Panics | State::WithoutTier | State::Lies => {
+                let Switches { tier, hang, mix, panic, .. } = &self.switches;
+                for file in [tier, hang, mix, panic] {
                     let _not_there = std::fs::remove_file(file);
                 }
             }
             State::Starves => memory::feed(&self.name, pid),
-            State::Runs | State::Ends | State::MayHang => {}
+            State::Runs | State::Ends | State::MayHang | State::MayHavePanicked => {}
         }
     }
+}
+
+/// Writes a file that is read meanwhile, so that it is read whole or not at all.
+fn write_whole(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(&new, path).unwrap();
 }
 
 fn spawn(

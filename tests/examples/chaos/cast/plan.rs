@@ -37,7 +37,12 @@ impl Setting {
     pub fn of(options: &Options, folder: &Path, disk: &Disk, network: bool) -> Self {
         let own = if network { "remote-wire" } else { "corrupting" };
         let transfer = options.transfer.clone().unwrap_or_else(|| own.to_owned());
-        assert!(!network || transfer == "remote-wire", "between namespaces, only remote-wire carries pages");
+        let between = ["remote-wire", "nixl", "mooncake"];
+        let named = between.join(", ");
+        assert!(
+            !network || between.contains(&transfer.as_str()),
+            "{transfer} carries pages within one machine: --network needs one of {named}"
+        );
         let table = match transfer.as_str() {
             "nixl" => nixl::config().map(|keys| format!("[plugin.nixl]\n{keys}")),
             "mooncake" => mooncake::config().map(|keys| format!("[plugin.mooncake]\n{keys}")),
@@ -130,7 +135,8 @@ impl Setting {
                 environment.push((key.to_owned(), value));
             }
         }
-        let switches = Switches { tier: file("tier"), hang: file("hang"), mix: file("mix"), clock };
+        let [tier, hang, mix, panic] = ["tier", "hang", "mix", "panic"].map(file);
+        let switches = Switches { tier, hang, mix, panic, clock };
         let stays = stays || self.all_stay;
         Plan { role, name, stays, arguments, environment, node, switches }
     }
@@ -156,9 +162,16 @@ impl Setting {
         if self.transfer == "corrupting" {
             set("corrupting.hang_file", &plan.switches.hang.display().to_string());
             set("corrupting.mix_file", &plan.switches.mix.display().to_string());
+            set("corrupting.panic_file", &plan.switches.panic.display().to_string());
         }
         if let Some(node) = &plan.node {
-            set("remote-wire.address", &node.address.to_string());
+            let address = node.address.to_string();
+            match self.transfer.as_str() {
+                // UCX takes what links it is told to, and otherwise that of the process's own machine.
+                "nixl" => set("nixl.devices", "eth0"),
+                "mooncake" => set("mooncake.local_hostname", &address),
+                _ => set("remote-wire.address", &address),
+            }
             arguments.extend(["--metrics".into(), own]);
         }
         arguments.extend(["--router".into(), routers.to_owned(), "--name".into(), plan.name.clone()]);

@@ -29,6 +29,8 @@ struct Config {
     hang_file: String,
     /// While this file is there, some submissions mix up what they send.
     mix_file: String,
+    /// A call that this file names panics.
+    panic_file: String,
 }
 
 impl Default for Config {
@@ -39,6 +41,7 @@ impl Default for Config {
             only: String::new(),
             hang_file: String::new(),
             mix_file: String::new(),
+            panic_file: String::new(),
         }
     }
 }
@@ -97,6 +100,15 @@ impl CorruptingBackend {
                 std::thread::park();
             }
         }
+    }
+
+    /// Panics when it is told to in such calls.
+    fn panic_if_told(&self, call: &str) {
+        if self.config.panic_file.is_empty() {
+            return;
+        }
+        let told = std::fs::read_to_string(&self.config.panic_file).unwrap_or_default();
+        assert!(!told.split_whitespace().any(|word| word == call), "told to panic in {call}");
     }
 
     /// Whether this submission of so many writes is to send wrong bytes.
@@ -224,12 +236,14 @@ impl TransferBackend for CorruptingBackend {
     }
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         self.hang_if_told();
+        self.panic_if_told("submit");
         let mut state = self.state();
         let mixed = self.mixes(&mut state, writes.len()).then(|| mixed(writes));
         self.submit_counted(&mut state, submission, mixed.as_deref().unwrap_or(writes))
     }
     fn post(&self, submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32 {
         self.hang_if_told();
+        self.panic_if_told("submit");
         let mut state = self.state();
         let (first, count) = (state.accepted, indices.len() as u64);
         let list = state.prepared.get(&prepared.0);
@@ -249,6 +263,7 @@ impl TransferBackend for CorruptingBackend {
         }
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
+        self.panic_if_told("poll");
         self.inner.poll(completions)
     }
     fn notifications(&self, notifications: &mut [Notification]) -> i32 {

@@ -40,6 +40,19 @@ enum Fault {
     /// The call itself does not return.
     BlockPut,
     BlockGet,
+    /// The call itself panics.
+    PanicExists,
+    PanicGet,
+    PanicPut,
+    PanicPoll,
+}
+
+impl Fault {
+    /// What becomes of a call, whatever its pages are.
+    fn is_of_calls(self) -> bool {
+        use Fault::{BlockGet, BlockPut, PanicExists, PanicGet, PanicPoll, PanicPut};
+        matches!(self, BlockPut | BlockGet | PanicExists | PanicGet | PanicPut | PanicPoll)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -173,8 +186,7 @@ fn applies(work: &Work, fault: Fault) -> bool {
     match work {
         Work::Exists(_) => matches!(fault, Fault::Forget | Fault::Lie | Fault::HangExists),
         Work::Get(_) => {
-            use Fault::{BlockGet, BlockPut, HangExists, HangPut, Refuse};
-            !matches!(fault, Refuse | HangExists | HangPut | BlockPut | BlockGet)
+            !fault.is_of_calls() && !matches!(fault, Fault::Refuse | Fault::HangExists | Fault::HangPut)
         }
         Work::Put(_) => matches!(fault, Fault::Refuse | Fault::HangPut),
         Work::Delete(_) => false,
@@ -202,6 +214,13 @@ impl FaultyTier {
         if told.as_ref().unwrap_or(&self.orders).faults.contains(&fault) && blocks() {
             never();
         }
+    }
+
+    /// Panics while it is told to in such calls.
+    fn panic_if_told(&self, fault: Fault) {
+        let told = self.told();
+        let panics = told.as_ref().unwrap_or(&self.orders).faults.contains(&fault);
+        assert!(!panics, "told to {fault:?}");
     }
 
     fn queue(&self, tag: Tag, work: Work) -> i32 {
@@ -337,20 +356,24 @@ impl StorageTier for FaultyTier {
         Ok(())
     }
     fn exists(&self, tag: Tag, keys: &[Key]) -> i32 {
+        self.panic_if_told(Fault::PanicExists);
         self.queue(tag, Work::Exists(keys.to_vec()))
     }
     fn get(&self, tag: Tag, pages: &[TierPage]) -> i32 {
         self.block_if_told(Fault::BlockGet);
+        self.panic_if_told(Fault::PanicGet);
         self.queue(tag, Work::Get(pages.to_vec()))
     }
     fn put(&self, tag: Tag, pages: &[TierPage]) -> i32 {
         self.block_if_told(Fault::BlockPut);
+        self.panic_if_told(Fault::PanicPut);
         self.queue(tag, Work::Put(pages.to_vec()))
     }
     fn delete(&self, tag: Tag, keys: &[Key]) -> i32 {
         self.queue(tag, Work::Delete(keys.to_vec()))
     }
     fn poll(&self, completions: &mut [TierCompletion]) -> i32 {
+        self.panic_if_told(Fault::PanicPoll);
         let mut state = self.state();
         if !state.hanging.is_empty() && !self.text.control_file.is_empty() && self.told().is_none() {
             let go_on = std::mem::take(&mut state.hanging);

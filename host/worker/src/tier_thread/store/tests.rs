@@ -247,6 +247,20 @@ fn what_a_plugin_has_when_it_dies_never_ends_and_it_is_given_nothing_more() {
 }
 
 #[test]
+fn what_panicked_never_ends_and_the_rest_fails() {
+    let (mut store, fake, memory) = store();
+    fake.answers.lock().unwrap().extend([0, ErrorCode::PANICKED.0]);
+    read(&mut store, &memory, READ, pages(5));
+    let events = turn(&mut store, &memory);
+    let failed = TierEvent::Ended { tag: READ, pages: vec![(4, PageEnd::Failed)] };
+    assert_eq!(events, [failed], "the plugin may write to the four pages that it was given");
+    read(&mut store, &memory, TierTag(9), pages(1));
+    let failed = TierEvent::Ended { tag: TierTag(9), pages: vec![(0, PageEnd::Failed)] };
+    assert_eq!(next(&mut store, &memory), (vec![failed], Next::Sleep));
+    assert_eq!(fake.taken().len(), 1, "it is given nothing more");
+}
+
+#[test]
 fn a_page_is_found_when_all_its_heads_are() {
     let (mut store, fake, memory) = store();
     ask(&mut store, &memory, READ, 1..3);

@@ -52,6 +52,7 @@ pub struct Node {
     completions: Mutex<VecDeque<Completion>>,
     notifications: Mutex<VecDeque<Notification>>,
     fails: AtomicBool,
+    panics: AtomicBool,
     fences_fail: AtomicU32,
     /// What happens once, when it was told that a peer is gone and before its host does anything about that.
     meanwhile: Mutex<Option<Meanwhile>>,
@@ -78,6 +79,7 @@ impl Wire {
             completions: Mutex::default(),
             notifications: Mutex::default(),
             fails: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
             fences_fail: AtomicU32::new(0),
             meanwhile: Mutex::default(),
             told: AtomicBool::new(false),
@@ -98,6 +100,11 @@ impl Wire {
     /// Everything that this instance submits from now on fails.
     pub fn fail(&self, name: &str) {
         self.find(name).fails.store(true, Ordering::SeqCst);
+    }
+
+    /// The next submission of this instance panics, with which everything ends there.
+    pub fn panic(&self, name: &str) {
+        self.find(name).panics.store(true, Ordering::SeqCst);
     }
 
     /// So many fences of this instance fail.
@@ -226,6 +233,9 @@ impl TransferBackend for Node {
 
     fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
         assert!(writes.len() <= 5);
+        if self.panics.load(Ordering::SeqCst) {
+            return ErrorCode::PANICKED.0;
+        }
         let Some(wire) = self.wire.upgrade() else { return ErrorCode::CLOSED.0 };
         let name = self.peers.lock().unwrap().get(&submission.peer.0).cloned();
         let Some(name) = name else { return ErrorCode::INVALID_ARGUMENT.0 };
