@@ -326,7 +326,7 @@ async fn work(
     let service = WorkerService::new(handle.clone(), info.clone(), peers.clone(), drain_asked);
     let service = WorkerServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
     let mut registrations = Registrations::start(&handle, &info, routers, &credentials)?;
-    let watching = metrics::routes(handle.clone(), &info, registrations.readiness());
+    let watching = metrics::routes(handle.clone(), peers.clone(), &info, registrations.readiness());
     let calls = Routes::new(service);
     tokio::spawn(peers.run(info.clone(), outgoing));
     let (close, closing) = watch::channel(false);
