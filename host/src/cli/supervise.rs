@@ -339,7 +339,7 @@ async fn keep(
                 tracing::info!(role, pid, "started");
                 first.take().and_then(|first| first.send(()).ok());
                 let status = tokio::select! {
-                    status = until_it_ends(&mut child, lifeline.as_mut(), &mut restarts) => status?,
+                    status = until_it_ends(role, &mut child, lifeline.as_mut(), &mut restarts) => status?,
                     () = reached(&mut stage, part.ends_at()) => {
                         drop(lifeline);
                         return end(&part, child, grace, &mut stage).await;
@@ -400,6 +400,7 @@ async fn keep(
 
 /// Waits until a child ends, and notes when it is ready.
 async fn until_it_ends(
+    role: &str,
     child: &mut Child,
     mut lifeline: Option<&mut Lifeline>,
     restarts: &mut Restarts,
@@ -416,6 +417,7 @@ async fn until_it_ends(
     };
     if ended.is_none() || lifeline.is_some_and(|lifeline| lifeline.said_ready()) {
         restarts.is_ready(Instant::now());
+        tracing::info!(role, "ready");
     }
     let status = match ended {
         Some(status) => status,

@@ -15,6 +15,8 @@ use crate::Handle;
 
 /// Between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// The same while the router sends no requests yet, so that the worker soon knows that it is ready.
+const WARMING_HEARTBEAT: Duration = Duration::from_millis(200);
 /// How long one call may take.
 const CALL: Duration = Duration::from_secs(2);
 
@@ -200,7 +202,9 @@ impl Registration {
             let drains = *self.draining.borrow();
             if !drains {
                 // An error means that the process ends.
-                drop(timeout(HEARTBEAT, self.draining.wait_for(|drains| *drains)).await);
+                let is_warming = self.standing.borrow().known == Known::Warming;
+                let pause = if is_warming { WARMING_HEARTBEAT } else { HEARTBEAT };
+                drop(timeout(pause, self.draining.wait_for(|drains| *drains)).await);
             } else if self.standing.borrow().known == Known::Draining {
                 tokio::time::sleep(HEARTBEAT).await;
             }
