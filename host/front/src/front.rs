@@ -60,6 +60,8 @@ pub struct FrontConfig {
     pub tls: Option<ApiTls>,
     /// Names under which clients address the server; absent: local ones for a listener on the loopback interface, any for others.
     pub hosts: Option<Hosts>,
+    /// Becomes true when requests were taken and workers could serve them, for the first time.
+    pub ready: watch::Sender<bool>,
     /// At shutdown, requests under way have this long to end by themselves.
     pub drain: Duration,
 }
@@ -86,6 +88,7 @@ impl FrontConfig {
             tenant_header: None,
             tls: None,
             hosts: None,
+            ready: watch::Sender::new(false),
             drain: Duration::from_secs(30),
         }
     }
@@ -117,6 +120,18 @@ async fn follow_keys(keys: Option<Arc<Keys>>, mut stop: watch::Receiver<bool>) {
             }
         }
         wrong.clear();
+    }
+}
+
+/// Makes `ready` true when workers can serve requests.
+async fn note_ready(registry: Registry, ready: watch::Sender<bool>) {
+    loop {
+        let change = registry.change();
+        if registry.snapshot().unusable.is_none() {
+            ready.send_replace(true);
+            return;
+        }
+        change.await;
     }
 }
 
@@ -203,6 +218,7 @@ pub async fn serve(
     let follow_keys = follow_keys(config.keys, stopping.clone());
     tokio::spawn(follow_keys);
     let warm_up = tokio::spawn(warm_up(router.registry().clone()));
+    let note_ready = tokio::spawn(note_ready(router.registry().clone(), config.ready));
     let audience = if operators.is_some() { Audience::Clients } else { Audience::All };
     // It lasts as long as the other, whatever its connections do.
     let mut serve_operators = JoinSet::new();
@@ -240,6 +256,7 @@ pub async fn serve(
     }
     drop(clock::timeout(HANG_UP, &mut serve_control).await);
     warm_up.abort();
+    note_ready.abort();
     serve_operators.abort_all();
     Ok(())
 }

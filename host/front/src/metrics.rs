@@ -35,6 +35,12 @@ struct WorkerLabels {
     state: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ProtocolLabels {
+    worker: String,
+    role: &'static str,
+}
+
 /// All series of a router. Times are in seconds.
 pub struct Metrics {
     /// Requests by endpoint and outcome.
@@ -59,6 +65,7 @@ pub struct Metrics {
     pub transferred_bytes: Counter,
     running: Gauge,
     workers: Family<RoleLabels, Gauge>,
+    protocols: Family<ProtocolLabels, Gauge>,
     pages: Family<WorkerLabels, Gauge>,
     worker_requests: Family<WorkerLabels, Gauge>,
     routing: RoutingSeries,
@@ -97,6 +104,7 @@ impl Metrics {
             transferred_bytes: Counter::default(),
             running: Gauge::default(),
             workers: Family::default(),
+            protocols: Family::default(),
             pages: Family::default(),
             worker_requests: Family::default(),
             routing: RoutingSeries::default(),
@@ -142,6 +150,11 @@ impl Metrics {
         );
         exposition.register("requests_running", "Requests under way", metrics.running.clone());
         exposition.register("workers", "Workers by role and state", metrics.workers.clone());
+        exposition.register(
+            "worker_protocol",
+            "Version of the control protocol that is spoken with a worker",
+            metrics.protocols.clone(),
+        );
         exposition.register("worker_pages", "Pages of a worker by state", metrics.pages.clone());
         exposition.register(
             "worker_requests",
@@ -160,6 +173,7 @@ impl Metrics {
         let exposition = self.exposition.lock();
         self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
         self.workers.clear();
+        self.protocols.clear();
         self.pages.clear();
         self.worker_requests.clear();
         for worker in &workers.workers {
@@ -171,6 +185,9 @@ impl Metrics {
                 WorkerState::Warming(_) => "warming",
             };
             self.workers.get_or_create(&RoleLabels { role, state }).inc();
+            let name = worker.info.name.clone();
+            let protocol = ProtocolLabels { worker: name, role };
+            self.protocols.get_or_create(&protocol).set(i64::from(worker.protocol.0));
             let labels = |state| WorkerLabels { worker: worker.info.name.clone(), role, state };
             let load = &worker.load;
             for (state, pages) in [

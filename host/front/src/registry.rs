@@ -23,6 +23,7 @@ pub use admission::MAX_TEXT;
 use host_wire::clock::{self, Instant};
 use host_wire::endpoint::{self, Address, BadAddress, Credentials};
 use host_wire::proto::{HeartbeatReply, Load, WorkerInfo};
+use host_wire::protocol::Version;
 pub use prefix::{CacheCounts, Chain, Following};
 pub use table::{Decisions, Need, NoRoute, Policy, Role, Snapshot, Terms, WorkerState};
 use table::{Denied, NotNow, Picked, WorkerTable};
@@ -40,8 +41,19 @@ pub struct Chosen {
     pub max_tokens: u32,
     /// Tokens of one of its KV pages.
     pub page_tokens: u32,
+    /// The version of the control protocol that was agreed with it.
+    pub protocol: Version,
     /// Its connection.
     pub channel: Channel,
+}
+
+/// A worker that was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// The version of the control protocol that is spoken with it.
+    pub protocol: Version,
+    /// Names pairs that were refused. Empty when there are none.
+    pub refused_pairs: String,
 }
 
 /// Where one try of a request goes. Counts as load on its workers until dropped.
@@ -112,13 +124,13 @@ impl Registry {
         self.table.lock()
     }
 
-    /// Adds or replaces a worker. The text names pairs that were refused; empty when there are none.
+    /// Adds or replaces a worker.
     ///
     /// A worker whose name another one has is admitted when that one's address refuses connections.
     ///
     /// # Errors
     /// Why the worker is not accepted.
-    pub async fn register(&self, worker: WorkerInfo) -> Result<String, String> {
+    pub async fn register(&self, worker: WorkerInfo) -> Result<Accepted, String> {
         let again = worker.clone();
         let instance = Instance(worker.instance);
         let known = self.lock().knows(instance);

@@ -23,7 +23,7 @@ use tracing_subscriber::EnvFilter;
 use super::addresses::Control;
 use super::clients::{self, Clients};
 use super::settings::{LogFormat, RoleName, Settings};
-use super::{Refused, addresses, launch, listeners, plugins, summary, supervise, watchdog};
+use super::{Refused, addresses, launch, lifeline, listeners, plugins, summary, supervise, watchdog};
 
 /// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
 const WORKER_STOP: Duration = Duration::from_secs(5);
@@ -137,8 +137,7 @@ fn stop_signal(supervised: bool) -> anyhow::Result<watch::Receiver<bool>> {
     let ended = stop.clone();
     if supervised {
         std::thread::spawn(move || {
-            // Nothing is ever written to it; it ends with the supervisor.
-            let _ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            lifeline::wait_for_end();
             ended.send_replace(true);
         });
     }
@@ -224,6 +223,13 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
         }
     };
     let config = front_config(settings, clients, launch::text_model(settings)?);
+    if settings.supervised {
+        let ready = config.ready.subscribe();
+        tokio::spawn(async move {
+            until(ready).await;
+            lifeline::tell_ready();
+        });
+    }
     front::serve(config, http, control, until(stopped)).await
 }
 
@@ -301,6 +307,7 @@ async fn work(
         Some(watched) => watched.address()?.to_string(),
         None => address.clone(),
     };
+    let supervised = settings.supervised;
     let settings = settings.clone();
     // Loading weights takes seconds to minutes; a worker that has to stop meanwhile does.
     let loading = tokio::task::spawn_blocking(move || launch::parts(&settings, role));
@@ -326,7 +333,14 @@ async fn work(
     let service = WorkerService::new(handle.clone(), info.clone(), peers.clone(), drain_asked);
     let service = WorkerServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
     let mut registrations = Registrations::start(&handle, &info, routers, &credentials)?;
-    let watching = metrics::routes(handle.clone(), &info, registrations.readiness());
+    if supervised {
+        let ready = registrations.readiness();
+        tokio::spawn(async move {
+            ready.until_ready().await;
+            lifeline::tell_ready();
+        });
+    }
+    let watching = metrics::routes(handle.clone(), peers.clone(), &info, registrations.readiness());
     let calls = Routes::new(service);
     tokio::spawn(peers.run(info.clone(), outgoing));
     let (close, closing) = watch::channel(false);

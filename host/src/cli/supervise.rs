@@ -8,6 +8,9 @@
 //! Children reach each other over Unix sockets in a [private folder](SocketDirectory), which other users of this machine do not reach.
 //! A worker that is started again takes its socket's name over.
 //!
+//! When a child is started again, and when it is given up, [`restarts`] decides. Children say over their
+//! [standard input](super::lifeline) when they are ready.
+//!
 //! Children end when their standard input does. So the supervisor ends them, and none outlives a supervisor that was killed.
 //! They ignore SIGINT and SIGTERM: Ctrl-C and many process managers send those to all processes at once, and workers must
 //! outlast the requests that the router still carries.
@@ -16,7 +19,6 @@
 //! ends them, and the system sends it to them when the supervisor was killed. They start first and end last,
 //! and one that cannot be kept alive is given up alone.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -30,22 +32,23 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::process::{Child, Command};
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Refused;
 use super::addresses::{self, first_given};
 use super::clients::Clients;
 use super::companion::{self, Companion};
+use super::lifeline::{self, Lifeline};
 use super::listeners;
 use super::serve::StopSignals;
 use super::settings::{RoleName, Settings};
 
-/// Restarts of one child within [`WINDOW`] before the supervisor gives up.
-const RESTARTS: usize = 5;
-/// See [`RESTARTS`].
-const WINDOW: Duration = Duration::from_secs(60);
-/// First wait before a restart; doubles with each restart in the window.
-const FIRST_WAIT: Duration = Duration::from_millis(200);
+mod restarts;
+
+use restarts::{End, FIRST_WAIT, Next, Restarts};
+
+/// A companion does not say that it is ready. One that has run for so long is.
+const COMPANION_READY: Duration = Duration::from_secs(60);
 /// How much longer than for its requests a child may take to end.
 const GRACE: Duration = Duration::from_secs(15);
 
@@ -105,7 +108,9 @@ impl Program {
         Ok(Self { path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(), _file: Some(file) })
     }
 
-    fn spawn(&self, part: &Part) -> std::io::Result<Child> {
+    /// Starts a child. A companion has no lifeline.
+    fn spawn(&self, part: &Part) -> std::io::Result<(Child, Option<Lifeline>)> {
+        let mut held = None;
         let mut own = std::env::args_os();
         let mut command = Command::new(&self.path);
         if let Some(name) = own.next() {
@@ -113,7 +118,9 @@ impl Program {
         }
         match part {
             Part::Own { arguments, sockets, .. } => {
-                command.args(own).args(arguments).stdin(Stdio::piped());
+                let (ours, childs) = lifeline::pair()?;
+                held = Some(ours);
+                command.args(own).args(arguments).stdin(childs);
                 if !sockets.is_empty() {
                     hand_down(&mut command, sockets.clone());
                 }
@@ -133,7 +140,7 @@ impl Program {
                     .process_group(0);
             }
         }
-        command.kill_on_drop(true).spawn()
+        Ok((command.kill_on_drop(true).spawn()?, held))
     }
 }
 
@@ -323,89 +330,100 @@ async fn keep(
     first: oneshot::Sender<()>,
 ) -> anyhow::Result<()> {
     let mut first = Some(first);
-    let mut restarts: VecDeque<Instant> = VecDeque::new();
+    let mut restarts = Restarts::default();
     let (role, own) = (part.name(), matches!(part, Part::Own { .. }));
-    // A configuration that was accepted once is right. What it names, such as a file system, may be away for a while.
-    let (mut taken, mut refusals) = (false, 0_u32);
     loop {
-        let (pid, why) = match program.spawn(&part) {
-            Ok(mut child) => {
-                // Held open until the child has to end: `wait` would close it.
-                let lifeline = child.stdin.take();
+        let (pid, how, why) = match program.spawn(&part) {
+            Ok((mut child, mut lifeline)) => {
                 let pid = child.id().unwrap_or_default();
                 tracing::info!(role, pid, "started");
                 first.take().and_then(|first| first.send(()).ok());
                 let status = tokio::select! {
-                    status = child.wait() => status.context("a child cannot be waited for")?,
+                    status = until_it_ends(role, &mut child, lifeline.as_mut(), &mut restarts) => status?,
                     () = reached(&mut stage, part.ends_at()) => {
                         drop(lifeline);
                         return end(&part, child, grace, &mut stage).await;
                     }
                 };
-                if own && status.success() {
-                    (taken, refusals) = (true, 0);
-                    if ends_within(FIRST_WAIT, &mut stage).await {
-                        return Ok(());
-                    }
-                    tracing::info!(role, pid, "a process has drained; starting it again");
-                    continue;
-                }
-                let refused = own && status.code() == Some(REFUSED);
-                if refused && !taken {
-                    let message = format!("the {role} process refused its configuration; see above");
-                    return Err(Refused(message).into());
-                }
-                if refused {
-                    let wait = longer(refusals);
-                    refusals += 1;
-                    tracing::error!(
-                        role,
-                        pid,
-                        ?wait,
-                        "a process refuses the configuration that it ran with before, see above; the others go on, and it is \
-                         started again until it runs"
-                    );
-                    if ends_within(wait, &mut stage).await {
-                        return Ok(());
-                    }
-                    continue;
-                }
-                (taken, refusals) = (true, 0);
-                (pid, format!("ended with {status}"))
+                let how = match status.code() {
+                    Some(0) if own => End::Drained,
+                    Some(REFUSED) if own => End::Refused,
+                    _ => End::Failed,
+                };
+                (pid, how, format!("ended with {status}"))
             }
             Err(error) => {
                 first.take().and_then(|first| first.send(()).ok());
-                (0, format!("could not be started: {error}"))
+                (0, End::Failed, format!("could not be started: {error}"))
             }
         };
-        let now = Instant::now();
-        restarts.push_back(now);
-        while restarts.front().is_some_and(|first| now.duration_since(*first) > WINDOW) {
-            restarts.pop_front();
-        }
+        let next = restarts.ended(how, Instant::now());
         // A signal to all processes can end a child that is too young to ignore it, a moment before it is noted here.
-        if ends_within(FIRST_WAIT, &mut stage).await {
-            tracing::warn!(role, pid, why, "a process ended by itself while everything stops");
+        if next != Next::Refused && ends_within(FIRST_WAIT, &mut stage).await {
+            if how == End::Failed {
+                tracing::warn!(role, pid, why, "a process ended by itself while everything stops");
+            }
             return Ok(());
         }
-        if restarts.len() > RESTARTS {
-            let times = restarts.len();
-            let message =
-                format!("the {role} process failed {times} times within {WINDOW:?}: it {why}; giving up");
-            tracing::error!(role, pid, "{message}");
-            anyhow::bail!(message);
+        let wait = match next {
+            Next::Again(wait) => wait,
+            Next::GiveUp(times) => {
+                let message = format!(
+                    "the {role} process failed {times} times in a row before it was ready: it {why}; giving up"
+                );
+                tracing::error!(role, pid, "{message}");
+                anyhow::bail!(message);
+            }
+            Next::Refused => {
+                let message = format!("the {role} process refused its configuration; see above");
+                return Err(Refused(message).into());
+            }
+        };
+        match how {
+            End::Drained => tracing::info!(role, pid, "a process has drained; starting it again"),
+            End::Refused => tracing::error!(
+                role,
+                pid,
+                ?wait,
+                "a process refuses the configuration that it ran with before, see above; the others go on, and it is started again \
+                 until it runs"
+            ),
+            End::Failed => {
+                tracing::error!(role, pid, why, ?wait, "a process ended by itself; starting it again");
+            }
         }
-        let wait = longer(restarts.len() as u32 - 1);
-        tracing::error!(role, pid, why, ?wait, "a process ended by itself; starting it again");
         if ends_within(wait - FIRST_WAIT, &mut stage).await {
             return Ok(());
         }
     }
 }
 
-/// The wait before another try, after so many in a row.
-fn longer(tries: u32) -> Duration {
-    FIRST_WAIT * (1 << tries.min(5))
+/// Waits until a child ends, and notes when it is ready.
+async fn until_it_ends(
+    role: &str,
+    child: &mut Child,
+    mut lifeline: Option<&mut Lifeline>,
+    restarts: &mut Restarts,
+) -> anyhow::Result<std::process::ExitStatus> {
+    let ready = async {
+        match &mut lifeline {
+            Some(lifeline) => lifeline.ready().await,
+            None => sleep(COMPANION_READY).await,
+        }
+    };
+    let ended = tokio::select! {
+        status = child.wait() => Some(status),
+        () = ready => None,
+    };
+    if ended.is_none() || lifeline.is_some_and(|lifeline| lifeline.said_ready()) {
+        restarts.is_ready(Instant::now());
+        tracing::info!(role, "ready");
+    }
+    let status = match ended {
+        Some(status) => status,
+        None => child.wait().await,
+    };
+    status.context("a child cannot be waited for")
 }
 
 /// A stage is never left for an earlier one.
@@ -453,6 +471,8 @@ async fn end(
 
 #[cfg(test)]
 mod tests {
+    use host_tests::wait::{PAUSE, answered_until};
+
     use super::*;
 
     #[tokio::test]
@@ -460,6 +480,7 @@ mod tests {
         let program = Arc::new(Program { path: "/nowhere/host".into(), _file: None });
         let (_stage, now) = watch::channel(Stage::Serving);
         let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
+        tokio::time::pause();
         let kept = keep(program, part, now, GRACE, oneshot::channel().0).await;
         let message = kept.unwrap_err().to_string();
         assert!(message.contains("failed 6 times") && message.contains("could not be started"), "{message}");
@@ -477,6 +498,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_taken_once_is_tried_until_it_runs_and_what_never_was_ends_everything() {
+        tokio::time::pause();
         let folder = tempfile::tempdir().unwrap();
         let (_stage, now) = watch::channel(Stage::Serving);
         let part = || Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
@@ -493,6 +515,27 @@ mod tests {
         let message = kept.unwrap_err().to_string();
         assert!(message.contains("failed 6 times"), "{message}");
         assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 6 + 3);
+    }
+
+    #[tokio::test]
+    async fn a_child_that_says_that_it_is_ready_is_not_given_up() {
+        tokio::time::pause();
+        let folder = tempfile::tempdir().unwrap();
+        let (stage, now) = watch::channel(Stage::Serving);
+        let part = Part::Own { role: RoleName::Decode, arguments: Vec::new(), sockets: Vec::new() };
+        // Its standard input is a socket: what it writes there comes to the supervisor. Every sixth life is ready.
+        let say = "[ $((runs % 6)) -eq 0 ] && printf r >&0";
+        let (program, log) = script(&folder, &format!("{say}\nexit 1"));
+        let kept = tokio::spawn(keep(program, part, now, GRACE, oneshot::channel().0));
+        let lives = || std::fs::read_to_string(&log).unwrap_or_default().lines().count();
+        answered_until("more lives than a child has that is never ready", async || {
+            tokio::time::sleep(PAUSE).await;
+            assert!(!kept.is_finished(), "given up");
+            if lives() >= 8 { Ok(()) } else { Err(lives()) }
+        })
+        .await;
+        reach(&stage, Stage::WorkersEnd);
+        kept.await.unwrap().unwrap();
     }
 
     #[tokio::test]
@@ -513,7 +556,8 @@ mod tests {
         for role in [RoleName::Prefill, RoleName::Router, RoleName::Decode] {
             let handed = role == RoleName::Router;
             let sockets = if handed { vec![Arc::clone(&socket)] } else { Vec::new() };
-            let mut child = program.spawn(&Part::Own { role, arguments: Vec::new(), sockets }).unwrap();
+            let part = Part::Own { role, arguments: Vec::new(), sockets };
+            let (mut child, _lifeline) = program.spawn(&part).unwrap();
             assert!(child.wait().await.unwrap().success());
             let open = std::fs::read_to_string(&open).unwrap();
             assert_eq!(open.contains(&format!("socket:[{inode}]")), handed, "{}: {open}", role.as_str());

@@ -163,6 +163,16 @@ fn workers_have_served_a_dummy_request_before_they_are_live() {
             ready.is_ok_and(|ready| ready.status() == 200)
         });
     }
+    // The supervisor hears it from each of its children.
+    cluster.wait("all parts to be ready", || {
+        let is_ready = |role: &str| {
+            let says = |line: &serde_json::Value| {
+                line["fields"]["message"] == "ready" && line["fields"]["role"] == role
+            };
+            cluster.log_lines().iter().any(says)
+        };
+        ["router", "prefill", "decode"].into_iter().all(is_ready)
+    });
     // It stays in no cache.
     cluster.wait("all pages to be free", || cluster.all_free());
     let cached = |worker| cluster.metrics(worker)["host_kv_pages{state=\"cached\"}"];

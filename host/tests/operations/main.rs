@@ -17,4 +17,5 @@ mod pace;
 mod plugin_hangs;
 mod routing;
 mod start_refused;
+mod versions;
 mod worker_death;

@@ -1,50 +1,188 @@
 //! Versions of the control protocol.
 //!
 //! A process says the newest and the oldest version that it speaks. Two processes work together in the newest that both speak, so
-//! adjacent releases do, and a cluster is rolled from one to the next worker by worker.
+//! adjacent releases do, and a cluster is rolled from one to the next worker by worker. The side that is called decides and answers
+//! with the version. Both keep it, and send the other nothing that it does not know.
 
-use crate::proto::WorkerInfo;
+use std::fmt;
+
+use crate::proto::{HandshakeReply, RegisterReply, WorkerInfo};
 
 /// The newest version that this build speaks. Version 2 has `Leave`, `Drain` and `Load.draining`.
 pub const NEWEST: u32 = 2;
 /// The oldest version that this build speaks.
 pub const OLDEST: u32 = 1;
+/// What this build speaks.
+pub const OURS: Range = Range { oldest: OLDEST, newest: NEWEST };
+
+/// A version in which two processes speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(pub u32);
+
+impl Version {
+    /// Routers that do not tell the version speak 1 or 2. What 2 brought does a router of version 1 no harm: it ignores the field and
+    /// answers the call with an error.
+    const UNTOLD: Version = Version(2);
+
+    /// Whether a process of this version can be told that a worker drains or leaves, and a worker that it has to drain.
+    #[must_use]
+    pub fn knows_draining(self) -> bool {
+        self >= Version(2)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The versions that a process speaks, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The oldest.
+    pub oldest: u32,
+    /// The newest.
+    pub newest: u32,
+}
+
+impl Range {
+    /// What a worker says that it speaks.
+    #[must_use]
+    pub fn of(worker: &WorkerInfo) -> Self {
+        // Version 1 did not say so.
+        Self { oldest: worker.protocol_oldest.max(1), newest: worker.protocol.max(1) }
+    }
+
+    fn common(self, with: Self) -> Option<Version> {
+        let newest = self.newest.min(with.newest);
+        (self.oldest.max(with.oldest) <= newest).then_some(Version(newest))
+    }
+
+    fn holds(self, version: Version) -> bool {
+        (self.oldest..=self.newest).contains(&version.0)
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.oldest, self.newest)
+    }
+}
 
 /// The version in which this build and a worker speak.
 ///
 /// # Errors
-/// Names both, when they have none in common.
-pub fn agree(worker: &WorkerInfo) -> Result<u32, String> {
-    // Version 1 did not say so.
-    let (newest, oldest) = (worker.protocol.max(1), worker.protocol_oldest.max(1));
-    if oldest > NEWEST || newest < OLDEST || oldest > newest {
-        return Err(format!(
-            "worker {:?} speaks versions {oldest} to {newest} of the control protocol and this process {OLDEST} to {NEWEST}: \
-             update the older of the two",
+/// Names both ranges, when they have no version in common.
+pub fn agree(worker: &WorkerInfo) -> Result<Version, String> {
+    let theirs = Range::of(worker);
+    let in_order = theirs.oldest <= theirs.newest;
+    OURS.common(theirs).filter(|_| in_order).ok_or_else(|| {
+        format!(
+            "worker {:?} speaks versions {theirs} of the control protocol and this process {OURS}: update the older of the two",
             worker.name
-        ));
+        )
+    })
+}
+
+/// The version in which a router that accepted a worker speaks with it.
+///
+/// # Errors
+/// When the worker offered no such version. Names what both speak.
+pub fn of_router(offered: Range, reply: &RegisterReply) -> Result<Version, String> {
+    let told = match reply.protocol {
+        0 => Version(Version::UNTOLD.0.min(offered.newest)),
+        told => Version(told),
+    };
+    if offered.holds(told) {
+        return Ok(told);
     }
-    Ok(newest.min(NEWEST))
+    let theirs = Range { oldest: reply.protocol_oldest, newest: reply.protocol_newest };
+    Err(format!(
+        "the router, which speaks versions {theirs} of the control protocol, answers in version {told}, and this worker offered {offered}: \
+         update the older of the two"
+    ))
+}
+
+/// The version in which a worker that accepted a handshake speaks. `worker` is its description.
+///
+/// # Errors
+/// When it is not among those that both speak. Names what both speak.
+pub fn of_peer(reply: &HandshakeReply, worker: &WorkerInfo) -> Result<Version, String> {
+    let agreed = agree(worker)?;
+    match reply.protocol {
+        // A build from before answers told it.
+        0 => Ok(agreed),
+        told if OURS.holds(Version(told)) => Ok(Version(told)),
+        told => Err(format!(
+            "worker {:?}, which speaks versions {} of the control protocol, answers in version {told}, and this process offered {OURS}: \
+             update the older of the two",
+            worker.name,
+            Range::of(worker)
+        )),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn worker(oldest: u32, newest: u32) -> WorkerInfo {
+        WorkerInfo { name: "w".into(), protocol: newest, protocol_oldest: oldest, ..WorkerInfo::default() }
+    }
+
     #[test]
     fn the_newest_common_version_is_spoken_and_without_one_both_are_named() {
-        let worker = |protocol, protocol_oldest| WorkerInfo {
-            name: "w".into(),
+        for (theirs, agreed) in [
+            (worker(0, 0), 1),
+            (worker(1, 1), 1),
+            (worker(OLDEST, NEWEST), NEWEST),
+            (worker(NEWEST, NEWEST + 1), NEWEST),
+        ] {
+            assert_eq!(agree(&theirs), Ok(Version(agreed)), "{theirs:?}");
+        }
+        for (oldest, newest) in [(7, 9), (NEWEST + 1, NEWEST + 2)] {
+            let refused = agree(&worker(oldest, newest)).unwrap_err();
+            let (theirs, ours) = (format!("{oldest} to {newest}"), format!("{OLDEST} to {NEWEST}"));
+            assert!(refused.contains(&theirs) && refused.contains(&ours), "{refused}");
+        }
+        assert!(agree(&worker(2, 1)).is_err(), "an oldest version above the newest");
+    }
+
+    #[test]
+    fn an_answer_counts_if_its_version_was_offered() {
+        let reply = |protocol| RegisterReply {
+            accepted: true,
             protocol,
-            protocol_oldest,
-            ..WorkerInfo::default()
+            protocol_oldest: 7,
+            protocol_newest: 9,
+            ..RegisterReply::default()
         };
-        assert_eq!(agree(&worker(0, 0)), Ok(1), "a build from before versions were told");
-        assert_eq!(agree(&worker(NEWEST, OLDEST)), Ok(NEWEST));
-        assert_eq!(agree(&worker(NEWEST + 1, NEWEST)), Ok(NEWEST), "the next release");
-        let refused = agree(&worker(NEWEST + 2, NEWEST + 1)).unwrap_err();
-        let (theirs, ours) = (format!("{} to {}", NEWEST + 1, NEWEST + 2), format!("{OLDEST} to {NEWEST}"));
-        assert!(refused.contains(&theirs) && refused.contains(&ours), "{refused}");
-        assert!(agree(&worker(1, 2)).is_err(), "an oldest version above the newest");
+        let offered = Range { oldest: 1, newest: 2 };
+        assert_eq!(of_router(offered, &reply(1)), Ok(Version(1)));
+        assert_eq!(of_router(offered, &reply(2)), Ok(Version(2)));
+        assert_eq!(of_router(offered, &reply(0)), Ok(Version(2)), "a build from before answers told it");
+        assert_eq!(of_router(Range { oldest: 1, newest: 1 }, &reply(0)), Ok(Version(1)));
+        for far in [7, 9, 3] {
+            let refused = of_router(offered, &reply(far)).unwrap_err();
+            assert!(refused.contains("7 to 9") && refused.contains("1 to 2"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_handshakes_answer_counts_if_both_speak_its_version() {
+        let reply = |protocol| HandshakeReply { accepted: true, protocol, ..HandshakeReply::default() };
+        assert_eq!(of_peer(&reply(0), &worker(1, 1)), Ok(Version(1)), "a build from before answers told it");
+        assert_eq!(of_peer(&reply(1), &worker(1, 1)), Ok(Version(1)));
+        assert_eq!(of_peer(&reply(2), &worker(2, 3)), Ok(Version(2)));
+        let refused = of_peer(&reply(3), &worker(2, 3)).unwrap_err();
+        assert!(refused.contains("2 to 3") && refused.contains("1 to 2"), "{refused}");
+        assert!(of_peer(&reply(8), &worker(7, 9)).is_err());
+    }
+
+    #[test]
+    fn draining_is_said_from_version_2_on() {
+        assert!(!Version(1).knows_draining());
+        assert!(Version(2).knows_draining() && Version(3).knows_draining());
     }
 }

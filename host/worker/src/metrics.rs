@@ -19,11 +19,12 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 
 use crate::Handle;
+use crate::peers::Peers;
 use crate::registration::Readiness;
 use series::Series;
 
 /// Reads the scheduler's counters when `/metrics` is read.
-struct WorkerCollector(Handle);
+struct WorkerCollector(Handle, Peers);
 
 impl std::fmt::Debug for WorkerCollector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -38,6 +39,12 @@ impl Collector for WorkerCollector {
         scheduler(&stats, series)?;
         let ranks = worker.info().identity.as_ref().map_or(1, |identity| identity.ranks);
         series.gauges([("host_ranks", "Tensor-parallel ranks of the worker", ranks)])?;
+        let peers = self.1.protocols();
+        series.gauge_by(
+            "host_peers",
+            "Peers that are connected, by the version of the control protocol that is spoken with them",
+            peers.into_iter().map(|(version, peers)| ([("protocol", version.to_string())], peers)),
+        )?;
         pace::encode(&stats, series)?;
         offload::encode(worker, &stats.hierarchy, series)?;
         lanes(worker, series)?;
@@ -145,9 +152,9 @@ fn lanes(worker: &Handle, series: &mut Series<'_>) -> Result<(), Error> {
 
 /// `/metrics` (Prometheus text), `/health` and `/health/live` (this worker's own liveness, not its peers'), and `/health/ready`
 /// (200 while a router sends it requests).
-pub fn routes(worker: Handle, info: &WorkerInfo, readiness: Readiness) -> axum::Router {
+pub fn routes(worker: Handle, peers: Peers, info: &WorkerInfo, readiness: Readiness) -> axum::Router {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(WorkerCollector(worker)));
+    registry.register_collector(Box::new(WorkerCollector(worker, peers)));
     let registry = Arc::new(registry);
     let health = serde_json::json!({ "status": "ok", "name": info.name, "role": info.role }).to_string();
     let metrics = move || async move {

@@ -1,6 +1,6 @@
 //! A worker's messages to other workers: one task per peer, which also notices when the peer is gone.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use host_wire::endpoint::{Address, BadAddress, Credentials, channel, reason};
 use host_wire::pairs::compatible;
 use host_wire::proto::worker_client::WorkerClient;
 use host_wire::proto::{ControlMessage, DeliverRequest, HandshakeRequest, WorkerInfo};
-use host_wire::protocol;
+use host_wire::protocol::{self, Version};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -43,6 +43,8 @@ struct Line {
     queue: mpsc::Sender<Queued>,
     /// The connection that it belongs to.
     session: u64,
+    /// The version of the control protocol that both speak.
+    protocol: Version,
 }
 
 /// The peers that we send to.
@@ -67,15 +69,25 @@ impl Peers {
     }
 
     /// Starts sending to a peer at an address, in place of what was sent to it before.
-    pub fn add(&self, peer: Instance, session: u64, address: &str) {
+    pub fn add(&self, peer: Instance, (session, protocol): (u64, Version), address: &str) {
         let (queue, receive) = mpsc::channel(WAITING);
-        self.lines.lock().insert(peer, Line { queue, session });
+        self.lines.lock().insert(peer, Line { queue, session, protocol });
         match self.client(address) {
             Ok(client) => {
                 tokio::spawn(speak(self.clone(), (peer, session), client, receive));
             }
             Err(error) => tracing::error!(%peer, %error, "a peer cannot be sent messages"),
         }
+    }
+
+    /// Peers that are connected, by the version of the control protocol that is spoken with them.
+    #[must_use]
+    pub fn protocols(&self) -> BTreeMap<Version, usize> {
+        let mut peers = BTreeMap::new();
+        for line in self.lines.lock().values() {
+            *peers.entry(line.protocol).or_default() += 1;
+        }
+        peers
     }
 
     /// Whether this line is the one in use.
@@ -148,16 +160,15 @@ impl Peers {
         if !reply.accepted {
             return Err(reply.message);
         }
-        let peer = reply.worker.ok_or("the prefill worker's answer does not describe the worker")?;
+        let peer = reply.worker.clone().ok_or("the prefill worker's answer does not describe the worker")?;
         if peer.instance != instance.0 {
             return Err(format!("the prefill worker at {address} was restarted"));
         }
-        if let Some(refusal) = refusal(info, &peer) {
-            return Err(refusal);
-        }
+        fits(info, &peer)?;
+        let protocol = protocol::of_peer(&reply, &peer)?;
         let session = connect(&self.worker, &peer).await?;
-        tracing::info!(name = %peer.name, %instance, "peer connected");
-        self.add(instance, session, address);
+        tracing::info!(name = %peer.name, %instance, %protocol, "peer connected");
+        self.add(instance, (session, protocol), address);
         Ok(session)
     }
 
@@ -232,20 +243,19 @@ async fn speak(
     }
 }
 
-/// Why two workers cannot exchange KV, if they cannot.
-pub(super) fn refusal(ours: &WorkerInfo, theirs: &WorkerInfo) -> Option<String> {
+/// The version of the control protocol in which two workers speak that can exchange KV, or why they cannot.
+pub(super) fn fits(ours: &WorkerInfo, theirs: &WorkerInfo) -> Result<Version, String> {
     let pair = (ours.role.as_str(), theirs.role.as_str());
     if !matches!(pair, ("prefill", "decode") | ("decode", "prefill")) {
-        return Some(format!(
+        return Err(format!(
             "{} is a {} worker and {} a {} worker: KV goes from prefill to decode",
             ours.name, ours.role, theirs.name, theirs.role
         ));
     }
-    if let Err(versions) = protocol::agree(theirs) {
-        return Some(versions);
-    }
+    let protocol = protocol::agree(theirs)?;
     let (prefill, decode) = if ours.role == "prefill" { (ours, theirs) } else { (theirs, ours) };
-    compatible(prefill, decode).err()
+    compatible(prefill, decode)?;
+    Ok(protocol)
 }
 
 /// Cuts off what is left of an earlier connection of the transfer plugin to a peer and makes a new one, off the async

@@ -5,6 +5,7 @@ use std::time::Duration;
 use host_wire::endpoint::{Address, Credentials, channel, reason};
 use host_wire::proto::registry_client::RegistryClient;
 use host_wire::proto::{HeartbeatRequest, LeaveRequest, Load, RegisterRequest, WorkerInfo};
+use host_wire::protocol::{self, Range, Version};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -14,6 +15,8 @@ use crate::Handle;
 
 /// Between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// The same while the router sends no requests yet, so that the worker soon knows that it is ready.
+const WARMING_HEARTBEAT: Duration = Duration::from_millis(200);
 /// How long one call may take.
 const CALL: Duration = Duration::from_secs(2);
 
@@ -24,7 +27,23 @@ enum Known {
     /// The router sends no requests yet.
     Warming,
     Registered,
+    /// Or the router's version of the protocol cannot be told so: its requests are refused, and go to other workers.
     Draining,
+}
+
+/// How this worker and a router stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Standing {
+    known: Known,
+    /// The version that the last registration agreed on.
+    protocol: Option<Version>,
+}
+
+impl Standing {
+    /// Whether the router can be told that this worker drains and leaves.
+    fn knows_draining(self) -> bool {
+        self.protocol.is_some_and(Version::knows_draining)
+    }
 }
 
 impl Known {
@@ -37,7 +56,7 @@ impl Known {
 #[derive(Debug)]
 pub struct Registrations {
     instance: u64,
-    routers: Vec<(RegistryClient<Channel>, watch::Receiver<Known>)>,
+    routers: Vec<(RegistryClient<Channel>, watch::Receiver<Standing>)>,
     draining: watch::Sender<bool>,
     _tasks: JoinSet<()>,
 }
@@ -45,14 +64,33 @@ pub struct Registrations {
 /// Whether a worker takes requests, for its own `/health/ready`.
 #[derive(Clone, Debug)]
 pub struct Readiness {
-    routers: Vec<watch::Receiver<Known>>,
+    routers: Vec<watch::Receiver<Standing>>,
 }
 
 impl Readiness {
     /// Whether a router sends requests.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.routers.iter().any(|known| *known.borrow() == Known::Registered)
+        self.routers.iter().any(|standing| standing.borrow().known == Known::Registered)
+    }
+}
+
+impl Readiness {
+    /// Resolves when a router sends requests.
+    pub async fn until_ready(self) {
+        let mut routers = JoinSet::new();
+        for mut standing in self.routers {
+            routers.spawn(async move {
+                standing.wait_for(|standing| standing.known == Known::Registered).await.is_ok()
+            });
+        }
+        while let Some(ready) = routers.join_next().await {
+            if matches!(ready, Ok(true)) {
+                return;
+            }
+        }
+        // The worker ends, with its registrations.
+        std::future::pending().await
     }
 }
 
@@ -71,16 +109,16 @@ impl Registrations {
         let (mut all, mut tasks) = (Vec::new(), JoinSet::new());
         for address in routers {
             let client = RegistryClient::new(channel(&address, credentials)?);
-            let (known, knows) = watch::channel(Known::Nothing);
+            let (standing, stands) = watch::channel(Standing { known: Known::Nothing, protocol: None });
             let registration = Registration {
                 worker: worker.clone(),
                 info: info.clone(),
                 client: client.clone(),
-                known,
+                standing,
                 draining: drains.clone(),
             };
             tasks.spawn(registration.keep(address));
-            all.push((client, knows));
+            all.push((client, stands));
         }
         Ok(Self { instance: info.instance, routers: all, draining, _tasks: tasks })
     }
@@ -88,16 +126,16 @@ impl Registrations {
     /// Whether the worker takes requests, also later.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        Readiness { routers: self.routers.iter().map(|(_, known)| known.clone()).collect() }
+        Readiness { routers: self.routers.iter().map(|(_, standing)| standing.clone()).collect() }
     }
 
     /// Tells all routers that the worker drains, and waits a moment until they know.
     pub async fn drain(&mut self) {
         self.draining.send_replace(true);
         let all_know = async {
-            for (_, known) in &mut self.routers {
+            for (_, standing) in &mut self.routers {
                 // An error means that the registration has ended.
-                drop(known.wait_for(|known| !known.may_send()).await);
+                drop(standing.wait_for(|standing| !standing.known.may_send()).await);
             }
         };
         if timeout(CALL, all_know).await.is_err() {
@@ -105,11 +143,14 @@ impl Registrations {
         }
     }
 
-    /// Takes the worker out of all registries.
+    /// Takes the worker out of the registries of all routers that can be told so. To the others it is a dead one soon.
     pub async fn leave(self) {
         let instance = self.instance;
         let mut calls = JoinSet::new();
-        for (mut client, _known) in self.routers {
+        for (mut client, standing) in self.routers {
+            if !standing.borrow().knows_draining() {
+                continue;
+            }
             calls.spawn(async move {
                 // A router that does not hear it notices the silence.
                 let _heard = timeout(CALL, client.leave(LeaveRequest { instance })).await;
@@ -124,7 +165,7 @@ struct Registration {
     worker: Handle,
     info: WorkerInfo,
     client: RegistryClient<Channel>,
-    known: watch::Sender<Known>,
+    standing: watch::Sender<Standing>,
     draining: watch::Receiver<bool>,
 }
 
@@ -138,7 +179,7 @@ impl Registration {
                 Ok(never) => match never {},
                 Err(trouble) => trouble,
             };
-            self.known.send_replace(Known::Nothing);
+            self.is(Known::Nothing);
             // A router that ends with its workers needs no word.
             if trouble != logged && !*self.draining.borrow() {
                 tracing::warn!(router = %address, %trouble, "not registered with the router; trying again");
@@ -146,6 +187,10 @@ impl Registration {
             }
             tokio::time::sleep(HEARTBEAT).await;
         }
+    }
+
+    fn is(&self, known: Known) {
+        self.standing.send_modify(|standing| standing.known = known);
     }
 
     async fn session(&mut self, logged: &mut String) -> Result<std::convert::Infallible, String> {
@@ -157,25 +202,28 @@ impl Registration {
             let drains = *self.draining.borrow();
             if !drains {
                 // An error means that the process ends.
-                drop(timeout(HEARTBEAT, self.draining.wait_for(|drains| *drains)).await);
-            } else if *self.known.borrow() == Known::Draining {
+                let is_warming = self.standing.borrow().known == Known::Warming;
+                let pause = if is_warming { WARMING_HEARTBEAT } else { HEARTBEAT };
+                drop(timeout(pause, self.draining.wait_for(|drains| *drains)).await);
+            } else if self.standing.borrow().known == Known::Draining {
                 tokio::time::sleep(HEARTBEAT).await;
             }
             let draining = *self.draining.borrow();
-            let load = Load { draining, ..load(&self.worker) };
+            let told = draining && self.standing.borrow().knows_draining();
+            let load = Load { draining: told, ..load(&self.worker) };
             let request = HeartbeatRequest { instance: self.info.instance, load: Some(load) };
             let reply =
                 timeout(CALL, self.client.heartbeat(request)).await.map_err(|elapsed| elapsed.to_string())?;
             let reply = reply.map_err(|status| reason(&status))?.into_inner();
             if !reply.known && draining {
                 // It has no requests of this worker.
-                self.known.send_replace(Known::Nothing);
+                self.is(Known::Nothing);
                 std::future::pending::<()>().await;
             }
             if !reply.known {
                 return Err("the router does not know this worker any more".into());
             }
-            self.known.send_replace(match (draining, reply.warming) {
+            self.is(match (draining, reply.warming) {
                 (true, _) => Known::Draining,
                 (false, true) => Known::Warming,
                 (false, false) => Known::Registered,
@@ -191,11 +239,12 @@ impl Registration {
         if !reply.accepted {
             return Err(reply.message);
         }
+        let protocol = protocol::of_router(Range::of(&self.info), &reply)?;
         logged.clear();
-        self.known.send_replace(Known::Warming);
+        self.standing.send_replace(Standing { known: Known::Warming, protocol: Some(protocol) });
         match reply.message.as_str() {
-            "" => tracing::info!("registered with the router"),
-            note => tracing::warn!(note, "registered with the router"),
+            "" => tracing::info!(%protocol, "registered with the router"),
+            note => tracing::warn!(note, %protocol, "registered with the router"),
         }
         Ok(())
     }

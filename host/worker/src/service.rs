@@ -18,7 +18,7 @@ use host_wire::{Answer, convert};
 
 use super::Handle;
 use super::cache_news;
-use super::peers::{Peers, connect, refusal};
+use super::peers::{Peers, connect, fits};
 
 /// Serves one worker.
 #[derive(Clone)]
@@ -111,14 +111,14 @@ impl Worker for WorkerService {
         let HandshakeRequest { from, floor } = request.into_inner();
         let from = from.ok_or_else(|| Status::invalid_argument("a handshake needs a worker"))?;
         let peer = Instance(from.instance);
-        let connected = match refusal(&self.info, &from) {
-            Some(refusal) => Err(refusal),
-            None => connect(&self.worker, &from).await,
+        let connected = match fits(&self.info, &from) {
+            Err(refusal) => Err(refusal),
+            Ok(protocol) => connect(&self.worker, &from).await.map(|session| (session, protocol)),
         };
         match &connected {
-            Ok(session) => {
-                tracing::info!(name = %from.name, instance = %peer, "peer connected");
-                self.peers.add(peer, *session, &from.address);
+            Ok((session, protocol)) => {
+                tracing::info!(name = %from.name, instance = %peer, %protocol, "peer connected");
+                self.peers.add(peer, (*session, *protocol), &from.address);
                 self.worker.event(Event::PeerReady { peer, floor, session: *session }).await;
             }
             Err(refusal) => tracing::warn!(name = %from.name, refusal, "handshake refused"),
@@ -127,6 +127,7 @@ impl Worker for WorkerService {
             accepted: connected.is_ok(),
             // Its endpoints hold the tokens of transfer plugins: they are for a peer that fits.
             worker: connected.is_ok().then(|| self.info.clone()),
+            protocol: connected.as_ref().map_or(0, |(_session, protocol)| protocol.0),
             message: connected.err().unwrap_or_default(),
         }))
     }

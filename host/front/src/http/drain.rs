@@ -45,6 +45,18 @@ pub(super) async fn handle(
         let message = format!("two workers are called {wanted:?}: name the instance that /health shows");
         return Err(ApiError::field("worker", message));
     }
+    let cannot = |why: String| {
+        ApiError::bad_worker(format!(
+            "worker {:?} at {} could not be told to drain: {why}",
+            worker.name, worker.address
+        ))
+    };
+    if !worker.protocol.knows_draining() {
+        let protocol = worker.protocol;
+        return Err(cannot(format!(
+            "version {protocol} of the control protocol, which is spoken with it, has no such call; send its process SIGTERM"
+        )));
+    }
     let request = DrainRequest { instance: worker.instance.0 };
     let mut client = WorkerClient::new(worker.channel.clone());
     let reply = clock::timeout(PATIENCE, client.drain(request)).await;
@@ -54,14 +66,8 @@ pub(super) async fn handle(
             let body = json!({"draining": worker.name, "role": role.name(), "instance": instance});
             return Ok((StatusCode::ACCEPTED, json_response(&body)).into_response());
         }
-        Ok(Err(status)) if status.code() == tonic::Code::Unimplemented => {
-            "it is of a release that cannot be told; send its process SIGTERM".to_owned()
-        }
         Ok(Err(status)) => status.message().to_owned(),
         Err(_elapsed) => format!("no answer within {PATIENCE:?}"),
     };
-    Err(ApiError::bad_worker(format!(
-        "worker {:?} at {} could not be told to drain: {why}",
-        worker.name, worker.address
-    )))
+    Err(cannot(why))
 }

@@ -43,6 +43,7 @@ pub(super) async fn health(State(app): Shared, caller: Option<Extension<Caller>>
                 "state": state,
                 "why": why,
                 "instance": format!("{:016x}", worker.info.instance),
+                "protocol": worker.protocol.0,
                 "address": worker.info.address,
                 "metrics": worker.info.metrics,
                 "max_tokens": worker.info.max_tokens,

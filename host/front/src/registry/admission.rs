@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use host_core::notice::MAX_RANKS;
 use host_wire::proto::WorkerInfo;
-use host_wire::protocol;
+use host_wire::protocol::{self, Version};
 
 use super::table::Role;
 
@@ -17,11 +17,11 @@ const MAX_ENDPOINT: usize = 64 << 10;
 /// Pages of a worker's pool: 256 million tokens in pages of 16. The router remembers the name of each that is cached.
 const MAX_PAGES: u32 = 1 << 24;
 
-/// The worker's role, when its description makes sense.
+/// The worker's role and the version to speak with it, when its description makes sense.
 ///
 /// # Errors
 /// What does not.
-pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<Role, String> {
+pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<(Role, Version), String> {
     let role = Role::parse(&info.role)
         .ok_or_else(|| format!("unknown role {:?}: use prefill, decode or aggregated", info.role))?;
     let bounded = |what: &str, text: &str, limit: usize| {
@@ -34,7 +34,7 @@ pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<Role, String> {
         }
     };
     bounded("name", &info.name, MAX_NAME)?;
-    protocol::agree(info)?;
+    let version = protocol::agree(info)?;
     bounded("address", &info.address, MAX_TEXT)?;
     if info.instance == 0 {
         return Err("the worker's instance is 0, which stands for none".into());
@@ -96,5 +96,5 @@ pub(super) fn check(info: &WorkerInfo, model: &str) -> Result<Role, String> {
             ));
         }
     }
-    Ok(role)
+    Ok((role, version))
 }

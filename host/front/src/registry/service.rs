@@ -1,7 +1,7 @@
 //! The gRPC side: what workers call.
 
 use host_core::Instance;
-use host_wire::proto;
+use host_wire::{proto, protocol};
 use tonic::{Request, Response, Status};
 
 use super::Registry;
@@ -16,17 +16,23 @@ impl proto::registry_server::Registry for Registry {
             return Err(Status::invalid_argument("the registration names no worker"));
         };
         let (name, role, instance) = (worker.name.clone(), worker.role.clone(), Instance(worker.instance));
+        let ours = proto::RegisterReply {
+            protocol_newest: protocol::NEWEST,
+            protocol_oldest: protocol::OLDEST,
+            ..proto::RegisterReply::default()
+        };
         let reply = match Registry::register(self, worker).await {
-            Ok(message) => {
-                tracing::info!(name, role, %instance, "worker registered");
+            Ok(accepted) => {
+                tracing::info!(name, role, %instance, protocol = %accepted.protocol, "worker registered");
+                let message = accepted.refused_pairs;
                 if !message.is_empty() {
                     tracing::warn!(name, message, "pairs refused");
                 }
-                proto::RegisterReply { accepted: true, message }
+                proto::RegisterReply { accepted: true, message, protocol: accepted.protocol.0, ..ours }
             }
             Err(message) => {
                 tracing::warn!(name, role, %instance, message, "worker refused");
-                proto::RegisterReply { accepted: false, message }
+                proto::RegisterReply { accepted: false, message, ..ours }
             }
         };
         Ok(Response::new(reply))

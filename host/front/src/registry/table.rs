@@ -10,9 +10,10 @@ use host_wire::clock::Instant;
 use host_wire::endpoint::Credentials;
 use host_wire::identity;
 use host_wire::proto::{Load, WorkerInfo};
+use host_wire::protocol::Version;
 
 use super::prefix::{CacheCounts, Chain, Following, Prefixes};
-use super::{Chosen, admission, channel};
+use super::{Accepted, Chosen, admission, channel};
 
 mod caching;
 mod choice;
@@ -145,6 +146,8 @@ pub struct Decisions {
 pub struct WorkerSnapshot {
     /// What it said of itself.
     pub info: WorkerInfo,
+    /// The version of the control protocol that was agreed with it.
+    pub protocol: Version,
     /// Its role.
     pub role: Role,
     /// Whether it gets requests.
@@ -275,8 +278,8 @@ impl WorkerTable {
     }
 
     /// Adds a worker, or replaces what was known under its instance or, when no live worker has it, under its name.
-    pub fn register(&mut self, info: WorkerInfo, now: Instant) -> Result<String, Denied> {
-        let role = admission::check(&info, &self.terms.model)?;
+    pub fn register(&mut self, info: WorkerInfo, now: Instant) -> Result<Accepted, Denied> {
+        let (role, protocol) = admission::check(&info, &self.terms.model)?;
         let forget = self.terms.lost_after.saturating_mul(FORGET);
         let instance = Instance(info.instance);
         // A process keeps its address. Another one that names its instance, which is no secret, would be sent its requests.
@@ -324,6 +327,7 @@ impl WorkerTable {
             address: info.address.clone(),
             max_tokens: info.max_tokens,
             page_tokens: info.identity.as_ref().map_or(1, |identity| identity.page_tokens),
+            protocol,
             channel: channel(&info.address, &self.terms.credentials)?,
         };
         let refused = self.refusals(Some((&info, role)));
@@ -348,7 +352,7 @@ impl WorkerTable {
             info,
         };
         self.workers.insert(instance, entry);
-        Ok(refused.join("; "))
+        Ok(Accepted { protocol, refused_pairs: refused.join("; ") })
     }
 
     pub fn heartbeat(&mut self, instance: Instance, load: Load, now: Instant) -> Heard {
@@ -434,6 +438,7 @@ impl WorkerTable {
             .values()
             .map(|entry| WorkerSnapshot {
                 info: entry.info.clone(),
+                protocol: entry.chosen.protocol,
                 role: entry.role,
                 state: entry.state(self.terms.worker_timeout, now),
                 load: entry.load,

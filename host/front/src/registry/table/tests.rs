@@ -263,8 +263,8 @@ async fn each_field_of_the_identity_must_agree_and_both_values_are_named() {
         let (mut table, now) = (WorkerTable::new(terms()), Instant::now());
         let mut decode = worker(2, "d", "decode");
         change(decode.identity.as_mut().unwrap());
-        assert_eq!(table.register(worker(1, "p", "prefill"), now).unwrap(), "");
-        let reply = table.register(decode, now).unwrap();
+        assert_eq!(table.register(worker(1, "p", "prefill"), now).unwrap().refused_pairs, "");
+        let reply = table.register(decode, now).unwrap().refused_pairs;
         assert!(reply.contains(sentence), "{reply}");
         assert!(no_worker(names(&mut table, &[], now)).contains(sentence));
         assert_eq!(table.snapshot(now).refused_pairs, [reply]);
@@ -280,8 +280,8 @@ async fn a_pair_may_differ_in_layout_and_ranks() {
         identity.ranks = 3;
     }
     decode.transfer = (0..3).map(|rank| TransferEndpoint { rank, ..decode.transfer[0].clone() }).collect();
-    assert_eq!(table.register(worker(1, "p", "prefill"), now).unwrap(), "");
-    assert_eq!(table.register(decode, now).unwrap(), "");
+    assert_eq!(table.register(worker(1, "p", "prefill"), now).unwrap().refused_pairs, "");
+    assert_eq!(table.register(decode, now).unwrap().refused_pairs, "");
     assert_eq!(names(&mut table, &[], now), Ok(("p".into(), "d".into())));
 }
 
@@ -291,10 +291,10 @@ async fn a_pair_needs_a_transfer_plugin_in_common() {
     table.register(worker(1, "p", "prefill"), now).unwrap();
     let mut decode = worker(2, "d", "decode");
     decode.transfer[0].plugin = "nixl".into();
-    let reply = table.register(decode.clone(), now).unwrap();
+    let reply = table.register(decode.clone(), now).unwrap().refused_pairs;
     assert!(reply.contains("no transfer plugin in common: shm and nixl"), "{reply}");
     decode.transfer.push(TransferEndpoint { plugin: "shm".into(), ..Default::default() });
-    assert_eq!(table.register(decode, now).unwrap(), "");
+    assert_eq!(table.register(decode, now).unwrap().refused_pairs, "");
     assert_eq!(names(&mut table, &[], now), Ok(("p".into(), "d".into())));
 }
 

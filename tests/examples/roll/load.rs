@@ -1,0 +1,145 @@
+//! Clients that ask without a pause, and what they found.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use host_tests::wait::until;
+
+use crate::jobs::{Job, Manner, Outcome, ask};
+
+/// What clients found.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    right: u64,
+    /// Of these, the ones that a router which ends did not take and its successor answered.
+    moved: u64,
+    wrong: Vec<String>,
+    lost: Vec<String>,
+}
+
+impl Tally {
+    /// True when a request was lost or an answer was wrong.
+    pub fn print(&self, lasted: Duration) -> bool {
+        let (wrong, lost) = (self.wrong.len(), self.lost.len());
+        println!("\n| Answers, equal | Of them refused by a router that ends | Wrong | Lost | Time |");
+        println!("| ---: | ---: | ---: | ---: | ---: |");
+        println!("| {} | {} | {wrong} | {lost} | {:.0} s |", self.right, self.moved, lasted.as_secs_f64());
+        for (what, found) in [("wrong", &self.wrong), ("lost", &self.lost)] {
+            found.iter().take(10).for_each(|one| println!("{what}: {one}"));
+        }
+        wrong + lost > 0
+    }
+}
+
+/// Where a balancer of load sends requests, and how often that has changed.
+#[derive(Clone, Debug)]
+struct Target {
+    url: String,
+    moves: u64,
+}
+
+/// Clients under way.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    target: Arc<Mutex<Target>>,
+    tally: Arc<Mutex<Tally>>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    pub fn start(jobs: &[Job], url: &str, clients: u32, seed: u64) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let target = Arc::new(Mutex::new(Target { url: url.to_owned(), moves: 0 }));
+        let tally = Arc::new(Mutex::new(Tally::default()));
+        let clients = (0..clients)
+            .map(|client| {
+                let client = Client {
+                    random: fastrand::Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(client.into())),
+                    jobs: jobs.to_vec(),
+                    target: Arc::clone(&target),
+                    tally: Arc::clone(&tally),
+                };
+                let stop = Arc::clone(&stop);
+                std::thread::spawn(move || client.run(&stop))
+            })
+            .collect();
+        Self { stop, target, tally, clients }
+    }
+
+    /// New requests go to another router.
+    pub fn moves_to(&self, url: &str) {
+        let mut target = self.target.lock().unwrap();
+        target.url = url.to_owned();
+        target.moves += 1;
+    }
+
+    /// Waits until so many more requests have ended.
+    pub fn wait_for_answers(&self, count: u64) {
+        let ended = || {
+            let tally = self.tally.lock().unwrap();
+            tally.right + (tally.wrong.len() + tally.lost.len()) as u64
+        };
+        let before = ended();
+        until("answers", || if ended() >= before + count { Ok(()) } else { Err(ended() - before) });
+    }
+
+    pub fn stop(self) -> Tally {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            client.join().unwrap();
+        }
+        Arc::into_inner(self.tally).unwrap().into_inner().unwrap()
+    }
+}
+
+struct Client {
+    random: fastrand::Rng,
+    jobs: Vec<Job>,
+    target: Arc<Mutex<Target>>,
+    tally: Arc<Mutex<Tally>>,
+}
+
+impl Client {
+    fn run(mut self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            self.once();
+        }
+    }
+
+    fn once(&mut self) {
+        let job = self.random.choice(&self.jobs).unwrap();
+        let manner = if self.random.bool() { Manner::Whole } else { Manner::Stream };
+        let mut moved = 0;
+        loop {
+            let target = self.target.lock().unwrap().clone();
+            let outcome = ask(&target.url, job, manner);
+            let has_moved = self.target.lock().unwrap().moves > target.moves;
+            let mut tally = self.tally.lock().unwrap();
+            match outcome {
+                Outcome::Answer(tokens) if tokens == job.right => {
+                    tally.right += 1;
+                    tally.moved += moved;
+                    return;
+                }
+                Outcome::Answer(tokens) => {
+                    let at = tokens.iter().zip(&job.right).take_while(|(one, other)| one == other).count();
+                    let (got, wanted) = (tokens.len(), job.right.len());
+                    tally.wrong.push(format!("{manner:?} differs from token {at} on, {got} of {wanted}"));
+                    return;
+                }
+                // It was on its way when the router began to end. What had begun is answered.
+                Outcome::Broken(why) if has_moved && moved == 0 && why.contains("Connection refused") => {
+                    moved = 1
+                }
+                Outcome::Refused(why) if has_moved && moved == 0 && why.starts_with("503") => moved = 1,
+                Outcome::Broken(why) | Outcome::Refused(why) => {
+                    tally.lost.push(format!("{manner:?} at {}: {why}", target.url));
+                    return;
+                }
+                Outcome::Left => return,
+            }
+        }
+    }
+}

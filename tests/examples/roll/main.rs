@@ -1,0 +1,130 @@
+//! A cluster goes from one build to another under load, and back, and every answer is compared with that of one aggregated worker.
+//!
+//! ```text
+//! cargo xtask roll --from HEAD~1 --to HEAD
+//! ```
+//!
+//! Router, prefill and decode worker of the synthetic executor run on this machine. A worker of the other build comes, the one that it
+//! replaces is drained, and so on. The router goes last: clients are sent to its successor, and it gets SIGTERM. The way back brings
+//! together what the way there did not, such as a new router and old workers. The exit code is 1 if a request was lost or a token was
+//! wrong.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "what cannot go on ends with what was seen")]
+
+mod cast;
+#[path = "../chaos/jobs.rs"]
+#[allow(dead_code, reason = "no client of this run hangs up")]
+mod jobs;
+mod load;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use host_tests::cluster::{Cluster, Start};
+
+use cast::{Build, Cast};
+use jobs::{Job, Manner, Outcome};
+use load::Load;
+
+/// What the command line says.
+struct Options {
+    from: PathBuf,
+    to: PathBuf,
+    clients: u32,
+    answers: u64,
+    seed: u64,
+}
+
+const USAGE: &str = "\
+Usage: roll --from FOLDER --to FOLDER [--clients N] [--answers N] [--seed N]
+
+  --from FOLDER  Program (host) and plugin (shm.so) of the first build
+  --to FOLDER    Those of the second one
+  --clients N    Clients at once [default: 6]
+  --answers N    Complete answers that are waited for before each step [default: 300]
+  --seed N       What is drawn: prompts and their order [default: 1]";
+
+impl Options {
+    fn read() -> Result<Self, String> {
+        let (mut from, mut to) = (None, None);
+        let (mut clients, mut answers, mut seed) = (6, 300, 1);
+        let mut arguments = std::env::args().skip(1);
+        while let Some(flag) = arguments.next() {
+            let value = arguments.next().ok_or_else(|| format!("{flag} needs a value\n\n{USAGE}"))?;
+            let number = || value.parse::<u32>().map_err(|error| format!("{flag} {value:?}: {error}"));
+            match flag.as_str() {
+                "--from" => from = Some(value.into()),
+                "--to" => to = Some(value.into()),
+                "--clients" => clients = number()?.max(1),
+                "--answers" => answers = number()?.into(),
+                "--seed" => seed = number()?.into(),
+                _ => return Err(format!("there is no {flag}\n\n{USAGE}")),
+            }
+        }
+        match (from, to) {
+            (Some(from), Some(to)) => Ok(Self { from, to, clients, answers, seed }),
+            _ => Err(format!("both builds have to be named\n\n{USAGE}")),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let options = match Options::read() {
+        Ok(options) => options,
+        Err(message) => {
+            eprintln!("{message}");
+            return ExitCode::from(2);
+        }
+    };
+    let builds = [&options.from, &options.to].map(|folder| Build::in_folder(folder));
+    let jobs = Job::draw(&mut fastrand::Rng::with_seed(options.seed));
+    let [jobs, others] = [0, 1].map(|build| answers_of_one(&builds[build], jobs.clone()));
+    if jobs.iter().zip(&others).any(|(one, other)| one.right != other.right) {
+        println!(
+            "the aggregated workers of both builds answer differently: pages and streams cannot go from one to the other"
+        );
+        return ExitCode::FAILURE;
+    }
+    println!("{} different requests were answered by one aggregated worker of each build", jobs.len());
+
+    let mut cast = Cast::start(&builds[0]);
+    let began = Instant::now();
+    let load = Load::start(&jobs, cast.url(), options.clients, options.seed);
+    let mut roll = |there: &str, to: &Build| {
+        for role in ["prefill", "decode"] {
+            load.wait_for_answers(options.answers);
+            cast.replace_worker(role, to);
+            println!("{there}: the {role} worker was replaced");
+        }
+        load.wait_for_answers(options.answers);
+        cast.replace_router(to, |url| load.moves_to(url));
+        println!("{there}: the router was replaced");
+    };
+    roll("there", &builds[1]);
+    roll("and back", &builds[0]);
+    load.wait_for_answers(options.answers);
+    let tally = load.stop();
+    let troubles = tally.print(began.elapsed());
+    if !troubles {
+        return ExitCode::SUCCESS;
+    }
+    println!("logs: {}", cast.keep_logs().display());
+    ExitCode::FAILURE
+}
+
+/// Asks one aggregated worker without caches.
+fn answers_of_one(build: &Build, mut jobs: Vec<Job>) -> Vec<Job> {
+    let flags = ["--role", "aggregated", "--executor", "synthetic", "--pool-pages", "512"];
+    let flags = flags.map(str::to_owned).to_vec();
+    let start = Start { program: &build.program, flags, config: String::new(), workers: 1 };
+    let server = Cluster::start(&start);
+    for job in &mut jobs {
+        match jobs::ask(&server.url, job, Manner::Whole) {
+            Outcome::Answer(tokens) => job.right = tokens,
+            other => panic!("the aggregated worker does not answer: {other:?}"),
+        }
+        assert_eq!(job.right.len(), job.count as usize);
+    }
+    jobs
+}
