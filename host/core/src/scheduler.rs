@@ -85,6 +85,8 @@ pub struct Scheduler {
     deadlines: Deadlines,
     /// When those that follow another stop doing so.
     patience: Deadlines,
+    /// When the writes of ended requests have to have settled.
+    settling: Deadlines,
     pace: Pace,
     /// Requests that have come.
     arrivals: u64,
@@ -142,6 +144,7 @@ impl Scheduler {
             aux_free: (0..config.max_running).rev().collect(),
             deadlines: Deadlines::default(),
             patience: Deadlines::default(),
+            settling: Deadlines::default(),
             // A prefill worker has no time between two tokens.
             pace: Pace::new(config.target_itl.filter(|_| !config.role.sends_kv()), config.max_batch as usize),
             config,
@@ -214,7 +217,7 @@ impl Scheduler {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let orphans = self.orphans.arrivals().map(|at| at.after(self.config.bootstrap_timeout));
-        let jobs = self.deadlines.next().into_iter().chain(self.patience.next());
+        let jobs = [&self.deadlines, &self.patience, &self.settling].into_iter().filter_map(Deadlines::next);
         jobs.chain(orphans)
             .chain(self.outbox.next_due())
             .chain(self.peers.next_fence())
@@ -278,6 +281,10 @@ impl Scheduler {
         }
         assert_eq!(self.deadlines.len(), self.jobs.len(), "only jobs have deadlines");
         assert_eq!(self.leftovers.len(), self.cache.quarantined(), "what a room leaves waits for its pages");
+        assert!(
+            self.settling.len() <= self.leftovers.len(),
+            "a write is waited for that nothing keeps pages for"
+        );
         assert!(self.patience.len() <= self.queue.len(), "a request is patient that does not wait");
         let in_batch = self.jobs.values().filter(|job| job.stage.in_batch().is_some()).count();
         assert!(self.computing || in_batch == 0, "a request is in a batch that is not computed");
@@ -331,6 +338,7 @@ impl Scheduler {
     fn finish_clearing(&mut self, cleared: impl IntoIterator<Item = Room>, actions: &mut Vec<Action>) {
         for room in cleared {
             let leftovers = self.leftovers.remove(&room).unwrap_or_default();
+            self.settling.remove(room);
             self.aux_free.extend(leftovers.aux);
             if leftovers.opened {
                 actions.push(Action::ForgetRoom { room });

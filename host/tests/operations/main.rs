@@ -11,6 +11,7 @@ mod docs_commands;
 
 mod first_minutes;
 mod lifecycle;
+mod lost_arrivals;
 mod metrics;
 mod one_user;
 mod pace;

@@ -80,6 +80,11 @@ impl Quarantine {
         self.entries.values().map(|entry| entry.pages.len()).sum()
     }
 
+    /// Own writes that may still read the pages of a room.
+    pub(crate) fn writes(&self, room: Room) -> usize {
+        self.entries.get(&room).map_or(0, |entry| entry.touches.tags.len())
+    }
+
     /// Entries that keep cached pages.
     pub(crate) fn locks(&self) -> usize {
         self.entries.values().filter(|entry| entry.lock.is_some()).count()

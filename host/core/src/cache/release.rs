@@ -48,6 +48,11 @@ impl Cache {
         self.quarantine.contains(room)
     }
 
+    /// Own writes that may still read the pages of an ended request.
+    pub(crate) fn unsettled(&self, room: Room) -> usize {
+        self.quarantine.writes(room)
+    }
+
     /// A peer writes nothing more here: into one room, or into any. Like all events below, it returns the rooms whose pages
     /// nothing touches any more; these pages are free.
     pub(crate) fn writer_gone(&mut self, peer: Instance, room: Option<Room>) -> Vec<Room> {

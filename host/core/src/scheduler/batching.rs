@@ -222,11 +222,11 @@ impl Scheduler {
         }
         if stop || full {
             let reason = if stop { FinishReason::Stop } else { FinishReason::Length };
-            self.finish(room, reason, actions);
+            self.finish(now, room, reason, actions);
         }
     }
 
-    pub(super) fn finish(&mut self, room: Room, reason: FinishReason, actions: &mut Vec<Action>) {
+    pub(super) fn finish(&mut self, now: Time, room: Room, reason: FinishReason, actions: &mut Vec<Action>) {
         self.keep(room);
         let Some(job) = self.jobs.remove(&room) else { return };
         let usage = Usage {
@@ -237,6 +237,6 @@ impl Scheduler {
         };
         self.stats.finished += 1;
         actions.push(Action::Finish { room, reason, usage });
-        self.retire(room, job, Vec::new(), actions);
+        self.retire(now, room, job, Vec::new(), actions);
     }
 }

@@ -15,6 +15,8 @@ pub(super) struct Leftovers {
     pub aux: Option<u32>,
     /// Whether our transfer threads were told of the room and have to forget it.
     pub opened: bool,
+    /// Where own writes go that have not settled, and over which connection.
+    pub writes: Option<(Instance, u64)>,
     /// Peer and message id of aborts to answer then, with their attempt.
     pub answer: Vec<(Instance, u64, u32)>,
 }
@@ -58,6 +60,9 @@ impl Scheduler {
             };
             self.fail(now, room, Failure::new(FailureCode::Timeout, message), actions);
         }
+        for room in self.settling.due(now) {
+            self.unsettled(now, room, actions);
+        }
         // From now on they are looked at like all others.
         self.patience.due(now);
         self.expire_orphans(now, actions);
@@ -69,7 +74,7 @@ impl Scheduler {
         self.tell_other_leg(now, &job, &failure, actions);
         self.stats.failed += 1;
         actions.push(Action::Fail { room, failure });
-        self.retire(room, job, Vec::new(), actions);
+        self.retire(now, room, job, Vec::new(), actions);
     }
 
     fn tell_other_leg(&mut self, now: Time, job: &Job, failure: &Failure, actions: &mut Vec<Action>) {
@@ -99,6 +104,7 @@ impl Scheduler {
     /// `answer` are aborts to answer once nothing is in flight.
     pub(super) fn retire(
         &mut self,
+        now: Time,
         room: Room,
         job: Job,
         answer: Vec<(Instance, u64, u32)>,
@@ -111,7 +117,9 @@ impl Scheduler {
         self.deadlines.remove(room);
         self.patience.remove(room);
         let loads = self.cache.forget(room);
+        let to = job.outgoing.as_ref().map(|outgoing| (outgoing.peer, outgoing.session));
         let tags = job.outgoing.map(|outgoing| outgoing.tags).unwrap_or_default();
+        let writes = to.filter(|_| !tags.is_empty());
         let (opened, writer, receiver) = match &*job.stage {
             Stage::Transfer(incoming) | Stage::Verifying(incoming) => {
                 actions.push(Action::CloseRoom { room });
@@ -128,7 +136,10 @@ impl Scheduler {
         for tag in &touches.tags {
             actions.push(Action::CancelWrite(*tag));
         }
-        let leftovers = Leftovers { aux: job.aux, opened, answer };
+        if writes.is_some() {
+            self.settling.set(room, now.after(self.config.transfer_patience));
+        }
+        let leftovers = Leftovers { aux: job.aux, opened, answer, writes };
         self.leftovers.insert(room, leftovers);
         if self.cache.release(room, job.kv, touches) {
             self.finish_clearing([room], actions);

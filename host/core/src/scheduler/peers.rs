@@ -182,8 +182,8 @@ impl Scheduler {
         }
         match body {
             Body::Reserve(reserve) => self.reserve_asked(now, from, id, room, attempt, reserve, actions),
-            Body::Commit => self.commit_asked(from, id, room, attempt, actions),
-            Body::Abort => self.abort_asked(from, id, room, attempt, actions),
+            Body::Commit => self.commit_asked(now, from, id, room, attempt, actions),
+            Body::Abort => self.abort_asked(now, from, id, room, attempt, actions),
             Body::PrefillFailed { message, retryable } => {
                 let seen = self.outbox.answer(id, room, attempt, Body::PrefillFailedSeen);
                 self.send(from, seen, actions);

@@ -72,6 +72,20 @@ impl Scheduler {
         }
     }
 
+    /// Writes of a request that has ended do not settle, so that its pages stay set aside: they are cut off with their peer.
+    pub(super) fn unsettled(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
+        let writes = self.cache.unsettled(room);
+        let Some((peer, session)) = self.leftovers.get(&room).and_then(|leftovers| leftovers.writes) else {
+            return;
+        };
+        if writes == 0 {
+            return;
+        }
+        self.stats.transfers_stalled += 1;
+        actions.push(Action::Stalled { room, peer, writes, waited: self.config.transfer_patience });
+        self.peer_lost(now, (peer, session), false, actions);
+    }
+
     /// Nothing has happened to a transfer for too long. What a write that does not settle may still do is cut off with its peer.
     pub(super) fn transfer_stalled(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(outgoing) = self.jobs.get(&room).and_then(|job| job.outgoing.as_ref()) else { return };
@@ -153,8 +167,10 @@ impl Scheduler {
         }
     }
 
+    #[allow(clippy::too_many_arguments)] // one argument per field of the message
     pub(super) fn commit_asked(
         &mut self,
+        now: Time,
         from: Instance,
         question: u64,
         room: Room,
@@ -165,13 +181,15 @@ impl Scheduler {
         self.send(from, answer, actions);
         let committed = self.jobs.get(&room).and_then(|job| job.outgoing.as_ref());
         if committed.is_some_and(|outgoing| outgoing.peer == from && outgoing.attempt == attempt) {
-            self.finish(room, FinishReason::Prefill, actions);
+            self.finish(now, room, FinishReason::Prefill, actions);
         }
     }
 
     /// Decode gives a room up: answered when nothing of it is in flight, and from then on nothing will be.
+    #[allow(clippy::too_many_arguments)] // one argument per field of the message
     pub(super) fn abort_asked(
         &mut self,
+        now: Time,
         from: Instance,
         question: u64,
         room: Room,
@@ -197,7 +215,7 @@ impl Scheduler {
                 self.stats.failed += 1;
                 let failure = Failure::new(FailureCode::PeerFailed, "the decode worker gave the request up");
                 actions.push(Action::Fail { room, failure });
-                self.retire(room, job, vec![answer], actions);
+                self.retire(now, room, job, vec![answer], actions);
             }
             None => self.answer_aborts(room, vec![answer], actions),
         }

@@ -137,6 +137,27 @@ fn a_write_that_does_not_end_has_its_peer_cut_off() {
 }
 
 #[test]
+fn a_write_that_does_not_end_after_its_request_has_its_peer_cut_off() {
+    for ends in [Body::Commit, Body::Abort] {
+        let (mut leg, patience) = sent();
+        let tags: Vec<_> = leg.writes.iter().map(|write| write.tag).collect();
+        leg.message(1, 1, ends);
+        assert_eq!((leg.stats().active, leg.stats().quarantined_rooms), (0, 1));
+        leg.wait(patience - MILLI);
+        assert!(leg.stalled.is_empty());
+        leg.wait(MILLI);
+        assert_eq!((&leg.stalled[..], &leg.fences[..]), (&[Room(1)][..], &[PEER][..]));
+        leg.wait(patience * 2);
+        assert_eq!(leg.stalled.len(), 1, "said once");
+        leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
+        for tag in tags {
+            leg.event(Event::Written { tag, error: Some("disconnected".into()) });
+        }
+        leg.at_rest();
+    }
+}
+
+#[test]
 fn a_peer_that_answers_nothing_counts_as_lost() {
     let mut leg = Leg::with(config(Role::Decode, 64));
     leg.submit(1, &tokens(0..16), 1);

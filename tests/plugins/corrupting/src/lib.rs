@@ -31,6 +31,10 @@ struct Config {
     mix_file: String,
     /// A call that this file names panics.
     panic_file: String,
+    /// While this file is there, notifications that come are lost.
+    lose_file: String,
+    /// While this file is there, no completion is told.
+    hold_file: String,
 }
 
 impl Default for Config {
@@ -42,6 +46,8 @@ impl Default for Config {
             hang_file: String::new(),
             mix_file: String::new(),
             panic_file: String::new(),
+            lose_file: String::new(),
+            hold_file: String::new(),
         }
     }
 }
@@ -95,7 +101,7 @@ impl CorruptingBackend {
 
     /// Does not return while it is told to hang.
     fn hang_if_told(&self) {
-        if !self.config.hang_file.is_empty() && Path::new(&self.config.hang_file).exists() {
+        if is_there(&self.config.hang_file) {
             loop {
                 std::thread::park();
             }
@@ -191,6 +197,11 @@ impl CorruptingBackend {
     }
 }
 
+/// Whether there is such a file; not if none is configured.
+fn is_there(file: &str) -> bool {
+    !file.is_empty() && Path::new(file).exists()
+}
+
 /// The same writes, except that the last one sends the bytes of the first, if those are as many.
 fn mixed(writes: &[Write]) -> Vec<Write> {
     let mut writes = writes.to_vec();
@@ -264,10 +275,16 @@ impl TransferBackend for CorruptingBackend {
     }
     fn poll(&self, completions: &mut [Completion]) -> i32 {
         self.panic_if_told("poll");
+        if is_there(&self.config.hold_file) {
+            return 0;
+        }
         self.inner.poll(completions)
     }
     fn notifications(&self, notifications: &mut [Notification]) -> i32 {
-        self.inner.notifications(notifications)
+        match self.inner.notifications(notifications) {
+            1.. if is_there(&self.config.lose_file) => 0,
+            count => count,
+        }
     }
     fn cancel(&self, tag: Tag) -> i32 {
         self.inner.cancel(tag)
