@@ -145,6 +145,18 @@ impl Disk {
     }
 }
 
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // The one above first: a folder of this run can be removed when nothing is mounted in it.
+        drop(self.passthrough.take());
+        if self.small
+            && let Err(why) = run(&format!("umount --lazy {}", self.below.display()))
+        {
+            println!("the small file system is not unmounted: {why}");
+        }
+    }
+}
+
 fn files_below(folder: &Path, files: &mut Vec<PathBuf>) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
