@@ -33,9 +33,9 @@ pub struct Disk {
 
 impl Disk {
     pub fn make(folder: &Path) -> Self {
-        let (mount, below) = (folder.join("disk"), folder.join("below"));
+        let (mount, below) = (folder.join("disk"), folder.join("below/disk"));
         std::fs::create_dir(&mount).unwrap();
-        std::fs::create_dir(&below).unwrap();
+        std::fs::create_dir_all(&below).unwrap();
         let made = match is_inside() {
             true => run(&format!("mount -t tmpfs -o size={SIZE_MIB}m tmpfs {}", below.display())),
             false => Err("it would outlive this run".to_owned()),
