@@ -33,9 +33,9 @@ pub struct Disk {
 
 impl Disk {
     pub fn make(folder: &Path) -> Self {
-        let (mount, below) = (folder.join("disk"), folder.join("below"));
+        let (mount, below) = (folder.join("disk"), folder.join("below/disk"));
         std::fs::create_dir(&mount).unwrap();
-        std::fs::create_dir(&below).unwrap();
+        std::fs::create_dir_all(&below).unwrap();
         let made = match is_inside() {
             true => run(&format!("mount -t tmpfs -o size={SIZE_MIB}m tmpfs {}", below.display())),
             false => Err("it would outlive this run".to_owned()),
@@ -142,6 +142,18 @@ impl Disk {
         }
         let bytes: Vec<u8> = (0..64).map(|_| random.u8(..)).collect();
         open.write_all_at(&bytes, random.u64(4096..length - 64)).is_ok()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // The one above first: a folder of this run can be removed when nothing is mounted in it.
+        drop(self.passthrough.take());
+        if self.small
+            && let Err(why) = run(&format!("umount --lazy {}", self.below.display()))
+        {
+            println!("the small file system is not unmounted: {why}");
+        }
     }
 }
 

@@ -212,7 +212,8 @@ fn strike(cast: &mut Cast, random: &mut fastrand::Rng, fault: Fault) -> Option<D
             Some(time + 3 * DEATH)
         }
         Fault::TransferPanics => {
-            let time = up_to(random, 3000);
+            // Until the next call, which a prefill worker without requests does not make at once.
+            let time = up_to(random, 8000);
             // It is prefill's that sends.
             let (role, call) =
                 if random.bool() { (Role::Prefill, "submit") } else { (worker(random), "poll") };

@@ -21,7 +21,7 @@ pub fn status(pid: u32, key: &str) -> u64 {
 pub struct Footprint {
     /// Anonymous resident memory.
     pub bytes: u64,
-    /// Without those of stored segments, which the tier's size bounds.
+    /// Without those of stored segments, which the tier's size bounds: `disk/pages`, above and below.
     pub descriptors: usize,
     pub threads: u64,
     /// Memory that is locked or pinned.
