@@ -69,10 +69,11 @@ fn build(workspace: &Workspace, commit: &str) -> anyhow::Result<PathBuf> {
     let archive = folder.join("source.tar");
     git(workspace, &["archive", "--output", &archive.display().to_string(), &name])?;
     let mut unpack = Command::new("tar");
-    unpack.arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(&source);
+    // With the time of now: cargo takes a file that is older than what was built for one that has not changed.
+    unpack.args(["--extract", "--touch", "--file"]).arg(&archive).arg("--directory").arg(&source);
     ensure!(unpack.status().context("tar cannot be run")?.success(), "{name} cannot be unpacked; see above");
     std::fs::remove_file(&archive).with_context(|| format!("{} cannot be removed", archive.display()))?;
-    // All commits are built in one place, so that what they depend on is built once.
+    // All commits are built in one place, so that what they depend on is built once. Their own crates are built anew for each.
     let own = Workspace { root: source, target: rolls.join("target") };
     own.build(Profile::Dev, &["host", "host-plugin-shm"])?;
     for (built, file) in FILES {
