@@ -11,6 +11,7 @@ mod drain;
 mod flags;
 mod keys;
 pub mod launch;
+mod limits;
 mod listeners;
 pub mod memory;
 mod offload;

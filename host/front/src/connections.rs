@@ -92,7 +92,7 @@ pub async fn serve(
         if places.available_permits() == 0 && full.is_due(clock::now()) {
             tracing::warn!(
                 most,
-                "as many HTTP connections are open as the limit of open files (ulimit -n) leaves room for; new ones wait"
+                "as many HTTP connections are open as --max-connections, or else the limit of open files (ulimit -n), allows; new ones wait"
             );
         }
         let accepted = async {

@@ -45,6 +45,12 @@ pub struct FrontConfig {
     pub max_requests: usize,
     /// Largest request body, in bytes.
     pub max_body: usize,
+    /// Most bodies on their way from clients at once; more are answered 503, and those that a client has beyond its share 429.
+    pub max_uploads: usize,
+    /// Most bytes of these in all; beyond them as for their number. One body has to fit.
+    pub max_upload_bytes: usize,
+    /// Most bytes of bodies that wait to be parsed and tokenized, or are; beyond them as for uploads. One body has to fit.
+    pub max_text_bytes: usize,
     /// Most tokens of a chat answer when the request names no number, as far as the model's context has room for them.
     pub default_max_tokens: u32,
     /// Longest wait for a whole request body.
@@ -79,6 +85,9 @@ impl FrontConfig {
             max_workers: 4096,
             max_requests: 1024,
             max_body: 8 << 20,
+            max_uploads: 4096,
+            max_upload_bytes: 256 << 20,
+            max_text_bytes: 64 << 20,
             default_max_tokens: 1024,
             body_timeout: Duration::from_secs(30),
             connections: Limits::new(Duration::from_secs(30)),
@@ -191,8 +200,8 @@ pub async fn serve(
         body_timeout: config.body_timeout,
         default_max_tokens: config.default_max_tokens,
         stall: config.connections.head,
-        uploads: Uploads::new(config.max_body),
-        text_work: TextWork::default(),
+        uploads: Uploads::new(config.max_uploads, config.max_upload_bytes),
+        text_work: TextWork::new(config.max_text_bytes),
         stopping: stopping.clone(),
     });
 

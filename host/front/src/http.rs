@@ -63,7 +63,7 @@ pub struct App {
     pub stall: Duration,
     /// What is on its way from clients.
     pub uploads: Uploads,
-    /// Permits for work on bodies.
+    /// Permits for work on bodies, and how many bytes of them may wait.
     pub text_work: TextWork,
     /// True once the server ends: it takes no new requests.
     pub stopping: watch::Receiver<bool>,
@@ -139,7 +139,7 @@ impl App {
             .with_state(Arc::clone(self))
     }
 
-    /// The whole body, and the client's share of the bytes, which it holds until the body is read.
+    /// The whole body, and the client's share of the bytes that are on their way, which it holds until they count as text.
     async fn body(&self, client: &Client, request: Request) -> Result<(Bytes, Share), ApiError> {
         let declared = request
             .headers()

@@ -7,6 +7,7 @@ use host_front::identity::{Hosts, Keys};
 use host_wire::endpoint::{ApiTls, ListenAt};
 
 use super::Refused;
+use super::limits::ClientLimits;
 use super::settings::Settings;
 
 /// What the settings say of clients.
@@ -19,6 +20,8 @@ pub struct Clients {
     pub tls: Option<ApiTls>,
     /// Where operators are served, if not where clients are.
     pub operators: Option<ListenAt>,
+    /// What they may hold.
+    pub limits: ClientLimits,
 }
 
 /// Headers that say something else.
@@ -63,6 +66,7 @@ pub fn clients(settings: &Settings) -> Result<Clients, Refused> {
         hosts: hosts.transpose()?,
         tls: tls(settings)?,
         operators: operators(settings)?,
+        limits: ClientLimits::of(settings)?,
     })
 }
 
@@ -97,6 +101,13 @@ pub fn check_none(settings: &Settings) -> Result<(), Refused> {
         ("--tls-cert", settings.tls_cert.is_some()),
         ("--tls-key", settings.tls_key.is_some()),
         ("--admin", settings.admin.is_some()),
+        ("--max-connections", settings.max_connections.is_some()),
+        ("--max-body-bytes", settings.max_body_bytes.is_some()),
+        ("--max-uploads", settings.max_uploads.is_some()),
+        ("--max-upload-bytes", settings.max_upload_bytes.is_some()),
+        ("--max-text-bytes", settings.max_text_bytes.is_some()),
+        ("--body-timeout", settings.body_timeout.is_some()),
+        ("--idle-timeout", settings.idle_timeout.is_some()),
     ] {
         if given {
             let message = format!(

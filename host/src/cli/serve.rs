@@ -181,7 +181,7 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
     let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
     let policy = settings.router_policy.map_or(standard.policy, Into::into);
     let max_requests = settings.max_requests.map_or(standard.max_requests, |most| most as usize);
-    let Clients { keys, tenant_header, hosts, tls, operators: _ } = clients;
+    let Clients { keys, tenant_header, hosts, tls, operators: _, limits } = clients;
     let drain = settings.drain_timeout();
     let retry = Retry {
         resume: !settings.no_resume,
@@ -191,7 +191,7 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
             .map_or(standard.retry.total, |seconds| Duration::from_secs(seconds.into())),
         ..standard.retry
     };
-    FrontConfig {
+    limits.of_front(FrontConfig {
         drain,
         retry,
         warm_up: !settings.no_warm_up,
@@ -203,7 +203,7 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
         hosts,
         tls,
         ..standard
-    }
+    })
 }
 
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {

@@ -185,6 +185,38 @@ pub struct Settings {
     #[arg(long, value_name = "REQUESTS")]
     pub max_requests: Option<u32>,
 
+    /// Connections of clients at once at most; of one client four times as many as are free [default: three quarters of the open
+    /// files that this process may have, at most 65536]
+    #[arg(long, value_name = "CONNECTIONS")]
+    pub max_connections: Option<u32>,
+
+    /// Largest body of a request [default: 8MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub max_body_bytes: Option<Bytes>,
+
+    /// Bodies that are on their way from clients at once at most; of one client four times as many as are free [default: 4096]
+    #[arg(long, value_name = "BODIES")]
+    pub max_uploads: Option<u32>,
+
+    /// Bytes of these in all at most; of one client four times as many as are free [default: 256MiB, or eight of the largest
+    /// bodies]
+    #[arg(long, value_name = "BYTES")]
+    pub max_upload_bytes: Option<Bytes>,
+
+    /// Bytes of requests that wait to be parsed and tokenized, or are, at most; of one client four times as many as are free
+    /// [default: 64MiB, or eight of the largest bodies]
+    #[arg(long, value_name = "BYTES")]
+    pub max_text_bytes: Option<Bytes>,
+
+    /// Seconds in which the body of a request has to arrive [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub body_timeout: Option<u32>,
+
+    /// Seconds after which a connection is closed on which nothing is asked for, or whose client reads nothing of its answer
+    /// [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub idle_timeout: Option<u32>,
+
     /// An answer whose worker fails ends with an error, instead of going on on another worker
     #[arg(long)]
     #[serde(default)]

@@ -49,8 +49,8 @@ fn app() -> &'static App {
             body_timeout: Duration::from_secs(1),
             default_max_tokens: 16,
             stall: Duration::from_secs(1),
-            uploads: Uploads::new(MAX_BODY),
-            text_work: TextWork::default(),
+            uploads: Uploads::new(1, MAX_BODY),
+            text_work: TextWork::new(MAX_BODY),
             stopping,
         }
     })
