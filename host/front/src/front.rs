@@ -14,7 +14,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use super::connections::{self, HttpListener, Limits};
+use super::audit::Audit;
+use super::connections::{self, HttpListener, Limits, Places};
 use super::http::{App, Audience, TextWork, Uploads};
 use super::identity::{Hosts, Identities, Keys};
 use super::metrics::Metrics;
@@ -191,6 +192,8 @@ pub async fn serve(
     let of_operators = operators.as_ref().map(identities).transpose()?;
     let router =
         Router::new(registry.clone(), config.retry, config.max_requests, Arc::clone(&metrics), closing);
+    let audit = Audit::default();
+    let places = Places::new(config.connections, audit.clone());
     let app = Arc::new(App {
         model: config.model,
         text: config.text,
@@ -200,6 +203,8 @@ pub async fn serve(
         body_timeout: config.body_timeout,
         default_max_tokens: config.default_max_tokens,
         stall: config.connections.head,
+        connections: places.shares(),
+        audit: audit.clone(),
         uploads: Uploads::new(config.max_uploads, config.max_upload_bytes),
         text_work: TextWork::new(config.max_text_bytes),
         stopping: stopping.clone(),
@@ -218,11 +223,10 @@ pub async fn serve(
     if let Some((listener, identities)) = operators.zip(of_operators) {
         let routes = app.routes(Audience::Operators, identities);
         let most = config.connections.connections.min(OPERATORS_CONNECTIONS);
-        let limits = Limits { connections: most, ..config.connections };
-        serve_operators.spawn(connections::serve(listener, routes, limits, stopping.clone()));
+        let places = Places::new(Limits { connections: most, ..config.connections }, audit);
+        serve_operators.spawn(connections::serve(listener, routes, places, stopping.clone()));
     }
-    let serve_http =
-        connections::serve(clients, app.routes(audience, of_clients), config.connections, stopping);
+    let serve_http = connections::serve(clients, app.routes(audience, of_clients), places, stopping);
     let mut serve_http = std::pin::pin!(serve_http);
     // Workers keep reporting while requests drain, so this one ends with `close`.
     let calls = Routes::new(RegistryServer::new(registry));

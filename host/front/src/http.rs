@@ -35,10 +35,11 @@ use tokio::sync::watch;
 use tracing::Instrument;
 
 use self::error::ApiError;
+use super::audit::Audit;
 use super::identity::Identities;
-use super::metrics::Metrics;
+use super::metrics::{Held, Metrics};
 use super::router::Router;
-use super::shares::{Client, Share};
+use super::shares::{Client, Share, Shares};
 use crate::text::TextModel;
 pub use text_work::TextWork;
 pub use upload::Uploads;
@@ -63,6 +64,10 @@ pub struct App {
     pub stall: Duration,
     /// What is on its way from clients.
     pub uploads: Uploads,
+    /// Connections of clients.
+    pub connections: Shares,
+    /// Where refusals are logged.
+    pub(crate) audit: Audit,
     /// Permits for work on bodies, and how many bytes of them may wait.
     pub text_work: TextWork,
     /// True once the server ends: it takes no new requests.
@@ -106,6 +111,18 @@ struct Entrance {
 impl App {
     fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
+    }
+
+    /// What clients hold now.
+    fn held(&self) -> Held {
+        let (uploads, upload_bytes) = self.uploads.taken();
+        Held {
+            requests: self.router.running(),
+            connections: self.connections.taken(),
+            uploads,
+            upload_bytes,
+            text_bytes: self.text_work.taken(),
+        }
     }
 
     /// The routes of the HTTP API on a listener.
@@ -165,6 +182,8 @@ struct RequestId(String);
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 128;
+/// Log lines have so much of a path.
+const MAX_LOGGED_PATH: usize = 128;
 
 /// Gives each request an id (the client's, if it sent a usable one), a span, and the header in the answer.
 async fn identify(mut request: Request, next: Next) -> Response {
@@ -181,7 +200,8 @@ async fn identify(mut request: Request, next: Next) -> Response {
             }
         },
     };
-    let span = tracing::info_span!("request", id, path = request.uri().path());
+    let path: String = request.uri().path().chars().take(MAX_LOGGED_PATH).collect();
+    let span = tracing::info_span!("request", id, path);
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).instrument(span).await;
     if let Ok(value) = HeaderValue::from_str(&id) {

@@ -12,6 +12,7 @@ use std::thread::available_parallelism;
 use tokio::sync::Semaphore;
 
 use super::error::ApiError;
+use crate::audit::Refusal;
 use crate::shares::{Client, NoShare, Share, Shares};
 
 /// Bodies up to this many bytes are short: some milliseconds of work each. They do not wait for long ones.
@@ -41,14 +42,22 @@ impl TextWork {
         }
     }
 
+    /// Bytes that wait or are worked on.
+    pub(super) fn taken(&self) -> usize {
+        self.bytes.taken()
+    }
+
     /// A client's share for a body of so many bytes.
     ///
     /// # Errors
     /// When it and what else waits is more than the client's share, or than all.
     pub(super) fn take(&self, client: &Client, bytes: usize) -> Result<Share, ApiError> {
         self.bytes.take(client, bytes).map_err(|why| match why {
-            NoShare::Full => ApiError::busy("as much text as this server takes waits to be read".to_owned()),
-            NoShare::Client => ApiError::over_share("bytes of requests that wait to be read"),
+            NoShare::Full => {
+                let message = "as much text as this server takes waits to be read".to_owned();
+                ApiError::full(message, Refusal::AllText)
+            }
+            NoShare::Client => ApiError::over_share("bytes of requests that wait to be read", Refusal::Text),
         })
     }
 

@@ -6,6 +6,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use futures_util::future::poll_fn;
 
 use super::error::ApiError;
+use crate::audit::Refusal;
 use crate::shares::{Client, NoShare, Share, Shares};
 
 /// What is on its way from clients.
@@ -22,6 +23,11 @@ impl Uploads {
         Self { requests: Shares::new(at_once), bytes: Shares::new(bytes) }
     }
 
+    /// Bodies and bytes on their way.
+    pub(super) fn taken(&self) -> (usize, usize) {
+        (self.requests.taken(), self.bytes.taken())
+    }
+
     /// The whole body, of at most `most` bytes, and the client's share of the bytes.
     ///
     /// # Errors
@@ -33,8 +39,11 @@ impl Uploads {
         most: usize,
     ) -> Result<(Bytes, Share), ApiError> {
         let refused = |why| match why {
-            NoShare::Full => ApiError::busy("as much as this server takes is being sent to it".to_owned()),
-            NoShare::Client => ApiError::over_share("requests that are being sent"),
+            NoShare::Full => {
+                let message = "as much as this server takes is being sent to it".to_owned();
+                ApiError::full(message, Refusal::AllUploads)
+            }
+            NoShare::Client => ApiError::over_share("requests that are being sent", Refusal::Uploads),
         };
         let _request = self.requests.take(client, 1).map_err(refused)?;
         let mut share = self.bytes.take(client, 0).map_err(refused)?;

@@ -4,6 +4,7 @@
 
 mod answers;
 mod caching;
+mod canaries;
 mod client;
 mod errors;
 mod failures;
