@@ -19,6 +19,7 @@ mod prompt;
 mod respond;
 mod text_work;
 mod upload;
+mod values;
 
 use std::sync::Arc;
 use std::time::Duration;
