@@ -59,6 +59,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 let clients = clients::clients(&settings)?;
                 launch::text_model(&settings)?;
                 summary::log(&settings, &notes);
+                warn_of_plain_text(&settings);
                 supervise::run(&settings, &clients, &supplied).await
             }
             Some(RoleName::Router) => {
@@ -212,6 +213,7 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     let (http, control) = match settings.listen_fds.as_deref() {
         Some(numbers) => listeners::inherited(numbers, &clients)?,
         None => {
+            warn_of_plain_text(settings);
             let control = listen_control(Control::of_router(settings)?).await?;
             let http = listeners::listen(settings, &clients).await?;
             let url = served_at(&http, &clients)?;
@@ -227,6 +229,13 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     front::serve(config, http, control, until(stopped)).await
 }
 
+/// Once, by the process that an operator has started.
+fn warn_of_plain_text(settings: &Settings) {
+    if let Some(warning) = clients::warning(settings) {
+        tracing::warn!("{warning}");
+    }
+}
+
 /// Where clients are served; says where operators are.
 fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> {
     if let Some(operators) = &http.operators {
@@ -239,6 +248,7 @@ fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> 
 async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
     let clients = clients::clients(settings)?;
     let text = launch::text_model(settings)?;
+    warn_of_plain_text(settings);
     let http = listeners::listen(settings, &clients).await?;
     // Both ends are this process. Other users of the machine reach neither.
     let sockets = SocketDirectory::new()?;

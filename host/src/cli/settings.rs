@@ -170,6 +170,12 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 
+    /// Serve the HTTP API in plain text where other machines reach it, without a warning at the start: for a network where all may
+    /// be read, as one behind a gateway that speaks TLS
+    #[arg(long)]
+    #[serde(default)]
+    pub insecure_api: bool,
+
     /// Address for operators, or a Unix socket, unix:PATH, for processes of the same user: /drain, /flush_cache and /metrics are
     /// served there, and not with the HTTP API any more [default: none, they are served with the HTTP API]
     #[arg(long, value_name = "IP:PORT")]

@@ -61,7 +61,7 @@ impl Settings {
                 start_companion decode_radix_cache prefill_radix_cache hierarchical_cache
             ],
             on_in_either: [
-                insecure_control insecure_plugin_permissions plugins_may_abort no_page_integrity no_resume no_warm_up
+                insecure_control insecure_api insecure_plugin_permissions plugins_may_abort no_page_integrity no_resume no_warm_up
             ],
             of_the_file: [plugin companion],
             of_the_flags: [
