@@ -27,6 +27,7 @@ use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 
+use super::audit::{Audit, Refusal};
 use super::shares::{Client, Shares};
 use handshake::shake_hands;
 use host_wire::clock;
@@ -53,6 +54,33 @@ impl Limits {
     }
 }
 
+/// The limits of a listener's connections, and those that it has.
+#[derive(Clone, Debug)]
+pub struct Places {
+    head: Duration,
+    shares: Shares,
+    audit: Audit,
+}
+
+impl Places {
+    /// All free.
+    pub(crate) fn new(limits: Limits, audit: Audit) -> Self {
+        let most = limits.connections.clamp(1, MOST_CONNECTIONS);
+        Self { head: limits.head, shares: Shares::new(most), audit }
+    }
+
+    /// Connections, by client.
+    pub(crate) fn shares(&self) -> Shares {
+        self.shares.clone()
+    }
+}
+
+impl From<Limits> for Places {
+    fn from(limits: Limits) -> Self {
+        Self::new(limits, Audit::default())
+    }
+}
+
 /// Most connections where descriptors are not the limit: each costs some kilobytes.
 const MOST_CONNECTIONS: usize = 1 << 16;
 
@@ -74,25 +102,20 @@ const LATE: usize = 64;
 pub async fn serve(
     listener: impl Into<HttpListener>,
     routes: axum::Router,
-    limits: Limits,
+    places: impl Into<Places>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let listener = listener.into();
-    let terms = Terms {
-        routes,
-        tls: listener.tls.clone(),
-        head: limits.head,
-        refusals: Arc::new(Refusals::of("an HTTP")),
-    };
-    let most = limits.connections.clamp(1, MOST_CONNECTIONS);
+    let (listener, Places { head, shares, audit }) = (listener.into(), places.into());
+    let terms =
+        Terms { routes, tls: listener.tls.clone(), head, refusals: Arc::new(Refusals::of("an HTTP")) };
+    let most = shares.total();
     let places = Arc::new(Semaphore::new(most));
-    let shares = Shares::new(most);
-    let (mut full, mut refused, mut greedy) = (Seldom::default(), Seldom::default(), Seldom::default());
+    let (mut full, mut refused) = (Seldom::default(), Seldom::default());
     loop {
         if places.available_permits() == 0 && full.is_due(clock::now()) {
             tracing::warn!(
                 most,
-                "as many HTTP connections are open as the limit of open files (ulimit -n) leaves room for; new ones wait"
+                "as many HTTP connections are open as --max-connections, or else the limit of open files (ulimit -n), allows; new ones wait"
             );
         }
         let accepted = async {
@@ -116,11 +139,8 @@ pub async fn serve(
                 }
             }
         };
-        let client = Client::at(address);
-        let Ok(share) = shares.take(&client, 1) else {
-            if greedy.is_due(clock::now()) {
-                tracing::warn!(%client, most, "a client has as many HTTP connections as its share allows; its new ones are closed");
-            }
+        let Ok(share) = shares.take(&Client::at(address), 1) else {
+            audit.connection(Refusal::Connections, address);
             continue;
         };
         let (terms, stop) = (terms.clone(), stop.clone());

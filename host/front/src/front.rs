@@ -14,7 +14,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use super::connections::{self, HttpListener, Limits};
+use super::audit::Audit;
+use super::connections::{self, HttpListener, Limits, Places};
 use super::http::{App, Audience, TextWork, Uploads};
 use super::identity::{Hosts, Identities, Keys};
 use super::metrics::Metrics;
@@ -45,6 +46,12 @@ pub struct FrontConfig {
     pub max_requests: usize,
     /// Largest request body, in bytes.
     pub max_body: usize,
+    /// Most bodies on their way from clients at once; more are answered 503, and those that a client has beyond its share 429.
+    pub max_uploads: usize,
+    /// Most bytes of these in all; beyond them as for their number. One body has to fit.
+    pub max_upload_bytes: usize,
+    /// Most bytes of bodies that wait to be parsed and tokenized, or are; beyond them as for uploads. One body has to fit.
+    pub max_text_bytes: usize,
     /// Most tokens of a chat answer when the request names no number, as far as the model's context has room for them.
     pub default_max_tokens: u32,
     /// Longest wait for a whole request body.
@@ -81,6 +88,9 @@ impl FrontConfig {
             max_workers: 4096,
             max_requests: 1024,
             max_body: 8 << 20,
+            max_uploads: 4096,
+            max_upload_bytes: 256 << 20,
+            max_text_bytes: 64 << 20,
             default_max_tokens: 1024,
             body_timeout: Duration::from_secs(30),
             connections: Limits::new(Duration::from_secs(30)),
@@ -197,6 +207,8 @@ pub async fn serve(
     let of_operators = operators.as_ref().map(identities).transpose()?;
     let router =
         Router::new(registry.clone(), config.retry, config.max_requests, Arc::clone(&metrics), closing);
+    let audit = Audit::default();
+    let places = Places::new(config.connections, audit.clone());
     let app = Arc::new(App {
         model: config.model,
         text: config.text,
@@ -206,8 +218,10 @@ pub async fn serve(
         body_timeout: config.body_timeout,
         default_max_tokens: config.default_max_tokens,
         stall: config.connections.head,
-        uploads: Uploads::new(config.max_body),
-        text_work: TextWork::default(),
+        connections: places.shares(),
+        audit: audit.clone(),
+        uploads: Uploads::new(config.max_uploads, config.max_upload_bytes),
+        text_work: TextWork::new(config.max_text_bytes),
         stopping: stopping.clone(),
     });
 
@@ -225,11 +239,10 @@ pub async fn serve(
     if let Some((listener, identities)) = operators.zip(of_operators) {
         let routes = app.routes(Audience::Operators, identities);
         let most = config.connections.connections.min(OPERATORS_CONNECTIONS);
-        let limits = Limits { connections: most, ..config.connections };
-        serve_operators.spawn(connections::serve(listener, routes, limits, stopping.clone()));
+        let places = Places::new(Limits { connections: most, ..config.connections }, audit);
+        serve_operators.spawn(connections::serve(listener, routes, places, stopping.clone()));
     }
-    let serve_http =
-        connections::serve(clients, app.routes(audience, of_clients), config.connections, stopping);
+    let serve_http = connections::serve(clients, app.routes(audience, of_clients), places, stopping);
     let mut serve_http = std::pin::pin!(serve_http);
     // Workers keep reporting while requests drain, so this one ends with `close`.
     let calls = Routes::new(RegistryServer::new(registry));

@@ -19,6 +19,7 @@ mod prompt;
 mod respond;
 mod text_work;
 mod upload;
+mod values;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,10 +36,11 @@ use tokio::sync::watch;
 use tracing::Instrument;
 
 use self::error::ApiError;
+use super::audit::Audit;
 use super::identity::Identities;
-use super::metrics::Metrics;
+use super::metrics::{Held, Metrics};
 use super::router::Router;
-use super::shares::{Client, Share};
+use super::shares::{Client, Share, Shares};
 use crate::text::TextModel;
 pub use text_work::TextWork;
 pub use upload::Uploads;
@@ -63,7 +65,11 @@ pub struct App {
     pub stall: Duration,
     /// What is on its way from clients.
     pub uploads: Uploads,
-    /// Permits for work on bodies.
+    /// Connections of clients.
+    pub connections: Shares,
+    /// Where refusals are logged.
+    pub(crate) audit: Audit,
+    /// Permits for work on bodies, and how many bytes of them may wait.
     pub text_work: TextWork,
     /// True once the server ends: it takes no new requests.
     pub stopping: watch::Receiver<bool>,
@@ -108,6 +114,18 @@ impl App {
         *self.stopping.borrow()
     }
 
+    /// What clients hold now.
+    fn held(&self) -> Held {
+        let (uploads, upload_bytes) = self.uploads.taken();
+        Held {
+            requests: self.router.running(),
+            connections: self.connections.taken(),
+            uploads,
+            upload_bytes,
+            text_bytes: self.text_work.taken(),
+        }
+    }
+
     /// The routes of the HTTP API on a listener.
     pub fn routes(self: &Arc<Self>, audience: Audience, identities: Identities) -> axum::Router {
         let mut routes = axum::Router::new()
@@ -139,7 +157,7 @@ impl App {
             .with_state(Arc::clone(self))
     }
 
-    /// The whole body, and the client's share of the bytes, which it holds until the body is read.
+    /// The whole body, and the client's share of the bytes that are on their way, which it holds until they count as text.
     async fn body(&self, client: &Client, request: Request) -> Result<(Bytes, Share), ApiError> {
         let declared = request
             .headers()
@@ -165,6 +183,8 @@ struct RequestId(String);
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 128;
+/// Log lines have so much of a path.
+const MAX_LOGGED_PATH: usize = 128;
 
 /// Gives each request an id (the client's, if it sent a usable one), a span, and the header in the answer.
 async fn identify(mut request: Request, next: Next) -> Response {
@@ -181,7 +201,8 @@ async fn identify(mut request: Request, next: Next) -> Response {
             }
         },
     };
-    let span = tracing::info_span!("request", id, path = request.uri().path());
+    let path: String = request.uri().path().chars().take(MAX_LOGGED_PATH).collect();
+    let span = tracing::info_span!("request", id, path);
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).instrument(span).await;
     if let Ok(value) = HeaderValue::from_str(&id) {

@@ -53,6 +53,8 @@ pub struct Caller {
     pub places: Option<Shares>,
     /// Whether it may use the endpoints of operators.
     pub admin: bool,
+    /// Whether a gateway's header names the tenant.
+    pub named_by_gateway: bool,
 }
 
 /// Why a request has no caller.
@@ -82,22 +84,36 @@ impl Identities {
             tenant: Some(Arc::clone(name)),
             places,
             admin,
+            named_by_gateway: false,
+        };
+        // A gateway's clients are no operators.
+        let by_gateway = |header, places| {
+            let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
+            Ok(Caller { named_by_gateway: true, ..named(&name, places, false) })
         };
         match (key, &self.tenant_header) {
-            (None, None) => Ok(Caller { client: address, tenant: None, places: None, admin: true }),
-            (None, Some(header)) => {
-                let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
-                // A server without keys lets all its clients operate it, with a gateway or without.
-                Ok(named(&name, None, true))
-            }
-            (Some(key), Some(header)) if key.gateway => {
-                let name = tenant(headers, header).ok_or(Unknown::NoTenant)?;
-                Ok(named(&name, key.places.clone(), key.admin))
-            }
+            (None, None) => Ok(Caller::operator_at(address)),
+            (None, Some(header)) => by_gateway(header, None),
+            (Some(key), Some(header)) if key.gateway => by_gateway(header, key.places.clone()),
             (Some(key), _) => Ok(named(&key.name, key.places.clone(), key.admin)),
         }
     }
+
+    /// The operator behind a request that names no tenant, where a gateway's header and no key says whose requests are: a process of
+    /// this machine. A request that a proxy has sent on is none.
+    #[must_use]
+    pub fn operator(&self, headers: &HeaderMap, address: IpAddr) -> Option<Caller> {
+        let header = self.tenant_header.as_ref()?;
+        let is_operator = self.keys.is_none()
+            && address.to_canonical().is_loopback()
+            && !headers.contains_key(header)
+            && !OF_PROXIES.iter().any(|name| headers.contains_key(*name));
+        is_operator.then(|| Caller::operator_at(Client::at(address)))
+    }
 }
+
+/// Headers that proxies add to what they send on.
+const OF_PROXIES: [&str; 4] = ["forwarded", "via", "x-forwarded-for", "x-real-ip"];
 
 /// The key that a request brings: `Authorization: Bearer KEY`, or `x-api-key: KEY`.
 fn secret(headers: &HeaderMap) -> Option<&[u8]> {
@@ -124,6 +140,24 @@ pub fn is_tenant(name: &str) -> bool {
 }
 
 impl Caller {
+    /// An operator that is known by an address alone.
+    fn operator_at(client: Client) -> Self {
+        Self { client, tenant: None, places: None, admin: true, named_by_gateway: false }
+    }
+
+    /// The caller, as log lines name it. A gateway may have made the tenant's name of its client's secret, so its digest is named:
+    /// the first 12 digits of its SHA-256.
+    #[must_use]
+    pub fn logged(&self) -> String {
+        match &self.client {
+            Client::Tenant(name) if self.named_by_gateway => {
+                let hash: [u8; 32] = Sha256::digest(name.as_bytes()).into();
+                format!("tenant-{}", keys::hex(&hash[..6]))
+            }
+            client => client.to_string(),
+        }
+    }
+
     /// The caller's session of a name, given the name's hash. Those of other tenants are others.
     #[must_use]
     pub fn session(&self, named: u64) -> u64 {
@@ -235,12 +269,60 @@ mod tests {
     }
 
     #[test]
+    fn clients_of_a_gateway_are_no_operators_and_processes_beside_the_router_are() {
+        let header = Some(HeaderName::from_static("x-tenant"));
+        let open = Identities { tenant_header: header.clone(), ..Identities::default() };
+        let named = headers(&[("x-tenant", "team-1")]);
+        assert!(!open.caller(&named, HERE).unwrap().admin);
+        let there = [192, 0, 2, 7].into();
+        let mapped = "::ffff:127.0.0.1".parse().unwrap();
+        for (pairs, address, is_operator) in [
+            (&[][..], HERE, true),
+            (&[], mapped, true),
+            (&[], there, false),
+            (&[("x-tenant", "team-1")], HERE, false),
+            (&[("x-tenant", "not a name")], HERE, false),
+            (&[("x-forwarded-for", "192.0.2.7")], HERE, false),
+            (&[("via", "1.1 gate")], HERE, false),
+        ] {
+            let operator = open.operator(&headers(pairs), address);
+            assert_eq!(
+                operator.map(|caller| caller.admin),
+                is_operator.then_some(true),
+                "{pairs:?} {address}"
+            );
+        }
+        // With keys, or without a gateway, there is a rule already.
+        assert!(Identities::default().operator(&headers(&[]), HERE).is_none());
+        let text = entry("ops", "key-o", true) + &entry("gate", "key-g", false) + "gateway = true\n";
+        let identities = with_keys(&text, header);
+        assert!(identities.operator(&headers(&[]), HERE).is_none());
+        let gate = headers(&[("authorization", "Bearer key-g"), ("x-tenant", "team-1")]);
+        assert!(!identities.caller(&gate, HERE).unwrap().admin);
+        let ops = headers(&[("authorization", "Bearer key-o"), ("x-tenant", "team-1")]);
+        assert!(identities.caller(&ops, HERE).unwrap().admin, "its own name, not the header's");
+    }
+
+    #[test]
+    fn a_tenant_that_a_gateway_names_is_logged_as_a_digest() {
+        let header = Some(HeaderName::from_static("x-tenant"));
+        let open = Identities { tenant_header: header, ..Identities::default() };
+        let caller = open.caller(&headers(&[("x-tenant", "team-1")]), HERE).unwrap();
+        // printf %s team-1 | sha256sum
+        assert_eq!(caller.logged(), "tenant-7e2a2d5f9a30");
+        let keys = with_keys(&entry("a", "key-a", false), None);
+        assert_eq!(keys.caller(&headers(&[("x-api-key", "key-a")]), HERE).unwrap().logged(), "a");
+        assert_eq!(Identities::default().caller(&headers(&[]), HERE).unwrap().logged(), "127.0.0.1");
+    }
+
+    #[test]
     fn tenants_have_different_salts_for_one_name_and_no_tenant_keeps_its_own() {
         let caller = |tenant: Option<&str>| Caller {
             client: Client::at(HERE),
             tenant: tenant.map(Arc::from),
             places: None,
             admin: false,
+            named_by_gateway: false,
         };
         let salt = |tenant, requested: &str| caller(tenant).salt(requested.to_owned());
         assert_eq!(salt(None, "x"), "x");

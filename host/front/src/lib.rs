@@ -1,5 +1,6 @@
 //! In front of the workers: registry, router and HTTP API, and what makes tokens of text.
 
+mod audit;
 pub mod connections;
 pub mod front;
 pub mod http;

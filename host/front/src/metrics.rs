@@ -41,6 +41,21 @@ struct ProtocolLabels {
     role: &'static str,
 }
 
+/// What clients hold of a router now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Requests under way.
+    pub requests: usize,
+    /// Connections, of the listener for clients.
+    pub connections: usize,
+    /// Bodies on their way.
+    pub uploads: usize,
+    /// Bytes of these.
+    pub upload_bytes: usize,
+    /// Bytes of bodies that wait to be parsed and tokenized, or are.
+    pub text_bytes: usize,
+}
+
 /// All series of a router. Times are in seconds.
 pub struct Metrics {
     /// Requests by endpoint and outcome.
@@ -64,6 +79,10 @@ pub struct Metrics {
     /// KV bytes that decode workers received through transfer backends.
     pub transferred_bytes: Counter,
     running: Gauge,
+    connections: Gauge,
+    uploads: Gauge,
+    upload_bytes: Gauge,
+    text_bytes: Gauge,
     workers: Family<RoleLabels, Gauge>,
     protocols: Family<ProtocolLabels, Gauge>,
     pages: Family<WorkerLabels, Gauge>,
@@ -103,6 +122,10 @@ impl Metrics {
             expected_tokens: Counter::default(),
             transferred_bytes: Counter::default(),
             running: Gauge::default(),
+            connections: Gauge::default(),
+            uploads: Gauge::default(),
+            upload_bytes: Gauge::default(),
+            text_bytes: Gauge::default(),
             workers: Family::default(),
             protocols: Family::default(),
             pages: Family::default(),
@@ -149,6 +172,14 @@ impl Metrics {
             metrics.transferred_bytes.clone(),
         );
         exposition.register("requests_running", "Requests under way", metrics.running.clone());
+        exposition.register("connections", "Connections of clients", metrics.connections.clone());
+        exposition.register("uploads", "Bodies on their way from clients", metrics.uploads.clone());
+        exposition.register("upload_bytes", "Bytes of bodies on their way", metrics.upload_bytes.clone());
+        exposition.register(
+            "text_bytes",
+            "Bytes of bodies that wait to be parsed and tokenized, or are",
+            metrics.text_bytes.clone(),
+        );
         exposition.register("workers", "Workers by role and state", metrics.workers.clone());
         exposition.register(
             "worker_protocol",
@@ -169,9 +200,17 @@ impl Metrics {
     ///
     /// # Errors
     /// When a series cannot be written.
-    pub fn text(&self, workers: &Snapshot, running: usize) -> Result<String, fmt::Error> {
+    pub fn text(&self, workers: &Snapshot, held: Held) -> Result<String, fmt::Error> {
         let exposition = self.exposition.lock();
-        self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
+        for (gauge, amount) in [
+            (&self.running, held.requests),
+            (&self.connections, held.connections),
+            (&self.uploads, held.uploads),
+            (&self.upload_bytes, held.upload_bytes),
+            (&self.text_bytes, held.text_bytes),
+        ] {
+            gauge.set(i64::try_from(amount).unwrap_or(i64::MAX));
+        }
         self.workers.clear();
         self.protocols.clear();
         self.pages.clear();

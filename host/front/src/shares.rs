@@ -120,6 +120,12 @@ impl Shares {
 }
 
 impl Share {
+    /// How much it is.
+    #[must_use]
+    pub fn amount(&self) -> usize {
+        self.amount
+    }
+
     /// Adds to the part.
     ///
     /// # Errors

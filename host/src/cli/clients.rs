@@ -7,6 +7,7 @@ use host_front::identity::{Hosts, Keys};
 use host_wire::endpoint::{ApiTls, ListenAt};
 
 use super::Refused;
+use super::limits::ClientLimits;
 use super::settings::Settings;
 
 /// What the settings say of clients.
@@ -19,6 +20,8 @@ pub struct Clients {
     pub tls: Option<ApiTls>,
     /// Where operators are served, if not where clients are.
     pub operators: Option<ListenAt>,
+    /// What they may hold.
+    pub limits: ClientLimits,
 }
 
 /// Headers that say something else.
@@ -63,6 +66,7 @@ pub fn clients(settings: &Settings) -> Result<Clients, Refused> {
         hosts: hosts.transpose()?,
         tls: tls(settings)?,
         operators: operators(settings)?,
+        limits: ClientLimits::of(settings)?,
     })
 }
 
@@ -88,6 +92,22 @@ fn operators(settings: &Settings) -> Result<Option<ListenAt>, Refused> {
     Ok(Some(at.clone()))
 }
 
+/// What to warn of at the start: an API in plain text that other machines reach, where nothing says that it stands behind a gateway.
+#[must_use]
+pub fn warning(settings: &Settings) -> Option<String> {
+    let at = settings.http_address();
+    let is_meant = settings.tenant_header.is_some() || settings.insecure_api;
+    if at.ip().to_canonical().is_loopback() || settings.tls_cert.is_some() || is_meant {
+        return None;
+    }
+    let keys = if settings.api_keys.is_some() { "API keys, " } else { "" };
+    Some(format!(
+        "the HTTP API at {at} speaks plain text: {keys}prompts and answers can be read and changed on the way; give --tls-cert and \
+         --tls-key (`host certs server` makes them), put a gateway that speaks TLS before it, or say --insecure-api where only your \
+         own network carries it"
+    ))
+}
+
 /// Checks that a worker alone, which serves no clients, is not told how to.
 ///
 /// # Errors
@@ -97,6 +117,14 @@ pub fn check_none(settings: &Settings) -> Result<(), Refused> {
         ("--tls-cert", settings.tls_cert.is_some()),
         ("--tls-key", settings.tls_key.is_some()),
         ("--admin", settings.admin.is_some()),
+        ("--insecure-api", settings.insecure_api),
+        ("--max-connections", settings.max_connections.is_some()),
+        ("--max-body-bytes", settings.max_body_bytes.is_some()),
+        ("--max-uploads", settings.max_uploads.is_some()),
+        ("--max-upload-bytes", settings.max_upload_bytes.is_some()),
+        ("--max-text-bytes", settings.max_text_bytes.is_some()),
+        ("--body-timeout", settings.body_timeout.is_some()),
+        ("--idle-timeout", settings.idle_timeout.is_some()),
     ] {
         if given {
             let message = format!(
@@ -107,4 +135,35 @@ pub fn check_none(settings: &Settings) -> Result<(), Refused> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_api_that_other_machines_reach_is_warned_of_unless_it_is_meant() {
+        let at = |host: &str| Settings { host: Some(host.parse().unwrap()), ..Settings::default() };
+        for host in ["0.0.0.0", "192.0.2.7", "::", "2001:db8::1", "::ffff:192.0.2.7"] {
+            let said = warning(&at(host)).unwrap();
+            for part in ["prompts and answers can be read", "--tls-cert", "a gateway", "--insecure-api"] {
+                assert!(said.contains(part), "{said}");
+            }
+            assert!(!said.contains("API keys"), "{said}");
+        }
+        let with_keys = Settings { api_keys: Some("keys.toml".into()), ..at("0.0.0.0") };
+        assert!(warning(&with_keys).unwrap().contains("API keys, prompts"));
+        for quiet in [
+            Settings::default(),
+            at("127.0.0.1"),
+            at("127.1.2.3"),
+            at("::1"),
+            at("::ffff:127.0.0.1"),
+            Settings { tls_cert: Some("cert.pem".into()), ..at("0.0.0.0") },
+            Settings { tenant_header: Some("x-tenant".into()), ..at("0.0.0.0") },
+            Settings { insecure_api: true, ..at("0.0.0.0") },
+        ] {
+            assert_eq!(warning(&quiet), None, "{:?}", quiet.host);
+        }
+    }
 }

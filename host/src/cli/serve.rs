@@ -59,6 +59,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
                 let clients = clients::clients(&settings)?;
                 launch::text_model(&settings)?;
                 summary::log(&settings, &notes);
+                warn_of_plain_text(&settings);
                 supervise::run(&settings, &clients, &supplied).await
             }
             Some(RoleName::Router) => {
@@ -180,7 +181,7 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
     let default_max_tokens = settings.default_max_tokens.unwrap_or(standard.default_max_tokens);
     let policy = settings.router_policy.map_or(standard.policy, Into::into);
     let max_requests = settings.max_requests.map_or(standard.max_requests, |most| most as usize);
-    let Clients { keys, tenant_header, hosts, tls, operators: _ } = clients;
+    let Clients { keys, tenant_header, hosts, tls, operators: _, limits } = clients;
     let drain = settings.drain_timeout();
     let retry = Retry {
         resume: !settings.no_resume,
@@ -190,7 +191,7 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
             .map_or(standard.retry.total, |seconds| Duration::from_secs(seconds.into())),
         ..standard.retry
     };
-    FrontConfig {
+    limits.of_front(FrontConfig {
         drain,
         retry,
         warm_up: !settings.no_warm_up,
@@ -202,7 +203,7 @@ fn front_config(settings: &Settings, clients: Clients, text: TextModel) -> Front
         hosts,
         tls,
         ..standard
-    }
+    })
 }
 
 async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::Result<()> {
@@ -211,6 +212,7 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     let (http, control) = match settings.listen_fds.as_deref() {
         Some(numbers) => listeners::inherited(numbers, &clients)?,
         None => {
+            warn_of_plain_text(settings);
             let control = listen_control(Control::of_router(settings)?).await?;
             let http = listeners::listen(settings, &clients).await?;
             let url = served_at(&http, &clients)?;
@@ -233,6 +235,13 @@ async fn route(settings: &Settings, stopped: watch::Receiver<bool>) -> anyhow::R
     front::serve(config, http, control, until(stopped)).await
 }
 
+/// Once, by the process that an operator has started.
+fn warn_of_plain_text(settings: &Settings) {
+    if let Some(warning) = clients::warning(settings) {
+        tracing::warn!("{warning}");
+    }
+}
+
 /// Where clients are served; says where operators are.
 fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> {
     if let Some(operators) = &http.operators {
@@ -245,6 +254,7 @@ fn served_at(http: &HttpListeners, clients: &Clients) -> anyhow::Result<String> 
 async fn aggregated(settings: &Settings, runtime: &tokio::runtime::Handle) -> anyhow::Result<()> {
     let clients = clients::clients(settings)?;
     let text = launch::text_model(settings)?;
+    warn_of_plain_text(settings);
     let http = listeners::listen(settings, &clients).await?;
     // Both ends are this process. Other users of the machine reach neither.
     let sockets = SocketDirectory::new()?;

@@ -170,6 +170,12 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 
+    /// Serve the HTTP API in plain text where other machines reach it, without a warning at the start: for a network where all may
+    /// be read, as one behind a gateway that speaks TLS
+    #[arg(long)]
+    #[serde(default)]
+    pub insecure_api: bool,
+
     /// Address for operators, or a Unix socket, unix:PATH, for processes of the same user: /drain, /flush_cache and /metrics are
     /// served there, and not with the HTTP API any more [default: none, they are served with the HTTP API]
     #[arg(long, value_name = "IP:PORT")]
@@ -184,6 +190,38 @@ pub struct Settings {
     /// Requests that a router serves at once at most; a client has at most four times as many as are free [default: 1024]
     #[arg(long, value_name = "REQUESTS")]
     pub max_requests: Option<u32>,
+
+    /// Connections of clients at once at most; of one client four times as many as are free [default: three quarters of the open
+    /// files that this process may have, at most 65536]
+    #[arg(long, value_name = "CONNECTIONS")]
+    pub max_connections: Option<u32>,
+
+    /// Largest body of a request [default: 8MiB]
+    #[arg(long, value_name = "BYTES")]
+    pub max_body_bytes: Option<Bytes>,
+
+    /// Bodies that are on their way from clients at once at most; of one client four times as many as are free [default: 4096]
+    #[arg(long, value_name = "BODIES")]
+    pub max_uploads: Option<u32>,
+
+    /// Bytes of these in all at most; of one client four times as many as are free [default: 256MiB, or eight of the largest
+    /// bodies]
+    #[arg(long, value_name = "BYTES")]
+    pub max_upload_bytes: Option<Bytes>,
+
+    /// Bytes of requests that wait to be parsed and tokenized, or are, at most; of one client four times as many as are free
+    /// [default: 64MiB, or eight of the largest bodies]
+    #[arg(long, value_name = "BYTES")]
+    pub max_text_bytes: Option<Bytes>,
+
+    /// Seconds in which the body of a request has to arrive [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub body_timeout: Option<u32>,
+
+    /// Seconds after which a connection is closed on which nothing is asked for, or whose client reads nothing of its answer
+    /// [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub idle_timeout: Option<u32>,
 
     /// An answer whose worker fails ends with an error, instead of going on on another worker
     #[arg(long)]

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::audit::Refusal;
 use crate::router::Failure;
 use crate::text::TextError;
 
@@ -21,11 +22,22 @@ pub(super) struct ApiError {
     retry_after: Option<u32>,
     /// The client should make a new connection, perhaps to another server.
     hangs_up: bool,
+    /// What the audit log says of it.
+    refusal: Option<Refusal>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: String) -> Self {
-        Self { status, message, kind, param: None, code: None, retry_after: None, hangs_up: false }
+        Self {
+            status,
+            message,
+            kind,
+            param: None,
+            code: None,
+            retry_after: None,
+            hangs_up: false,
+            refusal: None,
+        }
     }
 
     /// The request is wrong as a whole.
@@ -80,34 +92,54 @@ impl ApiError {
         }
     }
 
+    /// All of something is taken.
+    pub fn full(message: String, refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..Self::busy(message) }
+    }
+
     /// This server ends. The connection is of no more use.
     pub fn stopping() -> Self {
         Self { hangs_up: true, ..Self::busy("the server is shutting down; try again soon".to_owned()) }
     }
 
     /// This server takes no more from this client now.
-    pub fn over_share(what: &str) -> Self {
+    pub fn over_share(what: &str, refusal: Refusal) -> Self {
         let message = format!(
             "this client has as many {what} as its share of this server allows; send more when some have been answered"
         );
         Self {
             code: Some("rate_limit_exceeded"),
             retry_after: Some(1),
+            refusal: Some(refusal),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
         }
     }
 
     /// The request does not say whose it is.
-    pub fn no_key(message: &str) -> Self {
+    pub fn no_key(message: &str, refusal: Refusal) -> Self {
         Self {
             code: Some("invalid_api_key"),
+            refusal: Some(refusal),
             ..Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message.to_owned())
         }
     }
 
     pub fn not_an_operator(path: &str) -> Self {
         let message = format!("{path} is for operators: use an API key that has admin = true");
-        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+        Self::forbidden(message, Refusal::NotOperator)
+    }
+
+    /// A gateway's clients are no operators.
+    pub fn of_a_tenant(path: &str, header: &HeaderName) -> Self {
+        let message = format!(
+            "{path} is for operators, and {header} names a tenant: call it from the router's machine without that header, or at the \
+             address that --admin names"
+        );
+        Self::forbidden(message, Refusal::NotOperator)
+    }
+
+    fn forbidden(message: String, refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..Self::new(StatusCode::FORBIDDEN, "permission_error", message) }
     }
 
     pub fn not_local(path: &str) -> Self {
@@ -115,31 +147,28 @@ impl ApiError {
             "{path} is taken from this machine alone, because this server has no API keys: start it with --api-keys, and use \
              one that has admin = true"
         );
-        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+        Self::forbidden(message, Refusal::NotLocal)
     }
 
     pub fn wrong_host(host: &str) -> Self {
         let message = format!(
             "this server is not addressed as {host:?}: use its address or localhost, or start it with --allowed-hosts"
         );
-        Self::new(StatusCode::MISDIRECTED_REQUEST, "invalid_request_error", message)
+        let error = Self::new(StatusCode::MISDIRECTED_REQUEST, "invalid_request_error", message);
+        Self { refusal: Some(Refusal::Host), ..error }
     }
 
     pub fn cross_origin(origin: &str) -> Self {
         let message = format!(
             "a web page of {origin:?} may not use this server; if that is the server's own name, start it with --allowed-hosts"
         );
-        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+        Self::forbidden(message, Refusal::Origin)
     }
 
     pub fn not_json(kind: &str) -> Self {
         let message = format!("the body is {kind:?}; send JSON with Content-Type: application/json");
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
-    }
-
-    /// The message, for logs.
-    pub fn reason(&self) -> &str {
-        &self.message
+        let error = Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message);
+        Self { refusal: Some(Refusal::ContentType), ..error }
     }
 
     /// A worker does not do what an operator asks for.
@@ -177,8 +206,8 @@ impl From<Failure> for ApiError {
                 Self { code: Some("context_length_exceeded"), ..Self::invalid(message) }
             }
             Failure::Refused(_) => Self::invalid(message),
-            Failure::Busy(_) => Self::busy(message),
-            Failure::OverShare => Self::over_share("requests under way"),
+            Failure::Busy(_) => Self::full(message, Refusal::AllRequests),
+            Failure::OverShare => Self::over_share("requests under way", Refusal::Requests),
             Failure::Unavailable(_) => {
                 Self { code: Some("unavailable"), retry_after: Some(5), ..Self::busy(message) }
             }
@@ -202,6 +231,9 @@ impl IntoResponse for ApiError {
         }
         if self.hangs_up {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if let Some(refusal) = self.refusal {
+            response.extensions_mut().insert(refusal);
         }
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

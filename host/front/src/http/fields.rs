@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use super::values;
 
 /// The body's top level. `null` is the same as absent.
 #[derive(Debug, Default)]
@@ -37,6 +38,7 @@ const LONGEST_ECHO: usize = 60;
 
 impl Fields {
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        values::check(body).map_err(|too_many| ApiError::invalid(too_many.to_string()))?;
         match serde_json::from_slice(body) {
             Ok(Value::Object(fields)) => Ok(Self { fields, prefix: "" }),
             Ok(other) => {

@@ -10,9 +10,11 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::{App, RequestId, TextWork, Uploads, chat, completions, generate};
+use crate::audit::Audit;
 use crate::metrics::Metrics;
 use crate::registry::{Policy, Registry, Terms};
 use crate::router::{Retry, Router};
+use crate::shares::Shares;
 use crate::text::{ChatTemplate, TextModel};
 
 const TEMPLATE: &str =
@@ -49,8 +51,10 @@ fn app() -> &'static App {
             body_timeout: Duration::from_secs(1),
             default_max_tokens: 16,
             stall: Duration::from_secs(1),
-            uploads: Uploads::new(MAX_BODY),
-            text_work: TextWork::default(),
+            connections: Shares::new(1),
+            audit: Audit::default(),
+            uploads: Uploads::new(1, MAX_BODY),
+            text_work: TextWork::new(MAX_BODY),
             stopping,
         }
     })

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use super::error::ApiError;
 use super::{Audience, Entrance};
+use crate::audit::Refusal;
 use crate::connections::Peer;
-use crate::identity::{Caller, Hosts, Unknown};
+use crate::identity::{Caller, Hosts, Identities, Unknown};
 
 /// Endpoints that only operators may use where requests need keys.
 const OF_OPERATORS: [&str; 3] = ["/flush_cache", "/drain", "/metrics"];
@@ -36,33 +37,50 @@ pub(super) async fn guard(
     let path = request.uri().path();
     // Where operators have a listener of their own, there is nothing to permit on the other.
     let operates = is_of_operators(path) && *audience != Audience::Clients;
-    let caller = checked.and_then(|()| match identities.caller(headers, address) {
-        Ok(caller) if operates && !caller.admin => Err(ApiError::not_an_operator(path)),
+    let is_of_all = OF_ALL.contains(&path);
+    let known = identities.caller(headers, address).or_else(|unknown| {
+        let operator = (operates || is_of_all).then(|| identities.operator(headers, address));
+        operator.flatten().ok_or(unknown)
+    });
+    let logged = known.as_ref().ok().cloned();
+    let caller = checked.and_then(|()| match known {
+        Ok(caller) if operates && !caller.admin => Err(not_an_operator(identities, path)),
         Ok(_) if operates && !may_change(identities.keys.is_some(), request.method(), address) => {
             Err(ApiError::not_local(path))
         }
         Ok(caller) => Ok(Some(Caller { admin: caller.admin && *audience != Audience::Clients, ..caller })),
-        Err(_unknown) if OF_ALL.contains(&path) => Ok(None),
+        Err(_unknown) if is_of_all => Ok(None),
         Err(unknown) => Err(refused(unknown, identities.tenant_header.as_ref())),
     });
-    match caller {
-        Ok(_) if app.is_stopping() && !OF_ALL.contains(&path) && path != "/metrics" => {
+    let answer = match caller {
+        Ok(_) if app.is_stopping() && !is_of_all && path != "/metrics" => {
             ApiError::stopping().into_response()
         }
         Ok(caller) => {
             if operates && request.method() == Method::POST {
-                let tenant = caller.as_ref().and_then(|caller| caller.tenant.as_deref());
-                tracing::info!(%address, tenant, path, "an operator's request");
+                let client = caller.as_ref().map(Caller::logged);
+                tracing::info!(client, %address, path, "an operator's request");
             }
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
             next.run(request).await
         }
-        Err(error) => {
-            tracing::info!(%address, path, reason = error.reason(), "a request is refused");
-            error.into_response()
-        }
+        Err(error) => error.into_response(),
+    };
+    // Of the guard's own refusals, and of those that handlers make.
+    if let Some(refusal) = answer.extensions().get::<Refusal>() {
+        let client = logged.as_ref().map(Caller::logged);
+        app.audit.request(*refusal, client.as_deref(), address);
+    }
+    answer
+}
+
+/// Without keys only those that come without a gateway are operators.
+fn not_an_operator(identities: &Identities, path: &str) -> ApiError {
+    match (&identities.keys, &identities.tenant_header) {
+        (None, Some(header)) => ApiError::of_a_tenant(path, header),
+        _ => ApiError::not_an_operator(path),
     }
 }
 
@@ -124,14 +142,16 @@ fn is_json(method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
 fn refused(unknown: Unknown, tenant_header: Option<&header::HeaderName>) -> ApiError {
     match unknown {
         Unknown::NoKey => {
-            ApiError::no_key("this server needs an API key: send it as Authorization: Bearer KEY")
+            let message = "this server needs an API key: send it as Authorization: Bearer KEY";
+            ApiError::no_key(message, Refusal::NoKey)
         }
-        Unknown::WrongKey => ApiError::no_key("the API key is not one of this server's"),
+        Unknown::WrongKey => ApiError::no_key("the API key is not one of this server's", Refusal::WrongKey),
         Unknown::NoTenant => {
             let name = tenant_header.map_or("", header::HeaderName::as_str);
-            ApiError::no_key(&format!(
+            let message = format!(
                 "the gateway names no tenant: {name} must come once, with 1 to 128 visible ASCII characters"
-            ))
+            );
+            ApiError::no_key(&message, Refusal::NoTenant)
         }
     }
 }

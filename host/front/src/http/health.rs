@@ -110,7 +110,7 @@ pub(super) async fn metrics(State(app): Shared) -> Result<Response, ApiError> {
     let workers = app.router.registry().snapshot();
     let text = app
         .metrics
-        .text(&workers, app.router.running())
+        .text(&workers, app.held())
         .map_err(|error| ApiError::internal(format!("metrics could not be written: {error}")))?;
     Ok(typed("application/openmetrics-text; version=1.0.0; charset=utf-8", text))
 }

@@ -56,14 +56,12 @@ pub(super) async fn serve<S: Shape>(
     };
     let started = async {
         // Before it takes its place: a client that sends slowly keeps no other request out.
-        let (body, share) = app.body(&caller.client, request).await?;
+        let (body, sent) = app.body(&caller.client, request).await?;
         let place = app.router.admit(&caller)?;
+        let text = app.text_work.take(&caller.client, body.len())?;
+        drop(sent);
         let (of_work, id) = (Arc::clone(app), id.clone());
-        let prepared = app.text_work.run(body.len(), move || {
-            let prepared = prepare(&of_work, &id, &body);
-            drop(share);
-            prepared
-        });
+        let prepared = app.text_work.run(text, move || prepare(&of_work, &id, &body));
         Ok::<_, ApiError>((place, prepared.await?))
     };
     let (place, Prepared { prompt, mut ask, shape }) = match started.await {

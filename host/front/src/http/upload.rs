@@ -6,12 +6,8 @@ use axum::body::{Body, Bytes, HttpBody};
 use futures_util::future::poll_fn;
 
 use super::error::ApiError;
+use crate::audit::Refusal;
 use crate::shares::{Client, NoShare, Share, Shares};
-
-/// Requests whose body is on its way, at most.
-const AT_ONCE: usize = 4096;
-/// Bytes of bodies that are on their way, or wait to be parsed and tokenized, at most.
-const BYTES: usize = 256 << 20;
 
 /// What is on its way from clients.
 #[derive(Clone, Debug)]
@@ -21,10 +17,15 @@ pub struct Uploads {
 }
 
 impl Uploads {
-    /// As many at once and as many bytes in all as a router takes; one body of `largest` always fits.
+    /// So many bodies at once and so many bytes in all.
     #[must_use]
-    pub fn new(largest: usize) -> Self {
-        Self { requests: Shares::new(AT_ONCE), bytes: Shares::new(BYTES.max(largest.saturating_mul(8))) }
+    pub fn new(at_once: usize, bytes: usize) -> Self {
+        Self { requests: Shares::new(at_once), bytes: Shares::new(bytes) }
+    }
+
+    /// Bodies and bytes on their way.
+    pub(super) fn taken(&self) -> (usize, usize) {
+        (self.requests.taken(), self.bytes.taken())
     }
 
     /// The whole body, of at most `most` bytes, and the client's share of the bytes.
@@ -38,8 +39,11 @@ impl Uploads {
         most: usize,
     ) -> Result<(Bytes, Share), ApiError> {
         let refused = |why| match why {
-            NoShare::Full => ApiError::busy("as much as this server takes is being sent to it".to_owned()),
-            NoShare::Client => ApiError::over_share("requests that are being sent"),
+            NoShare::Full => {
+                let message = "as much as this server takes is being sent to it".to_owned();
+                ApiError::full(message, Refusal::AllUploads)
+            }
+            NoShare::Client => ApiError::over_share("requests that are being sent", Refusal::Uploads),
         };
         let _request = self.requests.take(client, 1).map_err(refused)?;
         let mut share = self.bytes.take(client, 0).map_err(refused)?;
@@ -80,7 +84,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_in_pieces_is_whole_and_its_bytes_count_until_it_is_read() {
-        let uploads = Uploads::new(100);
+        let uploads = Uploads::new(8, 800);
         let (body, share) =
             uploads.receive(&client(1), pieces(vec![vec![1; 60], vec![2; 40]]), 100).await.unwrap();
         assert_eq!((body.len(), uploads.bytes.taken(), uploads.requests.taken()), (100, 100, 0));
@@ -94,7 +98,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_with_more_than_its_share_on_the_way_is_refused_and_another_is_not() {
-        let uploads = Uploads { requests: Shares::new(8), bytes: Shares::new(1000) };
+        let uploads = Uploads::new(8, 1000);
         let mut held = Vec::new();
         let refused = loop {
             match uploads.receive(&client(1), pieces(vec![vec![1; 100]]), 100).await {

@@ -6,7 +6,7 @@
 //! sha256 = "9f86d081…"   # of the key
 //! max_requests = 64      # at once; optional
 //! admin = false          # may use /flush_cache, /metrics and all of /health; optional
-//! gateway = false        # may name other tenants in the tenant header; optional
+//! gateway = false        # may name other tenants in the tenant header, and operates nothing; optional
 //! ```
 //!
 //! The file is read again when it changes. A key is looked up by its hash, so the time that it takes says nothing of the keys.
@@ -169,6 +169,12 @@ fn parse(text: &str, before: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8
         if !is_tenant(&name) {
             return Err(wrong(format!("name {name:?} is not 1 to {MAX_TENANT} visible ASCII characters")));
         }
+        if admin && gateway {
+            return Err(wrong(format!(
+                "{name:?} has admin = true and gateway = true, which would let all clients of the gateway operate this server: give \
+                 the operators a key of their own"
+            )));
+        }
         let Some(hash) = unhex(&sha256) else {
             return Err(wrong(format!("sha256 of {name:?} is not 64 hexadecimal digits")));
         };
@@ -224,6 +230,7 @@ mod tests {
             (format!("[[key]]\nname = \"a\"\nsha256 = \"+{}\"\n", &hash[1..]), "64 hexadecimal digits"),
             (format!("[[key]]\nname = \"a\"\nsha256 = \"{hash}\"\nadmn = true\n"), "unknown field"),
             (entry("a", "x", false) + &entry("b", "x", false), "there twice"),
+            (entry("a", "x", true) + "gateway = true\n", "a key of their own"),
         ] {
             let error = Keys::parse(&text, None).unwrap_err().to_string();
             assert!(error.contains(reason), "{text}: {error}");

@@ -91,7 +91,7 @@ async fn a_tenant_does_not_move_the_sessions_of_another() {
         let reply = super::client::send(front.http, "POST", path, &headers, body.as_bytes()).await;
         assert_eq!(reply.status, 200);
         known += new;
-        let health = super::client::send(front.http, "GET", "/health", &headers, b"").await;
+        let health = front.get("/health").await;
         assert_eq!(health.json().await["routing"]["sessions"], known, "{tenant}");
     }
 }

@@ -213,6 +213,39 @@ async fn requests_that_are_abandoned_while_their_text_waits_are_never_tokenized(
     assert!(most <= threads.min(8) + 1 && begun <= threads.min(8) + 2, "{most} at once, {begun} in all");
 }
 
+#[tokio::test]
+async fn a_client_with_its_share_of_text_that_waits_gets_429_and_another_is_served() {
+    let gate = Gated::new();
+    let mut config = config();
+    config.text = TextModel { tokenizer: gate.clone(), template: None, end: Vec::new() };
+    config.max_text_bytes = 1_000_000;
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    // Long, and a prompt of three tokens.
+    let padded = body(false).to_string() + &" ".repeat(100_000);
+    let send = |from| {
+        let (to, body) = (front.http, padded[..100_000].to_owned());
+        async move { send_from(from, to, "POST", PATH, &[], body.as_bytes()).await }
+    };
+    let mut waiting = Vec::new();
+    for count in 1..=8 {
+        waiting.push(tokio::spawn(send(HERE)));
+        front.until_metrics_say(&format!("host_requests_running {count}\n")).await;
+    }
+    let refused = send(HERE).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    let message = refused.json().await["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("bytes of requests that wait to be read"), "{message}");
+    waiting.push(tokio::spawn(send(ELSEWHERE)));
+    front.until_metrics_say("host_requests_running 9\n").await;
+    gate.open();
+    for answered in waiting {
+        assert_eq!(answered.await.unwrap().status, 200);
+    }
+    // What was read takes no share any more.
+    assert_eq!(send(HERE).await.status, 200);
+}
+
 /// Tokens of up to four bytes, and how many texts were given to it.
 struct Counting {
     bytes: Arc<ByteTokenizer>,

@@ -142,6 +142,31 @@ async fn a_gateway_names_the_tenant_in_its_header() {
 }
 
 #[tokio::test]
+async fn clients_of_a_gateway_operate_nothing_and_processes_beside_the_router_do() {
+    let mut config = config();
+    config.tenant_header = Some(HeaderName::from_static("x-tenant"));
+    let mut front = Front::start(config).await;
+    let _worker = front.worker("all", "aggregated", echoes()).await;
+    let (tenant, passed_on) = ([("x-tenant", "one")], [("x-forwarded-for", "192.0.2.7")]);
+    for (method, path) in [("POST", "/flush_cache"), ("POST", "/drain?worker=all"), ("GET", "/metrics")] {
+        let mut statuses = Vec::new();
+        for headers in [&tenant[..], &passed_on, &[]] {
+            statuses.push(send(front.http, method, path, headers, b"").await.status);
+        }
+        assert!(matches!(statuses[..], [403, 401, 200 | 202]), "{path}: {statuses:?}");
+    }
+    let refused = send(front.http, "POST", "/flush_cache", &tenant, b"").await.json().await;
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.contains("without that header") && message.contains("--admin"), "{message}");
+    let health = async |headers| send(front.http, "GET", "/health", headers, b"").await.json().await;
+    assert!(health(&tenant[..]).await.get("workers").is_none());
+    assert!(health(&passed_on).await.get("workers").is_none());
+    assert_eq!(health(&[]).await["workers"][0]["name"], "all");
+    // An operator asks for no tokens.
+    assert_eq!((post(&front, &tenant).await.status, post(&front, &[]).await.status), (200, 401));
+}
+
+#[tokio::test]
 async fn a_web_page_of_another_name_or_origin_and_a_form_are_refused() {
     let (front, _prefill, _decode) = Front::echoing().await;
     let port = front.http.port();

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where its assumptions break")]
 
+mod aborts;
 mod answers;
 mod caching;
+mod canaries;
 mod client;
 mod errors;
 mod failures;

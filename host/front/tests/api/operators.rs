@@ -22,7 +22,7 @@ const OF_OPERATORS: [(&str, &str); 3] =
     [("POST", "/flush_cache"), ("POST", "/drain?worker=all"), ("GET", "/metrics")];
 
 /// A front with a listener for operators, and where that is.
-async fn with_operators(config: FrontConfig) -> (Front, SocketAddr) {
+pub async fn with_operators(config: FrontConfig) -> (Front, SocketAddr) {
     let clients = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let operators = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (http, address) = (clients.local_addr().unwrap(), operators.local_addr().unwrap());

@@ -19,6 +19,10 @@ const MOST_RUNNING: u32 = 1 << 15;
 const MOST_QUEUED: u32 = 1 << 20;
 /// Longest time for a request: a week.
 const MOST_SECONDS: u32 = 7 * 24 * 3600;
+/// Most bodies on their way at once; each has a connection or a stream of one.
+const MOST_UPLOADS: u32 = 1 << 20;
+/// Longest wait for a client.
+const MOST_SECONDS_OF_CLIENTS: u32 = 24 * 3600;
 /// Most tokens in a page.
 const MOST_PAGE_TOKENS: u32 = 1 << 16;
 
@@ -37,6 +41,9 @@ pub(super) fn check(settings: &Settings) -> Result<(), Refused> {
         ("--max-model-len", settings.max_model_len, u32::MAX),
         ("--reserved-decode-tokens", settings.reserved_decode_tokens, u32::MAX),
         ("--max-requests", settings.max_requests, MOST_QUEUED),
+        ("--max-uploads", settings.max_uploads, MOST_UPLOADS),
+        ("--body-timeout", settings.body_timeout, MOST_SECONDS_OF_CLIENTS),
+        ("--idle-timeout", settings.idle_timeout, MOST_SECONDS_OF_CLIENTS),
         ("--request-timeout", settings.request_timeout, MOST_SECONDS),
         ("--transfer-timeout", settings.transfer_timeout, MOST_SECONDS),
         ("--retry-timeout", settings.retry_timeout, MOST_SECONDS),

@@ -1,0 +1,113 @@
+//! What a request's JSON costs in memory, whatever is in it.
+
+#![allow(clippy::unwrap_used, reason = "a test stops where its assumptions break")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use host_front::http::fuzzing;
+
+/// Counts what a thread has allocated.
+struct Counting;
+
+thread_local! {
+    /// Bytes now, and at most since the last look.
+    static BYTES: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
+}
+
+fn count(bytes: isize) {
+    // A thread that ends counts no more.
+    let _ended = BYTES.try_with(|counted| {
+        let (now, most) = counted.get();
+        counted.set((now + bytes, most.max(now + bytes)));
+    });
+}
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size().cast_signed());
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size.cast_signed() - layout.size().cast_signed());
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-layout.size().cast_signed());
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Largest body by default.
+const BODY: usize = 8 << 20;
+/// Most memory for reading a body of that size.
+const MOST: isize = 128 << 20;
+
+/// Most bytes while a body is read, beyond the body, and whether it was accepted.
+fn cost(body: &[u8]) -> (isize, bool) {
+    let of_chat = [&[1], body].concat();
+    BYTES.with(|counted| counted.set((0, 0)));
+    let accepted = fuzzing::body(&of_chat);
+    (BYTES.with(Cell::get).1, accepted)
+}
+
+/// A field that is read, of many times the same: as many as a body has room for, and as many as are taken.
+fn repeated(item: &str) -> [Vec<u8>; 2] {
+    let (begin, end) = (r#"{"messages":["#, "]}");
+    let room = (BODY - begin.len() - end.len() - item.len()) / (item.len() + 1);
+    let of = |letters: &[char]| item.matches(letters).count();
+    // The body and its field are lists, too.
+    let lists = ((1 << 16) - 2_usize).checked_div(of(&['[', '{'])).unwrap_or(usize::MAX);
+    let values = ((1 << 20) - 3) / (of(&['[', '{', ',']) + 1);
+    let body = |count| format!("{begin}{}{item}{end}", format!("{item},").repeat(count)).into_bytes();
+    [body(room), body(room.min(lists - 1).min(values - 1))]
+}
+
+#[test]
+fn no_body_takes_more_than_its_share_of_memory() {
+    let deep = |count| "[".repeat(count) + &"]".repeat(count);
+    let deep_objects = r#"{"":"#.repeat(100) + "0" + &"}".repeat(100);
+    let message = r#"{"role":"user","content":""}"#;
+    let keys: Vec<String> = (0..700_000).map(|key| format!("\"{key:x}\":0")).collect();
+    let mut all = vec![("keys", format!("{{\"metadata\":{{{}}}}}", keys.join(",")).into_bytes())];
+    let deep = deep(100);
+    let pairs = r#"{"":0,"a":0,"b":0,"c":0}"#;
+    for item in ["0", "[]", "[0]", "{}", r#"{"":0}"#, r#""""#, r#""a""#, &deep, &deep_objects, message, pairs]
+    {
+        all.extend(repeated(item).map(|body| (item, body)));
+    }
+    let mut large = Vec::new();
+    for (name, body) in all {
+        assert!(body.len() <= BODY, "{name}");
+        let (bytes, accepted) = cost(&body);
+        let each = bytes as f64 / body.len() as f64;
+        println!(
+            "{:.20}, {} bytes: {bytes} bytes, {each:.1} for each of the body, accepted: {accepted}",
+            name,
+            body.len()
+        );
+        if bytes > MOST {
+            large.push(name);
+        }
+    }
+    assert!(large.is_empty(), "{large:?}");
+}
+
+#[test]
+fn long_conversations_and_long_lists_of_tokens_are_taken() {
+    let messages = vec![r#"{"role":"user","content":[{"type":"text","text":"a"}]}"#; 20_000].join(",");
+    let (_, accepted) = cost(format!("{{\"messages\":[{messages}]}}").as_bytes());
+    assert!(accepted);
+    let tokens = vec!["7"; 1_000_000].join(",");
+    let of_completions = format!("\0{{\"prompt\":[{tokens}]}}");
+    assert!(fuzzing::body(of_completions.as_bytes()));
+}
