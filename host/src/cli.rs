@@ -11,11 +11,8 @@ mod drain;
 mod flags;
 mod keys;
 pub mod launch;
-<<<<<<< HEAD
 mod lifeline;
-=======
 mod limits;
->>>>>>> fdf9aaa575516dc41d6b8c68817facba4427f730
 mod listeners;
 pub mod memory;
 mod offload;

@@ -92,7 +92,7 @@ pub(super) fn is_of_operators(path: &str) -> bool {
 /// Whether an operator's call that changes something is believed from an address: without keys every client is an operator, and only
 /// those on this machine may change something.
 fn may_change(has_keys: bool, method: &Method, address: IpAddr) -> bool {
-    has_keys || method != Method::POST || address.is_loopback()
+    has_keys || method != Method::POST || address.to_canonical().is_loopback()
 }
 
 /// Whether a request may see all that `/health` can say.
@@ -164,6 +164,7 @@ mod tests {
     fn without_keys_other_machines_read_and_change_nothing() {
         let (here, there) = ([127, 0, 0, 2].into(), [192, 0, 2, 7].into());
         assert!(may_change(false, &Method::POST, here));
+        assert!(may_change(false, &Method::POST, "::ffff:127.0.0.1".parse().unwrap()), "a listener on ::");
         assert!(!may_change(false, &Method::POST, there));
         assert!(may_change(false, &Method::GET, there), "metrics are read from elsewhere");
         assert!(may_change(true, &Method::POST, there), "its key was looked at");
