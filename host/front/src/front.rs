@@ -268,6 +268,8 @@ pub async fn serve(
         drop(clock::timeout(HANG_UP, &mut serve_http).await);
     }
     drop(clock::timeout(HANG_UP, &mut serve_control).await);
+    // What an operator asked is answered: a drain that ends this process, too.
+    drop(clock::timeout(HANG_UP, serve_operators.join_next()).await);
     warm_up.abort();
     note_ready.abort();
     serve_operators.abort_all();
