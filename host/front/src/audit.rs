@@ -1,6 +1,6 @@
 //! The audit log: which client was refused, and why, in lines that no client can fill a disk with.
 //!
-//! A line says the reason in this server's words, the client and its address. It has nothing of a request's headers or body.
+//! A line says the reason in this server's words, the client and its address. Of a request it has its path and id, and nothing else of its headers or body.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -90,7 +90,7 @@ impl FrontConfig {
             max_body: 8 << 20,
             max_uploads: 4096,
             max_upload_bytes: 256 << 20,
-            max_text_bytes: 64 << 20,
+            max_text_bytes: 256 << 20,
             default_max_tokens: 1024,
             body_timeout: Duration::from_secs(30),
             connections: Limits::new(Duration::from_secs(30)),

@@ -98,22 +98,7 @@ impl Identities {
             (Some(key), _) => Ok(named(&key.name, key.places.clone(), key.admin)),
         }
     }
-
-    /// The operator behind a request that names no tenant, where a gateway's header and no key says whose requests are: a process of
-    /// this machine. A request that a proxy has sent on is none.
-    #[must_use]
-    pub fn operator(&self, headers: &HeaderMap, address: IpAddr) -> Option<Caller> {
-        let header = self.tenant_header.as_ref()?;
-        let is_operator = self.keys.is_none()
-            && address.to_canonical().is_loopback()
-            && !headers.contains_key(header)
-            && !OF_PROXIES.iter().any(|name| headers.contains_key(*name));
-        is_operator.then(|| Caller::operator_at(Client::at(address)))
-    }
 }
-
-/// Headers that proxies add to what they send on.
-const OF_PROXIES: [&str; 4] = ["forwarded", "via", "x-forwarded-for", "x-real-ip"];
 
 /// The key that a request brings: `Authorization: Bearer KEY`, or `x-api-key: KEY`.
 fn secret(headers: &HeaderMap) -> Option<&[u8]> {
@@ -269,34 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_a_gateway_are_no_operators_and_processes_beside_the_router_are() {
+    fn clients_of_a_gateway_are_no_operators() {
         let header = Some(HeaderName::from_static("x-tenant"));
         let open = Identities { tenant_header: header.clone(), ..Identities::default() };
         let named = headers(&[("x-tenant", "team-1")]);
         assert!(!open.caller(&named, HERE).unwrap().admin);
-        let there = [192, 0, 2, 7].into();
-        let mapped = "::ffff:127.0.0.1".parse().unwrap();
-        for (pairs, address, is_operator) in [
-            (&[][..], HERE, true),
-            (&[], mapped, true),
-            (&[], there, false),
-            (&[("x-tenant", "team-1")], HERE, false),
-            (&[("x-tenant", "not a name")], HERE, false),
-            (&[("x-forwarded-for", "192.0.2.7")], HERE, false),
-            (&[("via", "1.1 gate")], HERE, false),
-        ] {
-            let operator = open.operator(&headers(pairs), address);
-            assert_eq!(
-                operator.map(|caller| caller.admin),
-                is_operator.then_some(true),
-                "{pairs:?} {address}"
-            );
-        }
-        // With keys, or without a gateway, there is a rule already.
-        assert!(Identities::default().operator(&headers(&[]), HERE).is_none());
         let text = entry("ops", "key-o", true) + &entry("gate", "key-g", false) + "gateway = true\n";
         let identities = with_keys(&text, header);
-        assert!(identities.operator(&headers(&[]), HERE).is_none());
         let gate = headers(&[("authorization", "Bearer key-g"), ("x-tenant", "team-1")]);
         assert!(!identities.caller(&gate, HERE).unwrap().admin);
         let ops = headers(&[("authorization", "Bearer key-o"), ("x-tenant", "team-1")]);

@@ -15,7 +15,7 @@ const BODY: Bytes = Bytes(8 << 20);
 /// Bytes of bodies on their way by default.
 const UPLOADS: Bytes = Bytes(256 << 20);
 /// Bytes of bodies that wait to be parsed and tokenized, by default.
-const TEXT: Bytes = Bytes(64 << 20);
+const TEXT: Bytes = Bytes(256 << 20);
 /// By default so many of the largest bodies find room at once.
 const BODIES: u64 = 8;
 /// Longest waits for a client by default.
@@ -43,11 +43,13 @@ impl ClientLimits {
         if body == Bytes(0) || body > LARGEST_BODY {
             return Err(Refused(format!("--max-body-bytes is {body}: it must be 1 to {LARGEST_BODY}")));
         }
+        // A client alone gets four fifths of what there is.
+        let least = Bytes(body.0 + body.0.div_ceil(4));
         let beside = |flag, given: Option<Bytes>, standard: Bytes| match given {
             None => in_memory(flag, Bytes(standard.0.max(body.0 * BODIES))),
-            Some(given) if given < body => Err(Refused(format!(
-                "{flag} is {given}, and --max-body-bytes is {body}: a body of that size would always be refused; raise the first or \
-                 lower the second"
+            Some(given) if given < least => Err(Refused(format!(
+                "{flag} is {given}, and --max-body-bytes is {body}: one client gets four fifths of the first at most, so a body of that \
+                 size would always be refused; raise the first to {least}, or lower the second"
             ))),
             Some(given) => in_memory(flag, given),
         };

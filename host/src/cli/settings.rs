@@ -210,7 +210,7 @@ pub struct Settings {
     pub max_upload_bytes: Option<Bytes>,
 
     /// Bytes of requests that wait to be parsed and tokenized, or are, at most; of one client four times as many as are free
-    /// [default: 64MiB, or eight of the largest bodies]
+    /// [default: 256MiB, or eight of the largest bodies]
     #[arg(long, value_name = "BYTES")]
     pub max_text_bytes: Option<Bytes>,
 
@@ -233,7 +233,7 @@ pub struct Settings {
     pub request_timeout: Option<u32>,
 
     /// Seconds after which a prefill worker gives a transfer up to which nothing happens: no write of the plugin ends, or the decode
-    /// worker confirms no arrival [default: 120]
+    /// worker does not confirm that all arrived, which it does when it has restored its own part from storage [default: 120]
     #[arg(long, value_name = "SECONDS")]
     pub transfer_timeout: Option<u32>,
 

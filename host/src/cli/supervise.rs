@@ -48,7 +48,7 @@ mod restarts;
 use restarts::{End, FIRST_WAIT, Next, Restarts};
 
 /// A companion does not say that it is ready. One that has run for so long is.
-const COMPANION_READY: Duration = Duration::from_secs(60);
+const COMPANION_READY: Duration = Duration::from_secs(10);
 /// How much longer than for its requests a child may take to end.
 const GRACE: Duration = Duration::from_secs(15);
 

@@ -148,7 +148,8 @@ impl Registrations {
         let instance = self.instance;
         let mut calls = JoinSet::new();
         for (mut client, standing) in self.routers {
-            if !standing.borrow().knows_draining() {
+            // One whose answer was lost may know the worker.
+            if standing.borrow().protocol.is_some_and(|protocol| !protocol.knows_draining()) {
                 continue;
             }
             calls.spawn(async move {

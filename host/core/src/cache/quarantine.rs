@@ -85,6 +85,16 @@ impl Quarantine {
         self.entries.get(&room).map_or(0, |entry| entry.touches.tags.len())
     }
 
+    /// The first of them.
+    pub(crate) fn first_write(&self, room: Room) -> Option<Tag> {
+        self.entries.get(&room)?.touches.tags.first().copied()
+    }
+
+    /// The room whose pages an own write may still read.
+    pub(crate) fn room_of_write(&self, tag: Tag) -> Option<Room> {
+        self.entries.iter().find(|(_, entry)| entry.touches.tags.contains(&tag)).map(|(room, _)| *room)
+    }
+
     /// Entries that keep cached pages.
     pub(crate) fn locks(&self) -> usize {
         self.entries.values().filter(|entry| entry.lock.is_some()).count()

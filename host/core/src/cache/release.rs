@@ -53,6 +53,16 @@ impl Cache {
         self.quarantine.writes(room)
     }
 
+    /// The first of them.
+    pub(crate) fn first_unsettled(&self, room: Room) -> Option<Tag> {
+        self.quarantine.first_write(room)
+    }
+
+    /// The ended request whose pages an own write may still read.
+    pub(crate) fn room_of_write(&self, tag: Tag) -> Option<Room> {
+        self.quarantine.room_of_write(tag)
+    }
+
     /// A peer writes nothing more here: into one room, or into any. Like all events below, it returns the rooms whose pages
     /// nothing touches any more; these pages are free.
     pub(crate) fn writer_gone(&mut self, peer: Instance, room: Option<Room>) -> Vec<Room> {

@@ -24,7 +24,7 @@ pub(super) struct Leftovers {
 impl Scheduler {
     pub(super) fn job_deadline(&self, job: &Job) -> Time {
         let whole = job.submitted.after(self.config.request_timeout);
-        if let Some(moved) = job.outgoing.as_ref().and_then(|outgoing| outgoing.moved) {
+        if let Some(moved) = self.transfer_since(job) {
             return whole.min(moved.after(self.config.transfer_patience));
         }
         let waits_for_leg = job.stage.is_queued()
@@ -47,7 +47,7 @@ impl Scheduler {
                 self.deadlines.set(room, deadline);
                 continue;
             }
-            let moved = job.outgoing.as_ref().and_then(|outgoing| outgoing.moved);
+            let moved = self.transfer_since(job);
             if moved.is_some_and(|moved| now.since(moved) >= self.config.transfer_patience) {
                 self.transfer_stalled(now, room, actions);
                 continue;

@@ -35,6 +35,8 @@ struct Peer {
     floor: u64,
     /// The connection in use.
     session: u64,
+    /// When a write to it settled last, or was known to wait for others.
+    moved: Time,
     /// Rooms that the peer aborted, by the abort's id: no earlier message may revive them. Kept until the floor
     /// passes the abort, when such a message would be dropped anyway.
     aborted: BTreeMap<u64, Room>,
@@ -59,6 +61,7 @@ impl Peers {
                     state,
                     floor: 0,
                     session: 0,
+                    moved: Time::default(),
                     aborted: BTreeMap::new(),
                     fence_again: None,
                     early_loss: None,
@@ -131,6 +134,23 @@ impl Peers {
     /// The connection that a room begun now belongs to.
     pub(super) fn session(&self, peer: Instance) -> u64 {
         self.by_instance.get(&peer).map_or(0, |peer| peer.session)
+    }
+
+    /// A write to a peer has settled, or waits behind others.
+    pub(super) fn moved(&mut self, peer: Instance, now: Time) {
+        if let Some(peer) = self.by_instance.get_mut(&peer) {
+            peer.moved = now;
+        }
+    }
+
+    /// When a write to a peer settled last, or was known to wait for others.
+    pub(super) fn last_moved(&self, peer: Instance) -> Time {
+        self.by_instance.get(&peer).map_or_else(Time::default, |peer| peer.moved)
+    }
+
+    /// Whether this connection is in use.
+    pub(super) fn is_current(&self, peer: Instance, session: u64) -> bool {
+        self.state(peer) == Some(&PeerState::Ready) && session == self.session(peer)
     }
 
     pub(super) fn remember_abort(&mut self, from: Instance, id: u64, room: Room) {

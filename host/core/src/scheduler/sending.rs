@@ -72,14 +72,39 @@ impl Scheduler {
         }
     }
 
+    /// Since when nothing has happened to a job's transfer, once there is nothing more to compute.
+    pub(super) fn transfer_since(&self, job: &Job) -> Option<Time> {
+        let outgoing = job.outgoing.as_ref()?;
+        let moved = outgoing.moved?;
+        // Writes to a peer that takes others are on their way.
+        Some(if outgoing.tags.is_empty() { moved } else { moved.max(self.peers.last_moved(outgoing.peer)) })
+    }
+
+    /// Where the oldest write goes that has not settled. Younger ones may wait behind it in the plugin.
+    fn oldest_write(&self) -> Option<Instance> {
+        let own = self.jobs.values().filter_map(|job| job.outgoing.as_ref());
+        let own = own.filter_map(|outgoing| Some((*outgoing.tags.first()?, outgoing.peer)));
+        let left = self.leftovers.iter();
+        let left = left.filter_map(|(room, left)| Some((self.cache.first_unsettled(*room)?, left.writes?.0)));
+        own.chain(left).min().map(|(_, peer)| peer)
+    }
+
     /// Writes of a request that has ended do not settle, so that its pages stay set aside: they are cut off with their peer.
     pub(super) fn unsettled(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let writes = self.cache.unsettled(room);
         let Some((peer, session)) = self.leftovers.get(&room).and_then(|leftovers| leftovers.writes) else {
             return;
         };
-        if writes == 0 {
+        // Nothing is to be cut off where the connection is not in use any more.
+        if writes == 0 || !self.peers.is_current(peer, session) {
             return;
+        }
+        if self.oldest_write() != Some(peer) {
+            self.peers.moved(peer, now);
+        }
+        let patient = self.peers.last_moved(peer).after(self.config.transfer_patience);
+        if patient > now {
+            return self.settling.set(room, patient);
         }
         self.stats.transfers_stalled += 1;
         actions.push(Action::Stalled { room, peer, writes, waited: self.config.transfer_patience });
@@ -90,6 +115,10 @@ impl Scheduler {
     pub(super) fn transfer_stalled(&mut self, now: Time, room: Room, actions: &mut Vec<Action>) {
         let Some(outgoing) = self.jobs.get(&room).and_then(|job| job.outgoing.as_ref()) else { return };
         let (peer, session, writes) = (outgoing.peer, outgoing.session, outgoing.tags.len());
+        if writes > 0 && self.oldest_write() != Some(peer) {
+            self.peers.moved(peer, now);
+            return self.transfer_moved(now, room);
+        }
         let seconds = self.config.transfer_patience.as_secs();
         let message = match writes {
             0 => format!(
@@ -149,8 +178,13 @@ impl Scheduler {
     pub(super) fn written(&mut self, now: Time, tag: Tag, error: Option<String>, actions: &mut Vec<Action>) {
         let owner = self.jobs.iter_mut().find_map(|(room, job)| {
             let outgoing = job.outgoing.as_mut()?;
-            outgoing.tags.remove(&tag).then_some(*room)
+            outgoing.tags.remove(&tag).then_some((*room, outgoing.peer))
         });
+        let left = || Some(self.leftovers.get(&self.cache.room_of_write(tag)?)?.writes?.0);
+        if let Some(peer) = owner.map(|(_, peer)| peer).or_else(left) {
+            self.peers.moved(peer, now);
+        }
+        let owner = owner.map(|(room, _)| room);
         match (owner, error) {
             (Some(room), Some(error)) => {
                 let message = format!("KV pages could not be written to the decode worker: {error}");

@@ -137,6 +137,36 @@ fn a_write_that_does_not_end_has_its_peer_cut_off() {
 }
 
 #[test]
+fn a_write_waits_as_long_as_others_to_its_peer_end() {
+    let (mut leg, patience) = sent();
+    let first: Vec<_> = leg.writes.iter().map(|write| write.tag).collect();
+    let other = tokens(100..116);
+    leg.submit(2, &other, 1);
+    leg.reserve(2, &other, 0);
+    leg.compute_all();
+    leg.answer_messages();
+    let second: Vec<_> = leg.writes[first.len()..].iter().map(|write| write.tag).collect();
+    assert!(!second.is_empty());
+    leg.wait(patience - MILLI);
+    // The plugin ends what came first, and the second is on its way.
+    for tag in first {
+        leg.event(Event::Written { tag, error: None });
+    }
+    leg.message(1, 1, Body::Commit);
+    leg.wait(patience - MILLI);
+    assert!(leg.stalled.is_empty() && leg.failed.is_empty(), "bytes flow: {:?}", leg.failed);
+    leg.wait(MILLI);
+    assert_eq!((&leg.stalled[..], &leg.fences[..]), (&[Room(2)][..], &[PEER][..]));
+    leg.event(Event::PeerLost { peer: PEER, session: 1, fenced: true });
+    for tag in second {
+        leg.event(Event::Written { tag, error: Some("disconnected".into()) });
+    }
+    leg.wait(patience * 2);
+    assert_eq!(leg.stalled.len(), 1, "said once");
+    leg.at_rest();
+}
+
+#[test]
 fn a_write_that_does_not_end_after_its_request_has_its_peer_cut_off() {
     for ends in [Body::Commit, Body::Abort] {
         let (mut leg, patience) = sent();

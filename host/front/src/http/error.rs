@@ -132,8 +132,7 @@ impl ApiError {
     /// A gateway's clients are no operators.
     pub fn of_a_tenant(path: &str, header: &HeaderName) -> Self {
         let message = format!(
-            "{path} is for operators, and {header} names a tenant: call it from the router's machine without that header, or at the \
-             address that --admin names"
+            "{path} is for operators, and {header} names a tenant: call it at the address that --admin names"
         );
         Self::forbidden(message, Refusal::NotOperator)
     }

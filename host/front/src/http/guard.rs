@@ -38,10 +38,7 @@ pub(super) async fn guard(
     // Where operators have a listener of their own, there is nothing to permit on the other.
     let operates = is_of_operators(path) && *audience != Audience::Clients;
     let is_of_all = OF_ALL.contains(&path);
-    let known = identities.caller(headers, address).or_else(|unknown| {
-        let operator = (operates || is_of_all).then(|| identities.operator(headers, address));
-        operator.flatten().ok_or(unknown)
-    });
+    let known = identities.caller(headers, address);
     let logged = known.as_ref().ok().cloned();
     let caller = checked.and_then(|()| match known {
         Ok(caller) if operates && !caller.admin => Err(not_an_operator(identities, path)),

@@ -142,7 +142,7 @@ async fn a_gateway_names_the_tenant_in_its_header() {
 }
 
 #[tokio::test]
-async fn clients_of_a_gateway_operate_nothing_and_processes_beside_the_router_do() {
+async fn clients_of_a_gateway_operate_nothing() {
     let mut config = config();
     config.tenant_header = Some(HeaderName::from_static("x-tenant"));
     let mut front = Front::start(config).await;
@@ -153,16 +153,15 @@ async fn clients_of_a_gateway_operate_nothing_and_processes_beside_the_router_do
         for headers in [&tenant[..], &passed_on, &[]] {
             statuses.push(send(front.http, method, path, headers, b"").await.status);
         }
-        assert!(matches!(statuses[..], [403, 401, 200 | 202]), "{path}: {statuses:?}");
+        assert!(matches!(statuses[..], [403, 401, 401]), "{path}: {statuses:?}");
     }
     let refused = send(front.http, "POST", "/flush_cache", &tenant, b"").await.json().await;
     let message = refused["error"]["message"].as_str().unwrap();
-    assert!(message.contains("without that header") && message.contains("--admin"), "{message}");
+    assert!(message.contains("--admin"), "{message}");
     let health = async |headers| send(front.http, "GET", "/health", headers, b"").await.json().await;
     assert!(health(&tenant[..]).await.get("workers").is_none());
     assert!(health(&passed_on).await.get("workers").is_none());
-    assert_eq!(health(&[]).await["workers"][0]["name"], "all");
-    // An operator asks for no tokens.
+    assert!(health(&[]).await.get("workers").is_none());
     assert_eq!((post(&front, &tenant).await.status, post(&front, &[]).await.status), (200, 401));
 }
 

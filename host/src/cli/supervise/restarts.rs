@@ -10,6 +10,8 @@ const FAILURES: u32 = 5;
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// The wait doubles so often: up to 6.4 s. Requests wait for a worker for 30 s, in which it has to start, too.
 const DOUBLINGS: u32 = 5;
+/// Failures that are so old count no more.
+const FORGOTTEN: Duration = Duration::from_secs(600);
 /// A child that was ready for so long is started again without a longer wait.
 const STEADY: Duration = Duration::from_secs(10);
 
@@ -44,6 +46,8 @@ pub(super) struct Restarts {
     ready: Option<Instant>,
     /// Lives in a row that failed before the child was ready.
     failures: u32,
+    /// When the last of them ended.
+    failed: Option<Instant>,
     /// Lives in a row in which it was ready for less than [`STEADY`].
     short: u32,
     /// Lives in a row that ended with a refusal.
@@ -81,6 +85,9 @@ impl Restarts {
                 return Next::Again(FIRST_WAIT);
             }
         } else if ready.is_none() {
+            if self.failed.replace(now).is_some_and(|last| now.saturating_duration_since(last) >= FORGOTTEN) {
+                self.failures = 0;
+            }
             self.failures += 1;
             if self.failures > FAILURES {
                 return Next::GiveUp(self.failures);
@@ -129,13 +136,22 @@ mod tests {
     const MOMENT: Option<Duration> = Some(Duration::from_millis(1));
 
     #[test]
-    fn a_child_that_is_never_ready_is_given_up_after_six_lives_however_long_each_took() {
+    fn a_child_that_is_never_ready_is_given_up_after_six_lives() {
         let mut child = Child::new();
         for wait in [200, 400, 800, 1600, 3200] {
-            child.now += Duration::from_secs(600);
+            child.now += FORGOTTEN - Duration::from_millis(1);
             assert_eq!(child.lives(None, End::Failed), millis(wait));
         }
         assert_eq!(child.lives(None, End::Failed), Next::GiveUp(6));
+    }
+
+    #[test]
+    fn failures_that_are_old_count_no_more() {
+        let mut child = Child::new();
+        for _ in 0..20 {
+            child.now += FORGOTTEN;
+            assert!(matches!(child.lives(None, End::Failed), Next::Again(_)));
+        }
     }
 
     #[test]

@@ -157,6 +157,9 @@ impl Store {
         for object in queue.into_iter().flatten() {
             self.ended(Some(tag), object.page, PageEnd::Failed, events);
         }
+        if self.dead {
+            return;
+        }
         for (plugin_tag, _) in self.batches.iter().filter(|(_, batch)| batch.of == Some(tag)) {
             // One that has just ended is not known any more.
             let _unknown = self.tier.cancel(Tag(*plugin_tag)) != 0;
