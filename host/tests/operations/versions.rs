@@ -128,7 +128,7 @@ async fn a_worker_refuses_a_router_that_answers_in_a_version_that_it_did_not_off
     assert_eq!((registrations[0].protocol_oldest, registrations[0].protocol), (1, 2));
     ends(worker).await;
     assert_eq!(router.heartbeats.load(Ordering::SeqCst), 0);
-    assert_eq!(router.goodbyes.load(Ordering::SeqCst), 0);
+    assert_eq!(router.goodbyes.load(Ordering::SeqCst), 1, "it may have the worker on its list");
 }
 
 #[tokio::test(flavor = "multi_thread")]
