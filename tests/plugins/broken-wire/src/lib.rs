@@ -12,6 +12,8 @@ use host_plugin_api::{
 };
 use host_plugin_wire::Backend;
 
+/// How much later than its notification the data is sent.
+const EARLY: Duration = Duration::from_millis(3);
 /// How late a fence is that does not wait.
 const LATE: Duration = Duration::from_millis(50);
 /// Set in the tags of notifications that this fake sends by itself.
@@ -180,6 +182,8 @@ impl TransferBackend for BrokenWire {
             "notifies-early" if submission.notification_length > 0 && !writes.is_empty() => {
                 let early = Submission { tag: Tag(submission.tag.0 | OWN), ..submission };
                 let _told = self.inner.submit(&early, &[]);
+                // Long enough that a kit on a busy machine looks before the data is there.
+                std::thread::sleep(EARLY);
                 self.inner.submit(&Submission { notification_length: 0, ..submission }, writes)
             }
             _ => self.inner.submit(&submission, writes),
