@@ -9,4 +9,5 @@ mod in_c;
 mod new;
 mod other_compiler;
 mod requirements;
+mod shipping;
 mod stops_or_is_left_behind;
