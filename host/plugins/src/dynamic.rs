@@ -9,8 +9,7 @@ use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::{Endianness, ReadRef};
 use serde::Serialize;
 
-use super::bounded::Bounded;
-use super::preflight::MAX_SEGMENTS;
+use super::bounded::{Bounded, MAX_SEGMENTS};
 
 const DT_NEEDED: i64 = 1;
 const DT_STRTAB: i64 = 5;

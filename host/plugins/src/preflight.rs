@@ -10,7 +10,7 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadRef};
 use semver::Version;
 
-use super::bounded::{Bounded, MOST_BYTES};
+use super::bounded::{Bounded, MAX_SEGMENTS, MOST_BYTES};
 use super::dynamic;
 use super::error::PreflightError;
 use super::glibc::Glibc;
@@ -19,8 +19,6 @@ use super::policy::Policy;
 
 /// Longest manifest that is read.
 const MANIFEST_BYTES: usize = 1 << 20;
-/// Most segments of a file. Linkers make about a dozen.
-pub(super) const MAX_SEGMENTS: usize = 1024;
 /// Most manifests in a file: its own, and those of the plugins that are linked into it.
 const MAX_MANIFESTS: usize = 64;
 

@@ -1,7 +1,7 @@
 //! Why a plugin directory was not changed.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::PreflightError;
 
@@ -39,7 +39,7 @@ pub enum ChangeError {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: PreflightError,
+        source: Box<PreflightError>,
     },
     /// No file can be named so.
     #[error("{} names itself {name:?}: use letters, digits, - and _, 64 at most", path.display())]
@@ -110,6 +110,11 @@ pub enum ChangeError {
 }
 
 impl ChangeError {
+    /// That a file is not one that is loaded here.
+    pub(super) fn unusable(path: &Path, source: PreflightError) -> Self {
+        Self::Unusable { path: path.to_owned(), source: Box::new(source) }
+    }
+
     /// Whether the request cannot be met, rather than that something failed.
     #[must_use]
     pub fn is_refusal(&self) -> bool {

@@ -72,7 +72,7 @@ impl Directory {
     ) -> Result<(Vec<Step>, Installed), ChangeError> {
         // Permissions are asked of the file in this directory, not of the one that it is copied from.
         let from = Policy { insecure_permissions: true, ..self.policy.clone() };
-        let unusable = |source| ChangeError::Unusable { path: file.to_owned(), source };
+        let unusable = |source| ChangeError::unusable(file, source);
         let manifest = preflight(file, &from).map_err(unusable)?;
         let target = self.place_of(&manifest.plugin.name, file)?;
         // What is there and cannot be read is no plugin that is lost: replacing it is how a damaged file is mended.
@@ -138,7 +138,7 @@ impl Directory {
             let made = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&at);
             let mut made: File = made.map_err(failed)?;
             made.write_all(&source).and_then(|()| made.sync_all()).map_err(failed)?;
-            let unusable = |source| ChangeError::Unusable { path: target.to_owned(), source };
+            let unusable = |source| ChangeError::unusable(target, source);
             let opened = PluginFile::open(&at, &self.policy).map_err(unusable)?;
             let manifest = opened.manifest(&self.policy).map_err(unusable)?;
             let (signature, signed) = self.signature(&opened, file, &manifest)?;
@@ -156,7 +156,7 @@ impl Directory {
         file: &Path,
         manifest: &Manifest,
     ) -> Result<(Option<String>, Option<Signed>), ChangeError> {
-        let unusable = |source| ChangeError::Unusable { path: file.to_owned(), source };
+        let unusable = |source| ChangeError::unusable(file, source);
         let at = signature_of(file, SIGNATURE);
         let bad = |problem| unusable(PreflightError::BadSignature { signature: at.clone(), problem });
         let text = match read_signature(&at) {

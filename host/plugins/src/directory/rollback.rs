@@ -40,7 +40,7 @@ impl Directory {
         if name.contains('/') || !previous.is_file() {
             return Err(ChangeError::NoneBefore { path: target });
         }
-        let unusable = |source| ChangeError::Unusable { path: previous.clone(), source };
+        let unusable = |source| ChangeError::unusable(&previous, source);
         let failed = |source| ChangeError::File { path: previous.clone(), source };
         let file = PluginFile::open(&previous, &self.policy).map_err(unusable)?;
         let manifest = file.manifest(&self.policy).map_err(unusable)?;
