@@ -25,7 +25,7 @@ fn one(file: &Path) {
         step();
         taken.push(start.elapsed().as_secs_f64() * 1e6);
     };
-    time(&mut || drop(preflight(file, Policy::default()).unwrap()));
+    time(&mut || drop(preflight(file, &Policy::default()).unwrap()));
     let mut hash = String::new();
     time(&mut || hash = sha256(file).unwrap());
     let entry = Entry::of_file(file).unwrap();

@@ -65,6 +65,43 @@ pub fn dynamic(file: &Path, entries: &[(u64, u64)], names: &[u8]) {
     object(file, &segments, &[(NAMES, names), (8192, &table)]);
 }
 
+/// Makes a library need another version of glibc instead of one of the same length that it needs, as the linker would have
+/// written it.
+///
+/// # Panics
+/// When it needs no version of glibc of this length.
+pub fn need_glibc(file: &Path, version: &str) {
+    let mut bytes = std::fs::read(file).expect("a library can be read");
+    let new = format!("GLIBC_{version}");
+    let is_name = |at: usize| {
+        let name = bytes.get(at + 1..at + 1 + new.len())?;
+        let ends = bytes[at] == 0 && bytes.get(at + 1 + new.len()) == Some(&0);
+        (ends && name.starts_with(b"GLIBC_2.")).then(|| name.to_vec())
+    };
+    let old = (0..bytes.len()).find_map(is_name).expect("a version of glibc of this length");
+    let hash = |name: &[u8]| {
+        let hashed = name.iter().fold(0u32, |hash, byte| {
+            let hash = (hash << 4).wrapping_add(u32::from(*byte));
+            let high = hash & 0xf000_0000;
+            (hash ^ (high >> 24)) & !high
+        });
+        hashed.to_le_bytes()
+    };
+    let (old_hash, new_hash) = (hash(&old), hash(new.as_bytes()));
+    let places = |bytes: &[u8], what: &[u8]| -> Vec<usize> {
+        (0..bytes.len() - what.len()).filter(|at| bytes[*at..].starts_with(what)).collect()
+    };
+    for at in places(&bytes, &[&[0], old.as_slice(), &[0]].concat()) {
+        bytes[at + 1..at + 1 + new.len()].copy_from_slice(new.as_bytes());
+    }
+    for at in places(&bytes, &old_hash) {
+        bytes[at..at + 4].copy_from_slice(&new_hash);
+    }
+    // Another file in its place: it may be a link to one that is in use.
+    std::fs::remove_file(file).expect("a library can be replaced");
+    std::fs::write(file, bytes).expect("a library can be written");
+}
+
 /// A note: its owner's name, type and content.
 #[must_use]
 pub fn note(name: &[u8], kind: u32, content: &[u8]) -> Vec<u8> {

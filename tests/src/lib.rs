@@ -22,6 +22,8 @@ pub mod plugin_files;
 pub mod ports;
 pub mod program;
 pub mod s3;
+#[cfg(feature = "signing")]
+pub mod signing;
 pub mod skip;
 pub mod streaming;
 pub mod variant;

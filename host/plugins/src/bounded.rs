@@ -14,6 +14,9 @@ use object::{ReadCache, ReadRef};
 /// most a mebibyte.
 pub const MOST_BYTES: u64 = 16 << 20;
 
+/// Most segments of a file. Linkers make about a dozen.
+pub const MAX_SEGMENTS: usize = 1024;
+
 /// A file whose bytes are counted as they are asked for, again if they are asked for again.
 pub struct Bounded<R: ReadCacheOps = File> {
     cache: ReadCache<R>,

@@ -8,14 +8,15 @@ use super::libraries::LockedLibrary;
 use super::lock::Lock;
 use super::manifest::Manifest;
 use super::policy::Policy;
-use super::sidecar;
+use super::publishers::{Publishers, SIGNATURE, Signed, signature_of};
+use super::{libraries, sidecar};
 
 /// Most libraries and side-cars of one directory.
 const MAX_FILES: usize = 4096;
 
 /// The libraries and side-cars of a directory, in order: which of two files shadows the other should not depend on how
 /// the system lists them.
-fn candidates(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+pub(super) fn candidates(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
@@ -40,12 +41,21 @@ pub struct Entry {
     pub manifest: Manifest,
     /// The sha256 that a lock file or a side-car lists for it. It is loaded from memory that holds these bytes.
     pub pinned: Option<String>,
-    /// The libraries beside it that a lock file lists; `None` without a lock file.
+    /// Its signature, where the operator asks for one. It is loaded from memory that holds the bytes that were verified.
+    pub signed: Option<Signed>,
+    /// The libraries beside it that a lock file lists, or none of a signed file; `None` with neither.
     pub(super) libraries: Option<Vec<LockedLibrary>>,
     /// What the operator should know about it although it is accepted.
     pub warnings: Vec<String>,
     /// What was accepted when it was found, and is when it is loaded.
     pub(super) policy: Policy,
+}
+
+/// What a directory and the operator ask of a file beyond what every plugin's is.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Demands<'a> {
+    pub lock: Option<&'a Lock>,
+    pub publishers: Option<&'a Publishers>,
 }
 
 impl Entry {
@@ -56,22 +66,24 @@ impl Entry {
     /// What [`preflight`](crate::preflight()) says.
     pub fn of_file(path: &Path) -> Result<Self, PreflightError> {
         let policy = Policy { insecure_permissions: true, ..Policy::default() };
-        Self::accepted(path, policy, None, None)
+        Self::accepted(path, policy, &Demands::default(), None)
     }
 
-    /// A plugin named by its file, whose bytes are those of the lock and the pin (with the source of each), if there
-    /// are any.
+    /// A plugin named by its file, whose bytes are signed and those of the lock and the pin (with the source of it), as far
+    /// as there are any.
     pub(super) fn accepted(
         path: &Path,
         policy: Policy,
-        lock: Option<&Lock>,
+        demands: &Demands<'_>,
         pin: Option<(&Path, &str)>,
     ) -> Result<Self, PreflightError> {
-        let file = PluginFile::open(path, policy)?;
+        let file = PluginFile::open(path, &policy)?;
+        let signed = demands.publishers.map(|publishers| publishers.verify(&file)).transpose()?;
         let (mut pinned, mut libraries) = (None, None);
-        if lock.is_some() || pin.is_some() {
-            let found = file.sha256()?;
-            if let Some(lock) = lock {
+        if demands.lock.is_some() || pin.is_some() {
+            // The bytes that the signature was verified for, so that a file that changes meanwhile has not both.
+            let found = signed.as_ref().map_or_else(|| file.sha256(), |signed| Ok(signed.sha256.clone()))?;
+            if let Some(lock) = demands.lock {
                 libraries = Some(lock.check(path, &found)?);
             }
             if let Some((says, pinned)) = pin.filter(|(_, pinned)| *pinned != found) {
@@ -83,12 +95,36 @@ impl Entry {
             }
             pinned = Some(found);
         }
-        let manifest = file.manifest(policy)?;
+        let manifest = file.manifest(&policy)?;
+        if let (Some(publishers), Some(signed)) = (demands.publishers, &signed) {
+            publishers.check_id(signed, &manifest.plugin.id).map_err(|problem| {
+                PreflightError::BadSignature { signature: signature_of(path, SIGNATURE), problem }
+            })?;
+            if libraries.is_none() && file.needs_its_place()? {
+                libraries = Some(none_beside(path)?);
+            }
+        }
         let mut warnings = file.warnings;
         if manifest.build.panic == "abort" {
             warnings.push("a defect in it ends this process: it was built with panic = \"abort\"".to_owned());
         }
-        Ok(Self { path: path.to_owned(), manifest, pinned, libraries, warnings, policy })
+        Ok(Self { path: path.to_owned(), manifest, pinned, signed, libraries, warnings, policy })
+    }
+
+    /// The sha256 of the bytes that were pinned or signed, in hexadecimal.
+    pub(super) fn verified(&self) -> Option<&str> {
+        self.pinned.as_deref().or(self.signed.as_ref().map(|signed| signed.sha256.as_str()))
+    }
+}
+
+/// No libraries, when none lies beside a signed file that looks for some there: no signature covers them.
+fn none_beside(path: &Path) -> Result<Vec<LockedLibrary>, PreflightError> {
+    let beside = libraries::beside(path).map_err(PreflightError::Unreadable)?;
+    match beside.is_empty() {
+        true => Ok(beside),
+        false => {
+            Err(PreflightError::UnsignedLibraries(beside.into_iter().map(|library| library.file).collect()))
+        }
     }
 }
 
@@ -121,8 +157,17 @@ impl Catalog {
     /// Reads directories and accepts what the policy does.
     pub fn scan_with<P: AsRef<Path>>(policy: Policy, directories: impl IntoIterator<Item = P>) -> Self {
         let mut catalog = Self { policy, ..Self::default() };
+        let publishers = catalog.policy.publishers.as_deref().map(Publishers::read).transpose();
         for directory in directories {
             let directory = directory.as_ref();
+            // Publishers that cannot be read lock everything out, rather than nothing.
+            let publishers = match &publishers {
+                Ok(publishers) => publishers.as_ref(),
+                Err(error) => {
+                    catalog.searched.push((directory.to_owned(), Some(error.clone())));
+                    continue;
+                }
+            };
             let paths = match candidates(directory) {
                 Ok(paths) => paths,
                 Err(error) => {
@@ -138,7 +183,7 @@ impl Catalog {
                     continue;
                 }
             };
-            catalog.add_all(&paths, lock.as_ref());
+            catalog.add_all(&paths, &Demands { lock: lock.as_ref(), publishers });
             catalog.searched.push((directory.to_owned(), None));
         }
         catalog
@@ -148,21 +193,25 @@ impl Catalog {
     #[must_use]
     pub fn scan_unlocked(policy: Policy, directory: &Path) -> Self {
         let mut catalog = Self { policy, ..Self::default() };
-        match candidates(directory) {
-            Ok(paths) => catalog.add_all(&paths, None),
-            Err(error) => catalog.searched.push((directory.to_owned(), Some(error.to_string()))),
+        let publishers = catalog.policy.publishers.as_deref().map(Publishers::read).transpose();
+        match (candidates(directory), publishers) {
+            (Ok(paths), Ok(publishers)) => {
+                catalog.add_all(&paths, &Demands { lock: None, publishers: publishers.as_ref() });
+            }
+            (Err(error), _) => catalog.searched.push((directory.to_owned(), Some(error.to_string()))),
+            (_, Err(error)) => catalog.searched.push((directory.to_owned(), Some(error))),
         }
         catalog
     }
 
     /// The plugins among a directory's files.
-    fn add_all(&mut self, paths: &[PathBuf], lock: Option<&Lock>) {
+    fn add_all(&mut self, paths: &[PathBuf], demands: &Demands<'_>) {
         let mut named = Vec::new();
         for car in paths.iter().filter(|path| sidecar::is_one(path)) {
             match sidecar::read(car) {
                 Ok(Some(file)) => {
                     let pin = file.sha256.as_deref().map(|hash| (car.as_path(), hash));
-                    self.add(&file.path, lock, pin);
+                    self.add(&file.path, demands, pin);
                     named.extend(file.path.canonicalize());
                 }
                 Ok(None) => {}
@@ -175,12 +224,12 @@ impl Catalog {
         // What a side-car names was looked at as it says.
         let left = |path: &&PathBuf| !path.canonicalize().is_ok_and(|path| named.contains(&path));
         for path in paths.iter().filter(|path| path.extension().is_some_and(|e| e == "so")).filter(left) {
-            self.add(path, lock, None);
+            self.add(path, demands, None);
         }
     }
 
-    fn add(&mut self, path: &Path, lock: Option<&Lock>, pin: Option<(&Path, &str)>) {
-        match Entry::accepted(path, self.policy, lock, pin) {
+    fn add(&mut self, path: &Path, demands: &Demands<'_>, pin: Option<(&Path, &str)>) {
+        match Entry::accepted(path, self.policy.clone(), demands, pin) {
             Ok(entry) => {
                 let name = &entry.manifest.plugin.name;
                 let taken = self.entries.iter().any(|e| e.manifest.plugin.name == *name);
@@ -201,6 +250,12 @@ impl Catalog {
     #[must_use]
     pub fn unusable(&self) -> &[Unusable] {
         &self.unusable
+    }
+
+    /// The same, without the rest.
+    #[must_use]
+    pub fn into_unusable(self) -> Vec<Unusable> {
+        self.unusable
     }
 
     /// Usable plugins whose name an earlier directory already had.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use host_plugin_api::ErrorCode;
 use host_plugin_api::abi::HeaderError;
 
+use super::glibc::Glibc;
+
 /// Why a file is no plugin this host can load. Found by reading it, before any of its code runs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -84,6 +86,17 @@ pub enum PreflightError {
         /// This host's.
         host: &'static str,
     },
+    /// Linked against a newer C library than this process has.
+    #[error(
+        "needs glibc {needed} or newer, this machine has {here}: build it where glibc is no newer than {here} (on an older \
+         distribution or in its container), or for it with `zig cc` or cargo-zigbuild; or run it on a newer machine"
+    )]
+    GlibcTooOld {
+        /// The oldest that the file can be loaded with.
+        needed: Glibc,
+        /// This process's.
+        here: Glibc,
+    },
     /// `plugins.lock` does not list it.
     #[error("is not listed in {}: add it with `host plugins lock`", .0.display())]
     NotLocked(PathBuf),
@@ -97,6 +110,28 @@ pub enum PreflightError {
         /// What the file has.
         found: String,
     },
+    /// There is no signature beside it, and the operator asks for one.
+    #[error(
+        "is not signed: {} is not there, and only plugins of the publishers in {} are loaded: get the publisher's signature, or sign \
+         the file with a key of your own that is listed there", signature.display(), publishers.display()
+    )]
+    NotSigned {
+        /// Where the signature would be.
+        signature: PathBuf,
+        /// The file of publishers.
+        publishers: PathBuf,
+    },
+    /// The signature beside it does not count.
+    #[error("has a signature that does not count, {}: {problem}", signature.display())]
+    BadSignature {
+        /// The signature.
+        signature: PathBuf,
+        /// Why not.
+        problem: String,
+    },
+    /// It is signed, and what would be loaded with it is not.
+    #[error("is signed, but is loaded with {}, which no signature covers: pin both with `host plugins lock`", .0.join(", "))]
+    UnsignedLibraries(Vec<String>),
     /// `plugins.lock` lists other libraries beside it.
     #[error("is loaded with {what} in {}: restore the library, or lock the plugin again with `host plugins lock`", lock.display())]
     Libraries {
@@ -132,8 +167,12 @@ impl PreflightError {
             Self::Permissions(_) => "permissions",
             Self::BadSideCar(_) => "bad_side_car",
             Self::WrongTarget { .. } => "wrong_target",
+            Self::GlibcTooOld { .. } => "glibc_too_old",
             Self::NotLocked(_) => "not_locked",
             Self::WrongHash { .. } => "wrong_hash",
+            Self::NotSigned { .. } => "not_signed",
+            Self::BadSignature { .. } => "bad_signature",
+            Self::UnsignedLibraries(_) => "unsigned_libraries",
             Self::Libraries { .. } => "libraries",
             Self::PanicAbort => "panic_abort",
         }

@@ -10,10 +10,11 @@ use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use sha2::{Digest, Sha256};
 
 use super::bounded::Bounded;
+use super::dynamic::needs_its_place;
 use super::error::PreflightError;
 use super::manifest::Manifest;
 use super::policy::Policy;
-use super::preflight::{needs_its_place, read, read_and_check};
+use super::preflight::{read, read_and_check};
 
 /// Most bytes of a text file about plugins.
 const LONGEST_TEXT: u64 = 1 << 20;
@@ -52,7 +53,7 @@ pub(super) struct PluginFile {
 
 impl PluginFile {
     /// Opens a file and looks at which users could replace it.
-    pub(super) fn open(path: &Path, policy: Policy) -> Result<Self, PreflightError> {
+    pub(super) fn open(path: &Path, policy: &Policy) -> Result<Self, PreflightError> {
         // Asked before opening: opening a device may do something.
         if !std::fs::metadata(path).map_err(PreflightError::Unreadable)?.is_file() {
             return Err(PreflightError::NotAFile);
@@ -74,14 +75,23 @@ impl PluginFile {
         Ok(Self { path: path.to_owned(), file, stamp: Stamp::of(&metadata), warnings })
     }
 
+    /// Where it was opened.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The sha256 of its bytes, in hexadecimal.
     pub(super) fn sha256(&self) -> Result<String, PreflightError> {
-        let copied = copy_and_digest(&self.file, &mut io::sink());
-        copied.map_err(PreflightError::Unreadable)
+        self.digest_into(&mut io::sink())
+    }
+
+    /// Writes its bytes there, and answers their sha256, in hexadecimal.
+    pub(super) fn digest_into(&self, to: &mut impl Write) -> Result<String, PreflightError> {
+        copy_and_digest(&self.file, to).map_err(PreflightError::Unreadable)
     }
 
     /// Its manifest, when it is a plugin that this host can load.
-    pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
+    pub(super) fn manifest(&self, policy: &Policy) -> Result<Manifest, PreflightError> {
         let file = self.file.try_clone().map_err(PreflightError::Unreadable)?;
         read_and_check(&Bounded::new(file), self.stamp.size, policy)
     }
@@ -138,22 +148,50 @@ impl PluginFile {
     }
 }
 
-/// The whole text of a small regular file; opening a pipe would wait for its writer.
+/// The whole text of a small regular file that no other user may change.
 pub(super) fn text(path: &Path) -> io::Result<String> {
+    let (file, metadata) = regular(path)?;
+    // It says which file is loaded, and which hash is right.
+    if host_ownership::every_user_may_change(&metadata) {
+        return Err(io::Error::other("it may be changed by every user of this machine: chmod o-w it"));
+    }
+    read_up_to(file, LONGEST_TEXT)
+}
+
+/// As [`text`], of a file that must not be easier to replace than the program.
+pub(super) fn trusted_text(path: &Path) -> io::Result<String> {
+    let (file, metadata) = regular(path)?;
+    let found = host_ownership::check(path, &metadata)?;
+    if !found.refused.is_empty() {
+        return Err(io::Error::other(format!(
+            "it could be replaced by others: {}",
+            found.refused.join("; ")
+        )));
+    }
+    read_up_to(file, LONGEST_TEXT)
+}
+
+/// The whole text of a regular file of at most this many bytes, whichever users may change it.
+pub(super) fn short_text(path: &Path, longest: u64) -> io::Result<String> {
+    read_up_to(regular(path)?.0, longest)
+}
+
+/// Opens a regular file; opening a pipe would wait for its writer.
+fn regular(path: &Path) -> io::Result<(File, Metadata)> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // It says which file is loaded, and which hash is right.
-    if host_ownership::every_user_may_change(&metadata) {
-        return Err(io::Error::other("it may be changed by every user of this machine: chmod o-w it"));
-    }
+    Ok((file, metadata))
+}
+
+fn read_up_to(file: File, longest: u64) -> io::Result<String> {
     let mut text = String::new();
-    file.take(LONGEST_TEXT + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LONGEST_TEXT {
-        return Err(io::Error::other(format!("it has more than {LONGEST_TEXT} bytes")));
+    file.take(longest + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > longest {
+        return Err(io::Error::other(format!("it has more than {longest} bytes")));
     }
     Ok(text)
 }
@@ -169,21 +207,21 @@ pub(super) struct Sealed {
 /// # Errors
 /// When it carries none that can be read.
 pub fn describe(path: &Path) -> Result<Manifest, PreflightError> {
-    let any = Policy { insecure_permissions: true, panic_abort: true };
-    let PluginFile { file, stamp, .. } = PluginFile::open(path, any)?;
+    let any = Policy { insecure_permissions: true, ..Policy::default() };
+    let PluginFile { file, stamp, .. } = PluginFile::open(path, &any)?;
     read(&Bounded::new(file), stamp.size)
 }
 
-/// Checks the file and returns its manifest.
+/// Checks the file and returns its manifest. What lies beside it, as a lock file or a signature, is not looked at.
 ///
 /// # Errors
 /// The first thing that is wrong with it.
-pub fn preflight(path: &Path, policy: Policy) -> Result<Manifest, PreflightError> {
+pub fn preflight(path: &Path, policy: &Policy) -> Result<Manifest, PreflightError> {
     PluginFile::open(path, policy)?.manifest(policy)
 }
 
 impl Sealed {
-    pub(super) fn manifest(&self, policy: Policy) -> Result<Manifest, PreflightError> {
+    pub(super) fn manifest(&self, policy: &Policy) -> Result<Manifest, PreflightError> {
         let file = self.memory.try_clone().map_err(PreflightError::Unreadable)?;
         read_and_check(&Bounded::new(file), self.size, policy)
     }
@@ -231,7 +269,7 @@ mod tests {
     fn whether_a_file_needs_its_place_is_asked_of_the_one_that_was_checked() {
         let folder = tempfile::tempdir().unwrap();
         let (path, other) = (folder.path().join("plugin.so"), folder.path().join("other.so"));
-        let open = || PluginFile::open(&path, Policy::default()).unwrap();
+        let open = || PluginFile::open(&path, &Policy::default()).unwrap();
         dynamic(&path, &[], b"$ORIGIN/lib\0");
         dynamic(&other, &[(RUNPATH, 0)], b"$ORIGIN/lib\0");
         let checked = open();

@@ -6,19 +6,21 @@ use std::io::Cursor;
 use std::path::Path;
 
 use super::bounded::Bounded;
+use super::dynamic::{needs_its_place, versions};
 use super::lock::Lock;
 use super::manifest::Manifest;
 use super::policy::Policy;
-use super::preflight::{needs_its_place, read_and_check};
+use super::preflight::read_and_check;
 use super::sidecar;
 
 /// A plugin's file: its headers, notes, manifest and dynamic section.
 #[must_use]
 pub fn elf(bytes: &[u8]) -> bool {
-    let policy = Policy { insecure_permissions: true, panic_abort: true };
+    let policy = Policy { insecure_permissions: true, panic_abort: true, publishers: None };
     let data = Bounded::new(Cursor::new(bytes));
-    let read = read_and_check(&data, bytes.len() as u64, policy);
+    let read = read_and_check(&data, bytes.len() as u64, &policy);
     let _place = needs_its_place(&Bounded::new(Cursor::new(bytes)));
+    let _versions = versions(&Bounded::new(Cursor::new(bytes)));
     if let Err(error) = &read {
         assert!(!error.reason().is_empty() && !error.to_string().is_empty());
     }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::dynamic::{Dynamic, dynamic};
 use super::file::sha256;
-use super::preflight::{Dynamic, dynamic};
 
 /// Most of them for one plugin.
 const MOST: usize = 64;

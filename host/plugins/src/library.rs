@@ -1,6 +1,6 @@
 //! From a plugin's file to its checked root.
 //!
-//! Each step before `dlopen` runs none of the plugin's code and has an error of its own; so has each after. A pinned
+//! Each step before `dlopen` runs none of the plugin's code and has an error of its own; so has each after. A pinned or signed
 //! file is loaded from sealed memory with the very bytes that were verified. Others are loaded through the descriptor that was
 //! checked, so that a file that takes their place meanwhile is not loaded. A file that finds libraries beside itself is loaded
 //! from its place, because the system's loader asks where that is. Both are looked at again afterwards.
@@ -57,12 +57,12 @@ pub fn load_root(entry: &Entry) -> Result<Root, PluginError> {
     let path = &entry.path;
     let refused = |e| PluginError::Preflight { path: path.clone(), source: Box::new(e) };
     // It may have changed since the scan.
-    let file = PluginFile::open(path, entry.policy).map_err(refused)?;
+    let file = PluginFile::open(path, &entry.policy).map_err(refused)?;
     for warning in &entry.warnings {
         tracing::warn!(plugin = entry.manifest.plugin.name, "{warning}");
     }
     let in_place = file.needs_its_place().map_err(refused)?;
-    let root = match &entry.pinned {
+    let root = match entry.verified() {
         Some(hash) if !in_place => {
             let from = sealed(&file, entry, hash)?;
             load(&from, path, &entry.manifest)?
@@ -91,7 +91,7 @@ fn sealed(file: &PluginFile, entry: &Entry, hash: &str) -> Result<PathBuf, Plugi
             return Ok(before.clone());
         }
         let copy = file.sealed(hash).map_err(refused)?.map_err(|_other_bytes| changed())?;
-        if copy.manifest(entry.policy).map_err(refused)? != entry.manifest {
+        if copy.manifest(&entry.policy).map_err(refused)? != entry.manifest {
             return Err(changed());
         }
         let from = copy.path();
@@ -112,12 +112,12 @@ fn load_opened(file: PluginFile, entry: &Entry, in_place: bool) -> Result<Root, 
     if before.as_ref().is_some_and(|before| before.stamp != stamp) {
         return Err(PluginError::Overwritten { path: path.clone() });
     }
-    if let Some(pinned) = &entry.pinned
-        && file.sha256().map_err(refused)? != *pinned
+    if let Some(verified) = entry.verified()
+        && file.sha256().map_err(refused)? != verified
     {
         return Err(changed());
     }
-    if file.manifest(entry.policy).map_err(refused)? != entry.manifest {
+    if file.manifest(&entry.policy).map_err(refused)? != entry.manifest {
         return Err(changed());
     }
     if let Some(locked) = &entry.libraries {
@@ -211,18 +211,19 @@ mod tests {
 
     use super::*;
     use crate::Policy;
+    use crate::catalog::Demands;
 
     #[test]
     fn the_file_that_was_checked_is_loaded_and_not_the_one_that_took_its_place() {
         let folder = plugin_files::directory(&["null", "memory"]);
         let at = |name: &str| folder.path().join(name);
-        let entry = Entry::accepted(&at("null.so"), Policy::default(), None, None).unwrap();
-        let checked = PluginFile::open(&at("null.so"), Policy::default()).unwrap();
+        let entry = Entry::accepted(&at("null.so"), Policy::default(), &Demands::default(), None).unwrap();
+        let checked = PluginFile::open(&at("null.so"), &Policy::default()).unwrap();
         std::fs::rename(at("memory.so"), at("null.so")).unwrap();
         let root = load_opened(checked, &entry, false).unwrap();
         assert_eq!(root.roles(), ["transfer"]);
         // The next one to look finds the other file.
-        let other = PluginFile::open(&at("null.so"), Policy::default()).unwrap();
+        let other = PluginFile::open(&at("null.so"), &Policy::default()).unwrap();
         let error = load_opened(other, &entry, false).err().unwrap();
         assert!(matches!(error, PluginError::Changed { .. }), "{error}");
     }

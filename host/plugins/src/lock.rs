@@ -117,7 +117,16 @@ impl Lock {
     pub fn replace(&mut self, target: &str, plugins: Vec<Locked>) {
         self.plugins.retain(|locked| locked.target != target);
         self.plugins.extend(plugins);
-        self.plugins.sort_by(|a, b| (&a.file, &a.target).cmp(&(&b.file, &b.target)));
+    }
+
+    /// A lock that lists nothing yet.
+    pub(super) fn empty(directory: &Path) -> Self {
+        Self { plugins: Vec::new(), path: directory.join(FILE) }
+    }
+
+    /// Lists a file of this name and target no more.
+    pub(super) fn forget(&mut self, file: &str, target: &str) {
+        self.plugins.retain(|locked| locked.file != file || locked.target != target);
     }
 
     /// Writes the directory's lock, whole or not at all.
@@ -125,7 +134,10 @@ impl Lock {
     /// # Errors
     /// When the directory cannot be written.
     pub fn write(&self, directory: &Path) -> io::Result<()> {
-        let text = toml::to_string(self).map_err(io::Error::other)?;
+        let mut sorted = self.clone();
+        sorted.plugins.sort_by(|a, b| (&a.file, &a.target, &a.sha256).cmp(&(&b.file, &b.target, &b.sha256)));
+        sorted.plugins.dedup();
+        let text = toml::to_string(&sorted).map_err(io::Error::other)?;
         write_whole(&directory.join(FILE), text.as_bytes(), 0o644)
     }
 }
@@ -137,19 +149,6 @@ impl Lock {
 /// # Errors
 /// When any step fails; the file is then as before.
 pub fn write_whole(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    write_if(path, content, mode, |_written| Ok(()))
-}
-
-/// As [`write_whole`], if `accept` says yes to the file that was written beside its place.
-///
-/// # Errors
-/// When any step fails, or what `accept` says; the file is then as before.
-pub fn write_if<T, E: From<io::Error>>(
-    path: &Path,
-    content: &[u8],
-    mode: u32,
-    accept: impl FnOnce(&Path) -> Result<T, E>,
-) -> Result<T, E> {
     use std::os::unix::fs::OpenOptionsExt;
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = directory.join(format!(".{}.{}.tmp", file_name(path), std::process::id()));
@@ -157,10 +156,8 @@ pub fn write_if<T, E: From<io::Error>>(
         let mut file = File::options().write(true).create_new(true).mode(mode).open(&temporary)?;
         file.write_all(content)?;
         file.sync_all()?;
-        let accepted = accept(&temporary)?;
         std::fs::rename(&temporary, path)?;
-        File::open(directory)?.sync_all()?;
-        Ok(accepted)
+        File::open(directory)?.sync_all()
     })();
     if written.is_err() {
         // Gone already when the rename was done.

@@ -237,3 +237,6 @@ impl Manifest {
 fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod documented;

@@ -3,32 +3,22 @@
 //! Loading is too late to find out: constructors run before anything can be checked, and a file that was cut off
 //! kills the process inside the system's loader. Both are excluded, or at least announced, by what the file says.
 
-use std::fs::File;
-use std::path::Path;
-
 use host_plugin_api::{c, note};
 use object::elf::{ET_DYN, FileHeader64, PT_LOAD};
 use object::read::ReadCacheOps;
-use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadRef};
 use semver::Version;
 
-use super::bounded::{Bounded, MOST_BYTES};
+use super::bounded::{Bounded, MAX_SEGMENTS, MOST_BYTES};
+use super::dynamic;
 use super::error::PreflightError;
+use super::glibc::Glibc;
 use super::manifest::Manifest;
 use super::policy::Policy;
 
-const DT_NEEDED: i64 = 1;
-const DT_STRTAB: i64 = 5;
-const DT_RPATH: i64 = 15;
-const DT_RUNPATH: i64 = 29;
-/// Longest name of a library.
-const MAX_NAME: u64 = 4096;
-
 /// Longest manifest that is read.
 const MANIFEST_BYTES: usize = 1 << 20;
-/// Most segments of a file. Linkers make about a dozen.
-const MAX_SEGMENTS: usize = 1024;
 /// Most manifests in a file: its own, and those of the plugins that are linked into it.
 const MAX_MANIFESTS: usize = 64;
 
@@ -37,12 +27,13 @@ const MAX_MANIFESTS: usize = 64;
 pub(super) fn read_and_check<R: ReadCacheOps>(
     data: &Bounded<R>,
     length: u64,
-    policy: Policy,
+    policy: &Policy,
 ) -> Result<Manifest, PreflightError> {
     let manifest = read(data, length)?;
     check_api(&manifest)?;
     check_host(&manifest)?;
     check_target(&manifest)?;
+    check_glibc(data)?;
     match manifest.build.panic.as_str() {
         "unwind" => {}
         "abort" if policy.panic_abort => {}
@@ -147,72 +138,6 @@ fn read_notes<'a>(data: impl ReadRef<'a>, length: u64) -> Result<Manifest, Prefl
     choose(manifests)
 }
 
-/// Names of the libraries that the system's loader will look for; empty when there are none or they cannot be read.
-#[must_use]
-pub fn needed_libraries(path: &Path) -> Vec<String> {
-    let Ok(file) = File::open(path) else { return Vec::new() };
-    dynamic_names(&Bounded::new(file), &[DT_NEEDED]).unwrap_or_default()
-}
-
-/// Whether the system's loader will look for libraries beside the file, so that it must be loaded from its place.
-pub(super) fn needs_its_place<R: ReadCacheOps>(data: &Bounded<R>) -> bool {
-    // What cannot be read is not looked for either.
-    let paths = dynamic_names(data, &[DT_RPATH, DT_RUNPATH]).unwrap_or_default();
-    paths.iter().any(|path| path.contains("$ORIGIN") || path.contains("${ORIGIN}"))
-}
-
-/// What a library says of others that it needs.
-#[derive(Debug, Default)]
-pub(super) struct Dynamic {
-    /// Their names.
-    pub needed: Vec<String>,
-    /// Folders to look for them, with colons between.
-    pub paths: Vec<String>,
-}
-
-/// Reads it; empty when there is nothing or it cannot be read.
-pub(super) fn dynamic(path: &Path) -> Dynamic {
-    let names = |tags: &[i64]| {
-        let file = File::open(path).ok()?;
-        dynamic_names(&Bounded::new(file), tags).ok()
-    };
-    let of = |tags| names(tags).unwrap_or_default();
-    Dynamic { needed: of(&[DT_NEEDED]), paths: of(&[DT_RPATH, DT_RUNPATH]) }
-}
-
-/// The texts of these entries of the dynamic section.
-fn dynamic_names<R: ReadCacheOps>(data: &Bounded<R>, tags: &[i64]) -> object::Result<Vec<String>> {
-    let header = FileHeader64::<Endianness>::parse(data)?;
-    let endian = header.endian()?;
-    let segments = header.program_headers(endian, data)?;
-    // The table of a plugin was counted before; here every entry may look through all of them.
-    let segments = segments.get(..MAX_SEGMENTS).unwrap_or(segments);
-    let mut names = Vec::new();
-    for segment in segments {
-        let Some(entries) = segment.dynamic(endian, data)? else { continue };
-        let value = |tag: i64| entries.iter().find(|e| e.tag(endian).0 == tag).map(|e| e.val(endian));
-        let Some(table) = value(DT_STRTAB) else { continue };
-        // The table's address in memory; its place in the file is in the segment that covers it.
-        let Some(base) = segments.iter().find_map(|s| {
-            let inside = table.checked_sub(s.p_vaddr(endian)).filter(|at| *at < s.p_filesz(endian));
-            Some(s.p_offset(endian).saturating_add(inside.filter(|_| s.p_type(endian) == PT_LOAD)?))
-        }) else {
-            continue;
-        };
-        for entry in entries.iter().filter(|e| tags.contains(&e.tag(endian).0)) {
-            let start = base.saturating_add(entry.val(endian));
-            let end = start.saturating_add(MAX_NAME).min(data.len().unwrap_or(0));
-            let bytes = data.read_bytes_at_until(start..end.max(start), 0).unwrap_or_default();
-            names.push(String::from_utf8_lossy(bytes).into_owned());
-        }
-    }
-    if data.is_exceeded() {
-        // Some could not be read, so that these are not what the loader will look for.
-        names.clear();
-    }
-    Ok(names)
-}
-
 /// The file's own manifest, among those of the plugins that are linked into it.
 fn choose(manifests: Vec<Manifest>) -> Result<Manifest, PreflightError> {
     let bases: Vec<String> = manifests.iter().flat_map(|m| m.plugin.built_on.clone()).collect();
@@ -257,6 +182,14 @@ fn check_target(manifest: &Manifest) -> Result<(), PreflightError> {
         return Ok(());
     }
     Err(PreflightError::WrongTarget { found: manifest.build.target.clone(), host: note::BUILT_FOR })
+}
+
+/// A C library that is older than the file is no defect of the file, but the system's loader will refuse it.
+fn check_glibc<R: ReadCacheOps>(data: &Bounded<R>) -> Result<(), PreflightError> {
+    match (Glibc::needed(&dynamic::versions(data)), Glibc::here()) {
+        (Some(needed), Some(here)) if needed > here => Err(PreflightError::GlibcTooOld { needed, here }),
+        _ => Ok(()),
+    }
 }
 
 fn machine_name(machine: u16) -> String {

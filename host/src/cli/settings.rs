@@ -128,6 +128,11 @@ pub struct Settings {
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     pub plugins_dir: Option<Vec<PathBuf>>,
 
+    /// File of publishers, one [[publisher]] with name and minisign key for each: only plugins that one of them signed are loaded
+    /// [default: none, signatures are not looked at]
+    #[arg(long, value_name = "FILE")]
+    pub plugin_publishers: Option<PathBuf>,
+
     /// Load plugins that users other than root, you, and the owner of this program could change; each is logged
     #[arg(long)]
     #[serde(default)]

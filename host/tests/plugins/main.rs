@@ -7,6 +7,8 @@ mod aborts_on_load;
 mod commands;
 mod in_c;
 mod new;
+mod new_ci;
 mod other_compiler;
 mod requirements;
+mod shipping;
 mod stops_or_is_left_behind;

@@ -49,6 +49,9 @@ pub const AFTER_LOAD: &str = "AFTER_LOAD";
 /// Plugins may abort.
 pub const MAY_ABORT: &str = "MAY_ABORT";
 
+/// Variable with the name of a file of publishers in the directory of plugins, whose signatures are asked for.
+pub const PUBLISHERS: &str = "PUBLISHERS";
+
 /// The program: built with this test where [`BUILT`] says so, and else built now, once in a process.
 pub fn program() -> PathBuf {
     static PROGRAM_FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -255,7 +258,11 @@ fn load(directory: &str, name: &str) {
 
 /// Finds the only plugin of a directory as the host would, opens it, uses it, and says how that went.
 fn find_and_use(directory: &str) {
-    let policy = Policy { panic_abort: std::env::var(MAY_ABORT).is_ok(), ..Policy::default() };
+    let policy = Policy {
+        panic_abort: std::env::var(MAY_ABORT).is_ok(),
+        publishers: std::env::var_os(PUBLISHERS).map(|name| Path::new(directory).join(name)),
+        ..Policy::default()
+    };
     let catalog = Catalog::scan_with(policy, [directory]);
     for file in catalog.unusable() {
         println!("@ {} | {}", file.reason.reason(), file.reason);

@@ -11,7 +11,7 @@ fn refused(segments: &[Segment], content: &[(u64, &[u8])]) -> (&'static str, Str
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("plugin.so");
     object(&file, segments, content);
-    let error = preflight(&file, Policy::default()).unwrap_err();
+    let error = preflight(&file, &Policy::default()).unwrap_err();
     (error.reason(), error.to_string())
 }
 

@@ -69,7 +69,7 @@ fn every_cut_of_a_plugin_is_refused_or_complete() {
     let (mut refused, mut accepted) = (0, 0);
     for length in (0..null.len()).step_by(4099) {
         std::fs::write(&file, &null[..length]).unwrap();
-        if host_plugins::preflight(&file, Policy::default()).is_err() {
+        if host_plugins::preflight(&file, &Policy::default()).is_err() {
             refused += 1;
             continue;
         }

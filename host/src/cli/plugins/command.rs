@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use host_plugins::Policy;
+use host_plugins::directory::Options;
 
 use super::super::launch;
 use super::super::settings::{RoleName, Settings};
@@ -50,6 +51,25 @@ pub enum Command {
         /// Replace another plugin, with another id, that has the same name
         #[arg(long)]
         force: bool,
+        /// List it in plugins.lock, which is written if there is none and no other plugin
+        #[arg(long)]
+        lock: bool,
+        /// Where
+        #[command(flatten)]
+        directories: Directories,
+    },
+    /// Puts the file before back that install replaced; done again, it undoes that
+    Rollback {
+        /// The plugin's name
+        name: String,
+        /// Where
+        #[command(flatten)]
+        directories: Directories,
+    },
+    /// Removes a plugin with all that belongs to it; a process that has it loaded keeps it
+    Remove {
+        /// The plugin's name, or the path of its file
+        name: String,
         /// Where
         #[command(flatten)]
         directories: Directories,
@@ -82,6 +102,11 @@ pub struct Directories {
     #[arg(long, value_name = "DIR,...", value_delimiter = ',')]
     plugins_dir: Option<Vec<PathBuf>>,
 
+    /// File of publishers, one [[publisher]] with name and minisign key for each: only plugins that one of them signed are
+    /// accepted
+    #[arg(long, value_name = "FILE")]
+    plugin_publishers: Option<PathBuf>,
+
     /// Accept files that users other than root, you, and the owner of this program could change
     #[arg(long)]
     insecure_plugin_permissions: bool,
@@ -101,6 +126,7 @@ impl Directories {
     pub fn settings(&self) -> Settings {
         Settings {
             plugins_dir: self.plugins_dir.clone(),
+            plugin_publishers: self.plugin_publishers.clone(),
             insecure_plugin_permissions: self.insecure_plugin_permissions,
             plugins_may_abort: self.plugins_may_abort,
             ..Settings::default()
@@ -109,7 +135,7 @@ impl Directories {
 
     /// Which plugin files are accepted.
     pub fn policy(&self) -> Policy {
-        Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
+        self.settings().plugin_policy()
     }
 }
 
@@ -134,8 +160,14 @@ impl Command {
                 Ok(())
             }
             Command::Rules { json } => rules::run(json),
-            Command::Install { file, force, directories } => {
-                install::run(directories.policy(), &file, &directories.list(), force)
+            Command::Install { file, force, lock, directories } => {
+                install::run(directories.policy(), &file, &directories.list(), Options { force, lock })
+            }
+            Command::Rollback { name, directories } => {
+                install::rollback(directories.policy(), &name, &directories.list())
+            }
+            Command::Remove { name, directories } => {
+                install::remove(directories.policy(), &name, &directories.list())
             }
             Command::New(new) => new.run(),
             Command::Test(test) => test.run(),

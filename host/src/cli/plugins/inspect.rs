@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use host_plugins::lock::sha256;
-use host_plugins::{Policy, PreflightError, needed_libraries, preflight};
+use host_plugins::{
+    Glibc, NeededVersion, Policy, PreflightError, describe, needed_libraries, needed_versions, preflight,
+};
 use serde_json::json;
 
 use crate::cli::Refused;
@@ -11,9 +13,8 @@ use crate::cli::output::{self, say};
 
 /// Prints what a file says of itself. Runs none of it.
 pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
-    // Everything is said of a file that is a plugin; whether it loads without further flags is the verdict.
-    let accepting = Policy { insecure_permissions: true, panic_abort: true };
-    let manifest = match preflight(file, accepting) {
+    // Everything is said of a file that is a plugin; whether it loads here without further flags is the verdict.
+    let manifest = match describe(file) {
         Ok(manifest) => manifest,
         Err(error) if as_json => {
             say!("{}", json!({"usable": false, "reason": error.reason(), "text": error.to_string()}));
@@ -21,14 +22,17 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
         }
         Err(error) => return Err(Refused(format!("{} {error}", file.display())).into()),
     };
-    let verdict = preflight(file, Policy::default()).err();
+    let verdict = preflight(file, &Policy::default()).err();
     let refused = verdict.as_ref().map(|error| Refused(format!("{} {error}", file.display())));
     let bytes = std::fs::metadata(file)?.len();
-    let (hash, needed) = (sha256(file)?, needed_libraries(file));
+    let (hash, needed, versions) = (sha256(file)?, needed_libraries(file), needed_versions(file));
+    let (glibc, here) = (Glibc::needed(&versions), Glibc::here());
     if as_json {
         let all = json!({"usable": verdict.is_none(), "reason": verdict.as_ref().map(PreflightError::reason),
             "text": verdict.as_ref().map(ToString::to_string), "path": file, "bytes": bytes, "sha256": hash,
-            "needed_libraries": needed, "manifest": manifest});
+            "needed_libraries": needed, "needed_versions": versions,
+            "glibc": {"needed": glibc.map(|version| version.to_string()), "here": here.map(|version| version.to_string())},
+            "manifest": manifest});
         output::json(&all)?;
         return refused.map_or(Ok(()), |refused| Err(refused.into()));
     }
@@ -45,6 +49,13 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
         None => say!("built      for {} by rustc {}, panic = {}", build.target, build.rustc, build.panic),
     }
     say!("needs      {}", if needed.is_empty() { "no libraries".to_owned() } else { needed.join(", ") });
+    if let Some(glibc) = glibc {
+        let here = here.map_or_else(|| "has none".to_owned(), |here| format!("has {here}"));
+        say!("glibc      {glibc} or newer, this machine {here}");
+    }
+    for (library, newest) in newest_of_others(&versions) {
+        say!("versions   {newest} of {library}");
+    }
     if let Some(threads) = &plugin.threads {
         say!("threads    {threads}");
     }
@@ -74,6 +85,26 @@ pub fn run(file: &Path, as_json: bool) -> anyhow::Result<()> {
             Err(refused.into())
         }
     }
+}
+
+/// The newest version of each kind that is asked of each library other than glibc's, as `GLIBCXX_3.4.32` of `libstdc++.so.6`.
+/// The libraries are not looked for: which files the system's loader takes is known when it does.
+fn newest_of_others(versions: &[NeededVersion]) -> Vec<(String, String)> {
+    let numbers = |version: &str| -> Vec<u64> {
+        version.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+    };
+    let mut newest = std::collections::BTreeMap::new();
+    for NeededVersion { library, version } in versions {
+        let kind = version.split('_').next().unwrap_or_default();
+        if kind == "GLIBC" {
+            continue;
+        }
+        let known = newest.entry((library, kind)).or_insert(version);
+        if numbers(version) > numbers(known) {
+            *known = version;
+        }
+    }
+    newest.into_iter().map(|((library, _), version)| (on_one_line(library), on_one_line(version))).collect()
 }
 
 /// Prose of the file on one line.

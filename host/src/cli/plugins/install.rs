@@ -1,88 +1,78 @@
-//! `host plugins install` and `host plugins lock`.
+//! `host plugins install`, `rollback`, `remove` and `lock`.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use host_plugins::lock::{FILE, Lock, Locked, write_if};
-use host_plugins::{Catalog, Policy};
-use host_plugins::{describe, preflight};
+use host_plugins::Policy;
+use host_plugins::directory::{ChangeError, Directory, Installed, Options, find};
 
 use crate::cli::Refused;
 use crate::cli::output::say;
 
-/// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file. Another
-/// plugin that only has the name is replaced with `force`.
-pub fn run(policy: Policy, file: &Path, directories: &[PathBuf], force: bool) -> anyhow::Result<()> {
-    let refused = |path: &Path, error| Refused(format!("{} {error}", path.display()));
-    // Permissions are checked of the file in its directory, not of the one that it is copied from.
-    let from = Policy { insecure_permissions: true, ..policy };
-    let manifest = preflight(file, from).map_err(|error| refused(file, error))?;
+/// Checks a plugin and puts it into the first directory, whole or not at all. A running host keeps the old file.
+pub fn run(policy: Policy, file: &Path, directories: &[PathBuf], options: Options) -> anyhow::Result<()> {
     let directory = first(directories)?;
     std::fs::create_dir_all(directory)
         .with_context(|| format!("the directory {} cannot be made", directory.display()))?;
-    // By the plugin's name, so that a new version takes the old one's place. Names are checked before they become paths.
-    let name = &manifest.plugin.name;
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
-        let text =
-            format!("{} names itself {name:?}: use letters, digits, - and _, 64 at most", file.display());
-        return Err(Refused(text).into());
-    }
-    let target = directory.join(format!("{name}.so"));
-    // What is there and cannot be read is no plugin that is lost: replacing it is how a damaged file is mended.
-    let before = describe(&target).ok().filter(|before| before.plugin.id != manifest.plugin.id);
-    if let Some(before) = before.filter(|_| !force) {
-        let text = format!(
-            "{} is another plugin of this name: its id is {:?}, that of {} is {:?}; install into another directory, or replace it \
-             with --force",
-            target.display(),
-            before.plugin.id,
-            file.display(),
-            manifest.plugin.id
-        );
-        return Err(Refused(text).into());
-    }
-    let content = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
-    let accept = |written: &Path| preflight(written, policy).map_err(|error| refused(&target, error).into());
-    let written = write_if(&target, &content, 0o755, accept).map_err(|error: anyhow::Error| {
-        let text = format!("{} cannot be written", target.display());
-        if error.is::<Refused>() { error } else { error.context(text) }
-    })?;
-    let locked = Locked::of(&target, &written)?;
-    say!("installed {} {} as {}", name, locked.version, target.display());
-    say!("sha256 {}", locked.sha256);
-    match Lock::of_directory(directory).map_err(Refused)? {
-        Some(lock) if lock.check(&target, &locked.sha256).is_err() => {
-            say!("{} does not list it yet: run host plugins lock", directory.join(FILE).display());
+    let opened = Directory::open(directory, policy).map_err(refusal)?;
+    let installed = opened.install(file, options).map_err(refusal)?;
+    let Installed { path, manifest, sha256, signed, has_signature, previous, is_shut_out } = installed;
+    say!("installed {} {} as {}", manifest.plugin.name, manifest.plugin.version, path.display());
+    say!("sha256 {sha256}");
+    match signed {
+        Some(signed) => say!("signed by {}: {}", signed.publisher, signed.comment),
+        None if has_signature => {
+            say!("its signature was kept and not verified: name the publishers with --plugin-publishers");
         }
-        _ => {}
+        None => {}
     }
+    if let Some(previous) = previous {
+        say!(
+            "the file before is kept as {}: host plugins rollback {}",
+            previous.display(),
+            manifest.plugin.name
+        );
+    }
+    let lock = opened.lock_path();
+    if options.lock {
+        say!("{} lists it", lock.display());
+    } else if is_shut_out {
+        say!("{} does not list it yet: install with --lock, or run host plugins lock", lock.display());
+    }
+    Ok(())
+}
+
+/// Puts the file before of a plugin back, in the first directory.
+pub fn rollback(policy: Policy, name: &str, directories: &[PathBuf]) -> anyhow::Result<()> {
+    let opened = Directory::open(first(directories)?, policy).map_err(refusal)?;
+    let back = opened.rollback(name).map_err(refusal)?;
+    say!("{name} is {} again, in {}", back.manifest.plugin.version, back.path.display());
+    say!("sha256 {}", back.sha256);
+    Ok(())
+}
+
+/// Removes a plugin that is in one of the directories.
+pub fn remove(policy: Policy, name: &str, directories: &[PathBuf]) -> anyhow::Result<()> {
+    let file = find(name, directories).map_err(refusal)?;
+    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Directory::open(directory, policy).and_then(|opened| opened.remove(&file)).map_err(refusal)?;
+    say!("removed {}", file.display());
     Ok(())
 }
 
 /// Lists the usable files of the first directory in its lock file. Entries of other targets stay.
 pub fn lock(policy: Policy, directories: &[PathBuf]) -> anyhow::Result<()> {
-    let directory = first(directories)?;
-    let mut lock = Lock::of_directory(directory).map_err(Refused)?.unwrap_or_default();
-    let unlocked = Catalog::scan_unlocked(policy, directory);
-    let mut files = Vec::new();
-    for entry in unlocked.entries().iter().chain(unlocked.shadowed()) {
-        files.push(Locked::of(&entry.path, &entry.manifest)?);
-    }
-    let mut targets: Vec<String> = files.iter().map(|locked| locked.target.clone()).collect();
-    targets.push(host_plugin_api::note::BUILT_FOR.to_owned());
-    targets.sort();
-    targets.dedup();
-    for target in targets {
-        let own = files.iter().filter(|locked| locked.target == target).cloned().collect();
-        lock.replace(&target, own);
-    }
-    lock.write(directory).with_context(|| format!("{} cannot be written", directory.join(FILE).display()))?;
-    say!("{} lists {} files", directory.join(FILE).display(), lock.plugins.len());
-    for file in unlocked.unusable() {
+    let opened = Directory::open(first(directories)?, policy).map_err(refusal)?;
+    let (lock, unusable) = opened.lock().map_err(refusal)?;
+    say!("{} lists {} files", opened.lock_path().display(), lock.plugins.len());
+    for file in unusable {
         say!("left out: {} {}", file.path.display(), file.reason);
     }
     Ok(())
+}
+
+fn refusal(error: ChangeError) -> anyhow::Error {
+    if error.is_refusal() { Refused(error.to_string()).into() } else { error.into() }
 }
 
 fn first(directories: &[PathBuf]) -> anyhow::Result<&Path> {

@@ -17,6 +17,7 @@ pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Re
                 "state": state,
                 "path": entry.path,
                 "sha256_pinned": entry.pinned,
+                "signed_by": entry.signed.as_ref().map(|signed| &signed.publisher),
                 "warnings": entry.warnings,
                 "manifest": entry.manifest,
             })
@@ -37,12 +38,17 @@ pub fn run(policy: Policy, directories: &[PathBuf], as_json: bool) -> anyhow::Re
         let m = &entry.manifest;
         let roles: Vec<_> = m.roles.iter().map(|role| role.kind.as_str()).collect();
         say!(
-            "{:<16} {:<8} {:<20} api {:<7} {state:<9} {}",
+            "{:<16} {:<8} {:<20} api {:<7} {state:<9} {}{}",
             m.plugin.name,
             m.plugin.version,
             roles.join(","),
             m.api.version,
-            entry.path.display()
+            entry.path.display(),
+            entry
+                .signed
+                .as_ref()
+                .map(|signed| format!(", signed by {}", signed.publisher))
+                .unwrap_or_default()
         );
         Ok(())
     };

@@ -5,6 +5,7 @@
 
 mod api;
 mod carried;
+mod ci;
 mod name;
 mod native;
 
@@ -254,6 +255,7 @@ impl Template {
             ("Cargo.toml", filled(CARGO)),
             ("README.md", filled(README)),
             ("plugin.toml", manifest + &filled(CONFIG)),
+            (ci::FILE, ci::workflow(name, &ci::Build::Rust(rust))),
             (".gitignore", "/target\n".to_owned()),
             ("rustfmt.toml", FORMAT.to_owned()),
         ];

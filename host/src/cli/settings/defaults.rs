@@ -92,7 +92,11 @@ impl Settings {
     /// Which plugin files are accepted.
     #[must_use]
     pub fn plugin_policy(&self) -> Policy {
-        Policy { insecure_permissions: self.insecure_plugin_permissions, panic_abort: self.plugins_may_abort }
+        Policy {
+            insecure_permissions: self.insecure_plugin_permissions,
+            panic_abort: self.plugins_may_abort,
+            publishers: self.plugin_publishers.clone(),
+        }
     }
 
     /// How long a plugin's call may take; `None` for as long as it wants.

@@ -3,7 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use host_tests::elf;
 use host_tests::plugin_files::plugin;
+use host_tests::signing::Publisher;
 
 pub fn put(at: &Path, bytes: &[u8]) {
     std::fs::write(at.join("plugin.so"), bytes).unwrap();
@@ -119,4 +121,53 @@ pub fn side_car_elsewhere(at: &Path) {
     put_plugin(&below, "null");
     let hash = host_plugins::lock::sha256(&below.join("plugin.so")).unwrap();
     std::fs::write(at.join("null.plugin.toml"), side_car("below/plugin.so", Some(&hash))).unwrap();
+}
+
+/// `null`, which needs a newer C library than any.
+pub fn newer_glibc(at: &Path) {
+    put_plugin(at, "null");
+    elf::need_glibc(&at.join("plugin.so"), "2.99");
+}
+
+/// `null`, signed by a publisher that the file `keys` lists, with more lines behind.
+pub fn signed(at: &Path, more: &str) {
+    put_plugin(at, "null");
+    let acme = Publisher::new("acme");
+    acme.sign(&at.join("plugin.so"));
+    std::fs::write(at.join("keys"), acme.entry(more)).unwrap();
+}
+
+/// As [`signed`], with another signature.
+pub fn signed_otherwise(at: &Path, change: impl FnOnce(String) -> String) {
+    signed(at, "");
+    let signature = at.join("plugin.so.minisig");
+    let text = std::fs::read_to_string(&signature).unwrap();
+    std::fs::write(&signature, change(text)).unwrap();
+}
+
+/// A signed file without code that says that a library is to be looked for beside it, where one lies.
+pub fn signed_with_a_library_beside(at: &Path) {
+    const NAMES: u64 = 8000;
+    let text = format!(
+        "manifest_version = 1\n[plugin]\nid = \"i\"\nname = \"n\"\nversion = \"1.0.0\"\n[api]\nversion = \"{}\"\n\
+         [build]\npanic = \"unwind\"\ntarget = \"{}\"\nrustc = \"\"\nsymbol = \"s\"\n",
+        host_plugin_api::VERSION,
+        host_plugin_api::note::BUILT_FOR
+    );
+    let note = elf::note(host_plugin_api::note::NAME, host_plugin_api::note::TYPE_MANIFEST, text.as_bytes());
+    // The table of names, a folder to look in, a library that is needed.
+    let entries: [(u64, u64); 3] = [(5, NAMES), (29, 0), (1, 8)];
+    let entries: Vec<u8> =
+        entries.iter().flat_map(|(tag, value)| [*tag, *value]).flat_map(u64::to_le_bytes).collect();
+    let segments = [
+        (elf::LOAD, 0, 8192),
+        (elf::NOTE, 4096, note.len() as u64),
+        (elf::DYNAMIC, 8192, entries.len() as u64),
+    ];
+    let file = at.join("plugin.so");
+    elf::object(&file, &segments, &[(4096, &note), (NAMES, b"$ORIGIN\0libbeside.so\0"), (8192, &entries)]);
+    std::fs::write(at.join("libbeside.so"), "a library").unwrap();
+    let acme = Publisher::new("acme");
+    acme.sign(&file);
+    std::fs::write(at.join("keys"), acme.entry("")).unwrap();
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use host_plugin_api::VERSION;
+use host_tests::signing::Publisher;
 
 use super::damaged::*;
 
@@ -18,6 +19,10 @@ pub struct Row {
 
 const fn row(name: &'static str, make: fn(&Path), says: &'static [&'static str]) -> Row {
     Row { name, make, environment: &[], says }
+}
+
+const fn asking_for_signatures(name: &'static str, make: fn(&Path), says: &'static [&'static str]) -> Row {
+    Row { name, make, environment: &[("PUBLISHERS", "keys")], says }
 }
 
 pub const MALFORMED: &str = "MALFORMED";
@@ -49,6 +54,11 @@ pub const ROWS: &[Row] = &[
         "for another C library",
         |at| put(at, &noted("-gnu\"", "-musl\"")),
         &["wrong_target |", "linux-musl"],
+    ),
+    row(
+        "linked against a newer C library",
+        newer_glibc,
+        &["glibc_too_old |", "needs glibc 2.99 or newer, this machine has 2.", "cargo-zigbuild"],
     ),
     row("a library without a note", |at| put(at, &libc()), &["no_note |", "not a plugin", "export_plugin!"]),
     row(
@@ -217,4 +227,76 @@ pub const ROWS: &[Row] = &[
         &["unreadable |", "No such file"],
     ),
     row("a side-car that names a file elsewhere", side_car_elsewhere, &["opened from sealed memory"]),
+    asking_for_signatures("signed", |at| signed(at, ""), &["opened from sealed memory"]),
+    asking_for_signatures(
+        "not signed",
+        |at| {
+            signed(at, "");
+            std::fs::remove_file(at.join("plugin.so.minisig")).unwrap()
+        },
+        &["not_signed |", "plugin.so.minisig is not there", "sign the file"],
+    ),
+    asking_for_signatures(
+        "signed by another publisher",
+        |at| {
+            signed(at, "");
+            Publisher::new("other").sign(&at.join("plugin.so"))
+        },
+        &["bad_signature |", "a key that no publisher in"],
+    ),
+    asking_for_signatures(
+        "signed, other bytes",
+        |at| {
+            signed(at, "");
+            put(at, &[null(), vec![0]].concat())
+        },
+        &["bad_signature |", "acme signed other bytes"],
+    ),
+    asking_for_signatures(
+        "signed, with another trusted comment",
+        |at| signed_otherwise(at, |text| text.replace("for tests", "for texts")),
+        &["bad_signature |", "its trusted comment was changed"],
+    ),
+    asking_for_signatures(
+        "signed, with a signature that is cut off",
+        |at| signed_otherwise(at, |text| text[..text.len() / 2].to_owned()),
+        &["bad_signature |", "no whole signature of minisign"],
+    ),
+    asking_for_signatures(
+        "signed, with a signature that is too long",
+        |at| signed_otherwise(at, |text| text + &"x".repeat(1 << 20)),
+        &["bad_signature |", "more than 16384 bytes"],
+    ),
+    asking_for_signatures(
+        "signed by a publisher of other plugins",
+        |at| signed(at, "plugins = [\"com.acme.*\"]"),
+        &["bad_signature |", "acme may sign com.acme.*, and this is host.test.null"],
+    ),
+    asking_for_signatures(
+        "signed, with a library beside it that is not",
+        signed_with_a_library_beside,
+        &["unsigned_libraries |", "libbeside.so", "host plugins lock"],
+    ),
+    asking_for_signatures(
+        "publishers that every user may change",
+        |at| {
+            signed(at, "");
+            mode(&at.join("keys"), 0o666)
+        },
+        &["not_found |", "keys cannot be read: it could be replaced by others"],
+    ),
+    Row {
+        name: "signed, replaced after the scan by other bytes",
+        make: |at| signed(at, ""),
+        environment: &[
+            ("PUBLISHERS", "keys"),
+            ("AFTER_SCAN", "cp plugin.so other && printf x >> other && mv other plugin.so"),
+        ],
+        says: &["changed |", "replaced since it was scanned"],
+    },
+    row(
+        "signed otherwise, and no publishers",
+        |at| signed_otherwise(at, |_| String::new()),
+        &["opened from its place"],
+    ),
 ];

@@ -1,5 +1,6 @@
 //! Plugins in C and C++: projects that make and cmake build, with the API's headers inside. They need neither Rust nor a checkout.
 
+use super::ci::{self, Build};
 use super::{Role, Source};
 
 /// What it is written in.
@@ -29,7 +30,6 @@ const COMMON: &[Source] = &[
     ("CMakeLists.txt", template!("CMakeLists.txt.template")),
     ("Makefile", template!("Makefile.template")),
     ("README.md", template!("README.md.template")),
-    (".github/workflows/test.yml", template!("test.yml.template")),
 ];
 
 /// A key of the manifest that nothing has yet.
@@ -111,6 +111,7 @@ pub(super) fn files(name: &str, role: Role, dialect: Dialect) -> Vec<(&'static s
     let filled = |text: &str| words.iter().fold(text.to_owned(), |text, (word, by)| text.replace(word, by));
     let mut files: Vec<(&'static str, String)> =
         COMMON.iter().map(|(file, text)| (*file, filled(text))).collect();
+    files.push((ci::FILE, ci::workflow(name, &Build::Make)));
     files.push((".gitignore", "/build\n".to_owned()));
     files.push((of("src/plugin.c", "src/plugin.cpp"), of(example.c, example.cpp).to_owned()));
     files.push(("include/host_plugin.h", header!("host_plugin.h").to_owned()));
