@@ -10,7 +10,7 @@ use host_tests::s3::{Bucket, SECRET};
 use host_tests::wait::{poll_until, until};
 use host_tests::{nixl, plugin_files};
 
-use super::place::{PAGE, PAGES, Place, Tier, byte, key, name, place};
+use super::place::{PAGE, PAGES, Place, Tier, key, name, place, value};
 
 fn bucket() -> Option<(Bucket, Place)> {
     let mut place = place("")?;
@@ -181,7 +181,7 @@ fn a_server_that_hangs_ends_every_page_in_time_and_no_memory_changes_when_it_goe
         "memory changed after its batch had settled"
     );
     let half = &tier.bytes()[PAGE * PAGES / 2..];
-    assert!((0..60 * PAGE).all(|at| half[at] == byte(at / PAGE, at % PAGE)));
+    assert!(half[..60 * PAGE].chunks(PAGE).enumerate().all(|(page, found)| found == value(page)));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use rustix::fd::BorrowedFd;
 use super::host_memory::HostMemory;
 use super::objects::{Kind, Object, Request, key};
 use super::traffic::Traffic;
+use crate::fit::not_registered;
 
 /// Completions taken per call.
 const COMPLETIONS: usize = 256;
@@ -70,32 +71,18 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Registers the memory.
+    /// Registers the memory with a tier that [fits](crate::OffloadTiers::fit).
     ///
     /// # Errors
-    /// When the plugin cannot reach it, or cannot take objects of this size.
+    /// When the plugin does not take it.
     pub(super) fn open(name: &str, tier: Arc<dyn StorageTier>, memory: &HostMemory) -> anyhow::Result<Self> {
         let limits = tier.limits();
-        let bytes = memory.object_bytes() as u64;
-        let length = u32::try_from(bytes).ok().filter(|_| bytes <= limits.max_value);
-        let length = length.with_context(|| {
-            format!(
-                "plugin {name:?} stores at most {} bytes at once, and one head of a page has {bytes}: lower --page-size",
-                limits.max_value
-            )
+        let length = u32::try_from(memory.object_bytes()).with_context(|| {
+            format!("plugin {name:?} cannot be given values of {} bytes", memory.object_bytes())
         })?;
-        anyhow::ensure!(
-            limits.alignment > 0 && bytes.is_multiple_of(limits.alignment),
-            "plugin {name:?} stores multiples of {} bytes, and one head of a page with its seal has {bytes}",
-            limits.alignment
-        );
-        anyhow::ensure!(
-            limits.max_pages > 0 && limits.max_batches > 0,
-            "plugin {name:?} says that it takes no batches"
-        );
         let regions: Result<Vec<RegionId>, _> =
             memory.regions().map(|region| tier.register(&region)).collect();
-        let regions = regions.with_context(|| format!("plugin {name:?} does not take host memory"))?;
+        let regions = regions.map_err(|error| not_registered(name, "host memory", &error))?;
         Ok(Self {
             name: name.to_owned(),
             tier,
