@@ -81,11 +81,15 @@ pub(super) fn tell_ready() {
     }
 }
 
-/// Tells the supervisor why this process's configuration cannot work; false when there is none to tell.
+/// Tells the supervisor why this process's configuration cannot work; false when there is none to tell. One that wants this process
+/// to end already has heard the reason from another, or needs none.
 pub(super) fn tell_refused(why: &str) -> bool {
     let mut said = vec![REFUSED];
     said.extend(why.bytes().take(LONGEST - 1));
-    tell(&said).is_ok_and(|sent| sent == said.len())
+    match tell(&said) {
+        Ok(sent) => sent == said.len(),
+        Err(error) => matches!(error, rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET),
+    }
 }
 
 fn tell(bytes: &[u8]) -> rustix::io::Result<usize> {

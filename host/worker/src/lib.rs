@@ -15,6 +15,7 @@ pub mod cache_news;
 mod cache_thread;
 mod channels;
 pub mod clock;
+mod complaints;
 pub mod fit;
 mod handle;
 pub mod lane_counters;
@@ -29,6 +30,8 @@ mod scheduler_thread;
 pub mod service;
 mod staging;
 mod tier_thread;
+#[cfg(test)]
+mod told;
 mod transfer_thread;
 pub mod watchdog;
 

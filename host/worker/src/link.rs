@@ -90,6 +90,14 @@ pub struct Links {
     counters: LaneCounters,
 }
 
+/// What the log says of a peer that could not be cut off.
+pub(super) fn not_cut_off(plugin: &str, peer: Instance, error: &host_plugin_api::Error) -> String {
+    format!(
+        "plugin {plugin:?}: disconnect did not cut off the peer {peer}: {error}; pages that it may write stay in quarantine, and it \
+         is tried again"
+    )
+}
+
 fn panicked() -> host_plugin_api::Error {
     host_plugin_api::Error::new(ErrorCode::PANICKED, "its disconnect panicked")
 }

@@ -30,6 +30,14 @@ fn a_tier_that_the_models_values_do_not_fit_is_refused_by_check() {
         let (code, said) = check(&[role, &["--plugins", "shm,memory"]].concat());
         assert_eq!(code, Some(2), "{role:?}: {said}");
         assert_eq!(said.matches(SAYS).count(), 1, "{role:?}: {said}");
+        // As the page quotes it, with dots for the numbers.
+        let page = include_str!("../../../../docs/plugins/debugging.md");
+        let quoted = page.lines().find(|line| line.starts_with("| `plugin \"memory\" stores")).unwrap();
+        let parts = quoted.split('`').nth(1).unwrap().split("..");
+        assert!(
+            parts.into_iter().all(|part| said.contains(part)),
+            "the page quotes {quoted}, and not {said}"
+        );
     }
     // What would fit does.
     let smaller = ["plugins", "check", "--executor", "synthetic", "--plugins-dir", &directory];

@@ -113,10 +113,10 @@ mod tests {
             object[bytes / 2] ^= 1;
             assert_eq!(check(&key, &object), Err(Damage::Seal), "{bytes}");
             object[bytes / 2] ^= 1;
-            let cut = object.len() - SEAL_BYTES - 1;
-            if cut > SEAL_BYTES {
-                assert_eq!(check(&key, &object[..cut]), Err(Damage::Seal), "{bytes}");
-            }
+            // Cut off within the seal.
+            let cut = &object[..bytes + SEAL_BYTES / 2];
+            let damage = if cut.len() > SEAL_BYTES { Damage::Seal } else { Damage::Short };
+            assert_eq!(check(&key, cut), Err(damage), "{bytes}");
         }
         assert_eq!(check(&key, &[0; 4096]), Err(Damage::Zeros));
         assert_eq!(check(&key, &[7; SEAL_BYTES]), Err(Damage::Short));
