@@ -288,10 +288,14 @@ fn check_says_what_is_wrong_with_a_bucket_s_table_and_no_secret() {
         let (code, said) = check(&format!("{table}{more}"), None);
         assert!(code == 2 && said.contains(says) && !said.contains(SECRET), "{more}: {code} {said}");
     }
-    let (code, said) = check(&format!("{table}parameters = {{ bucket = \"pages\", {keys} }}\n"), None);
-    assert!(code == 0 && !said.contains(SECRET), "{said}");
-    let (code, said) = check(table, Some(("AWS_DEFAULT_BUCKET", "pages")));
-    assert_eq!(code, 0, "{said}");
+    // A right table is tried out, and nothing listens there.
+    let endpoint = format!("endpoint_override = \"http://{}\"", host_tests::ports::unused());
+    for (bucket, environment) in [("bucket = \"pages\", ", None), ("", Some(("AWS_DEFAULT_BUCKET", "pages")))]
+    {
+        let parameters = format!("parameters = {{ {bucket}{endpoint}, {keys} }}\n");
+        let (code, said) = check(&format!("{table}{parameters}"), environment);
+        assert!(code == 2 && said.contains("did not open: IO") && !said.contains(SECRET), "{code} {said}");
+    }
 }
 
 #[test]
