@@ -7,6 +7,7 @@
 mod copying;
 mod receiving;
 mod sending;
+mod shares;
 mod staging;
 
 use std::collections::VecDeque;
@@ -226,7 +227,7 @@ impl Thread {
             return self.settled(vec![(write.tag, Some(error))]);
         }
         let policy = &self.start.policy;
-        let shares = sending::shares(&links, &link, rank, write, policy, self.start.page_integrity);
+        let shares = shares::shares(&links, &link, rank, write, policy, self.start.page_integrity);
         match shares {
             Ok(shares) if shares.is_empty() => self.settled(vec![(write.tag, None)]),
             Ok(shares) => {
