@@ -43,6 +43,18 @@ use settings::Settings;
 #[error("{0}")]
 pub struct Refused(pub String);
 
+/// A refusal that the supervisor tells in this process's place. Exit code 2, and no other word.
+#[derive(Debug, thiserror::Error)]
+#[error("the supervisor was told why this configuration cannot work")]
+struct Told;
+
+/// Whether the same configuration would end the same way each time.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    error.is::<Refused>()
+        || error.is::<host_worker::fit::CannotWork>()
+        || error.is::<host_plugin_test::command::Refused>()
+}
+
 /// Serves large language models with prefill and decode on separate workers, and a plugin wherever deployments differ.
 ///
 /// Without --role, one prefill worker, one decode worker and a router are started on this machine, each its own
@@ -97,11 +109,11 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<output::OutputClosed>() => ExitCode::SUCCESS,
+        Err(error) if error.is::<Told>() => ExitCode::from(2),
         Err(error) => {
             // Where standard error is closed too, the exit code says it.
             let _unread = writeln!(std::io::stderr(), "host: {}", output::harmless(&format!("{error:#}")));
-            let refused = error.is::<Refused>() || error.is::<host_plugin_test::command::Refused>();
-            ExitCode::from(if refused { 2 } else { 1 })
+            ExitCode::from(if is_refusal(&error) { 2 } else { 1 })
         }
     }
 }

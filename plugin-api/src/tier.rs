@@ -12,6 +12,8 @@
 //!
 //! Threads: every method may be called from any thread. Methods marked **hot** neither block nor allocate.
 
+use core::fmt;
+
 use abi_stable::StableAbi;
 
 use crate::error::Result;
@@ -19,8 +21,22 @@ use crate::transfer::{Memory, RegionId, Tag};
 
 /// Name of a page in storage.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, StableAbi)]
 pub struct Key(pub [u8; 32]);
+
+/// 64 lower-case hex digits, as `host tier ls` prints them.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// As [`Display`](fmt::Display), so that logs and lists name a page alike.
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 /// One page to write or read: a key and its place in registered memory. 48 bytes.
 #[repr(C)]

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use host_plugin_api::ErrorCode;
 use parking_lot::Mutex;
 
 /// Bits of a note for the call, and for the plugin; the others number the thread's calls.
@@ -174,9 +175,27 @@ impl Peers {
         PEERS.lock().remove(&self.of(peer));
     }
 
+    /// A name for the peer that a call connects to, which has no id yet, until the call is over.
+    pub(crate) fn connecting(&self, name: &str) -> Connecting {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        // Apart from those of all peers, whose instances are numbered from 1.
+        let about = (LAST.fetch_add(1, Ordering::Relaxed) & u64::from(u32::MAX)) + 1;
+        PEERS.lock().insert(about, name.to_owned());
+        Connecting(about)
+    }
+
     #[inline]
     fn of(&self, peer: u32) -> u64 {
         self.0 | u64::from(peer)
+    }
+}
+
+/// A connection that is being made.
+pub(crate) struct Connecting(u64);
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        PEERS.lock().remove(&self.0);
     }
 }
 
@@ -204,6 +223,30 @@ impl Called {
     #[inline]
     pub(crate) fn enter_about(self, call: Call, peers: &Peers, peer: u32) -> Note {
         self.note(call, peers.of(peer))
+    }
+
+    /// As [`enter`](Self::enter), into a call that connects to this peer.
+    pub(crate) fn enter_connecting(self, peer: &Connecting) -> Note {
+        self.note(Call::Connect, peer.0)
+    }
+
+    /// Checks the count that a call answers: the code that stands for one that is larger than the caller's slice, and else the
+    /// answer.
+    #[inline]
+    pub(crate) fn counted(self, call: Call, answer: i32, room: usize) -> i32 {
+        if answer > 0 && answer as usize > room { self.claims_too_many(call, answer, room) } else { answer }
+    }
+
+    #[cold]
+    fn claims_too_many(self, call: Call, answer: i32, room: usize) -> i32 {
+        let plugins = PLUGINS.lock();
+        let plugin = plugins.get(usize::from(self.place)).map_or("", |(name, _times)| name.as_str());
+        let method = CALLS.get(call as usize).map_or("", |(name, _may_wait)| name);
+        tracing::error!(
+            "plugin {plugin:?}: {method} claims {answer} entries, and there was room for {room}: the answer counts as INTERNAL ({})",
+            ErrorCode::INTERNAL.0
+        );
+        ErrorCode::INTERNAL.0
     }
 
     /// Notes that this thread goes into a call. It comes out when the note is dropped.
@@ -400,6 +443,27 @@ mod tests {
         peers.add(8, "decode-2");
         drop((about, peers));
         assert!(PEERS.lock().values().all(|name| name != "decode-2"));
+    }
+
+    #[test]
+    fn a_call_that_connects_names_the_peer_that_has_no_id_yet() {
+        let (called, peers) = (Called::plugin("test-connecting"), Peers::new());
+        let connecting = [peers.connecting("decode-3"), peers.connecting("decode-4")];
+        let _outer = called.enter_connecting(&connecting[0]);
+        {
+            let _inner = called.enter_connecting(&connecting[1]);
+            assert_eq!(of("test-connecting")[0].peer.as_deref(), Some("decode-4"));
+        }
+        assert_eq!(of("test-connecting")[0].peer.as_deref(), Some("decode-3"));
+        drop(connecting);
+        assert!(PEERS.lock().values().all(|name| name != "decode-3" && name != "decode-4"));
+    }
+
+    #[test]
+    fn a_count_larger_than_the_room_is_a_code() {
+        let called = Called::plugin("test-counts");
+        let counted = [-3, 0, 64, 65].map(|answer| called.counted(Call::Poll, answer, 64));
+        assert_eq!(counted, [-3, 0, 64, ErrorCode::INTERNAL.0]);
     }
 
     #[test]

@@ -4,7 +4,6 @@ use host_plugin_api::abi::{AllocatorObject, RSlice, RSliceMut};
 use host_plugin_api::{Budget, Component, Grant, Growth, PoolAllocator, PoolPage};
 
 use super::calls::{Call, Called};
-use super::loaded_transfer::counted;
 
 /// A loaded allocator, called through the trait that plugins implement.
 ///
@@ -28,7 +27,7 @@ impl PoolAllocator for LoadedAllocator {
     fn budgets(&self, budgets: &mut [Budget]) -> i32 {
         let _note = self.called.enter(Call::Budgets);
         let room = budgets.len();
-        counted(self.object.budgets(RSliceMut::from_mut_slice(budgets)), room)
+        self.called.counted(Call::Budgets, self.object.budgets(RSliceMut::from_mut_slice(budgets)), room)
     }
     #[inline]
     fn alloc(&self, component: Component, pages: &mut [PoolPage]) -> i32 {
@@ -44,28 +43,40 @@ impl PoolAllocator for LoadedAllocator {
     fn need(&self, growths: &[Growth], tail: u32, pages: &mut [u32]) -> i32 {
         let _note = self.called.enter(Call::Need);
         let room = pages.len();
-        counted(self.object.need(RSlice::from_slice(growths), tail, RSliceMut::from_mut_slice(pages)), room)
+        self.called.counted(
+            Call::Need,
+            self.object.need(RSlice::from_slice(growths), tail, RSliceMut::from_mut_slice(pages)),
+            room,
+        )
     }
     #[inline]
     fn extend(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
         let _note = self.called.enter(Call::Extend);
         let room = pages.len();
         let (grants, pages) = (RSliceMut::from_mut_slice(grants), RSliceMut::from_mut_slice(pages));
-        counted(self.object.extend(RSlice::from_slice(growths), grants, pages), room)
+        self.called.counted(
+            Call::Extend,
+            self.object.extend(RSlice::from_slice(growths), grants, pages),
+            room,
+        )
     }
     #[inline]
     fn extend_tail(&self, growths: &[Growth], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
         let _note = self.called.enter(Call::ExtendTail);
         let room = pages.len();
         let (grants, pages) = (RSliceMut::from_mut_slice(grants), RSliceMut::from_mut_slice(pages));
-        counted(self.object.extend_tail(RSlice::from_slice(growths), grants, pages), room)
+        self.called.counted(
+            Call::ExtendTail,
+            self.object.extend_tail(RSlice::from_slice(growths), grants, pages),
+            room,
+        )
     }
     #[inline]
     fn step(&self, held: &[u32], grants: &mut [Grant], pages: &mut [PoolPage]) -> i32 {
         let _note = self.called.enter(Call::Step);
         let room = pages.len();
         let (grants, pages) = (RSliceMut::from_mut_slice(grants), RSliceMut::from_mut_slice(pages));
-        counted(self.object.step(RSlice::from_slice(held), grants, pages), room)
+        self.called.counted(Call::Step, self.object.step(RSlice::from_slice(held), grants, pages), room)
     }
     #[inline]
     fn first_live(&self, component: Component, tokens: u32) -> i32 {

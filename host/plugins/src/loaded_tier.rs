@@ -9,7 +9,6 @@ use host_plugin_api::{
 };
 
 use super::calls::{Call, Called};
-use super::loaded_transfer::counted;
 use super::services::{Services, Waker};
 
 /// A loaded storage tier, called through the trait that plugins implement.
@@ -73,7 +72,7 @@ impl StorageTier for LoadedTier {
         if let Some(waker) = &self.waker {
             waker.clear();
         }
-        counted(self.object.poll(RSliceMut::from_mut_slice(completions)), room)
+        self.called.counted(Call::Poll, self.object.poll(RSliceMut::from_mut_slice(completions)), room)
     }
     fn cancel(&self, tag: Tag) -> i32 {
         let _note = self.called.enter(Call::Cancel);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use host_plugin_api::abi::{RSlice, RSliceMut, RStr, TransferObject};
 use host_plugin_api::{
-    Completion, Error, ErrorCode, Memory, Notification, PeerId, PreparedId, RegionId, Result, Submission,
-    Tag, TransferBackend, TransferLimits, WAKES, Write,
+    Completion, Error, Memory, Notification, PeerId, PreparedId, RegionId, Result, Submission, Tag,
+    TransferBackend, TransferLimits, WAKES, Write,
 };
 
 use super::calls::{Call, Called, Peers};
@@ -33,12 +33,6 @@ impl LoadedTransfer {
     }
 }
 
-/// A count that the caller may slice by, or a code.
-#[inline]
-pub(super) fn counted(answer: i32, room: usize) -> i32 {
-    if answer > 0 && answer as usize > room { ErrorCode::INTERNAL.0 } else { answer }
-}
-
 impl TransferBackend for LoadedTransfer {
     fn limits(&self) -> TransferLimits {
         let _note = self.called.enter(Call::Limits);
@@ -57,7 +51,8 @@ impl TransferBackend for LoadedTransfer {
         self.object.endpoint().into_result().map(Vec::from).map_err(Error::from)
     }
     fn connect(&self, name: &str, endpoint: &[u8]) -> Result<PeerId> {
-        let _note = self.called.enter(Call::Connect);
+        let connecting = self.peers.connecting(name);
+        let _note = self.called.enter_connecting(&connecting);
         let (name, endpoint) = (RStr::from_str(name), RSlice::from_slice(endpoint));
         let connected = self.object.connect(name, endpoint).into_result().map_err(Error::from);
         connected.inspect(|peer| self.peers.add(peer.0, name.as_str()))
@@ -92,13 +87,14 @@ impl TransferBackend for LoadedTransfer {
         if let Some(waker) = &self.waker {
             waker.clear();
         }
-        counted(self.object.poll(RSliceMut::from_mut_slice(completions)), room)
+        self.called.counted(Call::Poll, self.object.poll(RSliceMut::from_mut_slice(completions)), room)
     }
     #[inline]
     fn notifications(&self, notifications: &mut [Notification]) -> i32 {
         let _note = self.called.enter(Call::Notifications);
         let room = notifications.len();
-        counted(self.object.notifications(RSliceMut::from_mut_slice(notifications)), room)
+        let answer = self.object.notifications(RSliceMut::from_mut_slice(notifications));
+        self.called.counted(Call::Notifications, answer, room)
     }
     fn cancel(&self, tag: Tag) -> i32 {
         let _note = self.called.enter(Call::Cancel);

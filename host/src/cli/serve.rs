@@ -23,7 +23,9 @@ use tracing_subscriber::EnvFilter;
 use super::addresses::Control;
 use super::clients::{self, Clients};
 use super::settings::{LogFormat, RoleName, Settings};
-use super::{Refused, addresses, launch, lifeline, listeners, plugins, summary, supervise, watchdog};
+use super::{
+    Refused, Told, addresses, is_refusal, launch, lifeline, listeners, plugins, summary, supervise, watchdog,
+};
 
 /// The threads and plugins of a worker that ends have this long to end, which is longer than a plugin's own deadline.
 const WORKER_STOP: Duration = Duration::from_secs(5);
@@ -94,7 +96,15 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
     });
     // A plugin's call that never returns must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    result
+    match result {
+        // All children may find the same, and the supervisor says it once.
+        Err(error)
+            if settings.supervised && is_refusal(&error) && lifeline::tell_refused(&format!("{error:#}")) =>
+        {
+            Err(Told.into())
+        }
+        result => result,
+    }
 }
 
 fn start_logging(settings: &Settings) -> Result<(), Refused> {

@@ -333,7 +333,7 @@ async fn keep(
     let mut restarts = Restarts::default();
     let (role, own) = (part.name(), matches!(part, Part::Own { .. }));
     loop {
-        let (pid, how, why) = match program.spawn(&part) {
+        let (pid, how, why, refusal) = match program.spawn(&part) {
             Ok((mut child, mut lifeline)) => {
                 let pid = child.id().unwrap_or_default();
                 tracing::info!(role, pid, "started");
@@ -350,11 +350,12 @@ async fn keep(
                     Some(REFUSED) if own => End::Refused,
                     _ => End::Failed,
                 };
-                (pid, how, format!("ended with {status}"))
+                let refusal = lifeline.as_mut().and_then(Lifeline::refusal).filter(|_| how == End::Refused);
+                (pid, how, format!("ended with {status}"), refusal)
             }
             Err(error) => {
                 first.take().and_then(|first| first.send(()).ok());
-                (0, End::Failed, format!("could not be started: {error}"))
+                (0, End::Failed, format!("could not be started: {error}"), None)
             }
         };
         let next = restarts.ended(how, Instant::now());
@@ -375,7 +376,10 @@ async fn keep(
                 anyhow::bail!(message);
             }
             Next::Refused => {
-                let message = format!("the {role} process refused its configuration; see above");
+                let message = match refusal {
+                    Some(why) => format!("the {role} process cannot work: {why}"),
+                    None => format!("the {role} process refused its configuration; see above"),
+                };
                 return Err(Refused(message).into());
             }
         };
@@ -385,8 +389,8 @@ async fn keep(
                 role,
                 pid,
                 ?wait,
-                "a process refuses the configuration that it ran with before, see above; the others go on, and it is started again \
-                 until it runs"
+                why = refusal.as_deref().unwrap_or("see above"),
+                "a process refuses the configuration that it ran with before; the others go on, and it is started again until it runs"
             ),
             End::Failed => {
                 tracing::error!(role, pid, why, ?wait, "a process ended by itself; starting it again");
@@ -415,7 +419,7 @@ async fn until_it_ends(
         status = child.wait() => Some(status),
         () = ready => None,
     };
-    if ended.is_none() || lifeline.is_some_and(|lifeline| lifeline.said_ready()) {
+    if ended.is_none() || lifeline.is_some_and(Lifeline::said_ready) {
         restarts.is_ready(Instant::now());
         tracing::info!(role, "ready");
     }
@@ -507,6 +511,17 @@ mod tests {
         let kept = keep(program, part(), now.clone(), GRACE, oneshot::channel().0).await;
         assert!(kept.unwrap_err().downcast_ref::<Refused>().is_some());
         assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 1);
+
+        // What it wrote on its standard input is why.
+        let (program, log) = script(&folder, "printf 'xno page fits' >&0\nexit 2");
+        let kept = keep(program, part(), now.clone(), GRACE, oneshot::channel().0).await;
+        assert_eq!(kept.unwrap_err().to_string(), "the decode process cannot work: no page fits");
+        std::fs::remove_file(&log).unwrap();
+        // One that ends for another reason is started again, whatever it wrote.
+        let (program, log) = script(&folder, "printf 'xno page fits' >&0\nexit 1");
+        let kept = keep(program, part(), now.clone(), GRACE, oneshot::channel().0).await;
+        assert!(kept.unwrap_err().to_string().contains("failed 6 times"));
+        assert_eq!(std::fs::read_to_string(&log).unwrap().lines().count(), 6);
 
         std::fs::remove_file(&log).unwrap();
         // Ends once, is refused three times, and ends five times more: refusals do not count among them.

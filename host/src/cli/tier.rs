@@ -7,11 +7,16 @@ mod selected;
 mod session;
 mod stat;
 mod verify;
+mod words;
+
+pub use open::READ_ONLY;
 
 use std::io::IsTerminal;
 
 use clap::Subcommand;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// What to do with a storage tier.
 #[derive(Debug, Subcommand)]
@@ -22,7 +27,8 @@ pub enum Command {
     /// Says how many values and bytes there are, and how many fit
     #[command(after_help = open::READS)]
     Stat(stat::Stat),
-    /// Reads every value and counts good, missing and damaged ones; exit code 1 when one was damaged or could not be read
+    /// Reads every value, compares it with the host's seal, and counts good, missing and damaged ones; exit code 1 when one was
+    /// damaged or could not be read
     #[command(after_help = open::READS)]
     Verify(verify::Verify),
     /// Removes all values, or those whose keys start alike
@@ -37,12 +43,12 @@ impl Command {
     /// [`Refused`](crate::cli::Refused) for what cannot work, anything else for what failed.
     pub fn run(self) -> anyhow::Result<()> {
         // The plugin's warnings go to the operator, because the command is there to look at its storage.
-        let lines = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("warn")).without_time();
-        lines
+        let lines = tracing_subscriber::fmt::layer()
+            .without_time()
             .with_target(false)
             .with_ansi(std::io::stderr().is_terminal())
-            .with_writer(std::io::stderr)
-            .init();
+            .with_writer(std::io::stderr);
+        tracing_subscriber::registry().with(EnvFilter::new("warn")).with(lines).with(words::Words).init();
         match self {
             Command::Ls(list) => list.run(),
             Command::Stat(stat) => stat.run(),

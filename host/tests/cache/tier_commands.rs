@@ -11,6 +11,7 @@ use host_plugin_api::tier::STORED;
 use host_plugin_api::*;
 use host_plugins::{Catalog, open_tier};
 use host_tests::plugin_files;
+use host_worker::seal::{SEAL_BYTES, seal};
 use serde_json::Value;
 
 const PAGE: usize = 32 << 10;
@@ -74,9 +75,16 @@ fn key(number: u8) -> Key {
     Key([number; 32])
 }
 
-/// The bytes of this key's value, which end in an odd length.
+/// The bytes of this key's value as a worker stores it, which end in an odd length.
 fn value(number: u8) -> Vec<u8> {
-    (0..PAGE - usize::from(number)).map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)).collect()
+    let kv = 0..PAGE - usize::from(number) - SEAL_BYTES;
+    sealed(number, kv.map(|at| (at as u8).wrapping_mul(31).wrapping_add(number)).collect())
+}
+
+/// With the host's seal for this key.
+fn sealed(number: u8, mut kv: Vec<u8>) -> Vec<u8> {
+    kv.extend(seal(&key(number), &kv));
+    kv
 }
 
 fn put(tier: &dyn StorageTier, numbers: &[u8]) {
@@ -309,4 +317,66 @@ fn what_cannot_work_is_refused_in_a_sentence() {
         code == 0 && said.contains("values     0\n") && said.contains("(host.test.memory)"),
         "{said}{error}"
     );
+}
+
+#[test]
+fn a_value_that_the_plugin_calls_good_is_damaged_when_the_hosts_seal_does_not_fit() {
+    let plugins = plugin_files::directory(&["faulty-tier"]);
+    let values = tempfile::tempdir().unwrap();
+    let store = |number: u8, fault: &str, bytes: &[u8]| {
+        std::fs::write(values.path().join(format!("{}{fault}", hex(number))), bytes).unwrap();
+    };
+    let kv = || (0..4096).map(|at| (at as u8).wrapping_mul(7)).collect::<Vec<u8>>();
+    store(1, "", &sealed(1, kv()));
+    // With zeros up to a whole step, as most values have them.
+    store(2, "", &[sealed(2, kv()), vec![0; 240]].concat());
+    store(3, "", &[0; 4352]);
+    store(4, "", &sealed(5, kv()));
+    store(6, "", &sealed(6, kv())[..2000]);
+    store(7, ".flip", &sealed(7, kv()));
+    store(8, ".fail", &sealed(8, kv()));
+    store(9, ".lie", &sealed(9, kv()));
+    store(10, "", &[1; 9]);
+    let host = |more: &[&str]| {
+        let mut host = Command::new(env!("CARGO_BIN_EXE_host"));
+        host.args(["tier", "verify", "--plugin", "faulty-tier", "--plugins-dir"]).arg(plugins.path());
+        let output =
+            host.arg("--set").arg(format!("values_dir={}", values.path().display())).args(more).output();
+        let output = output.unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, said, error) = host(&[]);
+    assert_eq!(code, Some(1), "{said}{error}");
+    let line = |number: u8| said.lines().find(|line| line.contains(&hex(number))).unwrap_or_default();
+    for (number, word, why) in [
+        (1, "", ""),
+        (2, "", ""),
+        (3, "damaged", "it is all zeros"),
+        (4, "damaged", "the host's seal does not fit the bytes"),
+        (6, "damaged", "the host's seal does not fit the bytes"),
+        (7, "damaged", "the host's seal does not fit the bytes"),
+        (8, "unread", &format!("IO: plugin host.test.faulty-tier: page {} cannot be read: the disk", hex(8))),
+        (9, "", ""),
+        (10, "damaged", "it is shorter than the host's seal"),
+    ] {
+        assert!(line(number).starts_with(word) && line(number).contains(why), "{number}: {said}{error}");
+        assert_eq!(line(number).is_empty(), word.is_empty(), "{number}: {said}");
+    }
+    for part in ["good       2 values", "missing    1, removed", "damaged    5\n", "unread     1\n"] {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
+    assert!(error.contains("5 damaged, and 1 values could not be read"), "{error}");
+    assert!(!format!("{said}{error}").contains("Key("), "{said}{error}");
+
+    let (code, said, _) = host(&["--json"]);
+    let all: Value = serde_json::from_str(&said).unwrap();
+    let counts = ["good", "missing", "damaged", "unread"].map(|name| all[name].as_u64().unwrap());
+    assert_eq!((code, counts), (Some(1), [2, 1, 5, 1]), "{said}");
+    assert_eq!(
+        (&all["unread_keys"][0]["key"], &all["unread_keys"][0]["code"]),
+        (&hex(8).into(), &"IO".into())
+    );
+    assert_eq!(host(&["--prefix", "01"]).0, Some(0));
+    assert_eq!(host(&["--prefix", "no"]).0, Some(2));
 }

@@ -10,7 +10,7 @@ use host_tests::s3::{Bucket, SECRET};
 use host_tests::wait::{poll_until, until};
 use host_tests::{nixl, plugin_files};
 
-use super::place::{PAGE, PAGES, Place, Tier, byte, key, name, place};
+use super::place::{PAGE, PAGES, Place, Tier, key, name, place, value};
 
 fn bucket() -> Option<(Bucket, Place)> {
     let mut place = place("")?;
@@ -181,7 +181,7 @@ fn a_server_that_hangs_ends_every_page_in_time_and_no_memory_changes_when_it_goe
         "memory changed after its batch had settled"
     );
     let half = &tier.bytes()[PAGE * PAGES / 2..];
-    assert!((0..60 * PAGE).all(|at| half[at] == byte(at / PAGE, at % PAGE)));
+    assert!(half[..60 * PAGE].chunks(PAGE).enumerate().all(|(page, found)| found == value(page)));
 }
 
 #[test]
@@ -288,10 +288,14 @@ fn check_says_what_is_wrong_with_a_bucket_s_table_and_no_secret() {
         let (code, said) = check(&format!("{table}{more}"), None);
         assert!(code == 2 && said.contains(says) && !said.contains(SECRET), "{more}: {code} {said}");
     }
-    let (code, said) = check(&format!("{table}parameters = {{ bucket = \"pages\", {keys} }}\n"), None);
-    assert!(code == 0 && !said.contains(SECRET), "{said}");
-    let (code, said) = check(table, Some(("AWS_DEFAULT_BUCKET", "pages")));
-    assert_eq!(code, 0, "{said}");
+    // A right table is tried out, and nothing listens there.
+    let endpoint = format!("endpoint_override = \"http://{}\"", host_tests::ports::unused());
+    for (bucket, environment) in [("bucket = \"pages\", ", None), ("", Some(("AWS_DEFAULT_BUCKET", "pages")))]
+    {
+        let parameters = format!("parameters = {{ {bucket}{endpoint}, {keys} }}\n");
+        let (code, said) = check(&format!("{table}{parameters}"), environment);
+        assert!(code == 2 && said.contains("did not open: IO") && !said.contains(SECRET), "{code} {said}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use host_plugin_api::*;
 use host_plugins::{Catalog, open_tier};
 use host_tests::wait::poll_until;
 use host_tests::{nixl, plugin_files};
+use host_worker::seal::{SEAL_BYTES, seal};
 
 pub const PAGE: usize = 96 << 10;
 /// More than one request takes.
@@ -114,8 +115,15 @@ pub fn name(page: usize) -> String {
     key(page).0.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-pub fn byte(page: usize, at: usize) -> u8 {
+fn byte(page: usize, at: usize) -> u8 {
     (page * 31 + at * 7 + at / 251) as u8
+}
+
+/// A page as a worker stores it, with the host's seal.
+pub fn value(page: usize) -> Vec<u8> {
+    let mut kv: Vec<u8> = (0..PAGE - SEAL_BYTES).map(|at| byte(page, at)).collect();
+    kv.extend(seal(&key(page), &kv));
+    kv
 }
 
 impl Tier {
@@ -126,12 +134,11 @@ impl Tier {
     }
 
     pub fn fill(&self) {
-        self.bytes().iter_mut().enumerate().for_each(|(at, to)| *to = byte(at / PAGE, at % PAGE));
+        self.bytes().chunks_mut(PAGE).enumerate().for_each(|(page, to)| to.copy_from_slice(&value(page)));
     }
 
     pub fn is_right(&self, page: usize) -> bool {
-        let bytes = &self.bytes()[page * PAGE..][..PAGE];
-        bytes.iter().enumerate().all(|(at, found)| *found == byte(page, at))
+        self.bytes()[page * PAGE..][..PAGE] == value(page)
     }
 
     pub fn pages(&self, pages: std::ops::Range<usize>) -> Vec<TierPage> {

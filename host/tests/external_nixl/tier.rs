@@ -106,6 +106,7 @@ fn verify_beside_a_worker_names_what_is_damaged_and_removes_nothing() {
     assert!(place.files().len() == 12 && place.unfinished() == 0);
     // A worker removes what it meets, and stores it again.
     assert_eq!(worker.get(0..5), [ErrorCode::IO.0; 5]);
+    worker.fill();
     assert_eq!((worker.put(0..5), worker.get(0..12)), (vec![STORED; 5], vec![FOUND; 12]));
     place.config = place.config.replace("read_only = true\n", "");
     let (code, said, error) = place.host(&["verify"]);
@@ -168,7 +169,6 @@ fn check_says_what_is_missing_for_the_tier() {
         open_tier(catalog.find("nixl").unwrap(), &opening).err().unwrap().to_string()
     };
     let library = format!("library = {:?}\n", library.display().to_string());
-    // Without a `storage` table no storage plugin of NIXL is needed.
     let check = |plugin_dir: Option<&Path>, config: &str| {
         let file = plugins.path().join("host.toml");
         std::fs::write(&file, config).unwrap();
@@ -180,9 +180,10 @@ fn check_says_what_is_missing_for_the_tier() {
         let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
         (output.status.code().unwrap(), said.concat())
     };
+    // The tier is opened, and not only its table looked at: that may be of a plugin that carries pages alone.
     let table = format!("[plugin.nixl]\n{library}");
     let (code, said) = check(None, &table);
-    assert_eq!(code, 0, "{said}");
+    assert!(code == 2 && said.contains("set directory in [plugin.nixl.storage]"), "{code} {said}");
     // A NIXL whose storage plugin was left out.
     let lacking = plugins.path().join("lacking");
     std::fs::create_dir(&lacking).unwrap();

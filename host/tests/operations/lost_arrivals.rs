@@ -37,6 +37,9 @@ fn stalled(setting: &str, says: &str) {
     let lines = cluster.log_lines();
     let named = lines.iter().find(|of| line(of)).unwrap();
     assert_eq!(named["fields"]["peer"], decode.as_str(), "{named}");
+    let page = include_str!("../../../docs/plugins/debugging.md");
+    let quoted = format!("`{}`", named["fields"]["message"].as_str().unwrap_or_default());
+    assert!(page.contains(&quoted), "the page does not quote {quoted}");
     assert_eq!(during.unwrap().tokens.len(), 8, "the request was tried again");
     let stalled = cluster.metrics(&cluster.worker("prefill"))["host_transfers_stalled_total"];
     assert!(stalled >= 1.0, "{stalled} transfers were given up");

@@ -4,6 +4,7 @@ mod addresses;
 mod numbers;
 mod plugins;
 mod settings;
+mod sizes;
 mod windows;
 
 use std::process::Command;

@@ -7,7 +7,8 @@ use host_tests::plugin_files;
 #[test]
 fn a_worker_whose_transfer_plugin_panics_ends_with_an_error() {
     let said = last_words_of_a_worker("[plugin.panicking]\nin = \"poll\"\n");
-    assert!(said.contains("transfer plugin has failed") && said.contains("PANICKED"), "{said}");
+    let says = "plugin \"panicking\": poll answered PANICKED (";
+    assert!(said.contains(says) && said.contains("so this worker ends"), "{said}");
     assert!(said.contains("transfer thread has ended"), "{said}");
 }
 

@@ -114,7 +114,7 @@ impl AllocatorPages {
         match self.allocator.alloc(component, &mut self.buffer) {
             0 => Ok(()),
             code => Err(format!(
-                "answered {:?} when it was asked for {count} pages of component {} that are free",
+                "answered {:?} when it was asked for {count} pages of component {} that are free (alloc)",
                 ErrorCode(code),
                 component.0
             )),
@@ -125,7 +125,7 @@ impl AllocatorPages {
         match self.allocator.free(component, &self.buffer) {
             0 => Ok(()),
             code => Err(format!(
-                "answered {:?} when {} pages of component {} were given back that it had handed out",
+                "answered {:?} when {} pages of component {} were given back that it had handed out (free)",
                 ErrorCode(code),
                 self.buffer.len(),
                 component.0

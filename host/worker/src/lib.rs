@@ -15,6 +15,8 @@ pub mod cache_news;
 mod cache_thread;
 mod channels;
 pub mod clock;
+mod complaints;
+pub mod fit;
 mod handle;
 pub mod lane_counters;
 mod lane_sums;
@@ -28,6 +30,8 @@ mod scheduler_thread;
 pub mod service;
 mod staging;
 mod tier_thread;
+#[cfg(test)]
+mod told;
 mod transfer_thread;
 pub mod watchdog;
 
@@ -55,7 +59,7 @@ use host_wire::protocol;
 use link::Links;
 pub use parts::{Parts, RankParts};
 pub use staging::Staging;
-pub use tier_thread::{OffloadTiers, slot_bytes};
+pub use tier_thread::{OffloadTiers, seal, slot_bytes};
 
 /// Inputs that may wait for the scheduler at once; senders beyond that wait (or, on the control plane, give up and
 /// repeat).

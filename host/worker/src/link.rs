@@ -23,6 +23,7 @@ use host_wire::proto::{TransferEndpoint, WorkerInfo};
 use parking_lot::Mutex;
 use rustix::fd::AsRawFd;
 
+use super::fit::{no_endpoint, not_registered};
 use super::lane_counters::LaneCounters;
 pub use peer::{Link, PeerRank};
 use table::{NotReplaced, Table};
@@ -89,6 +90,14 @@ pub struct Links {
     counters: LaneCounters,
 }
 
+/// What the log says of a peer that could not be cut off.
+pub(super) fn not_cut_off(plugin: &str, peer: Instance, error: &host_plugin_api::Error) -> String {
+    format!(
+        "plugin {plugin:?}: disconnect did not cut off the peer {peer}: {error}; pages that it may write stay in quarantine, and it \
+         is tried again"
+    )
+}
+
 fn panicked() -> host_plugin_api::Error {
     host_plugin_api::Error::new(ErrorCode::PANICKED, "its disconnect panicked")
 }
@@ -122,8 +131,7 @@ impl Links {
                 generation: GENERATION,
                 fd_offset: 0,
             });
-            registered
-                .map_err(|error| anyhow::anyhow!("plugin {plugin:?} did not register the {what}: {error}"))
+            registered.map_err(|error| not_registered(&plugin, what, &error))
         };
         let ranks = ranks.into_iter().enumerate().map(|(rank, (kv, backend))| {
             let kv_region = register(&backend, kv.memory(), "KV pool")?;
@@ -179,10 +187,7 @@ impl Links {
     /// What a peer needs to connect to each rank.
     pub(super) fn endpoints(&self) -> anyhow::Result<Vec<TransferEndpoint>> {
         let endpoint = |(rank, own): (usize, &Rank)| {
-            let endpoint = own
-                .backend
-                .endpoint()
-                .map_err(|error| anyhow::anyhow!("plugin {:?} offers no endpoint: {error}", self.plugin))?;
+            let endpoint = own.backend.endpoint().map_err(|error| no_endpoint(&self.plugin, &error))?;
             let aux_bytes = if own.aux_region.is_some() { self.aux.bytes() as u64 } else { 0 };
             Ok(TransferEndpoint {
                 plugin: self.plugin.clone(),

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::transport::Channel;
 
+use crate::link::not_cut_off;
 use crate::{Handle, Outgoing};
 
 /// Messages that may wait for one peer; more are dropped and repeated by the core.
@@ -156,7 +157,13 @@ impl Peers {
         };
         let reply = timeout(HANDSHAKE, attempt)
             .await
-            .unwrap_or_else(|_elapsed| Err(format!("the prefill worker at {address} does not answer")))?;
+            .unwrap_or_else(|_elapsed| {
+                let seconds = HANDSHAKE.as_secs();
+                Err(format!(
+                    "the prefill worker at {address} does not answer a handshake within {seconds} s: it hangs, or its transfer \
+                     plugin is slow to connect, of which its log names the call"
+                ))
+            })?;
         if !reply.accepted {
             return Err(reply.message);
         }
@@ -177,7 +184,7 @@ impl Peers {
         let event = match tokio::task::spawn_blocking(move || links.fence(peer, session)).await {
             Ok(Ok(())) => Event::PeerLost { peer, session, fenced: true },
             Ok(Err(error)) => {
-                tracing::warn!(%peer, %error, "a peer is not fenced; its pages stay in quarantine");
+                tracing::warn!("{}", not_cut_off(self.worker.links().plugin_name(), peer, &error));
                 Event::FenceFailed { peer, session }
             }
             Err(panic) => {

@@ -11,7 +11,7 @@
 mod host_memory;
 mod mailbox;
 mod objects;
-mod seal;
+pub mod seal;
 mod store;
 mod traffic;
 
@@ -59,6 +59,11 @@ impl OffloadTiers {
 #[must_use]
 pub fn slot_bytes(shape: &KvShape, alignment: Option<usize>) -> usize {
     shape.heads * host_memory::head_bytes(shape, alignment)
+}
+
+/// Bytes of a value in storage: one KV head of a page of this shape, and its seal, as a multiple of `alignment`.
+pub(super) fn value_bytes(shape: &KvShape, alignment: usize) -> usize {
+    host_memory::head_bytes(shape, Some(alignment))
 }
 
 /// The way to all of them.
@@ -148,6 +153,9 @@ impl RunningTier {
 
 pub(super) fn start(start: Start<'_>) -> anyhow::Result<Started> {
     let Start { offload, slots, pools, kv_heads, inputs, alive } = start;
+    if let Some(pool) = pools.first() {
+        offload.fit(&pool.layout().shape)?;
+    }
     let alignment = offload.alignment().map(usize::try_from).transpose()?;
     let memory = Arc::new(HostMemory::new(&pools, slots as usize, kv_heads, alignment)?);
     let stores: anyhow::Result<Vec<Store>> =

@@ -7,6 +7,7 @@
 mod copying;
 mod receiving;
 mod sending;
+mod shares;
 mod staging;
 
 use std::collections::VecDeque;
@@ -30,6 +31,7 @@ use tokio::sync::mpsc;
 use super::alive::Alive;
 use super::channels::Input;
 use super::clock::Clock;
+use super::complaints::Failed;
 use super::link::{Links, Rank};
 use sending::Sending;
 use staging::Staging;
@@ -124,9 +126,10 @@ pub(super) fn start(start: Start) -> anyhow::Result<(Inbox, JoinHandle<()>)> {
     Ok((Inbox(inbox), thread))
 }
 
-/// How many entries a plugin filled in, or what is wrong with it.
-fn counted(answer: i32) -> Result<usize, ErrorCode> {
-    usize::try_from(answer).map(|count| count.min(BATCH)).map_err(|_negative| ErrorCode(answer))
+/// How many entries a method of the plugin filled in, or what is wrong with it.
+fn counted(method: &'static str, answer: i32) -> Result<usize, Failed> {
+    let failed = |_negative| Failed { method, code: ErrorCode(answer) };
+    usize::try_from(answer).map(|count| count.min(BATCH)).map_err(failed)
 }
 
 struct Thread {
@@ -165,9 +168,14 @@ impl Thread {
                     busy |= submitted || completed || !notifications.is_empty();
                     notifications.iter().for_each(|notification| self.notified(notification));
                 }
-                (Err(code), _) | (_, Err(code)) => {
-                    // Nothing can be known of what is in flight any more; only a new process can go on.
-                    tracing::error!(code = code.name(), "the transfer plugin has failed");
+                (_, Err(failed)) | (Err(failed), _) => {
+                    // Only a new process can go on.
+                    let (plugin, rank) = (self.start.links.plugin_name(), self.start.rank);
+                    let what = failed.told(|| self.backend.endpoint().err());
+                    tracing::error!(
+                        "plugin {plugin:?}: {what} on rank {rank}; nothing is known any more of what is in flight, so this \
+                         worker ends: its peers cut it off, and its supervisor starts it again"
+                    );
                     return;
                 }
             }
@@ -219,7 +227,7 @@ impl Thread {
             return self.settled(vec![(write.tag, Some(error))]);
         }
         let policy = &self.start.policy;
-        let shares = sending::shares(&links, &link, rank, write, policy, self.start.page_integrity);
+        let shares = shares::shares(&links, &link, rank, write, policy, self.start.page_integrity);
         match shares {
             Ok(shares) if shares.is_empty() => self.settled(vec![(write.tag, None)]),
             Ok(shares) => {

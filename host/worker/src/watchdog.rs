@@ -29,6 +29,10 @@ const SLOW: Duration = Duration::from_secs(1);
 /// As [`SLOW`], of a call that may wait for others.
 const SLOW_TO_WAIT: Duration = Duration::from_secs(10);
 
+/// As [`SLOW`], of calls that a peer waits for: it gives a handshake up after 5 s.
+const SLOW_TO_MEET: Duration = Duration::from_secs(3);
+const MEETING: [&str; 2] = ["connect", "disconnect"];
+
 /// Calls that were slow, by plugin and call.
 static SLOW_CALLS: Mutex<BTreeMap<(String, &'static str), u64>> = Mutex::new(BTreeMap::new());
 
@@ -156,7 +160,11 @@ impl Watchdog {
             if age >= bound && hung.as_ref().is_none_or(|hung| hung.age <= age) {
                 hung = Some(Hung { call: call.clone(), age, bound });
             }
-            let allowed = if call.may_wait { SLOW_TO_WAIT } else { SLOW };
+            let allowed = match call.may_wait {
+                false => SLOW,
+                true if MEETING.contains(&call.call) => SLOW_TO_MEET,
+                true => SLOW_TO_WAIT,
+            };
             if age >= allowed && self.told.iter().all(|told| told.id != call.id) {
                 count_slow(call);
                 slow.push(Slow { call: call.clone(), age, returned: false });
@@ -280,11 +288,12 @@ mod tests {
 
     #[test]
     fn a_call_that_may_wait_is_slow_later() {
-        let mut watchdog = Watchdog::new(BOUND);
-        let connect = call(1, 1, "connect", true);
-        let slow =
-            |second, watchdog: &mut Watchdog| watchdog.look(at(second), std::slice::from_ref(&connect)).slow;
-        assert!((0..10).all(|second| slow(second, &mut watchdog).is_empty()));
-        assert_eq!(slow(10, &mut watchdog).len(), 1);
+        for (name, seconds) in [("register", 10), ("connect", 3)] {
+            let mut watchdog = Watchdog::new(BOUND);
+            let of = call(seconds, 1, name, true);
+            let mut slow = |second| watchdog.look(at(second), std::slice::from_ref(&of)).slow;
+            assert!((0..seconds).all(|second| slow(second).is_empty()), "{name}");
+            assert_eq!(slow(seconds).len(), 1, "{name}");
+        }
     }
 }

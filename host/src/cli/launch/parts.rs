@@ -37,6 +37,10 @@ pub fn parts(settings: &Settings, role: RoleName) -> anyhow::Result<Parts> {
     };
     let (transfer, backends) = opened.unzip();
     let tiers = offload::open(settings, instance, radix_cache(settings, core_role).is_some())?;
+    if let Some(tiers) = &tiers {
+        // Before weights are loaded, which takes long.
+        tiers.fit(&plan.layouts[0].shape)?;
+    }
     let executors = ranks::executors(settings, ranks)?;
     let identity = identity_of(settings, &plan);
     let config = config(settings, core_role, &plan, tiers.as_ref(), &identity)?;

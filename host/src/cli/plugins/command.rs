@@ -9,7 +9,7 @@ use host_plugins::directory::Options;
 use super::super::launch;
 use super::super::settings::{RoleName, Settings};
 use super::bench;
-use super::{ask, check_all, inspect, install, list, new, resolve, rules};
+use super::{ask, check_all, inspect, install, list, new, resolve, rules, try_out};
 use crate::cli::output::say;
 
 /// What to do with plugins.
@@ -33,6 +33,9 @@ pub enum Command {
         json: bool,
     },
     /// Checks the whole configuration and starts nothing: exit code 0, or 2 with everything that is wrong
+    ///
+    /// Plugins are opened as a worker opens them, offered a little memory, and compared with the model's sizes. A storage tier
+    /// that has a setting read_only is opened with it, unless its directory is still to be made.
     Check {
         /// The configuration
         #[command(flatten)]
@@ -154,6 +157,7 @@ impl Command {
                 // A router opens no plugin, and has no configuration for any.
                 if settings.role != Some(RoleName::Router) {
                     ask(&settings)?;
+                    try_out(&settings)?;
                 }
                 launch::text_model(&settings)?;
                 say!("the configuration works");

@@ -6,7 +6,7 @@ use host_plugin_api::tier::FOUND;
 use serde_json::json;
 
 use super::open::Tier;
-use super::selected::{Prefix, hex};
+use super::selected::Prefix;
 use crate::cli::output::say;
 
 /// What to list.
@@ -44,9 +44,9 @@ impl List {
                     left -= 1;
                     let bytes = Some(end.bytes).filter(|bytes| *bytes > 0);
                     match (self.json, bytes) {
-                        (true, bytes) => say!("{}", json!({"key": hex(key), "bytes": bytes})),
-                        (false, Some(bytes)) => say!("{} {bytes:>12}", hex(key)),
-                        (false, None) => say!("{} {:>12}", hex(key), "-"),
+                        (true, bytes) => say!("{}", json!({"key": key.to_string(), "bytes": bytes})),
+                        (false, Some(bytes)) => say!("{key} {bytes:>12}"),
+                        (false, None) => say!("{key} {:>12}", "-"),
                     }
                 }
                 if left == 0 {

@@ -13,7 +13,7 @@ use crate::cli::plugins::{Directories, resolve};
 use crate::cli::settings::set_key;
 
 /// The setting of a plugin with which it changes nothing.
-const READ_ONLY: &str = "read_only";
+pub const READ_ONLY: &str = "read_only";
 
 /// Help text of the commands that only read.
 pub const READS: &str = "It may run beside workers. A plugin that has a setting read_only is opened with it and changes nothing; \

@@ -6,7 +6,7 @@ use host_plugin_api::tier::{FOUND, MISSING};
 use host_plugin_api::{ErrorCode, Key};
 
 use super::open::{Found, Tier};
-use super::selected::{Prefix, hex};
+use super::selected::Prefix;
 use super::session::Session;
 use crate::cli::Refused;
 use crate::cli::output::say;
@@ -68,7 +68,7 @@ impl Prune {
         let gone = removed.len() as u64 - left.still;
         say!("removed {gone} values, {}", Bytes(freed.saturating_sub(left.still_bytes)).rounded());
         if let Some((key, code)) = refused {
-            bail!("value {} cannot be removed: {:?}", hex(&key), ErrorCode(code));
+            bail!("value {key} cannot be removed: {:?}", ErrorCode(code));
         }
         if left.still > 0 {
             say!(

@@ -8,7 +8,7 @@ pub struct Prefix(String);
 
 impl Prefix {
     pub fn has(&self, key: &Key) -> bool {
-        self.0.is_empty() || hex(key).starts_with(&self.0)
+        self.0.is_empty() || key.to_string().starts_with(&self.0)
     }
 }
 
@@ -24,15 +24,6 @@ impl std::str::FromStr for Prefix {
             Err("keys are written as 64 hex digits, give the first of them".into())
         }
     }
-}
-
-/// A key as it is written.
-pub fn hex(key: &Key) -> String {
-    use std::fmt::Write as _;
-    key.0.iter().fold(String::with_capacity(64), |mut text, byte| {
-        let _cannot_fail = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use host_plugin_api::tier::FOUND;
 use host_plugin_api::{
     ErrorCode, Key, Memory, MemoryKind, RegionId, StorageTier, Tag, TierCompletion, TierLimits, TierPage,
     TierUsage,
@@ -15,6 +16,7 @@ use rustix::fd::BorrowedFd;
 
 use host_memory::Mapping;
 use host_plugins::{Kind, Manifest, Services};
+use host_worker::seal::{self, Damage};
 
 /// Keys of one step of a scan.
 const STEP: usize = 4096;
@@ -36,6 +38,8 @@ const DAMAGED: &str = "corrupt";
 pub struct End {
     pub status: i32,
     pub bytes: u64,
+    /// What is wrong with the bytes of a value that was found.
+    pub damage: Option<Damage>,
 }
 
 /// See the module.
@@ -66,8 +70,8 @@ impl Session {
         usage.with_context(|| format!("plugin {:?} does not say what is stored", self.plugin))
     }
 
-    /// What the plugin has counted as damaged since it was loaded, in answers and between them. 0 where it counts nothing of
-    /// that name.
+    /// What the plugin has counted as damaged since it was loaded, in answers and between them. 0 where it counts nothing of that
+    /// name.
     pub fn counted_damaged(&self) -> u64 {
         let services = Services::of(&self.id).ok();
         let metrics = services.map(|services| services.metrics()).unwrap_or_default();
@@ -102,7 +106,7 @@ impl Session {
         self.in_batches("delete", keys, |tier, tag, keys| tier.delete(tag, keys))
     }
 
-    /// Reads values of these lengths, as many at once as fit, and forgets them.
+    /// Reads values of these lengths, as many at once as fit, compares them with the host's seal, and forgets them.
     pub fn get(&mut self, values: &[(Key, u64)]) -> anyhow::Result<Vec<End>> {
         let mut ends = Vec::with_capacity(values.len());
         let align = self.limits.alignment.max(BLOCK);
@@ -121,10 +125,22 @@ impl Session {
             }
             let region = self.region(offset)?;
             pages.iter_mut().for_each(|page| page.region = region.0);
-            ends.extend(self.in_batches("get", &pages, |tier, tag, pages| tier.get(tag, pages))?);
+            let read = self.in_batches("get", &pages, |tier, tag, pages| tier.get(tag, pages))?;
+            ends.extend(
+                pages.iter().zip(read).map(|(page, end)| End { damage: self.damage(page, end), ..end }),
+            );
             rest = &rest[pages.len()..];
         }
         Ok(ends)
+    }
+
+    /// What is wrong with a value that was read, if it was.
+    fn damage(&self, page: &TierPage, end: End) -> Option<Damage> {
+        let (memory, _region) = self.memory.as_ref().filter(|_| end.status == FOUND)?;
+        let (offset, length) = (usize::try_from(page.offset).ok()?, usize::try_from(page.length).ok()?);
+        // SAFETY: its batch has ended, so the plugin leaves the bytes alone, and nothing else writes them.
+        let value = unsafe { memory.bytes_at(offset, length) };
+        seal::check(&page.key, value).err()
     }
 
     /// Registered memory of at least so many bytes.
@@ -202,7 +218,8 @@ impl Session {
                 let end = ends.get_mut(completion.page as usize).filter(|_| completion.tag == tag);
                 match end {
                     Some(end @ None) => {
-                        *end = Some(End { status: completion.status, bytes: completion.bytes })
+                        let (status, bytes) = (completion.status, completion.bytes);
+                        *end = Some(End { status, bytes, damage: None });
                     }
                     _ => bail!("plugin {plugin:?} says twice, or of another page, how a {what} ended"),
                 }

@@ -7,8 +7,9 @@ use host_plugin_api::{ErrorCode, Key};
 use serde::Serialize;
 
 use super::open::Tier;
-use super::selected::{Prefix, hex};
+use super::selected::Prefix;
 use super::session::Session;
+use super::words;
 use crate::cli::output::{self, say};
 use crate::cli::settings::Bytes;
 
@@ -31,24 +32,47 @@ pub struct Verify {
 /// Values by how their reading ended.
 #[derive(Default, Serialize)]
 struct Counts {
-    /// Values that came back whole.
+    /// Values that came back whole, with a seal that fits.
     good: u64,
     good_bytes: u64,
     /// Removed or evicted between the listing and the reading.
     missing: u64,
-    /// Values that did not come back whole.
+    /// Values that are not what a worker stored.
     damaged: u64,
     /// What the plugin found damaged by itself, beside those: an index or a record that names no value any more.
     damaged_elsewhere: u64,
-    /// Values that could not be read for another reason.
+    /// Values that could not be read.
     unread: u64,
+    /// Of `damaged`, those that the plugin found by itself.
+    #[serde(skip)]
+    counted: u64,
     #[serde(skip)]
     json: bool,
     damaged_keys: Vec<String>,
+    unread_keys: Vec<Unread>,
 }
 
-/// Most keys that a JSON document names.
+/// A value that could not be read.
+#[derive(Serialize)]
+struct Unread {
+    key: String,
+    code: String,
+    /// The plugin's last warning.
+    text: Option<String>,
+}
+
+/// A value whose reading ended in a code.
+struct Failed {
+    key: Key,
+    /// 0 where they are not known.
+    bytes: u64,
+    code: i32,
+}
+
+/// Most keys of a list that a JSON document names.
 const NAMED: usize = 10_000;
+/// Most values of one step of the scan that are read once more, to hear why they could not be read.
+const READ_AGAIN: usize = 100;
 
 impl Verify {
     /// Reads everything and prints the counts.
@@ -61,7 +85,7 @@ impl Verify {
             counts.read(session, &keys, self.value_bytes)?;
             Ok(true)
         })?;
-        counts.damaged_elsewhere = session.counted_damaged().saturating_sub(counts.damaged);
+        counts.damaged_elsewhere = session.counted_damaged().saturating_sub(counts.counted);
         drop(session);
         if self.json {
             output::json(&counts)?;
@@ -88,52 +112,100 @@ impl Verify {
 
 impl Counts {
     fn read(&mut self, session: &mut Session, keys: &[Key], value_bytes: Option<u32>) -> anyhow::Result<()> {
-        let mut values = Vec::with_capacity(keys.len());
+        let (mut values, mut failed) = (Vec::with_capacity(keys.len()), Vec::new());
+        let before = session.counted_damaged();
         for (key, end) in keys.iter().zip(session.exists(keys)?) {
             let told = Some(end.bytes).filter(|bytes| *bytes > 0);
             match (end.status, told.or(value_bytes.map(u64::from))) {
                 (MISSING, _) => self.missing += 1,
-                // There, and so broken that it has no length.
-                (code, _) if code == ErrorCode::IO.0 => self.damaged(key, 0)?,
                 (FOUND, Some(bytes)) => values.push((*key, bytes)),
                 (FOUND, None) => {
                     bail!(
                         "the plugin does not tell how long its values are: give --value-bytes if all are of one length"
                     )
                 }
-                (code, _) => self.unread(key, code)?,
+                (code, bytes) => failed.push(Failed { key: *key, bytes: bytes.unwrap_or(0), code }),
             }
         }
         let ends = session.get(&values)?;
         for ((key, bytes), end) in values.iter().zip(ends) {
-            match end.status {
-                FOUND => {
-                    self.good += 1;
-                    self.good_bytes += bytes;
-                }
-                MISSING => self.missing += 1,
-                code if code == ErrorCode::IO.0 => self.damaged(key, *bytes)?,
-                code => self.unread(key, code)?,
+            match (end.status, end.damage) {
+                (FOUND, None) => self.good(*bytes),
+                (FOUND, Some(damage)) => self.damaged(key, *bytes, &damage.to_string())?,
+                (MISSING, _) => self.missing += 1,
+                (code, _) => failed.push(Failed { key: *key, bytes: *bytes, code }),
+            }
+        }
+        let counted = session.counted_damaged().saturating_sub(before);
+        self.tell_apart(session, &failed, counted)
+    }
+
+    /// Says of values that ended in codes whether they are damaged, of which the plugin counted so many, or could not be read.
+    fn tell_apart(&mut self, session: &mut Session, failed: &[Failed], counted: u64) -> anyhow::Result<()> {
+        let is_all = counted >= failed.len() as u64;
+        for (place, of) in failed.iter().enumerate() {
+            if is_all {
+                self.found_by_plugin(of)?;
+            } else if place < READ_AGAIN && of.bytes > 0 {
+                self.read_again(session, of, counted > 0)?;
+            } else {
+                self.unread(&of.key, of.code, words::take())?;
             }
         }
         Ok(())
     }
 
-    fn damaged(&mut self, key: &Key, bytes: u64) -> anyhow::Result<()> {
-        self.damaged += 1;
-        if self.damaged_keys.len() < NAMED {
-            self.damaged_keys.push(hex(key));
-        }
-        if !self.json {
-            say!("damaged    {} {bytes:>12}", hex(key));
+    /// Reads a value once more, alone, so that what the plugin counts and says is about it. `some` of those that were read with
+    /// it are damaged, and a plugin may have removed them then.
+    fn read_again(&mut self, session: &mut Session, of: &Failed, some: bool) -> anyhow::Result<()> {
+        let _earlier = words::take();
+        let before = session.counted_damaged();
+        let end = session.get(&[(of.key, of.bytes)])?.first().copied().unwrap_or_default();
+        match (end.status, end.damage) {
+            (FOUND, None) => self.good(of.bytes),
+            (FOUND, Some(damage)) => self.damaged(&of.key, of.bytes, &damage.to_string())?,
+            (MISSING, _) if some => self.found_by_plugin(of)?,
+            (MISSING, _) => self.missing += 1,
+            _ if session.counted_damaged() > before => {
+                // The plugin has counted it twice by now.
+                self.counted += 1;
+                self.found_by_plugin(of)?;
+            }
+            (code, _) => self.unread(&of.key, code, words::take())?,
         }
         Ok(())
     }
 
-    fn unread(&mut self, key: &Key, code: i32) -> anyhow::Result<()> {
-        self.unread += 1;
+    fn good(&mut self, bytes: u64) {
+        self.good += 1;
+        self.good_bytes += bytes;
+    }
+
+    fn found_by_plugin(&mut self, of: &Failed) -> anyhow::Result<()> {
+        self.counted += 1;
+        self.damaged(&of.key, of.bytes, "the plugin counts it as damaged")
+    }
+
+    fn damaged(&mut self, key: &Key, bytes: u64, why: &str) -> anyhow::Result<()> {
+        self.damaged += 1;
+        if self.damaged_keys.len() < NAMED {
+            self.damaged_keys.push(key.to_string());
+        }
         if !self.json {
-            say!("unread     {}: {:?}", hex(key), ErrorCode(code));
+            say!("damaged    {key} {bytes:>12}: {why}");
+        }
+        Ok(())
+    }
+
+    fn unread(&mut self, key: &Key, code: i32, text: Option<String>) -> anyhow::Result<()> {
+        self.unread += 1;
+        let code = ErrorCode(code).name().to_owned();
+        if !self.json {
+            let said = text.as_deref().map(|text| format!(": {text}")).unwrap_or_default();
+            say!("unread     {key} {code}{said}");
+        }
+        if self.unread_keys.len() < NAMED {
+            self.unread_keys.push(Unread { key: key.to_string(), code, text });
         }
         Ok(())
     }

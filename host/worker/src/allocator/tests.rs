@@ -155,3 +155,61 @@ fn an_allocator_with_other_budgets_than_it_was_opened_with_is_refused() {
     let refused = AllocatorPages::new("lowest", allocator, &other, Some(WINDOW)).unwrap_err();
     assert!(refused.starts_with("plugin \"lowest\" was opened with the components"), "{refused}");
 }
+
+/// Answers codes.
+struct Answering {
+    budgets: i32,
+    alloc: i32,
+    free: i32,
+}
+
+impl PoolAllocator for Answering {
+    fn budgets(&self, budgets: &mut [Budget]) -> i32 {
+        budgets[0] = Budget { component: PluginComponent::FULL, total: 8, free: 8, reserved: 0 };
+        self.budgets
+    }
+    fn alloc(&self, _component: PluginComponent, pages: &mut [PoolPage]) -> i32 {
+        (0..).zip(pages).for_each(|(name, page)| *page = PoolPage(name));
+        self.alloc
+    }
+    fn free(&self, _component: PluginComponent, _pages: &[PoolPage]) -> i32 {
+        self.free
+    }
+    fn need(&self, _growths: &[Growth], _tail: u32, _pages: &mut [u32]) -> i32 {
+        ErrorCode::UNSUPPORTED.0
+    }
+    fn extend(&self, _growths: &[Growth], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
+        ErrorCode::UNSUPPORTED.0
+    }
+    fn extend_tail(&self, _growths: &[Growth], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
+        ErrorCode::UNSUPPORTED.0
+    }
+    fn step(&self, _held: &[u32], _grants: &mut [Grant], _pages: &mut [PoolPage]) -> i32 {
+        ErrorCode::UNSUPPORTED.0
+    }
+    fn first_live(&self, _component: PluginComponent, _tokens: u32) -> i32 {
+        ErrorCode::UNSUPPORTED.0
+    }
+}
+
+#[test]
+fn what_an_allocator_does_wrong_is_told_as_the_page_says() {
+    let limits = PoolLimits::shared(8);
+    let open = |budgets, alloc, free| {
+        AllocatorPages::new("acme", Arc::new(Answering { budgets, alloc, free }), &limits, None)
+    };
+    let panicked = ErrorCode::PANICKED.0;
+    let mut said = vec![open(panicked, 0, 0).unwrap_err()];
+    for (alloc, free) in [(panicked, 0), (0, panicked)] {
+        let mut pool = PagePool::open(limits, Some(Box::new(open(1, alloc, free).unwrap())));
+        let pages = pool.allocate(3).unwrap();
+        pool.release(pages);
+        said.push(pool.fault().unwrap().to_owned());
+        pool.audit();
+    }
+    let (mut lying, _allocator) = pool(SHARED, Some(30));
+    let pages = [lying.allocate(1).unwrap(), lying.allocate(1).unwrap()];
+    said.push(lying.fault().unwrap().replace("lowest", "acme"));
+    pages.into_iter().for_each(|pages| lying.release(pages));
+    crate::told::compare("### An allocator", &said);
+}

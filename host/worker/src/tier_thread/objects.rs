@@ -25,6 +25,18 @@ pub(super) enum Kind {
     Remove,
 }
 
+impl Kind {
+    /// The method of the plugin API.
+    pub(super) fn method(self) -> &'static str {
+        match self {
+            Self::Ask => "exists",
+            Self::Read => "get",
+            Self::Write => "put",
+            Self::Remove => "delete",
+        }
+    }
+}
+
 /// One object, and the page that it is part of.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Object {

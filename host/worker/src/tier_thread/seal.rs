@@ -3,12 +3,16 @@
 //! An object is one KV head of a page, then its seal, XXH3-128 over the object's key and the head's bytes, then zeros up
 //! to a whole step. So a flipped bit, a value cut off, and another key's value show, whatever the plugin says and whether
 //! or not it has checksums of its own.
+//!
+//! [`check`] needs no model: whatever the length of the KV is, its seal is what stands before the zeros.
+
+use std::fmt;
 
 use host_kernels::xxh3::xxh3_128;
 use host_plugin_api::Key;
 
 /// Bytes of a seal.
-pub(super) const SEAL_BYTES: usize = 16;
+pub const SEAL_BYTES: usize = 16;
 
 /// Steps are at most a page of a disk, and at most so small a part of what is sealed.
 const LARGEST_STEP: usize = 4096;
@@ -25,8 +29,52 @@ pub(super) fn object_bytes(kv: usize, alignment: usize) -> usize {
 }
 
 /// The seal of the KV in the object of this key.
-pub(super) fn seal(key: &Key, kv: &[u8]) -> [u8; SEAL_BYTES] {
+#[must_use]
+pub fn seal(key: &Key, kv: &[u8]) -> [u8; SEAL_BYTES] {
     xxh3_128(&key.0, kv).to_le_bytes()
+}
+
+/// Why the bytes of a value are not those that a worker stored under its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// They are shorter than a seal.
+    Short,
+    /// They are all zeros.
+    Zeros,
+    /// No seal in them fits the key and what lies before the seal.
+    Seal,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Short => "it is shorter than the host's seal",
+            Self::Zeros => "it is all zeros",
+            Self::Seal => "the host's seal does not fit the bytes",
+        })
+    }
+}
+
+/// Whether these bytes are the object of this key, whole. The key and the bytes are enough.
+///
+/// # Errors
+/// With what is wrong.
+pub fn check(key: &Key, object: &[u8]) -> Result<(), Damage> {
+    if object.len() <= SEAL_BYTES {
+        return Err(Damage::Short);
+    }
+    let zeros = object.iter().rev().take_while(|byte| **byte == 0).count();
+    let written = object.len() - zeros;
+    if written == 0 {
+        return Err(Damage::Zeros);
+    }
+    // The seal itself may end in zeros.
+    let ends = written.max(SEAL_BYTES + 1)..=object.len().min(written + SEAL_BYTES);
+    let fits = |end: usize| {
+        let (kv, found) = object[..end].split_at(end - SEAL_BYTES);
+        found == seal(key, kv)
+    };
+    if ends.into_iter().any(fits) { Ok(()) } else { Err(Damage::Seal) }
 }
 
 #[cfg(test)]
@@ -49,6 +97,32 @@ mod tests {
             let bytes = object_bytes(kv, 1);
             assert!(bytes >= kv + SEAL_BYTES && bytes < kv + 2 * SEAL_BYTES + kv / 16, "{kv}: {bytes}");
         }
+    }
+
+    #[test]
+    fn whatever_its_length_a_whole_value_is_good_and_any_other_is_not() {
+        let (key, other) = (Key([1; 32]), Key([2; 32]));
+        // Of so many seals some end in a zero.
+        for bytes in (1..600).chain([4096, 112 << 10]) {
+            let kv: Vec<u8> = (0..bytes).map(|at| (at * 7 + bytes) as u8).collect();
+            let mut object = kv.clone();
+            object.extend(seal(&key, &kv));
+            object.resize(object_bytes(bytes, 1), 0);
+            assert_eq!(check(&key, &object), Ok(()), "{bytes}");
+            assert_eq!(check(&other, &object), Err(Damage::Seal), "{bytes}");
+            object[bytes / 2] ^= 1;
+            assert_eq!(check(&key, &object), Err(Damage::Seal), "{bytes}");
+            object[bytes / 2] ^= 1;
+            // Cut off within the seal.
+            let cut = &object[..bytes + SEAL_BYTES / 2];
+            let damage = if cut.len() > SEAL_BYTES { Damage::Seal } else { Damage::Short };
+            assert_eq!(check(&key, cut), Err(damage), "{bytes}");
+        }
+        assert_eq!(check(&key, &[0; 4096]), Err(Damage::Zeros));
+        assert_eq!(check(&key, &[7; SEAL_BYTES]), Err(Damage::Short));
+        // KV may itself be zeros.
+        let object = [vec![0; 64], seal(&key, &[0; 64]).to_vec()].concat();
+        assert_eq!(check(&key, &object), Ok(()));
     }
 
     /// Storage outlives a build.

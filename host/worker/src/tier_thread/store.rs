@@ -13,6 +13,8 @@ use rustix::fd::BorrowedFd;
 use super::host_memory::HostMemory;
 use super::objects::{Kind, Object, Request, key};
 use super::traffic::Traffic;
+use crate::complaints::{Code, Complaints, Failed};
+use crate::fit::not_registered;
 
 /// Completions taken per call.
 const COMPLETIONS: usize = 256;
@@ -67,35 +69,22 @@ pub(super) struct Store {
     traffic: Arc<Traffic>,
     /// It answers nothing any more.
     dead: bool,
+    complaints: Complaints,
 }
 
 impl Store {
-    /// Registers the memory.
+    /// Registers the memory with a tier that [fits](crate::OffloadTiers::fit).
     ///
     /// # Errors
-    /// When the plugin cannot reach it, or cannot take objects of this size.
+    /// When the plugin does not take it.
     pub(super) fn open(name: &str, tier: Arc<dyn StorageTier>, memory: &HostMemory) -> anyhow::Result<Self> {
         let limits = tier.limits();
-        let bytes = memory.object_bytes() as u64;
-        let length = u32::try_from(bytes).ok().filter(|_| bytes <= limits.max_value);
-        let length = length.with_context(|| {
-            format!(
-                "plugin {name:?} stores at most {} bytes at once, and one head of a page has {bytes}: lower --page-size",
-                limits.max_value
-            )
+        let length = u32::try_from(memory.object_bytes()).with_context(|| {
+            format!("plugin {name:?} cannot be given values of {} bytes", memory.object_bytes())
         })?;
-        anyhow::ensure!(
-            limits.alignment > 0 && bytes.is_multiple_of(limits.alignment),
-            "plugin {name:?} stores multiples of {} bytes, and one head of a page with its seal has {bytes}",
-            limits.alignment
-        );
-        anyhow::ensure!(
-            limits.max_pages > 0 && limits.max_batches > 0,
-            "plugin {name:?} says that it takes no batches"
-        );
         let regions: Result<Vec<RegionId>, _> =
             memory.regions().map(|region| tier.register(&region)).collect();
-        let regions = regions.with_context(|| format!("plugin {name:?} does not take host memory"))?;
+        let regions = regions.map_err(|error| not_registered(name, "host memory", &error))?;
         Ok(Self {
             name: name.to_owned(),
             tier,
@@ -110,6 +99,7 @@ impl Store {
             last_tag: 0,
             traffic: Arc::default(),
             dead: false,
+            complaints: Complaints::default(),
         })
     }
 
@@ -160,9 +150,13 @@ impl Store {
         if self.dead {
             return;
         }
+        let mut panicked = false;
         for (plugin_tag, _) in self.batches.iter().filter(|(_, batch)| batch.of == Some(tag)) {
             // One that has just ended is not known any more.
-            let _unknown = self.tier.cancel(Tag(*plugin_tag)) != 0;
+            panicked |= self.tier.cancel(Tag(*plugin_tag)) == ErrorCode::PANICKED.0;
+        }
+        if panicked {
+            self.died("cancel", ErrorCode::PANICKED.0);
         }
     }
 
@@ -205,7 +199,7 @@ impl Store {
                     self.batches.insert(tag.0, Batch { of: offer.of, objects, left });
                 }
                 code if code == ErrorCode::PANICKED.0 => {
-                    self.died(code);
+                    self.died(offer.kind.method(), code);
                     // Reads and writes may have begun, and may still touch the memory: they never end either.
                     if matches!(offer.kind, Kind::Ask | Kind::Remove) {
                         for object in offer.objects {
@@ -219,7 +213,14 @@ impl Store {
                     return false;
                 }
                 answer => {
-                    tracing::warn!(plugin = self.name, kind = ?offer.kind, answer, "a storage tier refused a batch");
+                    let (plugin, method, count) = (&self.name, offer.kind.method(), offer.objects.len());
+                    self.complaints.tell(method, || {
+                        format!(
+                            "plugin {plugin:?}: {method} refused {count} values with {}; they count as failed: what is missing is \
+                             computed again",
+                            Code(answer)
+                        )
+                    });
                     for object in offer.objects {
                         self.ended(offer.of, object.page, PageEnd::Failed, events);
                     }
@@ -280,7 +281,7 @@ impl Store {
         let mut completions = [TierCompletion::default(); COMPLETIONS];
         let answer = self.tier.poll(&mut completions);
         let Ok(count) = usize::try_from(answer) else {
-            self.died(answer);
+            self.died("poll", answer);
             return false;
         };
         for done in &completions[..count.min(COMPLETIONS)] {
@@ -289,22 +290,35 @@ impl Store {
         count == COMPLETIONS
     }
 
-    fn died(&mut self, answer: i32) {
+    fn died(&mut self, method: &'static str, answer: i32) {
+        let what = Failed { method, code: ErrorCode(answer) }.told(|| self.tier.usage().err());
         tracing::error!(
-            plugin = self.name,
-            answer,
-            "a storage tier answers nothing any more; what it was doing stays set aside"
+            "plugin {:?}: {what}; nothing more is asked of this storage tier, and the memory of {} batches that it has stays set \
+             aside: the worker goes on without it, and uses it again when it is started again",
+            self.name,
+            self.batches.len()
         );
         self.dead = true;
     }
 
     fn completed(&mut self, done: &TierCompletion, memory: &HostMemory, events: &mut Vec<TierEvent>) {
+        let (plugin, page, tag) = (&self.name, done.page, done.tag);
         let Some(batch) = self.batches.get_mut(&done.tag) else {
-            tracing::warn!(plugin = self.name, tag = done.tag, "a storage tier ended what was not begun");
+            self.complaints.tell("unknown", || {
+                format!(
+                    "plugin {plugin:?}: poll tells the end of page {page} of batch {tag}, which is not under way; the entry is dropped"
+                )
+            });
             return;
         };
+        let (all, left) = (batch.objects.len(), batch.left);
         let Some(object) = batch.objects.get_mut(done.page as usize).and_then(Option::take) else {
-            tracing::warn!(plugin = self.name, tag = done.tag, "a storage tier ended an object twice");
+            self.complaints.tell("twice", || {
+                format!(
+                    "plugin {plugin:?}: poll tells the end of page {page} of batch {tag}, of whose {all} pages that one is none, or \
+                     has ended already ({left} have not); the entry is dropped"
+                )
+            });
             return;
         };
         let of = batch.of;
@@ -317,16 +331,42 @@ impl Store {
             FOUND => PageEnd::Done,
             0 => PageEnd::Missing,
             code if kind == Some(Kind::Write) && code == ErrorCode::NO_RESOURCE.0 => PageEnd::Refused,
-            _ => PageEnd::Failed,
+            status => {
+                if status > FOUND {
+                    self.complaints.tell("status", || {
+                        format!(
+                            "plugin {plugin:?}: poll ends page {page} of batch {tag} with the status {status}, which means nothing: \
+                             1, 0 or a code does; the page counts as failed"
+                        )
+                    });
+                }
+                PageEnd::Failed
+            }
         };
+        if end == PageEnd::Done
+            && matches!(kind, Some(Kind::Read | Kind::Write))
+            && ![0, u64::from(self.length)].contains(&done.bytes)
+        {
+            let (told, length) = (done.bytes, self.length);
+            self.complaints.tell("bytes", || {
+                format!(
+                    "plugin {plugin:?}: poll says that page {page} of batch {tag} has {told} bytes, and its value has {length}; the \
+                     host's seal decides whether it is used"
+                )
+            });
+        }
         if end == PageEnd::Done
             && kind == Some(Kind::Read)
             && !memory.is_sealed(&object.key, object.rank, object.offset as usize)
         {
             end = PageEnd::Damaged;
-            if self.damaged.is_empty() {
-                tracing::warn!(plugin = self.name, key = ?object.key, "what a storage tier found is not what was written");
-            }
+            let (key, length) = (object.key, self.length);
+            self.complaints.tell("damaged", || {
+                format!(
+                    "plugin {plugin:?}: get found {length} bytes for key {key} that are not what was stored: the host's seal does not \
+                     fit; the page counts as missing, and the value is deleted"
+                )
+            });
             if self.damaged.len() < DAMAGED {
                 self.damaged.push_back(object);
             }

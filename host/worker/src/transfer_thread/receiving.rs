@@ -3,11 +3,11 @@
 use host_core::Event;
 use host_core::aux_row::AUX_ROW_BYTES;
 use host_core::notice::{KIND, KIND_LANE, LaneNotice};
-use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{NOTIFICATION_BYTES, Notification, NotificationKind};
 
 use super::{BATCH, Report, Thread, Verification, counted};
 use crate::channels::Input;
+use crate::complaints::Failed;
 use crate::lane_sums;
 use crate::link::rank_of;
 
@@ -19,7 +19,7 @@ pub(super) struct Taken {
 }
 
 impl Thread {
-    pub(super) fn take_notifications(&self) -> Result<Vec<Taken>, ErrorCode> {
+    pub(super) fn take_notifications(&self) -> Result<Vec<Taken>, Failed> {
         let blank = Notification {
             kind: NotificationKind(0),
             length: 0,
@@ -29,7 +29,7 @@ impl Thread {
             peer_name: [0; 64],
         };
         let mut notifications = [blank; BATCH];
-        let count = counted(self.backend.notifications(&mut notifications))?;
+        let count = counted("notifications", self.backend.notifications(&mut notifications))?;
         let taken = |notification: &Notification| {
             let lost = notification.kind == NotificationKind::PEER_LOST;
             let peer = rank_of(name(notification)).filter(|_| lost);
@@ -60,7 +60,16 @@ impl Thread {
                 self.report(Report::Landed { rank, peer, notice: lane });
             }
             (None, Some(sender)) if self.heard(sender, payload) => {}
-            _ => tracing::warn!(name, length, rank, "a peer sent a notification that is not for this rank"),
+            _ => {
+                let plugin = self.start.links.plugin_name();
+                tracing::warn!(
+                    plugin,
+                    name,
+                    length,
+                    rank,
+                    "a peer sent a notification that is not for this rank; it is dropped"
+                );
+            }
         }
     }
 

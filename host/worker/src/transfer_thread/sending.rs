@@ -3,120 +3,19 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use host_core::aux_row::AUX_ROW_BYTES;
-use host_core::heads::HeadLane;
+use host_core::Instance;
 use host_core::notice::{LaneNotice, MESSAGE_BYTES};
 use host_core::scheduler::PageWrite;
-use host_core::staging::{Span, piece_limit};
-use host_core::transfer::{Lane, Path, Piece, StagingPolicy, Tag, choose, copy_lane};
+use host_core::transfer::Tag;
 use host_plugin_api::ErrorCode;
 use host_plugin_api::transfer::{
     self as api, Completion, NOTIFICATION_BYTES, PeerId, Submission, TransferBackend, Write,
 };
 
-use super::{BATCH, counted, staging};
-use crate::lane_sums;
-use crate::link::{Link, Links};
-
-/// What one of our ranks sends of a write to one of the peer's.
-pub(super) struct Share {
-    pub peer: PeerId,
-    pub target: usize,
-    /// What is written to its place.
-    pub writes: Vec<Write>,
-    /// What goes through staging memory, and is numbered before what does not.
-    pub staged: Vec<Span>,
-    /// Digest of the pages in it.
-    pub sum: u64,
-}
-
-/// Plans and digests what a rank sends of a write. Its last part is complete on rank 0 only when the aux row, which
-/// travels from rank 0 to rank 0, is behind it.
-///
-/// # Errors
-/// What is wrong with the link or the write.
-pub(super) fn shares(
-    links: &Links,
-    link: &Link,
-    rank: usize,
-    write: &PageWrite,
-    policy: &StagingPolicy,
-    page_integrity: bool,
-) -> Result<Vec<Share>, String> {
-    let plan = Plan { links, link, rank, write, policy, page_integrity };
-    let own = link.lanes.iter().filter(|lane| lane.source == rank);
-    // Without pages there is the aux row alone.
-    let wanted = own.filter(|lane| !write.source.is_empty() || (lane.source, lane.target) == (0, 0));
-    wanted.map(|lane| plan.share(lane)).collect()
-}
-
-/// What a rank's shares of a write are planned from.
-struct Plan<'a> {
-    links: &'a Links,
-    link: &'a Link,
-    rank: usize,
-    write: &'a PageWrite,
-    policy: &'a StagingPolicy,
-    page_integrity: bool,
-}
-
-impl Plan<'_> {
-    /// What goes over one lane: staged or to its place, and the aux row to its place.
-    fn share(&self, lane: &HeadLane) -> Result<Share, String> {
-        let (own, write) = (&self.links.ranks()[self.rank], self.write);
-        let peer = self.link.connection(self.rank, lane.target);
-        let peer = peer.ok_or_else(|| format!("the connection to worker {} is being cut off", write.to))?;
-        let theirs = &self.link.ranks[lane.target];
-        let layers = write.layers.start as usize..write.layers.end as usize;
-        let planned = Lane { source: own.share(), target: theirs.share, heads: lane.heads.clone() };
-        let copy = copy_lane(&planned, &write.source, &write.target, layers.clone())
-            .map_err(|error| error.to_string())?;
-        let limit = piece_limit(own.staging_bytes(), theirs.staging_bytes);
-        let staged = match choose(&copy.size(), self.policy) {
-            Path::Staged => staging::pieces(&planned.source, &lane.heads, write, limit),
-            Path::Direct => None,
-        };
-        let pieces = if staged.is_some() { Vec::new() } else { copy.pieces() };
-        let to_its_place = |piece: &Piece| Write {
-            source_region: own.kv_region.0,
-            target_region: theirs.kv_region,
-            source_offset: piece.source as u64,
-            target_offset: piece.target as u64,
-            length: piece.length as u32,
-            target_generation: theirs.kv_generation,
-        };
-        let mut writes: Vec<Write> = pieces.iter().map(to_its_place).collect();
-        writes.extend(self.aux_row(lane.target)?);
-        let pages = (write.first_page as usize..).zip(write.source.iter().copied());
-        let sum = match self.page_integrity {
-            true => lane_sums::of(&own.kv, pages, layers, lane.heads.clone()),
-            false => 0,
-        };
-        Ok(Share { peer, target: lane.target, writes, staged: staged.unwrap_or_default(), sum })
-    }
-
-    /// Puts the aux row into its place here; the write that takes it to rank 0 of the peer. Only rank 0 has aux rows.
-    fn aux_row(&self, target: usize) -> Result<Option<Write>, String> {
-        let region = self.links.ranks()[self.rank].aux_region;
-        let (Some((row, own_slot, peer_slot)), Some(region), 0) = (&self.write.aux, region, target) else {
-            return Ok(None);
-        };
-        let theirs = &self.link.ranks[target];
-        if *peer_slot >= theirs.aux_rows {
-            return Err(format!("decode named aux row {peer_slot}, but has {}", theirs.aux_rows));
-        }
-        // SAFETY: the scheduler gave this row to this transfer, and nothing is told of it before it is written.
-        unsafe { self.links.aux().write(*own_slot as usize * AUX_ROW_BYTES, &row.encode()) };
-        Ok(Some(Write {
-            source_region: region.0,
-            target_region: theirs.aux_region,
-            source_offset: u64::from(*own_slot) * AUX_ROW_BYTES as u64,
-            target_offset: u64::from(*peer_slot) * AUX_ROW_BYTES as u64,
-            length: AUX_ROW_BYTES as u32,
-            target_generation: theirs.aux_generation,
-        }))
-    }
-}
+use super::shares::Share;
+use super::{BATCH, counted};
+use crate::complaints::{Code, Complaints, Failed};
+use crate::link::Links;
 
 /// One page write's way through the plugin, as one or more submissions.
 struct Part {
@@ -138,6 +37,15 @@ enum Purpose {
     Message,
 }
 
+/// What the plugin was given.
+#[derive(Clone, Copy, Debug)]
+struct Submitted {
+    purpose: Purpose,
+    peer: PeerId,
+    writes: usize,
+    bytes: u64,
+}
+
 /// Messages that may wait for a plugin that is full. More are dropped: their senders repeat them.
 const MESSAGES: usize = 4096;
 
@@ -150,15 +58,20 @@ pub(super) struct Sending {
     waiting: VecDeque<(Purpose, Submission, Vec<Write>)>,
     parts: HashMap<Tag, Part>,
     last_submission: u64,
-    /// What a submission is for.
-    by_submission: HashMap<api::Tag, Purpose>,
+    by_submission: HashMap<api::Tag, Submitted>,
     /// Staged pieces whose writes have settled.
     pieces: Vec<(u64, Option<String>)>,
     /// Submissions that ended in an error and may still be in flight.
-    unsettled: Vec<(api::Tag, &'static str)>,
-    /// A submission panicked. Nothing is known of what it had begun, so it never ends.
-    panicked: bool,
+    unsettled: Vec<(api::Tag, String)>,
+    /// Nothing is known of what is in flight, so it never ends.
+    failed: Option<Failed>,
+    /// Workers by the plugin's handle, for messages.
+    peers: HashMap<PeerId, Instance>,
+    complaints: Complaints,
 }
+
+/// Names of peers that are remembered. Handles are not used again.
+const PEERS: usize = 1024;
 
 impl Sending {
     pub(super) fn new(links: Arc<Links>, rank: usize) -> Self {
@@ -174,7 +87,9 @@ impl Sending {
             by_submission: HashMap::new(),
             pieces: Vec::new(),
             unsettled: Vec::new(),
-            panicked: false,
+            failed: None,
+            peers: HashMap::new(),
+            complaints: Complaints::default(),
         }
     }
 
@@ -192,7 +107,11 @@ impl Sending {
     /// [`lane_ended`](Self::lane_ended) is to follow.
     pub(super) fn begin(&mut self, write: &PageWrite, rank: usize, shares: &[Share]) {
         let mut left = 0;
+        if self.peers.len() > PEERS {
+            self.peers.clear();
+        }
         for share in shares {
+            self.peers.insert(share.peer, write.to);
             let notice = share.notice(write, rank, share.fragments(self.max_writes));
             let first = share.staged.len();
             for (index, writes) in share.direct(self.max_writes).enumerate() {
@@ -217,7 +136,8 @@ impl Sending {
         let tag = api::Tag(self.last_submission);
         let submission =
             Submission { peer, notification_length: NOTIFICATION_BYTES as u32, tag, notification };
-        self.by_submission.insert(tag, purpose);
+        let bytes = writes.iter().map(|write| u64::from(write.length)).sum();
+        self.by_submission.insert(tag, Submitted { purpose, peer, writes: writes.len(), bytes });
         match purpose {
             // A peer waits for it, and it is small.
             Purpose::Message => self.waiting.push_front((purpose, submission, writes)),
@@ -267,7 +187,7 @@ impl Sending {
     /// Hands to the plugin what it has room for; whether that was anything.
     pub(super) fn submit(&mut self) -> (bool, Settled) {
         let (mut busy, mut settled) = (false, Vec::new());
-        while !self.panicked
+        while self.failed.is_none()
             && let Some((purpose, submission, writes)) = self.waiting.front()
         {
             let status = self.backend.submit(submission, writes);
@@ -284,10 +204,19 @@ impl Sending {
                 way.count(writes);
                 self.waiting.pop_front();
             } else if status == ErrorCode::PANICKED.0 {
-                self.panicked = true;
+                self.fail("submit", status);
                 self.waiting.pop_front();
-            } else if let Some((_, submission, _)) = self.waiting.pop_front() {
-                let error = format!("the plugin refused the writes: {}", ErrorCode(status).name());
+            } else if let Some((_, submission, writes)) = self.waiting.pop_front() {
+                let peer = self.name_of(submission.peer);
+                let error = format!(
+                    "submit refused {} writes to the peer {peer} with {}",
+                    writes.len(),
+                    Code(status)
+                );
+                let plugin = self.links.plugin_name();
+                self.complaints.tell("refused", || {
+                    format!("plugin {plugin:?}: {error}; the transfer counts as failed, and its request is tried again")
+                });
                 settled.extend(self.ended(submission.tag, Some(error)));
             }
         }
@@ -309,45 +238,95 @@ impl Sending {
             settled.extend(self.ended(submission.tag, Some("cancelled".into())));
         }
         for (submission, other) in &self.by_submission {
-            if *other == purpose {
+            if other.purpose == purpose {
                 // A submission that has just completed cannot be cancelled any more, which is as good.
-                let _late = self.backend.cancel(*submission);
+                let late = self.backend.cancel(*submission);
+                if late == ErrorCode::PANICKED.0 {
+                    self.failed =
+                        self.failed.or(Some(Failed { method: "cancel", code: ErrorCode::PANICKED }));
+                }
             }
         }
         settled
     }
 
+    fn fail(&mut self, method: &'static str, code: i32) {
+        self.failed = self.failed.or(Some(Failed { method, code: ErrorCode(code) }));
+    }
+
+    /// The worker behind a handle of the plugin's.
+    fn name_of(&self, peer: PeerId) -> String {
+        self.peers.get(&peer).map_or_else(|| format!("with the handle {}", peer.0), ToString::to_string)
+    }
+
     /// Takes completions; whether there were any.
     ///
     /// # Errors
-    /// The plugin's code when it has failed.
-    pub(super) fn poll(&mut self) -> Result<(bool, Settled), ErrorCode> {
-        if self.panicked {
-            return Err(ErrorCode::PANICKED);
+    /// What the plugin answered when it has failed.
+    pub(super) fn poll(&mut self) -> Result<(bool, Settled), Failed> {
+        if let Some(failed) = self.failed {
+            return Err(failed);
         }
         let blank = Completion { tag: api::Tag(0), bytes: 0, status: 0, reserved: 0 };
         let mut completions = [blank; BATCH];
-        let count = counted(self.backend.poll(&mut completions))?;
+        let count = counted("poll", self.backend.poll(&mut completions))?;
         let mut settled = Vec::new();
         for completion in &completions[..count] {
-            if completion.status == 0 {
-                settled.extend(self.ended(completion.tag, None));
-            } else if self.by_submission.contains_key(&completion.tag) {
-                self.unsettled.push((completion.tag, ErrorCode(completion.status).name()));
-            }
+            settled.extend(self.completed(completion));
         }
         // A failed submission counts as ended only when the plugin says that nothing of it is in flight.
         for (submission, error) in std::mem::take(&mut self.unsettled) {
             match self.backend.settled(submission) {
-                1 => settled.extend(self.ended(submission, Some(error.to_owned()))),
-                _ => self.unsettled.push((submission, error)),
+                1 => settled.extend(self.ended(submission, Some(error))),
+                code if code == ErrorCode::PANICKED.0 => self.fail("settled", code),
+                answer => {
+                    if answer != 0 {
+                        let plugin = self.links.plugin_name();
+                        self.complaints.tell("settled", || {
+                            let (tag, answer) = (submission.0, Code(answer));
+                            format!("plugin {plugin:?}: settled answered {answer} for submission {tag}, which counts as in flight")
+                        });
+                    }
+                    self.unsettled.push((submission, error));
+                }
             }
         }
         Ok((count > 0, settled))
     }
 
+    /// One submission has ended, as the plugin says.
+    fn completed(&mut self, completion: &Completion) -> Option<(Tag, Option<String>)> {
+        let (tag, plugin) = (completion.tag, self.links.plugin_name());
+        let Some(of) = self.by_submission.get(&tag).copied() else {
+            self.complaints.tell("unknown", || {
+                format!(
+                    "plugin {plugin:?}: poll tells the end of submission {}, which is not in flight; the entry is dropped",
+                    tag.0
+                )
+            });
+            return None;
+        };
+        if completion.status != 0 {
+            self.unsettled.push((tag, ErrorCode(completion.status).name().to_owned()));
+        } else if completion.bytes != of.bytes {
+            let (peer, told) = (self.name_of(of.peer), completion.bytes);
+            let error = format!(
+                "poll says that submission {} to the peer {peer} wrote {told} bytes, and its {} writes have {}",
+                tag.0, of.writes, of.bytes
+            );
+            let plugin = self.links.plugin_name();
+            self.complaints.tell("bytes", || {
+                format!("plugin {plugin:?}: {error}; the transfer counts as failed, and its request is tried again")
+            });
+            self.unsettled.push((tag, error));
+        } else {
+            return self.ended(tag, None);
+        }
+        None
+    }
+
     fn ended(&mut self, submission: api::Tag, error: Option<String>) -> Option<(Tag, Option<String>)> {
-        match self.by_submission.remove(&submission)? {
+        match self.by_submission.remove(&submission)?.purpose {
             Purpose::Part(tag) => self.lane_ended(tag, error),
             Purpose::Piece(id) => {
                 self.pieces.push((id, error));
@@ -355,33 +334,5 @@ impl Sending {
             }
             Purpose::Message => None,
         }
-    }
-}
-
-impl Share {
-    /// The notice of fragment 0 of `fragments`.
-    pub(super) fn notice(&self, write: &PageWrite, rank: usize, fragments: usize) -> LaneNotice {
-        let byte = |rank: usize| u8::try_from(rank).unwrap_or(u8::MAX);
-        LaneNotice {
-            notice: write.notice,
-            fragment: 0,
-            fragments: u32::try_from(fragments).unwrap_or(u32::MAX),
-            sum: self.sum,
-            alone: write.source.is_empty(),
-            source: byte(rank),
-            target: byte(self.target),
-        }
-    }
-
-    /// What is written to its place, in fragments of at most `max_writes` writes. Where nothing is to be written at all, one
-    /// fragment without writes says so.
-    fn direct(&self, max_writes: usize) -> impl Iterator<Item = &[Write]> {
-        let nothing = self.writes.is_empty() && self.staged.is_empty();
-        self.writes.chunks(max_writes).chain(nothing.then_some(&[][..]))
-    }
-
-    /// How many fragments there are: the staged pieces, which are numbered first, and what is written to its place.
-    pub(super) fn fragments(&self, max_writes: usize) -> usize {
-        self.staged.len() + self.direct(max_writes).count()
     }
 }

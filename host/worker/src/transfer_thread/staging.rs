@@ -22,7 +22,7 @@ use host_kernels::copy::Copier;
 use host_plugin_api::transfer::{PeerId, Write};
 
 use super::copying::{self, Place};
-use super::sending;
+use super::shares::Share;
 use super::{Report, Thread};
 use crate::clock::Clock;
 use crate::link::{Link, Rank};
@@ -96,7 +96,7 @@ impl Staging {
 
 impl Thread {
     /// Takes on the staged shares of a write.
-    pub(super) fn stage(&mut self, write: &Arc<PageWrite>, link: &Link, shares: &[sending::Share]) {
+    pub(super) fn stage(&mut self, write: &Arc<PageWrite>, link: &Link, shares: &[Share]) {
         let now = self.staging.clock.now();
         let mut actions = Vec::new();
         for share in shares.iter().filter(|share| !share.staged.is_empty()) {

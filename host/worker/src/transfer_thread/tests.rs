@@ -1,6 +1,7 @@
 mod lost;
 mod panicked;
 mod staged;
+mod told;
 mod wire;
 
 use host_core::Event;
@@ -77,8 +78,9 @@ impl Side {
         }
         // SAFETY: the tests touch the pools only while no transfer is under way.
         let shared = pools.iter().map(|kv| unsafe { kv.share() });
-        let memories = shared.zip(nodes.iter().map(|node| node.clone() as Arc<_>)).collect();
-        let links = Arc::new(Links::open(Some("wire".into()), memories, HEADS, 4, staging_bytes).unwrap());
+        let plugin = if wire.script.is_some() { "acme" } else { "wire" };
+        let memories = shared.zip(nodes.iter().map(|node| wire.backend(node))).collect();
+        let links = Arc::new(Links::open(Some(plugin.into()), memories, HEADS, 4, staging_bytes).unwrap());
         let (sender, inputs) = mpsc::channel(4096);
         let (died, _) = watch::channel(None);
         let inbox = |rank| {

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use host_plugin_api::tier::{FOUND, MISSING, STORED};
-use host_plugin_api::{ErrorCode, Key, Level, Memory, TierPage, log};
+use host_plugin_api::{ErrorCode, Key, Level, Memory, TierPage, host, log};
 
 use super::front::Front;
 use super::queue::Work;
@@ -321,6 +321,9 @@ const REFUSED: End = (ErrorCode::UNSUPPORTED.0, 0);
 
 /// Ends the get of a page whose file is damaged. It is removed, so that it can be put again, unless nothing may be.
 fn damaged(store: &Store, key: &Key, length: u64) -> End {
+    if let Ok(corrupt) = host().counter("corrupt") {
+        corrupt.add(1);
+    }
     if store.is_read_only() {
         log!(Level::WARN, "a page of {length} bytes is damaged, and stays where it is");
         return (ErrorCode::IO.0, 0);

@@ -4,6 +4,8 @@
 //! value is done to the host's memory only: the store itself stays good. A batch with a victim of one of the `hang`
 //! faults never ends, not even when it is cancelled; with a control file it goes on when that file is gone.
 
+mod shelf;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use host_plugin_api::tier::{FOUND, MISSING};
 use host_plugin_api::{
-    Error, ErrorCode, Key, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag, TierCompletion,
-    TierLimits, TierPage, TierUsage,
+    Error, ErrorCode, Key, Level, Memory, Opening, RegionId, Result, Scanned, StorageTier, Tag,
+    TierCompletion, TierLimits, TierPage, TierUsage, log,
 };
 use host_plugin_memory::MemoryTier;
 use serde::Deserialize;
@@ -78,6 +80,8 @@ struct Text {
     block_file: String,
     /// While this file is there, it says what is done.
     control_file: String,
+    /// Files of this directory are values that it has when it opens.
+    values_dir: String,
     spare: u64,
     stop: Stop,
 }
@@ -112,6 +116,7 @@ impl Default for Text {
             hold_file: String::new(),
             block_file: String::new(),
             control_file: String::new(),
+            values_dir: String::new(),
             spare: 0,
             stop: Stop::Ends,
         }
@@ -123,6 +128,16 @@ enum Work {
     Get(Vec<TierPage>),
     Put(Vec<TierPage>),
     Delete(Vec<Key>),
+}
+
+impl Work {
+    /// In order of the pages.
+    fn keys(&self) -> Vec<&Key> {
+        match self {
+            Self::Exists(keys) | Self::Delete(keys) => keys.iter().collect(),
+            Self::Get(pages) | Self::Put(pages) => pages.iter().map(|page| &page.key).collect(),
+        }
+    }
 }
 
 struct Batch {
@@ -146,19 +161,23 @@ pub struct FaultyTier {
     inner: MemoryTier,
     orders: Orders,
     text: Text,
+    /// Faults that keys have always.
+    shelf: BTreeMap<Key, Fault>,
     state: Mutex<State>,
 }
 
 /// Opens an instance.
 ///
 /// # Errors
-/// `CONFIG` for a fault that there is not, or what the tier in memory says.
+/// `CONFIG` for a fault or a file of values that there is not, or what the tier in memory says.
 pub fn open(opening: &Opening) -> Result<FaultyTier> {
     let wrong = |text: String| Error::new(ErrorCode::CONFIG, text);
     let text: Text = toml::from_str(&opening.config).map_err(|e| wrong(e.to_string()))?;
     let orders = Orders::of(&text)?;
     let inner = host_plugin_memory::open(&Opening { name: opening.name.clone(), config: String::new() })?;
-    Ok(FaultyTier { inner, orders, text, state: Mutex::default() })
+    let shelf =
+        if text.values_dir.is_empty() { BTreeMap::new() } else { shelf::fill(&inner, &text.values_dir)? };
+    Ok(FaultyTier { inner, orders, text, shelf, state: Mutex::default() })
 }
 
 host_plugin_api::export_plugin! {
@@ -243,7 +262,10 @@ impl FaultyTier {
             let which = able.get((number >> 32) as usize % able.len().max(1));
             which.copied().filter(|_| hit)
         };
-        let faults: Vec<Option<Fault>> = (0..count).map(|_| draw()).collect();
+        let mut faults: Vec<Option<Fault>> = (0..count).map(|_| draw()).collect();
+        for (fault, key) in faults.iter_mut().zip(work.keys()) {
+            *fault = fault.or(self.shelf.get(key).copied().filter(|of| applies(&work, *of)));
+        }
         let hangs = |fault: &Option<Fault>| {
             matches!(fault, Some(Fault::HangExists | Fault::HangGet | Fault::HangPut))
         };
@@ -334,6 +356,7 @@ fn damaged(
         }
         Fault::Fail => {
             value.fill(0xee);
+            log!(Level::WARN, "page {} cannot be read: the disk does not answer", page.key);
             return TierCompletion { status: ErrorCode::IO.0, bytes: 0, ..done };
         }
         _ => {}

@@ -1,5 +1,7 @@
 //! A store against a plugin that is slow, full, confused or gone.
 
+mod told;
+
 use std::sync::Mutex;
 
 use host_core::layout::{KvOrder, KvShape};
@@ -96,6 +98,12 @@ const READ: TierTag = TierTag(7);
 
 /// A store for pages of two heads, so that the plugin takes two pages at once, and two batches.
 fn store() -> (Store, Arc<Fake>, HostMemory) {
+    let fake = Arc::new(Fake::default());
+    let memory = memory();
+    (Store::open("fake", fake.clone(), &memory).unwrap(), fake, memory)
+}
+
+fn memory() -> HostMemory {
     let shape = KvShape {
         pages: 2,
         heads: 2,
@@ -106,9 +114,7 @@ fn store() -> (Store, Arc<Fake>, HostMemory) {
         dtype: Dtype::Bf16,
     };
     let pool = KvMemory::new(KvLayout::new(shape, KvOrder::PageHeadLayerKvTokenDim)).unwrap();
-    let memory = HostMemory::new(&[pool], 8, 2, Some(1)).unwrap();
-    let fake = Arc::new(Fake::default());
-    (Store::open("fake", fake.clone(), &memory).unwrap(), fake, memory)
+    HostMemory::new(&[pool], 8, 2, Some(1)).unwrap()
 }
 
 fn pages(count: u8) -> Vec<(PageHash, HostSlot)> {

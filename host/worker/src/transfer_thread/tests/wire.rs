@@ -11,6 +11,8 @@ use host_plugin_api::transfer::{
 };
 use host_plugin_api::{Error, ErrorCode, Result};
 
+use super::told::Script;
+
 /// What connects the instances.
 pub struct Wire {
     nodes: Mutex<BTreeMap<String, Arc<Node>>>,
@@ -18,6 +20,8 @@ pub struct Wire {
     hold: AtomicBool,
     /// Fences that must be under way at once before any ends.
     meet: Barrier,
+    /// With one, its instances are called as loaded plugins are, and do what it says.
+    pub script: Option<Arc<Script>>,
 }
 
 /// A barrier with an end to its patience.
@@ -64,7 +68,20 @@ type Meanwhile = Box<dyn FnOnce() + Send>;
 
 impl Wire {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { nodes: Mutex::default(), hold: AtomicBool::new(false), meet: Barrier::default() })
+        Self::scripted(None)
+    }
+
+    pub fn scripted(script: Option<Arc<Script>>) -> Arc<Self> {
+        let hold = AtomicBool::new(false);
+        Arc::new(Self { nodes: Mutex::default(), hold, meet: Barrier::default(), script })
+    }
+
+    /// An instance as its host has it.
+    pub fn backend(&self, node: &Arc<Node>) -> Arc<dyn TransferBackend> {
+        match &self.script {
+            None => node.clone(),
+            Some(script) => script.guard(node.clone()),
+        }
     }
 
     pub fn node(self: &Arc<Self>, name: &str) -> Arc<Node> {
@@ -264,7 +281,8 @@ impl TransferBackend for Node {
             let length = submission.notification_length as usize;
             peer.notify(&self.name, NotificationKind::ARRIVED, &submission.notification[..length]);
         }
-        let completion = Completion { tag: submission.tag, bytes: 0, status, reserved: 0 };
+        let bytes = writes.iter().map(|write| u64::from(write.length)).sum();
+        let completion = Completion { tag: submission.tag, bytes, status, reserved: 0 };
         self.completions.lock().unwrap().push_back(completion);
         0
     }

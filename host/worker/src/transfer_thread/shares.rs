@@ -1,0 +1,141 @@
+//! What a rank sends of a page write to each of the peer's ranks: planned and digested, before any of it is on its way.
+
+use host_core::aux_row::AUX_ROW_BYTES;
+use host_core::heads::HeadLane;
+use host_core::notice::LaneNotice;
+use host_core::scheduler::PageWrite;
+use host_core::staging::{Span, piece_limit};
+use host_core::transfer::{Lane, Path, Piece, StagingPolicy, choose, copy_lane};
+use host_plugin_api::transfer::{PeerId, Write};
+
+use super::staging;
+use crate::lane_sums;
+use crate::link::{Link, Links};
+
+/// What one of our ranks sends of a write to one of the peer's.
+pub(super) struct Share {
+    pub peer: PeerId,
+    pub target: usize,
+    /// What is written to its place.
+    pub writes: Vec<Write>,
+    /// What goes through staging memory, and is numbered before what does not.
+    pub staged: Vec<Span>,
+    /// Digest of the pages in it.
+    pub sum: u64,
+}
+
+/// Plans and digests what a rank sends of a write. Its last part is complete on rank 0 only when the aux row, which
+/// travels from rank 0 to rank 0, is behind it.
+///
+/// # Errors
+/// What is wrong with the link or the write.
+pub(super) fn shares(
+    links: &Links,
+    link: &Link,
+    rank: usize,
+    write: &PageWrite,
+    policy: &StagingPolicy,
+    page_integrity: bool,
+) -> Result<Vec<Share>, String> {
+    let plan = Plan { links, link, rank, write, policy, page_integrity };
+    let own = link.lanes.iter().filter(|lane| lane.source == rank);
+    // Without pages there is the aux row alone.
+    let wanted = own.filter(|lane| !write.source.is_empty() || (lane.source, lane.target) == (0, 0));
+    wanted.map(|lane| plan.share(lane)).collect()
+}
+
+/// What a rank's shares of a write are planned from.
+struct Plan<'a> {
+    links: &'a Links,
+    link: &'a Link,
+    rank: usize,
+    write: &'a PageWrite,
+    policy: &'a StagingPolicy,
+    page_integrity: bool,
+}
+
+impl Plan<'_> {
+    /// What goes over one lane: staged or to its place, and the aux row to its place.
+    fn share(&self, lane: &HeadLane) -> Result<Share, String> {
+        let (own, write) = (&self.links.ranks()[self.rank], self.write);
+        let peer = self.link.connection(self.rank, lane.target);
+        let peer = peer.ok_or_else(|| format!("the connection to worker {} is being cut off", write.to))?;
+        let theirs = &self.link.ranks[lane.target];
+        let layers = write.layers.start as usize..write.layers.end as usize;
+        let planned = Lane { source: own.share(), target: theirs.share, heads: lane.heads.clone() };
+        let copy = copy_lane(&planned, &write.source, &write.target, layers.clone())
+            .map_err(|error| error.to_string())?;
+        let limit = piece_limit(own.staging_bytes(), theirs.staging_bytes);
+        let staged = match choose(&copy.size(), self.policy) {
+            Path::Staged => staging::pieces(&planned.source, &lane.heads, write, limit),
+            Path::Direct => None,
+        };
+        let pieces = if staged.is_some() { Vec::new() } else { copy.pieces() };
+        let to_its_place = |piece: &Piece| Write {
+            source_region: own.kv_region.0,
+            target_region: theirs.kv_region,
+            source_offset: piece.source as u64,
+            target_offset: piece.target as u64,
+            length: piece.length as u32,
+            target_generation: theirs.kv_generation,
+        };
+        let mut writes: Vec<Write> = pieces.iter().map(to_its_place).collect();
+        writes.extend(self.aux_row(lane.target)?);
+        let pages = (write.first_page as usize..).zip(write.source.iter().copied());
+        let sum = match self.page_integrity {
+            true => lane_sums::of(&own.kv, pages, layers, lane.heads.clone()),
+            false => 0,
+        };
+        Ok(Share { peer, target: lane.target, writes, staged: staged.unwrap_or_default(), sum })
+    }
+
+    /// Puts the aux row into its place here; the write that takes it to rank 0 of the peer. Only rank 0 has aux rows.
+    fn aux_row(&self, target: usize) -> Result<Option<Write>, String> {
+        let region = self.links.ranks()[self.rank].aux_region;
+        let (Some((row, own_slot, peer_slot)), Some(region), 0) = (&self.write.aux, region, target) else {
+            return Ok(None);
+        };
+        let theirs = &self.link.ranks[target];
+        if *peer_slot >= theirs.aux_rows {
+            return Err(format!("decode named aux row {peer_slot}, but has {}", theirs.aux_rows));
+        }
+        // SAFETY: the scheduler gave this row to this transfer, and nothing is told of it before it is written.
+        unsafe { self.links.aux().write(*own_slot as usize * AUX_ROW_BYTES, &row.encode()) };
+        Ok(Some(Write {
+            source_region: region.0,
+            target_region: theirs.aux_region,
+            source_offset: u64::from(*own_slot) * AUX_ROW_BYTES as u64,
+            target_offset: u64::from(*peer_slot) * AUX_ROW_BYTES as u64,
+            length: AUX_ROW_BYTES as u32,
+            target_generation: theirs.aux_generation,
+        }))
+    }
+}
+
+impl Share {
+    /// The notice of fragment 0 of `fragments`.
+    pub(super) fn notice(&self, write: &PageWrite, rank: usize, fragments: usize) -> LaneNotice {
+        let byte = |rank: usize| u8::try_from(rank).unwrap_or(u8::MAX);
+        LaneNotice {
+            notice: write.notice,
+            fragment: 0,
+            fragments: u32::try_from(fragments).unwrap_or(u32::MAX),
+            sum: self.sum,
+            alone: write.source.is_empty(),
+            source: byte(rank),
+            target: byte(self.target),
+        }
+    }
+
+    /// What is written to its place, in fragments of at most `max_writes` writes. Where nothing is to be written at all, one
+    /// fragment without writes says so.
+    pub(super) fn direct(&self, max_writes: usize) -> impl Iterator<Item = &[Write]> {
+        let nothing = self.writes.is_empty() && self.staged.is_empty();
+        self.writes.chunks(max_writes).chain(nothing.then_some(&[][..]))
+    }
+
+    /// How many fragments there are: the staged pieces, which are numbered first, and what is written to its place.
+    pub(super) fn fragments(&self, max_writes: usize) -> usize {
+        self.staged.len() + self.direct(max_writes).count()
+    }
+}

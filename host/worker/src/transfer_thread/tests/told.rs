@@ -1,0 +1,291 @@
+//! What operators are told of a transfer plugin that panics, fails, or answers what cannot be.
+
+use std::sync::Mutex;
+
+use host_core::Time;
+use host_plugin_api::abi::open_guarded;
+use host_plugin_api::transfer::{
+    Completion, Memory, Notification, PeerId, PreparedId, RegionId, Submission, TransferLimits, Write,
+};
+use host_plugin_api::{Result, Tag as Submitted};
+use host_plugins::{LoadedTransfer, Running, Services};
+
+use super::*;
+use crate::link::not_cut_off;
+use crate::told;
+use crate::watchdog::Watchdog;
+
+/// What the plugin does in one of its methods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    Panic,
+    Answer(i32),
+    /// Claims one entry more than there is room for.
+    TooMany,
+    /// Tells the end of what was never submitted.
+    Unknown,
+    /// Says that one byte less was written.
+    Bytes,
+    /// Does not return while this is what it does.
+    Block,
+}
+
+/// Which method does what; nothing before it is [set](Script::set).
+#[derive(Debug, Default)]
+pub struct Script(Mutex<Option<(&'static str, Act)>>);
+
+impl Script {
+    fn set(&self, method: &'static str, act: Act) {
+        *self.0.lock().unwrap() = Some((method, act));
+    }
+
+    fn clear(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+
+    fn of(&self, method: &str) -> Option<Act> {
+        self.0.lock().unwrap().filter(|(of, _)| *of == method).map(|(_, act)| act)
+    }
+
+    /// Behind the net that keeps panics in, as a loaded plugin is.
+    pub fn guard(self: &Arc<Self>, inner: Arc<Node>) -> Arc<dyn TransferBackend> {
+        let scripted = Scripted { inner, script: self.clone() };
+        let object = open_guarded(|_opening| Ok(scripted), "acme".into(), "".into()).into_result();
+        let object = object.unwrap_or_else(|_| panic!("the factory cannot fail"));
+        Arc::new(LoadedTransfer::new("acme", object, &Services::of("test.acme").unwrap()).unwrap())
+    }
+}
+
+struct Scripted {
+    inner: Arc<Node>,
+    script: Arc<Script>,
+}
+
+impl Scripted {
+    /// Panics if that is what it does in this method; what it answers otherwise, if not the truth.
+    fn play(&self, method: &str) -> Option<Act> {
+        while self.script.of(method) == Some(Act::Block) {
+            std::thread::yield_now();
+        }
+        let act = self.script.of(method);
+        assert!(act != Some(Act::Panic), "told to panic in {method}\nand to say it in two lines");
+        act
+    }
+
+    fn coded(&self, method: &str, truth: impl FnOnce() -> i32) -> i32 {
+        if let Some(Act::Answer(code)) = self.play(method) { code } else { truth() }
+    }
+}
+
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $out:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> $out {
+            self.play(stringify!($name));
+            self.inner.$name($($argument),*)
+        })*
+    };
+}
+
+impl TransferBackend for Scripted {
+    forward! {
+        limits() -> TransferLimits;
+        register(memory: &Memory) -> Result<RegionId>;
+        deregister(region: RegionId) -> Result<()>;
+        endpoint() -> Result<Vec<u8>>;
+        connect(name: &str, endpoint: &[u8]) -> Result<PeerId>;
+        disconnect(peer: PeerId) -> Result<()>;
+        prepare(peer: PeerId, writes: &[Write]) -> Result<PreparedId>;
+        release(prepared: PreparedId) -> Result<()>;
+        post(submission: &Submission, prepared: PreparedId, indices: &[u32]) -> i32;
+        cancel(tag: Submitted) -> i32;
+        event_fd() -> i32;
+        shutdown(deadline: u64) -> Result<()>;
+    }
+    fn submit(&self, submission: &Submission, writes: &[Write]) -> i32 {
+        self.coded("submit", || self.inner.submit(submission, writes))
+    }
+    fn settled(&self, tag: Submitted) -> i32 {
+        self.coded("settled", || self.inner.settled(tag))
+    }
+    fn poll(&self, completions: &mut [Completion]) -> i32 {
+        let act = self.play("poll");
+        let count = self.inner.poll(completions);
+        match act {
+            Some(Act::Answer(code)) => code,
+            Some(Act::TooMany) => completions.len() as i32 + 1,
+            Some(Act::Unknown) if count > 0 => {
+                completions[count as usize] = Completion { tag: Submitted(99), ..completions[0] };
+                count + 1
+            }
+            Some(Act::Bytes) => {
+                completions[..count as usize].iter_mut().for_each(|done| done.bytes -= 1);
+                count
+            }
+            _ => count,
+        }
+    }
+    fn notifications(&self, notifications: &mut [Notification]) -> i32 {
+        match self.play("notifications") {
+            Some(Act::Answer(code)) => code,
+            Some(Act::TooMany) => notifications.len() as i32 + 1,
+            _ => self.inner.notifications(notifications),
+        }
+    }
+}
+
+/// Two workers of one rank, of which prefill's plugin is scripted.
+fn scripted() -> (Side, Side, Arc<Wire>, Arc<Script>) {
+    told::listen();
+    let script = Arc::new(Script::default());
+    let wire = Wire::scripted(Some(script.clone()));
+    let mut prefill = Side::new(&wire, "prefill", 1, ORDERS[0], 7);
+    let decode = Side::new(&wire, "decode", 1, ORDERS[0], 9);
+    prefill.fill();
+    (prefill, decode, wire, script)
+}
+
+/// They are connected, and a write is given to prefill once its plugin does this.
+fn writing(method: &'static str, act: Act) -> (Side, Side, Arc<Wire>) {
+    let (mut prefill, mut decode, wire, script) = scripted();
+    decode.links.connect(&prefill.info()).unwrap();
+    prefill.links.connect(&decode.info()).unwrap();
+    decode.open(1, &EXPECTED);
+    if method == "settled" {
+        wire.fail(&rank_name(PREFILL, 0));
+    }
+    wire.hold(method == "cancel");
+    script.set(method, act);
+    let session = prefill.links.get(DECODE).unwrap().session;
+    prefill.write(parts(session).swap_remove(2));
+    if method == "cancel" {
+        // What was not given to the plugin yet is not cancelled there.
+        while !decode.nodes[0].is_told() {
+            std::thread::yield_now();
+        }
+        prefill.ask(&Command::Cancel(Tag(3)));
+    }
+    (prefill, decode, wire)
+}
+
+/// What is told until the thread has ended.
+fn ends(method: &'static str, act: Act) {
+    let (mut prefill, _decode, _wire) = writing(method, act);
+    // The thread has the only sender.
+    while prefill.inputs.blocking_recv().is_some() {}
+}
+
+/// What the write ends with.
+fn written(method: &'static str, act: Act) -> Option<String> {
+    let (mut prefill, _decode, _wire) = writing(method, act);
+    match prefill.event() {
+        Event::Written { error, .. } => error,
+        event => panic!("{event:?}"),
+    }
+}
+
+#[test]
+fn what_a_transfer_plugin_does_wrong_is_told_as_the_page_says() {
+    told::listen();
+    let mut said = Vec::new();
+    for method in ["submit", "poll", "notifications", "cancel", "settled", "event_fd"] {
+        let before = told::lines("acme").len();
+        ends(method, Act::Panic);
+        let lines = told::lines("acme").split_off(before);
+        let names = format!("told to panic in {method}");
+        assert!(lines.iter().any(|line| line.contains(&names)), "{method}: {lines:?}");
+    }
+    ends("poll", Act::Answer(ErrorCode::IO.0));
+    ends("poll", Act::TooMany);
+    ends("notifications", Act::TooMany);
+    assert_eq!(written("poll", Act::Unknown), None);
+    assert!(written("poll", Act::Bytes).unwrap().contains("wrote "));
+    assert!(written("submit", Act::Answer(ErrorCode::NO_RESOURCE.0)).unwrap().contains("NO_RESOURCE"));
+    {
+        let (prefill, _decode, _wire) = writing("settled", Act::Answer(ErrorCode::UNSUPPORTED.0));
+        let of = |line: &String| line.contains("settled answered UNSUPPORTED");
+        while !told::lines("acme").iter().any(of) {
+            std::thread::yield_now();
+        }
+        drop(prefill);
+    }
+
+    // What is no line of the log is the error of a call.
+    let (prefill, decode, _wire, script) = scripted();
+    script.set("register", Act::Panic);
+    let node = Wire::scripted(Some(script.clone()));
+    let backend = script.guard(node.node("other"));
+    // SAFETY: nothing touches the pool.
+    let kv = unsafe { prefill.pools[0].share() };
+    said.push(Links::open(Some("acme".into()), vec![(kv, backend)], HEADS, 4, 0).err().unwrap().to_string());
+    let (info, peer) = (prefill.info(), decode.info());
+    let with = |method, call: &dyn Fn(&Side) -> String| {
+        let (prefill, decode, _wire, script) = scripted();
+        decode.links.connect(&info).unwrap();
+        if method == "disconnect" {
+            prefill.links.connect(&peer).unwrap();
+        }
+        script.set(method, Act::Panic);
+        call(&prefill)
+    };
+    said.push(with("endpoint", &|side| side.links.endpoints().unwrap_err().to_string()));
+    said.push(with("connect", &|side| side.links.connect(&peer).unwrap_err()));
+    said.push(with("disconnect", &|side| {
+        let session = side.links.get(DECODE).unwrap().session;
+        not_cut_off("acme", DECODE, &side.links.fence(DECODE, session).unwrap_err())
+    }));
+    said.push(with("shutdown", &|side| side.links.shutdown(Running::default()).unwrap_err().to_string()));
+    said.extend(told::lines("acme"));
+    told::compare("### A transfer plugin", &said);
+}
+
+/// What the watchdog says while the call lasts, in a time of its own, and when it has come back.
+fn slow(method: &str, seconds: u64, script: &Script) -> Vec<String> {
+    let of = || {
+        let mut calls = host_plugins::in_progress();
+        calls.retain(|call| call.plugin == "acme" && call.call == method);
+        calls
+    };
+    while of().is_empty() {
+        std::thread::yield_now();
+    }
+    let calls = of();
+    let mut watchdog = Watchdog::new(Duration::from_secs(10));
+    let mut said = Vec::new();
+    for second in 0..=seconds {
+        let looked = watchdog.look(Time(Duration::from_secs(second)), &calls);
+        said.extend(looked.slow.iter().map(ToString::to_string));
+        said.extend(looked.hung.iter().map(ToString::to_string));
+    }
+    script.clear();
+    let looked = watchdog.look(Time(Duration::from_secs(seconds + 1)), &[]);
+    said.extend(looked.slow.iter().map(ToString::to_string));
+    said
+}
+
+#[test]
+fn a_call_that_is_slow_is_told_with_its_peer_as_the_page_says() {
+    let (prefill, decode, _wire, script) = scripted();
+    decode.links.connect(&prefill.info()).unwrap();
+    let mut said = Vec::new();
+    for (method, seconds) in [("connect", 3), ("submit", 1), ("poll", 10)] {
+        script.set(method, Act::Block);
+        let (links, peer) = (prefill.links.clone(), decode.info());
+        let connecting = std::thread::spawn(move || links.connect(&peer));
+        if method == "submit" {
+            connecting.join().unwrap().unwrap();
+            let session = prefill.links.get(DECODE).unwrap().session;
+            prefill.ask(&Command::Write(Arc::new(parts(session).swap_remove(2))));
+            said.extend(slow(method, seconds, &script));
+        } else {
+            said.extend(slow(method, seconds, &script));
+            connecting.join().unwrap().unwrap();
+        }
+    }
+    let peer = format!("for the peer {:?}", rank_name(DECODE, 0));
+    assert!(
+        said.iter()
+            .filter(|line| line.contains("connect ") || line.contains("submit "))
+            .all(|line| line.contains(&peer))
+    );
+    told::compare("## A plugin that is slow", &said);
+}
