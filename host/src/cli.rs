@@ -25,6 +25,7 @@ pub mod plugins;
 pub mod serve;
 mod server;
 pub mod settings;
+mod simulate;
 pub mod staging;
 mod summary;
 pub mod supervise;
@@ -75,6 +76,8 @@ enum Command {
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
+    /// Simulates what a cluster makes of a trace of requests
+    Simulate(simulate::Simulate),
     /// Becomes a companion of the supervisor
     #[command(hide = true)]
     Companion(companion::Become),
@@ -92,6 +95,7 @@ pub fn main() -> ExitCode {
         Some(Command::Drain(drain)) => drain.run(),
         Some(Command::Certs(command)) => command.run(),
         Some(Command::Tier(command)) => command.run(),
+        Some(Command::Simulate(simulate)) => simulate.run(),
         Some(Command::Companion(companion)) => companion.run(),
     };
     match result {

@@ -1,0 +1,96 @@
+//! `host simulate`: what a trace of requests gets from a cluster, without the cluster.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use host_simulate::{Cluster, Options, Progress, Trace, simulate};
+use host_wire::clock;
+
+use super::Refused;
+use super::output::say;
+
+/// A trace, a cluster, and where the report goes.
+#[derive(Args, Debug)]
+pub struct Simulate {
+    /// The requests: JSON lines in Mooncake's format
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+
+    /// The machines and what runs on them: a TOML file
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+
+    /// Requests of the trace, from its beginning [default: all]
+    #[arg(long, value_name = "REQUESTS")]
+    requests: Option<usize>,
+
+    /// How many times as fast as in the trace requests arrive
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    speed: f64,
+
+    /// Writes the report to this file too, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Equal seeds give equal reports
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    seed: u64,
+}
+
+impl Simulate {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// [`Refused`] when the trace or the cluster cannot be simulated; else when a file cannot be read or written.
+    pub fn run(&self) -> anyhow::Result<()> {
+        if !(self.speed.is_finite() && self.speed > 0.0) {
+            return Err(Refused(format!("--speed {}: give a factor above 0", self.speed)).into());
+        }
+        let refused = |wrong: host_simulate::Wrong| Refused(wrong.to_string());
+        let cluster =
+            Cluster::parse(&name(&self.cluster), &read(&self.cluster, "--cluster")?).map_err(refused)?;
+        let trace = read(&self.trace, "--trace")?;
+        let trace = Trace::parse(&name(&self.trace), &trace, self.requests).map_err(refused)?;
+        let begun = clock::now();
+        let mut virtual_time = 0.0;
+        let shown = std::io::stderr().is_terminal();
+        let mut watch = |progress: Progress| {
+            virtual_time = progress.now.as_secs_f64();
+            if shown && progress.now.as_secs().is_multiple_of(60) {
+                show(&progress);
+            }
+        };
+        let workload = trace.into_workload(self.speed);
+        let report = simulate(&workload, &cluster, &Options { seed: self.seed }, &mut watch);
+        let took = begun.elapsed().as_secs_f64();
+        if shown {
+            // What it overwrites is longer.
+            let _unread = write!(std::io::stderr(), "\r{:80}\r", "");
+        }
+        say!("{}", report.to_string().trim_end());
+        say!("\nsimulated in {took:.1} s, {:.0} times as fast as the clock", virtual_time / took.max(1e-9));
+        if let Some(path) = &self.json {
+            std::fs::write(path, report.json())
+                .with_context(|| format!("the report cannot be written to {} (--json)", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+fn name(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn read(path: &Path, flag: &str) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("{} cannot be read ({flag})", path.display()))
+}
+
+/// One line that the next one overwrites.
+fn show(progress: &Progress) {
+    let Progress { now, ended, in_flight, all } = *progress;
+    let line = format!("{:.0} s: {ended} of {all} requests ended, {in_flight} in flight", now.as_secs_f64());
+    // Progress that cannot be shown is none that anything waits for.
+    let _unread = write!(std::io::stderr(), "\r{line:80}");
+}
