@@ -2,6 +2,7 @@
 
 pub mod addresses;
 mod allocator;
+mod bench;
 mod certs;
 pub mod chat;
 mod clients;
@@ -78,6 +79,9 @@ enum Command {
     Tier(tier::Command),
     /// Simulates what a cluster makes of a trace of requests
     Simulate(simulate::Simulate),
+    /// Puts published tables beside what is predicted of this host
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Becomes a companion of the supervisor
     #[command(hide = true)]
     Companion(companion::Become),
@@ -96,6 +100,7 @@ pub fn main() -> ExitCode {
         Some(Command::Certs(command)) => command.run(),
         Some(Command::Tier(command)) => command.run(),
         Some(Command::Simulate(simulate)) => simulate.run(),
+        Some(Command::Bench(command)) => command.run(),
         Some(Command::Companion(companion)) => companion.run(),
     };
     match result {

@@ -37,7 +37,9 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+pub mod goodput;
 pub mod hardware;
+pub mod headline;
 pub mod machine;
 pub mod model;
 pub mod report;

@@ -28,7 +28,7 @@ pub use distribution::Distribution;
 /// What came of a simulation, all of it computed from virtual time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// From the first request to the last token, in seconds.
+    /// From the first request that is measured to the last token, in seconds.
     pub duration_s: f64,
     /// How many requests there were.
     pub requests: Requests,
@@ -50,7 +50,7 @@ pub struct Report {
     pub workers: Vec<Worker>,
 }
 
-/// How requests ended.
+/// How the requests ended that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Requests {
     /// Answered.
@@ -166,9 +166,10 @@ impl Report {
         samples: &Samples,
         last: &[(Stats, Vec<TierStats>)],
     ) -> Self {
-        let done = || traffic.records.iter().filter(|record| record.complete);
-        let first = traffic.records.first().map_or(Time::default(), |record| record.sent);
-        let end = traffic.records.iter().filter_map(|record| record.ended).max().unwrap_or(first);
+        let measured = traffic.measured();
+        let done = || measured.iter().filter(|record| record.complete);
+        let first = measured.first().map_or(Time::default(), |record| record.sent);
+        let end = measured.iter().filter_map(|record| record.ended).max().unwrap_or(first);
         let seconds = end.since(first).as_secs_f64();
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let (mut ttft, mut tpot, mut e2e) = (Vec::new(), Vec::new(), Vec::new());
@@ -183,7 +184,7 @@ impl Report {
             input += f64::from(record.prompt);
             output += f64::from(record.received);
         }
-        let (completed, all) = (done().count(), traffic.records.len());
+        let (completed, all) = (done().count(), measured.len());
         let per_second = |value: f64| ratio(value, seconds);
         let roles: Vec<_> = cluster
             .workers

@@ -20,6 +20,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 pub struct Options {
     /// Equal seeds give equal runs.
     pub seed: u64,
+    /// So many requests at the beginning count in no latency and no throughput: caches are empty then.
+    pub warm_up: usize,
 }
 
 /// How far a run is.
@@ -51,7 +53,7 @@ pub fn simulate(
             router.add(workers.role, cluster.pool_pages(workers), workers.radix_cache);
         }
     }
-    let traffic = Traffic::new(workload, router, cluster.page_tokens);
+    let traffic = Traffic::new(workload, router, cluster.page_tokens, options.warm_up);
     let kv = Kv { layers: cluster.model().layers, ..Kv::blank(cluster.page_tokens as usize, VOCABULARY) };
     let mut world = World::new(options.seed, kv, Faults::default(), Hardware::new(cluster), traffic);
     // Auditing looks at every page.

@@ -1,8 +1,10 @@
-//! A report as a table for the terminal.
+//! Reports and headline tables for the terminal.
 
 use std::fmt::{self, Display, Write as _};
 
 use crate::cluster::Role;
+use crate::goodput::{Goodput, Limits};
+use crate::headline::{Fitted, Table};
 use crate::report::{Distribution, Report};
 
 impl Display for Report {
@@ -76,4 +78,43 @@ fn row(f: &mut fmt::Formatter<'_>, name: &str, values: &Distribution) -> fmt::Re
     write!(f, "{name:<10}")?;
     numbers.iter().try_for_each(|number| write!(f, "{number:>12.1}"))?;
     writeln!(f)
+}
+
+impl Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.title)?;
+        for fitted in &self.constants {
+            let Fitted { name, value, unit, cell } = fitted;
+            writeln!(f, "  fitted to the baseline's {cell}: {name} {value:.3} {unit}")?;
+        }
+        for row in &self.rows {
+            writeln!(f, "\n{:<38}{:>12}{:>12}{:>10}", row.name, "published", "simulated", "error")?;
+            for cell in &row.cells {
+                let published = cell.published.map(|value| format!("{value:.2}")).unwrap_or_default();
+                let error = match cell.error() {
+                    Some(_) if cell.fitted => "fitted".to_owned(),
+                    Some(error) => format!("{:+.0} %", error * 100.0),
+                    None => String::new(),
+                };
+                writeln!(f, "  {:<36}{published:>12}{:>12.2}{error:>10}", cell.name, cell.simulated)?;
+            }
+        }
+        for arm in &self.goodput {
+            writeln!(f, "\ngoodput: {}", arm.name)?;
+            arm.goodput.iter().try_for_each(|found| writeln!(f, "  {found}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Display for Goodput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Limits { ttft_p99_ms, itl_p99_ms } = self.limits;
+        let (ttft, itl) = (self.report.ttft_ms.p99, self.report.itl_ms.p99);
+        write!(
+            f,
+            "{:.2} requests/s within TTFT p99 {ttft_p99_ms} ms, ITL p99 {itl_p99_ms} ms (there: {ttft:.0} ms, {itl:.1} ms)",
+            self.requests_per_s
+        )
+    }
 }

@@ -81,6 +81,14 @@ impl Trace {
         self.requests.is_empty()
     }
 
+    /// Requests per second from the first to the last; 0 when they arrive together.
+    #[must_use]
+    pub fn requests_per_s(&self) -> f64 {
+        let [first, .., last] = &self.requests[..] else { return 0.0 };
+        let seconds = (last.at - first.at).as_secs_f64();
+        if seconds > 0.0 { self.requests.len() as f64 / seconds } else { 0.0 }
+    }
+
     /// The requests, arriving so many times as fast as in the trace.
     ///
     /// # Panics

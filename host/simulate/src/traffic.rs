@@ -86,12 +86,14 @@ pub(crate) struct Traffic {
     pub router: Router,
     namer: Namer,
     pub records: Vec<Record>,
-    /// Seconds between two tokens of one answer, over all of them.
+    /// The first requests, which are not measured.
+    warm_up: usize,
+    /// Seconds between two tokens of one answer, over all that are measured.
     pub gaps: Vec<f64>,
 }
 
 impl Traffic {
-    pub(crate) fn new(workload: &Workload, router: Router, page_tokens: u32) -> Self {
+    pub(crate) fn new(workload: &Workload, router: Router, page_tokens: u32, warm_up: usize) -> Self {
         let alone = |asks: &[Ask]| asks.iter().map(|ask| VecDeque::from([ask.clone()])).collect();
         let (waiting, concurrency) = match workload {
             Workload::Open(asks) => (alone(asks), None),
@@ -109,8 +111,14 @@ impl Traffic {
             namer: Namer::new(page_tokens, router.looks()),
             router,
             records: Vec::with_capacity(workload.requests()),
+            warm_up,
             gaps: Vec::new(),
         }
+    }
+
+    /// The requests that are measured.
+    pub(crate) fn measured(&self) -> &[Record] {
+        self.records.get(self.warm_up..).unwrap_or_default()
     }
 
     /// When the next request is sent, if that does not depend on another one's end.
@@ -207,7 +215,9 @@ impl Clients for Traffic {
             Some((_, last)) => {
                 let gap = now.since(*last).as_secs_f64();
                 *last = now;
-                self.gaps.push(gap);
+                if Self::number(open) >= self.warm_up as u64 {
+                    self.gaps.push(gap);
+                }
             }
         }
         true

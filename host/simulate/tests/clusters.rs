@@ -1,5 +1,6 @@
 //! Small clusters, simulated whole.
 
+use host_simulate::goodput::{Limits, Search, search};
 use host_simulate::workloads::{SharedPrefixes, conversations, poisson, unshared};
 use host_simulate::{Cluster, Options, Report, Workload, simulate};
 
@@ -124,6 +125,33 @@ fn pages_that_travel_while_layers_are_computed_come_earlier() {
     // 1 GB at 35.5 GB/s.
     let (whole, groups) = (first(1), first(8));
     assert!(whole - groups > 15.0, "{whole} ms whole, {groups} ms in 8 groups");
+}
+
+#[test]
+fn goodput_is_the_highest_rate_that_keeps_the_limits() {
+    let asks =
+        SharedPrefixes { prefixes: 3, prefix_tokens: 8_000, suffix_tokens: 500, answer: 60, requests: 120 };
+    let workload = |rate| poisson(asks.asks(5), rate, 2);
+    let (cluster, options) = (pair("", "radix_cache = false"), Options::default());
+    let limits = Limits { ttft_p99_ms: 1_000.0, itl_p99_ms: 15.0 };
+    let holds = |rate: f64| limits.hold(&simulate(&workload(rate), &cluster, &options, &mut |_| {}));
+    for from in [0.25, 64.0] {
+        let found = search(&workload, &cluster, limits, Search { from, ..Search::default() }, &options);
+        let rate = found.requests_per_s;
+        assert!(rate > 0.25 && rate < 64.0 && holds(rate) && !holds(rate * 1.3), "from {from}: {found}");
+    }
+    let never = Limits { ttft_p99_ms: 1.0, ..limits };
+    assert_eq!(search(&workload, &cluster, never, Search::default(), &options).requests_per_s, 0.0);
+}
+
+#[test]
+fn requests_that_warm_caches_up_are_not_measured() {
+    let (workload, cluster) = (shared(100), pair("", ""));
+    let all = run(&workload, &cluster);
+    let warm = simulate(&workload, &cluster, &Options { warm_up: 60, ..Options::default() }, &mut |_| {});
+    assert_eq!((warm.requests.completed, warm.itl_ms.count), (40, 40 * 59));
+    assert_eq!((warm.transfers, warm.prompts), (all.transfers, all.prompts), "the run is the same");
+    assert!(warm.ttft_ms.most < all.ttft_ms.most && warm.duration_s < all.duration_s);
 }
 
 #[test]

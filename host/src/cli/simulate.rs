@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use host_simulate::{Cluster, Options, Progress, Trace, simulate};
+use host_simulate::goodput::{self, Limits, Search};
+use host_simulate::{Cluster, Options, Progress, Report, Trace, simulate};
 use host_wire::clock;
 
 use super::Refused;
@@ -30,6 +31,15 @@ pub struct Simulate {
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     speed: f64,
 
+    /// Searches the highest rate of requests at which 99 % of the times to the first token and of the times between tokens stay
+    /// under these, instead of taking --speed
+    #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with = "speed")]
+    goodput: Option<Vec<f64>>,
+
+    /// Requests at the beginning, while caches are empty, that count in no latency and no throughput
+    #[arg(long, value_name = "REQUESTS", default_value_t = 0)]
+    warm_up: usize,
+
     /// Writes the report to this file too, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -53,6 +63,10 @@ impl Simulate {
             Cluster::parse(&name(&self.cluster), &read(&self.cluster, "--cluster")?).map_err(refused)?;
         let trace = read(&self.trace, "--trace")?;
         let trace = Trace::parse(&name(&self.trace), &trace, self.requests).map_err(refused)?;
+        if let Some([ttft_p99_ms, itl_p99_ms]) = self.goodput.as_deref() {
+            let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
+            return self.search(trace, &cluster, limits);
+        }
         let begun = clock::now();
         let mut virtual_time = 0.0;
         let shown = std::io::stderr().is_terminal();
@@ -63,7 +77,7 @@ impl Simulate {
             }
         };
         let workload = trace.into_workload(self.speed);
-        let report = simulate(&workload, &cluster, &Options { seed: self.seed }, &mut watch);
+        let report = simulate(&workload, &cluster, &self.options(), &mut watch);
         let took = begun.elapsed().as_secs_f64();
         if shown {
             // What it overwrites is longer.
@@ -71,11 +85,33 @@ impl Simulate {
         }
         say!("{}", report.to_string().trim_end());
         say!("\nsimulated in {took:.1} s, {:.0} times as fast as the clock", virtual_time / took.max(1e-9));
-        if let Some(path) = &self.json {
-            std::fs::write(path, report.json())
-                .with_context(|| format!("the report cannot be written to {} (--json)", path.display()))?;
+        self.write(&report)
+    }
+
+    fn options(&self) -> Options {
+        Options { seed: self.seed, warm_up: self.warm_up }
+    }
+
+    /// Plays the trace at other speeds.
+    fn search(&self, trace: Trace, cluster: &Cluster, limits: Limits) -> anyhow::Result<()> {
+        let rate = trace.requests_per_s();
+        if rate == 0.0 {
+            return Err(
+                Refused("all requests of the trace arrive at once: --goodput needs a rate".into()).into()
+            );
         }
-        Ok(())
+        let workload = |wanted: f64| trace.clone().into_workload(wanted / rate);
+        let from = Search { from: rate, ..Search::default() };
+        let found = goodput::search(&workload, cluster, limits, from, &self.options());
+        say!("{}", found.report.to_string().trim_end());
+        say!("\ngoodput: {found}; the trace has {rate:.2} requests/s");
+        self.write(&found.report)
+    }
+
+    fn write(&self, report: &Report) -> anyhow::Result<()> {
+        let Some(path) = &self.json else { return Ok(()) };
+        std::fs::write(path, report.json())
+            .with_context(|| format!("the report cannot be written to {} (--json)", path.display()))
     }
 }
 
