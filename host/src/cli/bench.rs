@@ -8,6 +8,7 @@ use clap::Subcommand;
 use host_simulate::headline;
 
 use super::output::say;
+use super::simulate::lines;
 
 /// What is measured.
 #[derive(Debug, Subcommand)]
@@ -39,7 +40,8 @@ impl Command {
         let tables = headline::pull_19746(&mut watch);
         watch("");
         for table in &tables {
-            say!("\n{}", table.to_string().trim_end());
+            say!("");
+            lines(table)?;
         }
         if let Some(path) = json {
             let text = serde_json::to_string_pretty(&tables)? + "\n";

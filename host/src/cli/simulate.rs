@@ -83,8 +83,9 @@ impl Simulate {
             // What it overwrites is longer.
             let _unread = write!(std::io::stderr(), "\r{:80}\r", "");
         }
-        say!("{}", report.to_string().trim_end());
-        say!("\nsimulated in {took:.1} s, {:.0} times as fast as the clock", virtual_time / took.max(1e-9));
+        lines(&report)?;
+        say!("");
+        say!("simulated in {took:.1} s, {:.0} times as fast as the clock", virtual_time / took.max(1e-9));
         self.write(&report)
     }
 
@@ -103,8 +104,9 @@ impl Simulate {
         let workload = |wanted: f64| trace.clone().into_workload(wanted / rate);
         let from = Search { from: rate, ..Search::default() };
         let found = goodput::search(&workload, cluster, limits, from, &self.options());
-        say!("{}", found.report.to_string().trim_end());
-        say!("\ngoodput: {found}; the trace has {rate:.2} requests/s");
+        lines(&found.report)?;
+        say!("");
+        say!("goodput: {found}; the trace has {rate:.2} requests/s");
         self.write(&found.report)
     }
 
@@ -113,6 +115,14 @@ impl Simulate {
         std::fs::write(path, report.json())
             .with_context(|| format!("the report cannot be written to {} (--json)", path.display()))
     }
+}
+
+/// A table, line by line: a line break within a line would be shown as one that is not to be trusted.
+pub(super) fn lines(table: &dyn std::fmt::Display) -> anyhow::Result<()> {
+    for line in table.to_string().lines() {
+        say!("{line}");
+    }
+    Ok(())
 }
 
 fn name(path: &Path) -> String {
