@@ -2,6 +2,7 @@
 
 pub mod addresses;
 mod allocator;
+mod bench;
 mod certs;
 pub mod chat;
 mod clients;
@@ -25,6 +26,7 @@ pub mod plugins;
 pub mod serve;
 mod server;
 pub mod settings;
+mod simulate;
 pub mod staging;
 mod summary;
 pub mod supervise;
@@ -87,6 +89,11 @@ enum Command {
     /// Looks at what a storage tier holds, checks it, and removes from it
     #[command(subcommand)]
     Tier(tier::Command),
+    /// Simulates what a cluster makes of a trace of requests
+    Simulate(simulate::Simulate),
+    /// Puts published tables beside what is predicted of this host
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Becomes a companion of the supervisor
     #[command(hide = true)]
     Companion(companion::Become),
@@ -104,6 +111,8 @@ pub fn main() -> ExitCode {
         Some(Command::Drain(drain)) => drain.run(),
         Some(Command::Certs(command)) => command.run(),
         Some(Command::Tier(command)) => command.run(),
+        Some(Command::Simulate(simulate)) => simulate.run(),
+        Some(Command::Bench(command)) => command.run(),
         Some(Command::Companion(companion)) => companion.run(),
     };
     match result {

@@ -124,7 +124,7 @@ fn the_core_and_its_simulated_world_reach_for_no_thread_socket_file_or_clock() {
             || (line.contains("std::time::{") && (line.contains("Instant") || line.contains("SystemTime")))
             || line.contains("async ")
     };
-    for folder in ["host/core/src", "host/sim/src"] {
+    for folder in ["host/core/src", "host/sim/src", "host/simulate/src"] {
         let found = lines(folder, wrong);
         assert!(found.is_empty(), "{found:#?}");
     }
@@ -188,9 +188,10 @@ fn plugins_depend_on_the_plugin_api_the_kernels_and_the_transfer_kit_and_nothing
 }
 
 /// The crates of the host, each above those it may depend on.
-const CRATES: [(&str, &[&str]); 11] = [
+const CRATES: [(&str, &[&str]); 12] = [
     ("host/core", &[]),
     ("host/sim", &["host-core"]),
+    ("host/simulate", &["host-core", "host-sim"]),
     ("host/memory", &[]),
     ("host/plugins", &["host-ownership", "host-plugin-api"]),
     ("host/conformance", &["host-memory", "host-plugin-api", "host-plugins"]),
@@ -224,6 +225,7 @@ const CRATES: [(&str, &[&str]); 11] = [
             "host-plugin-api",
             "host-plugin-test",
             "host-plugins",
+            "host-simulate",
             "host-wire",
             "host-worker",
         ],

@@ -96,6 +96,11 @@ impl Memory {
         Self { kv, words: vec![0; pages as usize * page] }
     }
 
+    /// Whether pages have contents.
+    pub(crate) fn has_words(&self) -> bool {
+        self.kv.words
+    }
+
     fn at(&self, page: PageId, layer: u32, token: usize) -> usize {
         (page.0 as usize * self.kv.layers as usize + layer as usize) * self.kv.page_tokens + token
     }

@@ -48,8 +48,12 @@ impl<C: Clients> World<C> {
                     }
                 }
                 Action::Cache(events) => {
-                    let Some(worker) = self.worker(at) else { continue };
-                    events.iter().for_each(|event| worker.log.record(event));
+                    let Some(place) = self.alive(at) else { continue };
+                    self.clients.cache_changed(place, &events);
+                    // Naming pages is what a large world would take most time for.
+                    if self.kv.words {
+                        events.iter().for_each(|event| self.workers[place].log.record(event));
+                    }
                 }
                 Action::Tier(action) => self.begin_tier(at, action),
             }

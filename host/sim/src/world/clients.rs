@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use host_core::radix::CacheEvent;
 use host_core::request::Request;
 use host_core::{Batch, Event, Instance, Room, Time};
 
@@ -39,6 +40,10 @@ pub struct OpenRequest {
 pub trait Clients {
     /// A worker begins a step.
     fn begun(&mut self, _now: Time, _place: usize, _batch: &Batch) {}
+
+    /// A worker's radix cache has changed so, in this order; only of workers whose configuration
+    /// [tells of it](host_core::Config::cache_events).
+    fn cache_changed(&mut self, _place: usize, _changes: &[CacheEvent]) {}
 
     /// A token has come. Returns whether the client still wants the rest.
     fn token(&mut self, _now: Time, _open: &OpenRequest) -> bool {

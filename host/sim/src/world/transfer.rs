@@ -77,9 +77,12 @@ impl<C: Clients> World<C> {
         let bit = self.random.chance(self.faults.flip).then(|| self.random.below(64));
         let check = self.kv.words;
         let Some(worker) = self.worker(at) else { return };
-        for (room, pages) in worker.scheduler.holdings().filter(|(room, _)| check && *room != notice.room) {
-            let foreign = write.target.iter().any(|page| pages.contains(page));
-            assert!(!foreign, "a write for {:?} landed on pages of {room:?}", notice.room);
+        // Looks at every request of the worker.
+        if check {
+            for (room, pages) in worker.scheduler.holdings().filter(|(room, _)| *room != notice.room) {
+                let foreign = write.target.iter().any(|page| pages.contains(page));
+                assert!(!foreign, "a write for {:?} landed on pages of {room:?}", notice.room);
+            }
         }
         for (target, words) in write.target.iter().zip(words) {
             worker.memory.put(*target, write.layers.start, words);

@@ -33,7 +33,7 @@ pub(super) struct Worker {
     pub superseded: BTreeSet<(Room, u32)>,
     /// What the senders said of the parts that arrived, by room, attempt and sequence.
     pub sent_sums: BTreeMap<Room, BTreeMap<u32, BTreeMap<u32, u64>>>,
-    /// What a listener knows of the cache.
+    /// What a listener knows of the cache, in a world whose pages have contents.
     pub log: EventLog,
 }
 
@@ -61,7 +61,7 @@ impl Worker {
 
     /// Compares the cache's events, change by change, with what is there.
     pub(super) fn check_told(&self) {
-        if !self.config.cache_events {
+        if !self.config.cache_events || !self.memory.has_words() {
             return;
         }
         let mut told = EventLog::new(self.config.pages, self.config.page_tokens, 0);

@@ -1,0 +1,355 @@
+//! What is simulated: `cluster.toml`.
+//!
+//! ```toml
+//! model = "qwen3-32b"          # a preset, or a table of its shape
+//! weights = "bf16"
+//! kv = "fp8"
+//! page_tokens = 64
+//! router = "prefix"            # or "round-robin"
+//! link = "rdma-400g"           # "nvlink", "tcp", or a table
+//!
+//! [[workers]]
+//! role = "prefill"
+//! count = 3
+//! machine = "b200"             # a preset, or a table
+//! tp = 2
+//!
+//! [[workers]]
+//! role = "decode"
+//! machine = "b200"
+//! tp = 2
+//! target_itl_ms = 80
+//! host_memory_gib = 200        # L2
+//!
+//! [[tiers]]                    # L3, in the order in which it is asked
+//! gigabytes_per_second = 20
+//! latency_us = 500
+//! ```
+
+mod config;
+
+pub(crate) use config::VOCABULARY;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+use crate::model::{Dtype, Model};
+use crate::wrong::Wrong;
+
+/// A preset by its name, or what it stands for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Named<T> {
+    /// A preset.
+    Name(String),
+    /// The thing itself.
+    Itself(T),
+}
+
+impl<T: Copy> Named<T> {
+    fn find(&self, presets: &[(&str, T)]) -> Result<T, String> {
+        match self {
+            Named::Itself(value) => Ok(*value),
+            Named::Name(name) => {
+                let found = presets.iter().find(|(preset, _)| preset == name);
+                let names: Vec<&str> = presets.iter().map(|(name, _)| *name).collect();
+                found
+                    .map(|(_, value)| *value)
+                    .ok_or_else(|| format!("there is no {name:?}: take one of {}", names.join(", ")))
+            }
+        }
+    }
+}
+
+/// A way between workers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Bytes per second of one network card, each direction, in units of 10⁹.
+    pub gigabytes_per_second: f64,
+    /// From the request for a write to its first byte, and of a message.
+    pub latency_us: f64,
+    /// For each page that a write names.
+    #[serde(default)]
+    pub page_us: f64,
+    /// Workers that share one card: neighbours of one entry of `workers`.
+    #[serde(default = "one")]
+    pub workers_per_card: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+impl Link {
+    /// Ways by name. Bandwidths are nominal ones times 0.9 for NVLink 5 (900 GB/s), 0.71 for RDMA (142 of 200 GB/s, measured by
+    /// vLLM with Mooncake on four cards), and what one TCP stream carries on a 25 Gbit/s network.
+    pub const PRESETS: [(&'static str, Link); 3] = [
+        ("nvlink", Link { gigabytes_per_second: 810.0, latency_us: 10.0, page_us: 0.1, workers_per_card: 1 }),
+        (
+            "rdma-400g",
+            Link { gigabytes_per_second: 35.5, latency_us: 20.0, page_us: 0.5, workers_per_card: 1 },
+        ),
+        ("tcp", Link { gigabytes_per_second: 2.5, latency_us: 100.0, page_us: 5.0, workers_per_card: 1 }),
+    ];
+}
+
+/// A storage tier.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tier {
+    /// Read and written with, in units of 10⁹ bytes.
+    pub gigabytes_per_second: f64,
+    /// Of a question, a read or a write.
+    pub latency_us: f64,
+    /// Whether all workers share its bandwidth; else each has it for itself. What it holds is shared in any case.
+    #[serde(default)]
+    pub shared: bool,
+}
+
+/// What workers do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Computes prompts.
+    Prefill,
+    /// Computes answers.
+    Decode,
+    /// Computes both.
+    Aggregated,
+}
+
+/// How workers are chosen for requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// By what each worker has cached and has to do.
+    #[default]
+    Prefix,
+    /// In turn.
+    RoundRobin,
+}
+
+/// When pages go to the offload tiers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Write {
+    /// When they are computed or received.
+    #[default]
+    WriteThrough,
+    /// Once they were used often.
+    WriteThroughSelective,
+    /// When they are evicted.
+    WriteBack,
+}
+
+/// Workers that are alike.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workers {
+    /// What they do.
+    pub role: Role,
+    /// How many.
+    #[serde(default = "one")]
+    pub count: usize,
+    /// Of what each is made.
+    pub machine: Named<Machine>,
+    /// Devices of each.
+    #[serde(default = "one")]
+    pub tp: usize,
+    /// Tokens that the pool of each holds. By default what `memory_share` of its devices' memory leaves beside the weights.
+    pub pool_tokens: Option<u32>,
+    /// The share of the devices' memory that weights and pool get.
+    #[serde(default = "nine_tenths")]
+    pub memory_share: f64,
+    /// Whether it keeps the KV of ended requests.
+    #[serde(default = "yes")]
+    pub radix_cache: bool,
+    /// Host memory for pages; needs the radix cache.
+    #[serde(default)]
+    pub host_memory_gib: f64,
+    /// When pages go to host memory and storage.
+    #[serde(default)]
+    pub write: Write,
+    /// Prompt tokens in one step.
+    #[serde(default = "eight_thousand")]
+    pub chunk_tokens: u32,
+    /// Sequences in one step.
+    #[serde(default = "two_hundred")]
+    pub max_batch: u32,
+    /// Requests in the queue; more are refused.
+    #[serde(default = "ten_thousand")]
+    pub max_queued: u32,
+    /// Tokens of its answer that each request has room for when another one is admitted.
+    #[serde(default = "five_hundred")]
+    pub reserved_decode_tokens: u32,
+    /// Mean time between two tokens that steps are to stay under.
+    pub target_itl_ms: Option<f64>,
+}
+
+fn nine_tenths() -> f64 {
+    0.9
+}
+fn yes() -> bool {
+    true
+}
+fn two_hundred() -> u32 {
+    256
+}
+fn five_hundred() -> u32 {
+    512
+}
+fn eight_thousand() -> u32 {
+    8192
+}
+fn ten_thousand() -> u32 {
+    10_000
+}
+
+/// A cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// The model.
+    pub model: Named<Model>,
+    /// The type of its weights.
+    #[serde(default = "bf16")]
+    pub weights: Dtype,
+    /// The type of its KV.
+    #[serde(default = "bf16")]
+    pub kv: Dtype,
+    /// Tokens in a page.
+    #[serde(default = "sixty_four")]
+    pub page_tokens: u32,
+    /// How requests get their workers.
+    #[serde(default)]
+    pub router: Policy,
+    /// The way from prefill to decode workers.
+    #[serde(default = "rdma")]
+    pub link: Named<Link>,
+    /// In how many groups of layers pages are sent while later layers are computed; 1 sends whole pages.
+    #[serde(default = "one_group")]
+    pub layer_groups: u32,
+    /// The workers.
+    pub workers: Vec<Workers>,
+    /// Storage.
+    #[serde(default)]
+    pub tiers: Vec<Tier>,
+}
+
+fn bf16() -> Dtype {
+    Dtype::Bf16
+}
+fn sixty_four() -> u32 {
+    64
+}
+fn rdma() -> Named<Link> {
+    Named::Name("rdma-400g".into())
+}
+fn one_group() -> u32 {
+    1
+}
+
+impl Cluster {
+    /// Reads the text of a `cluster.toml`. `file` is its name in errors.
+    ///
+    /// # Errors
+    /// [`Wrong`], with the line or the key.
+    pub fn parse(file: &str, text: &str) -> Result<Self, Wrong> {
+        let cluster: Cluster = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            Wrong::new(file, format!("line {line}"), error.message().trim())
+        })?;
+        cluster.check().map_err(|(key, what)| Wrong::new(file, key, what))?;
+        Ok(cluster)
+    }
+
+    /// Whether it can be simulated: else the key, and what is wrong with it.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn check(&self) -> Result<(), (String, String)> {
+        let at = |key: &str, what: Result<(), String>| what.map_err(|what| (key.to_owned(), what));
+        at("model", self.model.find(&Model::PRESETS).map(drop))?;
+        at("link", self.link.find(&Link::PRESETS).map(drop))?;
+        at("page_tokens", positive(f64::from(self.page_tokens)))?;
+        let (link, model) = (self.link(), self.model());
+        at("link.gigabytes_per_second", positive(link.gigabytes_per_second))?;
+        at("link.latency_us", not_negative(link.latency_us))?;
+        at("link.page_us", not_negative(link.page_us))?;
+        at("link.workers_per_card", positive(link.workers_per_card as f64))?;
+        at("model.parameters", positive(model.parameters))?;
+        at("model.layers", positive(f64::from(model.layers)))?;
+        for (place, tier) in self.tiers.iter().enumerate() {
+            at(&format!("tiers[{place}].gigabytes_per_second"), positive(tier.gigabytes_per_second))?;
+            at(&format!("tiers[{place}].latency_us"), not_negative(tier.latency_us))?;
+        }
+        let groups = (1..=model.layers).contains(&self.layer_groups) && model.layers % self.layer_groups == 0;
+        if !groups {
+            let layers = model.layers;
+            return Err((
+                "layer_groups".into(),
+                format!("{} does not divide the model's {layers} layers", self.layer_groups),
+            ));
+        }
+        for (place, workers) in self.workers.iter().enumerate() {
+            self.check_workers(workers).map_err(|(key, what)| (format!("workers[{place}].{key}"), what))?;
+        }
+        let has = |role| self.workers.iter().any(|workers| workers.role == role);
+        let (prefill, decode, alone) = (has(Role::Prefill), has(Role::Decode), has(Role::Aggregated));
+        match (prefill, decode, alone) {
+            (true, true, false) | (false, false, true) => Ok(()),
+            _ => Err((
+                "workers".into(),
+                "there must be prefill and decode workers, or aggregated ones alone".into(),
+            )),
+        }
+    }
+
+    fn check_workers(&self, workers: &Workers) -> Result<(), (String, String)> {
+        let at = |key: &str, what: Result<(), String>| what.map_err(|what| (key.to_owned(), what));
+        at("machine", workers.machine.find(&Machine::PRESETS).map(drop))?;
+        let machine = self.machine(workers);
+        let positives = [
+            ("count", workers.count as f64),
+            ("tp", workers.tp as f64),
+            ("chunk_tokens", f64::from(workers.chunk_tokens)),
+            ("max_batch", f64::from(workers.max_batch)),
+            ("reserved_decode_tokens", f64::from(workers.reserved_decode_tokens)),
+            ("target_itl_ms", workers.target_itl_ms.unwrap_or(1.0)),
+            ("memory_share", workers.memory_share),
+            ("machine.flops", machine.flops),
+            ("machine.bandwidth", machine.bandwidth),
+            ("machine.host_bandwidth", machine.host_bandwidth),
+            ("machine.compute_efficiency", machine.compute_efficiency),
+            ("machine.bandwidth_efficiency", machine.bandwidth_efficiency),
+        ];
+        for (key, value) in positives {
+            at(key, positive(value))?;
+        }
+        at("machine.step_seconds", not_negative(machine.step_seconds))?;
+        at("host_memory_gib", not_negative(workers.host_memory_gib))?;
+        if workers.host_memory_gib > 0.0 && !workers.radix_cache {
+            return Err(("host_memory_gib".into(), "offload tiers need radix_cache = true".into()));
+        }
+        if self.pool_pages(workers) == 0 {
+            let weights = self.model().weight_bytes(self.weights) / 1e9;
+            let memory = machine.memory * workers.tp as f64 * workers.memory_share / 1e9;
+            return Err((
+                "tp".into(),
+                format!(
+                    "{weights:.1} GB of weights leave no page of the {memory:.1} GB that memory_share gives: take more devices, or set pool_tokens"
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn positive(value: f64) -> Result<(), String> {
+    if value.is_finite() && value > 0.0 { Ok(()) } else { Err(format!("{value} is not above 0")) }
+}
+
+fn not_negative(value: f64) -> Result<(), String> {
+    if value.is_finite() && value >= 0.0 { Ok(()) } else { Err(format!("{value} is not 0 or more")) }
+}

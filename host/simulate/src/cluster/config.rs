@@ -1,0 +1,144 @@
+//! What a cluster file means to the core.
+
+use std::time::Duration;
+
+use host_core::Config;
+use host_core::hierarchy::{HierarchyConfig, TierConfig, WritePolicy};
+use host_core::layer_groups::{LayerGroups, Wish};
+use host_core::layout::{Dtype, KvLayout, KvOrder, KvShape};
+use host_core::radix::{PageHash, Policy as Eviction};
+
+use super::{Cluster, Link, Role, Workers, Write};
+use crate::machine::Machine;
+use crate::model::Model;
+
+/// Token ids are below this: prompts and answers draw from all that a number has room for, so that texts which differ do so in
+/// their first token.
+pub(crate) const VOCABULARY: u32 = u32::MAX;
+/// Longer than any simulation: in a cluster without faults nothing is given up.
+const FOREVER: Duration = Duration::from_secs(1_000_000_000);
+/// Longest answer that a pool has room for beside its longest prompt has no other limit.
+const MOST_PAGES: f64 = 1e9;
+
+impl Cluster {
+    /// The model.
+    ///
+    /// # Panics
+    /// When it is not one that [was read](Self::parse).
+    #[must_use]
+    pub fn model(&self) -> Model {
+        self.model.find(&Model::PRESETS).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The way between workers.
+    ///
+    /// # Panics
+    /// See [`model`](Self::model).
+    #[must_use]
+    pub fn link(&self) -> Link {
+        self.link.find(&Link::PRESETS).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// One device of some workers.
+    ///
+    /// # Panics
+    /// See [`model`](Self::model).
+    #[must_use]
+    pub fn machine(&self, workers: &Workers) -> Machine {
+        workers.machine.find(&Machine::PRESETS).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Bytes of one page.
+    #[must_use]
+    pub fn page_bytes(&self) -> f64 {
+        self.model().kv_bytes(self.kv) * f64::from(self.page_tokens)
+    }
+
+    /// Pages in the pool of each of some workers.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut off at the ends")]
+    pub fn pool_pages(&self, workers: &Workers) -> u32 {
+        if let Some(tokens) = workers.pool_tokens {
+            return tokens / self.page_tokens;
+        }
+        let memory = self.machine(workers).memory * workers.tp as f64 * workers.memory_share;
+        let left = memory - self.model().weight_bytes(self.weights);
+        (left / self.page_bytes()).clamp(0.0, MOST_PAGES) as u32
+    }
+
+    /// What the core is configured with.
+    pub(crate) fn config(&self, workers: &Workers, seed: u64) -> Config {
+        let pages = self.pool_pages(workers);
+        let role = match workers.role {
+            Role::Prefill => host_core::Role::Prefill,
+            Role::Decode => host_core::Role::Decode,
+            Role::Aggregated => host_core::Role::Aggregated,
+        };
+        Config {
+            role,
+            pages,
+            page_tokens: self.page_tokens,
+            max_tokens: pages.saturating_mul(self.page_tokens),
+            vocabulary: VOCABULARY,
+            chunk_tokens: workers.chunk_tokens,
+            radix_cache: workers.radix_cache.then_some(Eviction::Lru),
+            hierarchy: self.hierarchy(workers),
+            cache_events: workers.radix_cache,
+            identity: PageHash([0; 32]),
+            reserved_decode_tokens: workers.reserved_decode_tokens,
+            target_itl: workers.target_itl_ms.map(|target| Duration::from_secs_f64(target / 1e3)),
+            seed,
+            window: None,
+            layer_groups: self.layer_groups(pages),
+            max_batch: workers.max_batch,
+            max_running: workers.max_batch.saturating_mul(2),
+            max_queued: workers.max_queued,
+            max_attempts: 3,
+            bootstrap_timeout: FOREVER,
+            request_timeout: FOREVER,
+            transfer_patience: FOREVER,
+            peer_patience: FOREVER,
+        }
+    }
+
+    fn hierarchy(&self, workers: &Workers) -> Option<HierarchyConfig> {
+        let bytes = self.page_bytes();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cut off at the ends")]
+        let slots = (workers.host_memory_gib * f64::from(1 << 30) / bytes) as u32;
+        if slots == 0 {
+            return None;
+        }
+        let tiers = self.tiers.iter().map(|tier| TierConfig {
+            writes: true,
+            latency: Duration::from_secs_f64(tier.latency_us / 1e6),
+            bytes_per_second: tier.gigabytes_per_second * 1e9,
+        });
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size of memory")]
+        let mut config = HierarchyConfig::new(slots, bytes as u64, tiers.collect());
+        config.write = match workers.write {
+            Write::WriteThrough => WritePolicy::WriteThrough,
+            Write::WriteThroughSelective => WritePolicy::WriteThroughSelective,
+            Write::WriteBack => WritePolicy::WriteBack,
+        };
+        Some(config)
+    }
+
+    fn layer_groups(&self, pages: u32) -> LayerGroups {
+        let model = self.model();
+        if self.layer_groups == 1 {
+            return LayerGroups::off(model.layers);
+        }
+        let shape = KvShape {
+            pages: pages as usize,
+            heads: model.kv_heads as usize,
+            layers: model.layers as usize,
+            page_tokens: self.page_tokens as usize,
+            head_dim: model.head_dim as usize,
+            value_dim: model.head_dim as usize,
+            dtype: Dtype::Bf16,
+        };
+        let layout = KvLayout::new(shape, KvOrder::PageLayerHeadKvTokenDim);
+        LayerGroups::new(Wish::Groups(self.layer_groups), &layout)
+            .unwrap_or_else(|error| panic!("layer_groups was checked: {error}"))
+    }
+}

@@ -1,0 +1,197 @@
+//! How long everything takes on given machines: the [`Times`] of a world.
+//!
+//! Executors follow [the roofline](step); links, copies and storage are queues that serve one request after the other at a fixed
+//! bandwidth. What two threads or two processes of a cluster say to each other takes fixed times.
+
+mod queue;
+mod step;
+
+use std::time::Duration;
+
+use host_core::Time;
+use host_core::hierarchy::Direction;
+use host_core::scheduler::PageWrite;
+use host_sim::{Random, Times, Work};
+
+use crate::cluster::{Cluster, Tier};
+use queue::Queue;
+pub use step::StepCost;
+
+/// From one thread of a worker to another.
+const NEWS: Duration = Duration::from_micros(20);
+/// A connection between two workers, each way.
+const HANDSHAKE: Duration = Duration::from_millis(1);
+/// The share of its memory's bandwidth with which a worker digests pages that have arrived.
+const DIGEST_SHARE: f64 = 0.25;
+
+/// One worker's machine.
+#[derive(Clone, Debug)]
+struct Machine {
+    step: StepCost,
+    /// The network card that it sends and receives with.
+    card: usize,
+    /// Pages between pool and host memory, each direction.
+    copies: [Queue; 2],
+    /// Bytes per second that it digests.
+    digests: f64,
+    /// What it reads of and writes to tiers that are not shared, each tier.
+    tiers: Vec<Queue>,
+}
+
+/// All machines of a cluster, and what is between them.
+#[derive(Clone, Debug)]
+pub struct Hardware {
+    machines: Vec<Machine>,
+    /// What each card sends and receives.
+    cards: Vec<[Queue; 2]>,
+    /// Tiers that are shared.
+    shared: Vec<Option<Queue>>,
+    tiers: Vec<Tier>,
+    page_bytes: f64,
+    layers: f64,
+    latency: Duration,
+    page: Duration,
+}
+
+impl Hardware {
+    /// The hardware of a cluster that [was checked](Cluster::check), its workers in the order of the file.
+    #[must_use]
+    pub fn new(cluster: &Cluster) -> Self {
+        let (model, link, page_bytes) = (cluster.model(), cluster.link(), cluster.page_bytes());
+        let (mut machines, mut cards) = (Vec::new(), Vec::new());
+        let own = |tier: &Tier| Queue::new(tier.gigabytes_per_second * 1e9);
+        for workers in &cluster.workers {
+            let machine = cluster.machine(workers);
+            let devices = workers.tp as f64;
+            for place in 0..workers.count {
+                if place.is_multiple_of(link.workers_per_card) {
+                    cards.push([Queue::new(link.gigabytes_per_second * 1e9); 2]);
+                }
+                machines.push(Machine {
+                    step: StepCost::new(&model, cluster.weights, cluster.kv, &machine, devices),
+                    card: cards.len() - 1,
+                    copies: [Queue::new(machine.host_bandwidth * devices); 2],
+                    digests: machine.bandwidth * devices * DIGEST_SHARE,
+                    tiers: cluster.tiers.iter().map(own).collect(),
+                });
+            }
+        }
+        Self {
+            machines,
+            cards,
+            shared: cluster.tiers.iter().map(|tier| tier.shared.then(|| own(tier))).collect(),
+            tiers: cluster.tiers.clone(),
+            page_bytes,
+            layers: f64::from(model.layers),
+            latency: micros(link.latency_us),
+            page: micros(link.page_us),
+        }
+    }
+
+    /// A write occupies both cards until its last byte has left; its notice is there a latency later.
+    fn write(&mut self, now: Time, from: usize, to: usize, write: &PageWrite) -> Duration {
+        let pages = write.source.len();
+        let layers = f64::from(write.layers.end - write.layers.start) / self.layers;
+        let bytes = pages as f64 * layers * self.page_bytes;
+        let names = self.page * u32::try_from(pages).unwrap_or(u32::MAX);
+        let (sender, receiver) = (self.machines[from].card, self.machines[to].card);
+        let free = self.cards[sender][0].free().max(self.cards[receiver][1].free()).max(now);
+        let sent = self.cards[sender][0].take(free, bytes, names);
+        let received = self.cards[receiver][1].take(free, bytes, names);
+        sent.max(received).after(self.latency).since(now)
+    }
+
+    fn tier(&mut self, now: Time, at: usize, tier: usize) -> Duration {
+        let queue = match &mut self.shared[tier] {
+            Some(shared) => shared,
+            None => &mut self.machines[at].tiers[tier],
+        };
+        let done = queue.take(now, self.page_bytes, Duration::ZERO);
+        done.after(micros(self.tiers[tier].latency_us)).since(now)
+    }
+}
+
+fn micros(micros: f64) -> Duration {
+    Duration::from_secs_f64(micros / 1e6)
+}
+
+impl Times for Hardware {
+    fn takes(&mut self, now: Time, work: Work<'_>, _random: &mut Random) -> Duration {
+        match work {
+            Work::Step { at, batch } => self.machines[at].step.takes(batch),
+            Work::Message { .. } => self.latency + NEWS,
+            Work::Handshake { .. } => HANDSHAKE,
+            Work::Write { from, to, write } => self.write(now, from, to, write),
+            Work::Fence { .. } | Work::Loss { .. } | Work::News { .. } | Work::Cancel => NEWS,
+            Work::Verify { at, pages } | Work::Scatter { at, pages } => {
+                NEWS + Duration::from_secs_f64(pages as f64 * self.page_bytes / self.machines[at].digests)
+            }
+            Work::Copy { at, direction, pages } => {
+                let queue = &mut self.machines[at].copies[usize::from(direction == Direction::Load)];
+                queue.take(now, pages as f64 * self.page_bytes, NEWS).since(now)
+            }
+            Work::Query { tier, .. } => micros(self.tiers[tier].latency_us),
+            Work::Read { at, tier } | Work::Store { at, tier } => self.tier(now, at, tier),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use host_core::notice::Notice;
+    use host_core::transfer::Tag;
+    use host_core::{Instance, PageId, Room};
+
+    use super::*;
+
+    fn write(pages: u32) -> PageWrite {
+        let all: Vec<PageId> = (0..pages).map(PageId).collect();
+        PageWrite {
+            tag: Tag(1),
+            to: Instance(2),
+            session: 1,
+            notice: Notice { room: Room(1), attempt: 1, sequence: 0, last: true, pages },
+            source: all.clone(),
+            target: all,
+            first_page: 0,
+            layers: 0..64,
+            aux: None,
+        }
+    }
+
+    fn hardware(link: &str) -> Hardware {
+        let text = format!(
+            "model = 'qwen3-32b'\nkv = 'fp8'\nlink = {link}\n\
+             [[workers]]\nrole = 'prefill'\ncount = 2\nmachine = 'b200'\ntp = 2\n\
+             [[workers]]\nrole = 'decode'\nmachine = 'b200'\ntp = 2"
+        );
+        Hardware::new(&Cluster::parse("c.toml", &text).unwrap())
+    }
+
+    #[test]
+    fn writes_to_one_card_take_turns_and_all_of_them_take_what_their_bytes_do() {
+        let mut hardware = hardware("{ gigabytes_per_second = 8.388608, latency_us = 10 }");
+        let mut random = Random::new(1);
+        let mut takes = |from, to| {
+            let write = write(100);
+            hardware.takes(Time::default(), Work::Write { from, to, write: &write }, &mut random)
+        };
+        // A page of 64 tokens has 8 MiB, so it takes a millisecond.
+        assert_eq!(takes(0, 2), Duration::from_micros(100_010));
+        assert_eq!(takes(1, 2), Duration::from_micros(200_010), "the receiver's card is busy");
+        assert_eq!(takes(1, 0), Duration::from_micros(300_010), "and so is the sender's");
+        assert_eq!(takes(2, 1), Duration::from_micros(100_010), "the other direction is free");
+    }
+
+    #[test]
+    fn neighbours_may_share_a_card() {
+        let mut hardware =
+            hardware("{ gigabytes_per_second = 8.388608, latency_us = 0, workers_per_card = 2 }");
+        let mut random = Random::new(1);
+        let write = write(100);
+        for (from, taken) in [(0, 100), (1, 200)] {
+            let work = Work::Write { from, to: 2, write: &write };
+            assert_eq!(hardware.takes(Time::default(), work, &mut random), Duration::from_millis(taken));
+        }
+    }
+}

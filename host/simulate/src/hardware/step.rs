@@ -1,0 +1,105 @@
+//! How long an executor takes for a batch: the roofline of Williams, Waterman and Patterson (2009).
+//!
+//! ```text
+//! step = overhead + max( (dense + attention operations) / (peak · efficiency),
+//!                        (weights + KV that is read)    / (bandwidth · efficiency) )
+//! ```
+//!
+//! Every sequence reads its own KV: what several have in common is read for each of them, as FlashAttention and FlashInfer do
+//! without cascades.
+
+use std::time::Duration;
+
+use host_core::Batch;
+
+use crate::machine::Machine;
+use crate::model::{Dtype, Model};
+
+/// The constants of one worker's steps, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepCost {
+    model: Model,
+    /// Per operation.
+    operation: f64,
+    /// Reading all weights once.
+    weights: f64,
+    /// Reading one token's KV.
+    token: f64,
+    /// Every step.
+    fixed: f64,
+}
+
+impl StepCost {
+    /// A model of these number types on so many of these devices, over which tensor parallelism divides all work.
+    #[must_use]
+    pub fn new(model: &Model, weights: Dtype, kv: Dtype, machine: &Machine, devices: f64) -> Self {
+        // FP8 multiplies at twice the rate; KV in FP8 does not change what attention computes in.
+        let rate = if weights == Dtype::Fp8 { 2.0 } else { 1.0 };
+        let bandwidth = machine.bandwidth * machine.bandwidth_efficiency * devices;
+        Self {
+            model: *model,
+            operation: 1.0 / (machine.flops * rate * machine.compute_efficiency * devices),
+            weights: model.weight_bytes(weights) / bandwidth,
+            token: model.kv_bytes(kv) / bandwidth,
+            fixed: machine.step_seconds,
+        }
+    }
+
+    /// A batch, from its beginning to its answer.
+    #[must_use]
+    pub fn takes(&self, batch: &Batch) -> Duration {
+        let (mut operations, mut context) = (0.0, 0.0);
+        for sequence in &batch.sequences {
+            let (start, tokens) = (f64::from(sequence.start), sequence.tokens.len() as f64);
+            operations += self.model.dense_flops(tokens) + self.model.attention_flops(start, tokens);
+            context += start + tokens;
+        }
+        let computing = operations * self.operation;
+        let reading = self.weights + context * self.token;
+        Duration::from_secs_f64(self.fixed + computing.max(reading))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use host_core::Room;
+    use host_core::batch::Sequence;
+    use host_core::window::WindowPages;
+
+    use super::*;
+
+    fn batch(parts: &[(u32, usize)]) -> Batch {
+        let sequences = parts.iter().map(|(start, tokens)| Sequence {
+            room: Room(1),
+            tokens: vec![0; *tokens],
+            start: *start,
+            pages: Vec::new(),
+            window: WindowPages::default(),
+            recompute: 0..0,
+            sample: None,
+        });
+        Batch { id: 1, sequences: sequences.collect(), layer_group: 0 }
+    }
+
+    fn cost() -> StepCost {
+        let machine = Machine { bandwidth_efficiency: 1.0, step_seconds: 0.0, ..Machine::PRESETS[0].1 };
+        StepCost::new(&Model::PRESETS[0].1, Dtype::Bf16, Dtype::Fp8, &machine, 2.0)
+    }
+
+    #[test]
+    fn answers_take_what_reading_weights_and_contexts_takes() {
+        // 64 GB and 37 contexts of 55,000 tokens of 128 KiB, at 16 TB/s.
+        let bytes = 64e9 + 37.0 * 55_000.0 * 131_072.0;
+        let seconds = cost().takes(&batch(&[(54_999, 1); 37])).as_secs_f64();
+        assert!((seconds - bytes / 16e12).abs() < 1e-6, "{seconds}");
+    }
+
+    #[test]
+    fn prompts_take_what_their_operations_take() {
+        // 8,192 tokens behind none: 2 · 32e9 each, and attention over half a square, at half of 4.5 PFLOP/s.
+        let dense = 2.0 * 32.0e9 * 8192.0;
+        let attention = 4.0 * 64.0 * 64.0 * 128.0 * 8192.0 * 8193.0 / 2.0;
+        let seconds = cost().takes(&batch(&[(0, 8192)])).as_secs_f64();
+        assert!((seconds - (dense + attention) / 2.25e15).abs() < 1e-6, "{seconds}");
+    }
+}

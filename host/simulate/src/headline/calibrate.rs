@@ -1,0 +1,76 @@
+//! Fitting constants to cells of a baseline row.
+
+use serde::Serialize;
+
+use super::{Figure, run};
+use crate::cluster::Cluster;
+use crate::traffic::Workload;
+
+/// Turns in which all constants are fitted, one after the other.
+const TURNS: usize = 3;
+/// Halvings of a constant's range in each turn.
+const HALVINGS: usize = 9;
+/// A cell that is met so exactly is met.
+const CLOSE: f64 = 0.002;
+
+/// A constant that a publication does not say.
+pub(crate) struct Free {
+    pub name: &'static str,
+    pub unit: &'static str,
+    /// Where it may lie; both above zero.
+    pub range: [f64; 2],
+    /// Puts it into a cluster.
+    pub set: fn(&mut Cluster, f64),
+    /// The cell that it is fitted to, and its value.
+    pub cell: (Figure, f64),
+    /// Whether the cell grows with it.
+    pub grows: bool,
+}
+
+/// A constant that was fitted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fitted {
+    /// What it is.
+    pub name: &'static str,
+    /// Its value.
+    pub value: f64,
+    /// Its unit.
+    pub unit: &'static str,
+    /// The cell of the baseline row that it was fitted to.
+    pub cell: &'static str,
+}
+
+/// Fits constants, in turns, by halving their ranges on a scale of ratios.
+pub(super) fn calibrate(cluster: &mut Cluster, workload: &Workload, free: &[Free]) -> Vec<Fitted> {
+    let mut values: Vec<f64> = free.iter().map(|free| (free.range[0] * free.range[1]).sqrt()).collect();
+    free.iter().zip(&values).for_each(|(free, value)| (free.set)(cluster, *value));
+    for turn in 0..TURNS {
+        for (place, free) in free.iter().enumerate() {
+            let ((_, figure), wanted) = free.cell;
+            // Later turns look near what was found before.
+            let near = if turn == 0 { f64::INFINITY } else { 1.5 };
+            let [mut low, mut high] = free.range;
+            (low, high) = (low.max(values[place] / near), high.min(values[place] * near));
+            for _ in 0..HALVINGS {
+                let middle = (low * high).sqrt();
+                (free.set)(cluster, middle);
+                values[place] = middle;
+                let found = figure(&run(workload, cluster));
+                if (found / wanted - 1.0).abs() < CLOSE {
+                    break;
+                }
+                match (found > wanted) == free.grows {
+                    true => high = middle,
+                    false => low = middle,
+                }
+            }
+        }
+    }
+    let fitted = free.iter().zip(values).map(|(free, value)| Fitted {
+        name: free.name,
+        value,
+        unit: free.unit,
+        cell: free.cell.0.0,
+    });
+    fitted.collect()
+}

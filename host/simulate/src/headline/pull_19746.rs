@@ -1,0 +1,164 @@
+//! SGLang's pull request 19746: a radix cache on the decode worker.
+//!
+//! Published: Qwen3-32B with FP8 KV on one machine with eight B200, three prefill workers and one decode worker of two devices each;
+//! 1,000 requests, 128 at a time, with one of 20 beginnings of 50,000 tokens and 4,500 tokens behind it. About 37 requests ran on the
+//! baseline's decode worker, with 99 % of its pool in use: a pool of two million tokens, which is what 90 % of 360 GB leave beside
+//! 64 GB of weights. Answers have 355 tokens (430 tokens a second at 1.21 requests).
+//!
+//! Not published: what a decode step takes beside reading weights and KV, and how fast pages travel. The first is fitted to the
+//! baseline's ITL, the second to its requests per second.
+
+use super::calibrate::{Free, calibrate};
+use super::{Arm, Figure, Table, row, run};
+use crate::Options;
+use crate::cluster::{Cluster, Link, Named};
+use crate::goodput::{Limits, Search, search};
+use crate::machine::Machine;
+use crate::traffic::Workload;
+use crate::workloads::{SharedPrefixes, poisson};
+
+const REQUESTS: Figure = ("requests/s", |report| report.throughput.requests_per_s);
+const ITL: Figure = ("ITL mean, ms", |report| report.itl_ms.mean);
+
+const FIGURES: [Figure; 7] = [
+    REQUESTS,
+    ("output tokens/s", |report| report.throughput.output_tokens_per_s),
+    ("TTFT p50, s", |report| report.ttft_ms.p50 / 1e3),
+    ("TTFT mean, s", |report| report.ttft_ms.mean / 1e3),
+    ("E2E p50, s", |report| report.e2e_ms.p50 / 1e3),
+    ITL,
+    ("duration, s", |report| report.duration_s),
+];
+const BASELINE: [f64; 7] = [1.21, 430.0, 73.2, 77.7, 99.1, 65.6, 827.0];
+const IMPROVED: [f64; 7] = [1.59, 566.0, 9.0, 31.6, 73.4, 130.6, 628.0];
+
+/// Requests of a search for goodput, and those of them that fill the caches before. A prompt that no cache holds takes three
+/// seconds, so with a cold one in a hundred no rate keeps two seconds.
+const ARRIVALS: usize = 600;
+const WARM_UP: usize = 100;
+/// The limits of such searches.
+const LIMITS: [Limits; 3] = [
+    Limits { ttft_p99_ms: 2_000.0, itl_p99_ms: 80.0 },
+    Limits { ttft_p99_ms: 10_000.0, itl_p99_ms: 80.0 },
+    Limits { ttft_p99_ms: 10_000.0, itl_p99_ms: 120.0 },
+];
+
+const CLUSTER: &str = "
+    model = 'qwen3-32b'
+    kv = 'fp8'
+    [[workers]]
+    role = 'prefill'
+    count = 3
+    machine = 'b200'
+    tp = 2
+    [[workers]]
+    role = 'decode'
+    machine = 'b200'
+    tp = 2
+    radix_cache = false
+";
+
+/// What an arm changes.
+type Change = fn(&mut Cluster);
+
+fn decode(cluster: &mut Cluster, set: impl FnOnce(&mut Machine)) {
+    let workers = &mut cluster.workers[1];
+    let Named::Itself(machine) = &mut workers.machine else { return };
+    set(machine);
+}
+
+fn link(cluster: &mut Cluster, gigabytes_per_second: f64) {
+    cluster.link =
+        Named::Itself(Link { gigabytes_per_second, latency_us: 20.0, page_us: 0.0, workers_per_card: 1 });
+}
+
+fn speed_of_the_link() -> Free {
+    Free {
+        name: "link",
+        unit: "GB/s",
+        range: [2.0, 100.0],
+        set: link,
+        cell: (REQUESTS, BASELINE[0]),
+        grows: true,
+    }
+}
+
+/// Both readings of the table. `watch` is told what is simulated next.
+#[must_use]
+pub fn pull_19746(watch: &mut dyn FnMut(&str)) -> Vec<Table> {
+    let overhead = Free {
+        name: "overhead of a decode step",
+        unit: "ms",
+        range: [1.0, 100.0],
+        set: |cluster, ms| decode(cluster, |machine| machine.step_seconds = ms / 1e3),
+        cell: (ITL, BASELINE[5]),
+        grows: true,
+    };
+    let bandwidth = Free {
+        name: "share of the memory's bandwidth",
+        unit: "",
+        range: [0.05, 1.0],
+        set: |cluster, share| decode(cluster, |machine| machine.bandwidth_efficiency = share),
+        cell: (ITL, BASELINE[5]),
+        grows: false,
+    };
+    [("ITL is explained by a fixed time per step", overhead), ("ITL is explained by slow reading", bandwidth)]
+        .into_iter()
+        .map(|(reading, constant)| table(reading, constant, watch))
+        .collect()
+}
+
+fn table(reading: &str, constant: Free, watch: &mut dyn FnMut(&str)) -> Table {
+    let asks = SharedPrefixes::PULL_19746.asks(0);
+    let workload = Workload::Closed { asks, concurrency: 128 };
+    let mut cluster =
+        Cluster::parse("pull 19746", CLUSTER).unwrap_or_else(|wrong| unreachable!("a fixed text: {wrong}"));
+    let machine = cluster.machine(&cluster.workers[1]);
+    cluster.workers[1].machine = Named::Itself(machine);
+    watch("calibrating on the baseline row");
+    let constants = calibrate(&mut cluster, &workload, &[constant, speed_of_the_link()]);
+    let fitted: Vec<&str> = constants.iter().map(|constant| constant.cell).collect();
+    let mut rows = vec![row("baseline", &run(&workload, &cluster), &FIGURES, &BASELINE, &fitted)];
+    cluster.workers[1].radix_cache = true;
+    let arms: [(&str, &[f64], Change); 4] = [
+        ("radix cache on decode", &IMPROVED, |_| {}),
+        ("and a target of 80 ms", &[], |cluster| cluster.workers[1].target_itl_ms = Some(80.0)),
+        ("and layers sent in 8 groups", &[], |cluster| cluster.layer_groups = 8),
+        ("two prefill and two decode workers", &[], |cluster| {
+            cluster.workers[0].count = 2;
+            cluster.workers[1].count = 2;
+        }),
+    ];
+    for (name, published, change) in arms {
+        watch(name);
+        let mut arm = cluster.clone();
+        change(&mut arm);
+        rows.push(row(name, &run(&workload, &arm), &FIGURES, published, &[]));
+    }
+    let goodput = goodput(&cluster, watch);
+    Table { title: format!("SGLang pull request 19746; {reading}"), constants, rows, goodput }
+}
+
+/// The same requests, arriving independently of each other.
+fn goodput(cluster: &Cluster, watch: &mut dyn FnMut(&str)) -> Vec<Arm> {
+    let asks = SharedPrefixes { requests: ARRIVALS, ..SharedPrefixes::PULL_19746 }.asks(0);
+    let workload = |rate| poisson(asks.clone(), rate, 1);
+    let arms: [(&str, bool, Option<f64>); 4] = [
+        ("baseline", false, None),
+        ("radix cache on decode", true, None),
+        ("a target of 75 ms alone", false, Some(75.0)),
+        ("cache and a target of 75 ms", true, Some(75.0)),
+    ];
+    let arm = |(name, cached, target): (&str, bool, Option<f64>)| {
+        watch(&format!("goodput: {name}"));
+        let mut cluster = cluster.clone();
+        cluster.workers[1].radix_cache = cached;
+        cluster.workers[1].target_itl_ms = target;
+        let find = |limits: &Limits| {
+            let from = Search { from: 0.8, precision: 0.03, doublings: 5 };
+            search(&workload, &cluster, *limits, from, &Options { warm_up: WARM_UP, ..Options::default() })
+        };
+        Arm { name: name.to_owned(), goodput: LIMITS.iter().map(find).collect() }
+    };
+    arms.into_iter().map(arm).collect()
+}

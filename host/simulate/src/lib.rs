@@ -1,0 +1,59 @@
+//! Whole clusters under a virtual clock: which latencies and which throughput a trace of requests gets from which machines.
+//!
+//! ```text
+//! Trace ──► Traffic ──── requests ───►┌──────── host_sim::World ────────┐
+//!           │     ▲                   │  Scheduler of each worker:      │
+//!           ▼     └── cache changes ──│  the core that serves, unchanged│
+//!         Router                      └──────▲──────────────────────────┘
+//!         the core's Placement               │ how long everything takes
+//!         and PrefixIndex             Hardware: executors, links, tiers
+//!           │                                ▲
+//!           └──────── Records ──► Report     └── Cluster (cluster.toml)
+//! ```
+//!
+//! Nothing decides here. Schedulers, caches, offload tiers, the protocol between workers and the costs of routes are those of
+//! [`host_core`]. The world between them is [`host_sim`]'s, with pages that have names and no contents. This crate adds three
+//! things: [how long work takes](hardware) on given machines, [what clients ask](traffic), and [what came of it](report).
+//!
+//! Equal traces, clusters and seeds give equal reports, byte for byte.
+//!
+//! ```
+//! use host_simulate::{Cluster, Options, Trace, simulate};
+//!
+//! let cluster = Cluster::parse("cluster.toml", r#"
+//!     model = "qwen3-32b"
+//!     [[workers]]
+//!     role = "aggregated"
+//!     machine = "h200"
+//!     tp = 2
+//! "#)?;
+//! let line = r#"{"timestamp": 0, "input_length": 700, "output_length": 20, "hash_ids": [1, 2]}"#;
+//! let trace = Trace::parse("trace.jsonl", line, None)?;
+//! let report = simulate(&trace.into_workload(1.0), &cluster, &Options::default(), &mut |_| {});
+//! assert_eq!(report.requests.completed, 1);
+//! # Ok::<(), host_simulate::Wrong>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod goodput;
+pub mod hardware;
+pub mod headline;
+pub mod machine;
+pub mod model;
+pub mod report;
+mod router;
+mod run;
+mod table;
+mod trace;
+pub mod traffic;
+pub mod workloads;
+mod wrong;
+
+pub use cluster::Cluster;
+pub use report::Report;
+pub use run::{Options, Progress, simulate};
+pub use trace::Trace;
+pub use traffic::Workload;
+pub use wrong::Wrong;

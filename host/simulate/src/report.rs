@@ -1,0 +1,250 @@
+//! What came of a simulation.
+//!
+//! The four latencies are those of the benchmark clients of SGLang (`bench_serving`) and vLLM (`vllm bench serve`), over requests
+//! that were completed:
+//!
+//! | | Per | From, to |
+//! | --- | --- | --- |
+//! | TTFT | request | sent, first token |
+//! | ITL | token but the first | token before, token; over all tokens of all requests |
+//! | TPOT | request of two tokens or more | (E2E − TTFT) / (tokens − 1) |
+//! | E2E | request | sent, last token |
+//!
+//! Percentiles are interpolated between neighbours, as NumPy does.
+
+mod distribution;
+
+use std::time::Duration;
+
+use host_core::Time;
+use host_core::hierarchy::TierStats;
+use host_core::scheduler::Stats;
+use serde::Serialize;
+
+use crate::cluster::{Cluster, Role};
+use crate::traffic::Traffic;
+pub use distribution::Distribution;
+
+/// What came of a simulation, all of it computed from virtual time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// From the first request that is measured to the last token, in seconds.
+    pub duration_s: f64,
+    /// How many requests there were.
+    pub requests: Requests,
+    /// Time to the first token, in milliseconds.
+    pub ttft_ms: Distribution,
+    /// Time between two tokens of an answer, in milliseconds.
+    pub itl_ms: Distribution,
+    /// Mean time per token but the first of an answer, in milliseconds.
+    pub tpot_ms: Distribution,
+    /// Time to the last token, in milliseconds.
+    pub e2e_ms: Distribution,
+    /// What was done per second.
+    pub throughput: Throughput,
+    /// Where the KV of prompts came from.
+    pub prompts: Prompts,
+    /// What went between workers.
+    pub transfers: Transfers,
+    /// Each worker, in the order of the cluster file.
+    pub workers: Vec<Worker>,
+}
+
+/// How the requests ended that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Requests {
+    /// Answered.
+    pub completed: usize,
+    /// Refused or failed.
+    pub failed: usize,
+}
+
+/// Per second of the duration.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Throughput {
+    /// Requests that were completed.
+    pub requests_per_s: f64,
+    /// Tokens of their prompts.
+    pub input_tokens_per_s: f64,
+    /// Tokens of their answers.
+    pub output_tokens_per_s: f64,
+}
+
+/// Tokens of prompts on the workers that compute them, and on those that are sent them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Prompts {
+    /// Tokens of all prompts that were sent.
+    pub tokens: u64,
+    /// Computed, by whichever worker.
+    pub computed: u64,
+    /// Found in the pool of the worker that computes the prompt.
+    pub found_l1: u64,
+    /// Pages that workers copied back from host memory, in tokens.
+    pub found_l2: u64,
+    /// Pages that workers read from storage, in tokens.
+    pub found_l3: u64,
+    /// Found in the pool of a decode worker, and so not sent there.
+    pub not_sent: u64,
+}
+
+/// What went between workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Transfers {
+    /// Pages.
+    pub pages: u64,
+    /// Bytes, in units of 10⁹.
+    pub gigabytes: f64,
+}
+
+/// One worker.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Worker {
+    /// What it does.
+    pub role: Role,
+    /// Pages of its pool.
+    pub pages: u32,
+    /// The share of them that requests held, cached prefixes that they used included: the mean over the seconds of the run.
+    pub used_mean: f64,
+    /// The most of any second.
+    pub used_most: f64,
+    /// Requests past the queue, on average.
+    pub active_mean: f64,
+    /// Requests in the queue, on average.
+    pub queued_mean: f64,
+    /// Steps.
+    pub steps: u64,
+    /// Tokens of answers per step.
+    pub answers_per_step: f64,
+    /// Requests that gave their pages up for others.
+    pub preemptions: u64,
+}
+
+/// What workers looked like, once a second.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Samples {
+    workers: Vec<Sample>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    looks: u64,
+    used: u64,
+    used_most: u64,
+    active: u64,
+    queued: u64,
+}
+
+impl Samples {
+    pub(crate) fn new(workers: usize) -> Self {
+        Self { workers: vec![Sample::default(); workers] }
+    }
+
+    pub(crate) fn take(&mut self, place: usize, stats: &Stats) {
+        let used = (stats.pool.held + stats.locked_pages + stats.pool.quarantined) as u64;
+        let sample = &mut self.workers[place];
+        sample.looks += 1;
+        sample.used += used;
+        sample.used_most = sample.used_most.max(used);
+        sample.active += stats.active as u64;
+        sample.queued += stats.queued as u64;
+    }
+}
+
+/// To four digits behind the point: enough to read, and equal on machines that differ in a last bit.
+fn round(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { round(part / whole) } else { 0.0 }
+}
+
+impl Report {
+    pub(crate) fn new(
+        cluster: &Cluster,
+        traffic: &Traffic,
+        samples: &Samples,
+        last: &[(Stats, Vec<TierStats>)],
+    ) -> Self {
+        let measured = traffic.measured();
+        let done = || measured.iter().filter(|record| record.complete);
+        let first = measured.first().map_or(Time::default(), |record| record.sent);
+        let end = measured.iter().filter_map(|record| record.ended).max().unwrap_or(first);
+        let seconds = end.since(first).as_secs_f64();
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let (mut ttft, mut tpot, mut e2e) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut input, mut output) = (0.0, 0.0);
+        for record in done() {
+            let Some((begun, last)) = record.tokens else { continue };
+            ttft.push(ms(begun.since(record.sent)));
+            e2e.push(ms(last.since(record.sent)));
+            if record.received > 1 {
+                tpot.push(ms(last.since(begun)) / f64::from(record.received - 1));
+            }
+            input += f64::from(record.prompt);
+            output += f64::from(record.received);
+        }
+        let (completed, all) = (done().count(), measured.len());
+        let per_second = |value: f64| ratio(value, seconds);
+        let roles: Vec<_> = cluster
+            .workers
+            .iter()
+            .flat_map(|workers| {
+                std::iter::repeat_n((workers.role, cluster.pool_pages(workers)), workers.count)
+            })
+            .collect();
+        let tokens = traffic.records.iter().map(|record| u64::from(record.prompt)).sum();
+        let mut prompts = Prompts { tokens, ..Prompts::default() };
+        let mut transfers = Transfers::default();
+        for ((role, _), (stats, _)) in roles.iter().zip(last) {
+            let (page, tiers) = (u64::from(cluster.page_tokens), &stats.hierarchy);
+            prompts.computed += stats.prefill_tokens + stats.recomputed_tokens;
+            prompts.found_l2 += (tiers.loaded - tiers.loaded_from_storage) * page;
+            prompts.found_l3 += tiers.loaded_from_storage * page;
+            match role {
+                Role::Decode => prompts.not_sent += stats.cached_tokens,
+                Role::Prefill | Role::Aggregated => prompts.found_l1 += stats.cached_tokens,
+            }
+            transfers.pages += stats.pages_sent;
+        }
+        transfers.gigabytes = round(transfers.pages as f64 * cluster.page_bytes() / 1e9);
+        let workers =
+            roles.iter().zip(last).zip(&samples.workers).map(|(((role, pages), (stats, _)), sample)| {
+                let mean = |sum: u64| ratio(sum as f64, sample.looks as f64);
+                Worker {
+                    role: *role,
+                    pages: *pages,
+                    used_mean: ratio(mean(sample.used), f64::from(*pages)),
+                    used_most: ratio(sample.used_most as f64, f64::from(*pages)),
+                    active_mean: mean(sample.active),
+                    queued_mean: mean(sample.queued),
+                    steps: stats.batches,
+                    answers_per_step: ratio(stats.decode_tokens as f64, stats.batches as f64),
+                    preemptions: stats.retractions,
+                }
+            });
+        Self {
+            duration_s: round(seconds),
+            requests: Requests { completed, failed: all - completed },
+            ttft_ms: Distribution::of(ttft),
+            itl_ms: Distribution::of(traffic.gaps.iter().map(|gap| gap * 1e3).collect()),
+            tpot_ms: Distribution::of(tpot),
+            e2e_ms: Distribution::of(e2e),
+            throughput: Throughput {
+                requests_per_s: per_second(completed as f64),
+                input_tokens_per_s: per_second(input),
+                output_tokens_per_s: per_second(output),
+            },
+            prompts,
+            transfers,
+            workers: workers.collect(),
+        }
+    }
+
+    /// As indented JSON, with a line break at its end.
+    #[must_use]
+    pub fn json(&self) -> String {
+        // Numbers, names and lists: nothing that has no form in JSON.
+        serde_json::to_string_pretty(self).map(|text| text + "\n").unwrap_or_default()
+    }
+}

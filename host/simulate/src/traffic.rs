@@ -1,0 +1,236 @@
+//! What clients ask, and what they see: the [`Clients`] of a world.
+
+mod prompt;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use host_core::radix::CacheEvent;
+use host_core::request::Request;
+use host_core::routing::BlockKey;
+use host_core::{Room, Sampling, Time};
+use host_sim::{Clients, OpenRequest, Random};
+
+use crate::router::{Router, Wanted};
+use prompt::Namer;
+pub use prompt::Prompt;
+
+/// From a client to the router, and from there to a worker.
+const HOP: Duration = Duration::from_micros(200);
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// When it arrives; says nothing in a closed loop.
+    pub at: Duration,
+    /// Its prompt.
+    pub prompt: Prompt,
+    /// Tokens of its answer, at least one.
+    pub answer: u32,
+}
+
+/// Requests, and when they come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// They arrive when they do, in order of their times.
+    Open(Vec<Ask>),
+    /// So many are in flight at most; the next one is sent when one has ended.
+    Closed {
+        /// The requests, in order.
+        asks: Vec<Ask>,
+        /// In flight at most, at least one.
+        concurrency: usize,
+    },
+    /// Conversations, so many at a time. A turn is sent when the one before is answered; its prompt is all that was said before
+    /// and then its own, so the answer's KV may be found again.
+    Conversations {
+        /// The turns of each.
+        turns: Vec<Vec<Ask>>,
+        /// In progress at most, at least one.
+        concurrency: usize,
+    },
+}
+
+impl Workload {
+    /// Requests in it.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        match self {
+            Workload::Open(asks) | Workload::Closed { asks, .. } => asks.len(),
+            Workload::Conversations { turns, .. } => turns.iter().map(Vec::len).sum(),
+        }
+    }
+}
+
+/// What a client saw of one request. Times are those of the simulation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Record {
+    pub sent: Time,
+    /// Its first token and its last so far.
+    pub tokens: Option<(Time, Time)>,
+    pub ended: Option<Time>,
+    pub complete: bool,
+    pub prompt: u32,
+    pub received: u32,
+}
+
+/// Sends the requests of a workload by way of the router, and notes what comes back.
+pub(crate) struct Traffic {
+    /// What begins independently: the turns of a conversation, or one request.
+    waiting: VecDeque<VecDeque<Ask>>,
+    /// The turns that follow a request, by its number.
+    following: BTreeMap<u64, VecDeque<Ask>>,
+    /// In flight at most; `None` in an open loop.
+    concurrency: Option<usize>,
+    pub in_flight: usize,
+    pub router: Router,
+    namer: Namer,
+    pub records: Vec<Record>,
+    /// The first requests, which are not measured.
+    warm_up: usize,
+    /// Seconds between two tokens of one answer, over all that are measured.
+    pub gaps: Vec<f64>,
+}
+
+impl Traffic {
+    pub(crate) fn new(workload: &Workload, router: Router, page_tokens: u32, warm_up: usize) -> Self {
+        let alone = |asks: &[Ask]| asks.iter().map(|ask| VecDeque::from([ask.clone()])).collect();
+        let (waiting, concurrency) = match workload {
+            Workload::Open(asks) => (alone(asks), None),
+            Workload::Closed { asks, concurrency } => (alone(asks), Some((*concurrency).max(1))),
+            Workload::Conversations { turns, concurrency } => {
+                let turns = turns.iter().filter(|turns| !turns.is_empty());
+                (turns.map(|turns| turns.iter().cloned().collect()).collect(), Some((*concurrency).max(1)))
+            }
+        };
+        Self {
+            waiting,
+            following: BTreeMap::new(),
+            concurrency,
+            in_flight: 0,
+            namer: Namer::new(page_tokens, router.looks()),
+            router,
+            records: Vec::with_capacity(workload.requests()),
+            warm_up,
+            gaps: Vec::new(),
+        }
+    }
+
+    /// The requests that are measured.
+    pub(crate) fn measured(&self) -> &[Record] {
+        self.records.get(self.warm_up..).unwrap_or_default()
+    }
+
+    /// When the next request is sent, if that does not depend on another one's end.
+    pub(crate) fn next(&self) -> Option<Time> {
+        let next = self.waiting.front()?.front()?;
+        match self.concurrency {
+            None => Some(Time(next.at)),
+            Some(most) => (self.in_flight < most).then(Time::default),
+        }
+    }
+
+    /// Whether everything was sent that does not follow a request in flight.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The next request, with its route.
+    pub(crate) fn send(&mut self, now: Time) -> Option<host_sim::Ask> {
+        let mut turns = self.waiting.pop_front()?;
+        let ask = turns.pop_front()?;
+        let keys = self.namer.keys(&ask.prompt);
+        Some(self.sent(now, ask.prompt.text(), &keys, ask.answer, turns))
+    }
+
+    /// The turn that follows a request, with its route.
+    fn follow(&mut self, now: Time, before: &OpenRequest) -> Option<host_sim::Ask> {
+        let mut turns = self.following.remove(&Self::number(before))?;
+        let ask = turns.pop_front()?;
+        let text = [&before.request.prompt[..], &before.tokens, &ask.prompt.text()].concat();
+        let keys = self.namer.keys_of(&text);
+        Some(self.sent(now, text, &keys, ask.answer, turns))
+    }
+
+    fn sent(
+        &mut self,
+        now: Time,
+        prompt: Vec<u32>,
+        keys: &[BlockKey],
+        answer: u32,
+        turns: VecDeque<Ask>,
+    ) -> host_sim::Ask {
+        let number = self.records.len() as u64;
+        self.records.push(Record {
+            sent: now,
+            tokens: None,
+            ended: None,
+            complete: false,
+            prompt: u32::try_from(prompt.len()).unwrap_or(u32::MAX),
+            received: 0,
+        });
+        if !turns.is_empty() {
+            self.following.insert(number, turns);
+        }
+        self.in_flight += 1;
+        let route = self.router.route(now, &Wanted { room: Room(number), keys, tokens: prompt.len() as u64 });
+        let request = Request {
+            // A client's number for it; the world draws the room.
+            sampling: Sampling { seed: number, ..GREEDY },
+            prompt,
+            ..host_sim::request(number, &[], answer)
+        };
+        host_sim::Ask {
+            request,
+            answers: (route.answers, 2 * HOP),
+            prefill: route.prefill.map(|place| (place, 2 * HOP)),
+            leaves: None,
+        }
+    }
+
+    fn number(open: &OpenRequest) -> u64 {
+        open.request.sampling.seed
+    }
+
+    fn record(&mut self, open: &OpenRequest) -> Option<&mut Record> {
+        self.records.get_mut(usize::try_from(Self::number(open)).ok()?)
+    }
+}
+
+const GREEDY: Sampling = Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0, logprobs: None };
+
+impl Clients for Traffic {
+    fn cache_changed(&mut self, place: usize, changes: &[CacheEvent]) {
+        self.router.cache_changed(place, changes);
+    }
+
+    fn token(&mut self, now: Time, open: &OpenRequest) -> bool {
+        let Some(record) = self.record(open) else { return true };
+        record.received += 1;
+        match &mut record.tokens {
+            None => {
+                record.tokens = Some((now, now));
+                self.router.computed(Room(Self::number(open)));
+            }
+            Some((_, last)) => {
+                let gap = now.since(*last).as_secs_f64();
+                *last = now;
+                if Self::number(open) >= self.warm_up as u64 {
+                    self.gaps.push(gap);
+                }
+            }
+        }
+        true
+    }
+
+    fn ended(&mut self, now: Time, open: &OpenRequest, complete: bool, _: &mut Random) -> Vec<host_sim::Ask> {
+        self.in_flight -= 1;
+        if let Some(record) = self.record(open) {
+            (record.ended, record.complete) = (Some(now), complete);
+        }
+        self.router.ended(now, Room(Self::number(open)));
+        let follows = if complete { self.follow(now, open) } else { None };
+        let next = follows.or_else(|| self.concurrency.and_then(|_| self.send(now)));
+        next.into_iter().collect()
+    }
+}

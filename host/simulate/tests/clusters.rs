@@ -1,0 +1,181 @@
+//! Small clusters, simulated whole.
+
+use host_simulate::goodput::{Limits, Search, search};
+use host_simulate::workloads::{SharedPrefixes, conversations, poisson, unshared};
+use host_simulate::{Cluster, Options, Report, Workload, simulate};
+
+const PAIR: &str = "
+    model = 'qwen3-32b'
+    kv = 'fp8'
+    [[workers]]
+    role = 'prefill'
+    count = 2
+    machine = 'b200'
+    tp = 2
+    PREFILL
+    [[workers]]
+    role = 'decode'
+    count = 2
+    machine = 'b200'
+    tp = 2
+    DECODE
+";
+
+/// Two prefill and two decode workers, with these lines for each kind.
+fn pair(prefill: &str, decode: &str) -> Cluster {
+    let text = PAIR.replace("PREFILL", prefill).replace("DECODE", decode);
+    Cluster::parse("cluster.toml", &text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn run(workload: &Workload, cluster: &Cluster) -> Report {
+    simulate(workload, cluster, &Options::default(), &mut |_| {})
+}
+
+/// Requests that share one of three beginnings, 40 at a time.
+fn shared(requests: usize) -> Workload {
+    let shape =
+        SharedPrefixes { prefixes: 3, prefix_tokens: 4_000, suffix_tokens: 500, answer: 60, requests };
+    Workload::Closed { asks: shape.asks(5), concurrency: 40 }
+}
+
+#[test]
+fn equal_runs_give_equal_reports_that_are_those_written_down() {
+    let tight = "pool_tokens = 40_000\nhost_memory_gib = 1.5";
+    let mut cluster = pair(tight, tight);
+    cluster.tiers = Cluster::parse(
+        "tiers.toml",
+        "model = 'qwen3-32b'\n[[workers]]\nrole = 'aggregated'\nmachine = 'b200'\ntp = 2\n\
+         [[tiers]]\ngigabytes_per_second = 20\nlatency_us = 300\nshared = true",
+    )
+    .unwrap()
+    .tiers;
+    for (name, workload) in [
+        ("shared", shared(150)),
+        ("turns", conversations(12, &[3_000, 700, 1_500], 40, 8)),
+        ("poisson", poisson(unshared(60, 3_333, 50), 4.0, 9)),
+    ] {
+        let report = run(&workload, &cluster);
+        assert_eq!(report.requests.completed, workload.requests(), "{name}: {report}");
+        let found = report.json();
+        assert_eq!(found, run(&workload, &cluster).json(), "{name}");
+        let path = format!("{}/tests/golden/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        let wanted = std::fs::read_to_string(&path).unwrap_or_default();
+        if found != wanted {
+            let new = format!("{}/{name}.json", env!("CARGO_TARGET_TMPDIR"));
+            std::fs::write(&new, found).unwrap();
+            panic!("the report differs from {path}; where that is meant to be, put {new} in its place");
+        }
+    }
+}
+
+#[test]
+fn every_request_of_a_small_pool_is_answered() {
+    let report = run(&shared(300), &pair("", "pool_tokens = 24_000"));
+    assert_eq!((report.requests.completed, report.requests.failed), (300, 0));
+    assert_eq!(report.itl_ms.count, 300 * 59);
+    assert!(report.workers[2].queued_mean > 1.0, "the pool is not what requests wait for: {report}");
+}
+
+#[test]
+fn a_cache_on_decode_workers_saves_what_is_shared_from_being_sent() {
+    let [without, with] =
+        ["radix_cache = false", ""].map(|decode| run(&shared(300), &pair("", decode)).transfers.pages);
+    assert!(with * 3 < without, "{with} and {without} pages");
+}
+
+#[test]
+fn a_target_keeps_the_time_between_tokens_under_it() {
+    let shape =
+        SharedPrefixes { prefixes: 3, prefix_tokens: 20_000, suffix_tokens: 500, answer: 200, requests: 200 };
+    let workload = Workload::Closed { asks: shape.asks(5), concurrency: 60 };
+    let mean = |decode| run(&workload, &pair("", decode)).itl_ms.mean;
+    let (free, target) = (mean(""), mean("target_itl_ms = 13"));
+    assert!(free > 15.0 && target < 13.2, "{free} ms without, {target} ms with a target of 13 ms");
+}
+
+#[test]
+fn routes_by_prefix_find_more_than_routes_in_turn() {
+    // Two pools hold half of the beginnings each.
+    let shape =
+        SharedPrefixes { prefixes: 12, prefix_tokens: 4_000, suffix_tokens: 500, answer: 20, requests: 300 };
+    let workload = Workload::Closed { asks: shape.asks(5), concurrency: 6 };
+    let mut cluster = pair("pool_tokens = 40_000", "");
+    let found = |cluster: &Cluster| run(&workload, cluster).prompts.found_l1;
+    let prefix = found(&cluster);
+    cluster.router = host_simulate::cluster::Policy::RoundRobin;
+    let turns = found(&cluster);
+    assert!(prefix * 10 > turns * 13, "{prefix} and {turns} tokens");
+}
+
+#[test]
+fn the_next_turn_finds_the_answer_before_it() {
+    let workload = conversations(4, &[2_000, 500], 400, 4);
+    let found = run(&workload, &pair("", "")).prompts.not_sent;
+    // The first prompt and all of the answer but what its last page lacks.
+    assert!((4 * 2_300..=4 * 2_400).contains(&found), "{found} tokens");
+}
+
+#[test]
+fn pages_that_travel_while_layers_are_computed_come_earlier() {
+    let workload = Workload::Closed { asks: unshared(10, 8_000, 2), concurrency: 1 };
+    let first = |groups| {
+        let cluster = Cluster { layer_groups: groups, ..pair("", "") };
+        run(&workload, &cluster).ttft_ms.p50
+    };
+    // 1 GB at 35.5 GB/s.
+    let (whole, groups) = (first(1), first(8));
+    assert!(whole - groups > 15.0, "{whole} ms whole, {groups} ms in 8 groups");
+}
+
+#[test]
+fn goodput_is_the_highest_rate_that_keeps_the_limits() {
+    let asks =
+        SharedPrefixes { prefixes: 3, prefix_tokens: 8_000, suffix_tokens: 500, answer: 60, requests: 120 };
+    let workload = |rate| poisson(asks.asks(5), rate, 2);
+    let (cluster, options) = (pair("", "radix_cache = false"), Options::default());
+    let limits = Limits { ttft_p99_ms: 1_000.0, itl_p99_ms: 15.0 };
+    let holds = |rate: f64| limits.hold(&simulate(&workload(rate), &cluster, &options, &mut |_| {}));
+    for from in [0.25, 64.0] {
+        let found = search(&workload, &cluster, limits, Search { from, ..Search::default() }, &options);
+        let rate = found.requests_per_s;
+        assert!(rate > 0.25 && rate < 64.0 && holds(rate) && !holds(rate * 1.3), "from {from}: {found}");
+    }
+    let never = Limits { ttft_p99_ms: 1.0, ..limits };
+    assert_eq!(search(&workload, &cluster, never, Search::default(), &options).requests_per_s, 0.0);
+}
+
+#[test]
+fn requests_that_warm_caches_up_are_not_measured() {
+    let (workload, cluster) = (shared(100), pair("", ""));
+    let all = run(&workload, &cluster);
+    let warm = simulate(&workload, &cluster, &Options { warm_up: 60, ..Options::default() }, &mut |_| {});
+    assert_eq!((warm.requests.completed, warm.itl_ms.count), (40, 40 * 59));
+    assert_eq!((warm.transfers, warm.prompts), (all.transfers, all.prompts), "the run is the same");
+    assert!(warm.ttft_ms.most < all.ttft_ms.most && warm.duration_s < all.duration_s);
+}
+
+#[test]
+fn a_wrong_cluster_is_refused_with_the_line_or_the_key() {
+    let good = PAIR.replace("PREFILL", "").replace("DECODE", "");
+    for (from, to, said) in [
+        ("kv = 'fp8'", "kv = 'fp7'", "c.toml: line 3: unknown variant `fp7`"),
+        ("count = 2", "cuont = 2", "c.toml: line 6: unknown field `cuont`"),
+        ("'qwen3-32b'", "'qwen4'", "c.toml: model: there is no \"qwen4\": take one of qwen3-32b"),
+        ("tp = 2", "tp = 0", "c.toml: workers[0].tp: 0 is not above 0"),
+        ("'b200'", "'h100'", "c.toml: workers[0].tp: 64.0 GB of weights leave no page"),
+        ("'decode'", "'aggregated'", "c.toml: workers: there must be prefill and decode workers"),
+        ("kv = 'fp8'", "layer_groups = 7", "c.toml: layer_groups: 7 does not divide the model's 64 layers"),
+        (
+            "kv = 'fp8'",
+            "link = { gigabytes_per_second = -1, latency_us = 0 }",
+            "c.toml: link.gigabytes_per_second",
+        ),
+        ("tp = 2", "tp = 2\nhost_memory_gib = 1\nradix_cache = false", "workers[0].host_memory_gib"),
+    ] {
+        // 64 GB of weights fit one H100, with nothing beside them.
+        let text =
+            if to == "'h100'" { good.replace("tp = 2", "tp = 1\nmemory_share = 0.8") } else { good.clone() };
+        let error = Cluster::parse("c.toml", &text.replacen(from, to, 1)).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}

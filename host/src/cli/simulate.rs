@@ -1,0 +1,142 @@
+//! `host simulate`: what a trace of requests gets from a cluster, without the cluster.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use host_simulate::goodput::{self, Limits, Search};
+use host_simulate::{Cluster, Options, Progress, Report, Trace, simulate};
+use host_wire::clock;
+
+use super::Refused;
+use super::output::say;
+
+/// A trace, a cluster, and where the report goes.
+#[derive(Args, Debug)]
+pub struct Simulate {
+    /// The requests: JSON lines in Mooncake's format
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+
+    /// The machines and what runs on them: a TOML file
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+
+    /// Requests of the trace, from its beginning [default: all]
+    #[arg(long, value_name = "REQUESTS")]
+    requests: Option<usize>,
+
+    /// How many times as fast as in the trace requests arrive
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    speed: f64,
+
+    /// Searches the highest rate of requests at which 99 % of the times to the first token and of the times between tokens stay
+    /// under these, instead of taking --speed
+    #[arg(long, value_names = ["TTFT_MS", "ITL_MS"], num_args = 2, conflicts_with = "speed")]
+    goodput: Option<Vec<f64>>,
+
+    /// Requests at the beginning, while caches are empty, that count in no latency and no throughput
+    #[arg(long, value_name = "REQUESTS", default_value_t = 0)]
+    warm_up: usize,
+
+    /// Writes the report to this file too, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Equal seeds give equal reports
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    seed: u64,
+}
+
+impl Simulate {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// [`Refused`] when the trace or the cluster cannot be simulated; else when a file cannot be read or written.
+    pub fn run(&self) -> anyhow::Result<()> {
+        if !(self.speed.is_finite() && self.speed > 0.0) {
+            return Err(Refused(format!("--speed {}: give a factor above 0", self.speed)).into());
+        }
+        let refused = |wrong: host_simulate::Wrong| Refused(wrong.to_string());
+        let cluster =
+            Cluster::parse(&name(&self.cluster), &read(&self.cluster, "--cluster")?).map_err(refused)?;
+        let trace = read(&self.trace, "--trace")?;
+        let trace = Trace::parse(&name(&self.trace), &trace, self.requests).map_err(refused)?;
+        if let Some([ttft_p99_ms, itl_p99_ms]) = self.goodput.as_deref() {
+            let limits = Limits { ttft_p99_ms: *ttft_p99_ms, itl_p99_ms: *itl_p99_ms };
+            return self.search(trace, &cluster, limits);
+        }
+        let begun = clock::now();
+        let mut virtual_time = 0.0;
+        let shown = std::io::stderr().is_terminal();
+        let mut watch = |progress: Progress| {
+            virtual_time = progress.now.as_secs_f64();
+            if shown && progress.now.as_secs().is_multiple_of(60) {
+                show(&progress);
+            }
+        };
+        let workload = trace.into_workload(self.speed);
+        let report = simulate(&workload, &cluster, &self.options(), &mut watch);
+        let took = begun.elapsed().as_secs_f64();
+        if shown {
+            // What it overwrites is longer.
+            let _unread = write!(std::io::stderr(), "\r{:80}\r", "");
+        }
+        lines(&report)?;
+        say!("");
+        say!("simulated in {took:.1} s, {:.0} times as fast as the clock", virtual_time / took.max(1e-9));
+        self.write(&report)
+    }
+
+    fn options(&self) -> Options {
+        Options { seed: self.seed, warm_up: self.warm_up }
+    }
+
+    /// Plays the trace at other speeds.
+    fn search(&self, trace: Trace, cluster: &Cluster, limits: Limits) -> anyhow::Result<()> {
+        let rate = trace.requests_per_s();
+        if rate == 0.0 {
+            return Err(
+                Refused("all requests of the trace arrive at once: --goodput needs a rate".into()).into()
+            );
+        }
+        let workload = |wanted: f64| trace.clone().into_workload(wanted / rate);
+        let from = Search { from: rate, ..Search::default() };
+        let found = goodput::search(&workload, cluster, limits, from, &self.options());
+        lines(&found.report)?;
+        say!("");
+        say!("goodput: {found}; the trace has {rate:.2} requests/s");
+        self.write(&found.report)
+    }
+
+    fn write(&self, report: &Report) -> anyhow::Result<()> {
+        let Some(path) = &self.json else { return Ok(()) };
+        std::fs::write(path, report.json())
+            .with_context(|| format!("the report cannot be written to {} (--json)", path.display()))
+    }
+}
+
+/// A table, line by line: a line break within a line would be shown as one that is not to be trusted.
+pub(super) fn lines(table: &dyn std::fmt::Display) -> anyhow::Result<()> {
+    for line in table.to_string().lines() {
+        say!("{line}");
+    }
+    Ok(())
+}
+
+fn name(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn read(path: &Path, flag: &str) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("{} cannot be read ({flag})", path.display()))
+}
+
+/// One line that the next one overwrites.
+fn show(progress: &Progress) {
+    let Progress { now, ended, in_flight, all } = *progress;
+    let line = format!("{:.0} s: {ended} of {all} requests ended, {in_flight} in flight", now.as_secs_f64());
+    // Progress that cannot be shown is none that anything waits for.
+    let _unread = write!(std::io::stderr(), "\r{line:80}");
+}
