@@ -152,12 +152,14 @@ fn the_gguf_reader_depends_on_nothing_of_the_host() {
     assert_eq!(dependencies(&manifest("gguf")), allowed(&["thiserror"]));
 }
 
-/// A library for plugins, which is none itself.
+/// Libraries for plugins, which are none themselves.
 const TRANSFER_KIT: &str = "plugins/transfer-kit";
+const TIER_KIT: &str = "plugins/tier-kit";
 
 /// The folders of plugins.
 fn plugins() -> Vec<String> {
-    let found: Vec<String> = folders("plugins").into_iter().filter(|folder| folder != TRANSFER_KIT).collect();
+    let mut found = folders("plugins");
+    found.retain(|folder| folder != TRANSFER_KIT && folder != TIER_KIT);
     assert!(found.contains(&"plugins/shm".to_owned()), "{found:?}");
     found
 }
@@ -168,11 +170,22 @@ fn the_transfer_kit_depends_on_the_plugin_api_and_the_system_alone() {
 }
 
 #[test]
-fn plugins_depend_on_the_plugin_api_the_kernels_and_the_transfer_kit_and_nothing_else_of_the_host() {
+fn the_tier_kit_depends_on_the_plugin_api_alone() {
+    assert_eq!(dependencies(&manifest(TIER_KIT)), allowed(&["host-plugin-api"]));
+}
+
+#[test]
+fn plugins_depend_on_the_plugin_api_the_kernels_and_the_kits_and_nothing_else_of_the_host() {
     for folder in plugins() {
         let used: BTreeSet<_> = dependencies(&manifest(&folder)).intersection(&ours()).cloned().collect();
         assert!(used.contains("host-plugin-api"), "{folder} does not use the plugin API");
-        let libraries = allowed(&["host-plugin-api", "host-kernels", "host-ownership", "host-transfer-kit"]);
+        let libraries = allowed(&[
+            "host-plugin-api",
+            "host-kernels",
+            "host-ownership",
+            "host-tier-kit",
+            "host-transfer-kit",
+        ]);
         let wrong: Vec<_> = used.difference(&libraries).cloned().collect();
         assert!(wrong.is_empty(), "{folder} depends on {wrong:?}");
     }
